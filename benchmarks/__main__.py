@@ -98,8 +98,10 @@ def line(row: Any) -> str:
     )
 
 
-def machine() -> dict[str, str | None]:
+def machine() -> dict[str, str]:
     from importlib.metadata import version
+
+    from benchmarks.machine import processor
 
     return {
         "python": platform.python_version(),
@@ -107,17 +109,6 @@ def machine() -> dict[str, str | None]:
         "platform": platform.platform(),
         "processor": processor(),
     }
-
-
-def processor() -> str | None:
-    """The processor's name where the system tells."""
-    try:
-        for text in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-            if text.startswith("model name"):
-                return text.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or None
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""The engines used directly from Python, which race against Penstock, and what keeps each within a class."""
+"""The engines used directly from Python, which race against Penstock, each in the quickest way that its API has.
+
+Every one of them gives views of memory that it writes again in the next run, as `CompiledModel.burst` does, and reads
+inputs where the caller has them if its API can.
+"""
 
 from __future__ import annotations
 
@@ -8,113 +12,22 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
-if TYPE_CHECKING:
-    from penstock.testing.operations import OperationCase
+from benchmarks.conversion import Converter
 
 Array: TypeAlias = Any
 Call: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
-"""Outputs of inputs, both in the network's order."""
+"""Outputs of inputs, both in the network's order. The outputs hold until the next call."""
+
+Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call]
+"""An engine's call for a file, a number of threads and the shapes of some inputs. Raises whatever the engine raises."""
+
+converted: Final = Converter()
 
 
-def competitors(
-    path: Path, threads: int, accuracy: str, inputs: Sequence[Array]
-) -> tuple[dict[str, Call], dict[str, str]]:
-    """Each engine that can run the network within the class, as it runs by default or, where that lies beyond the class,
-    in the first of its other ways that does not; and why a way was passed over.
-    """
-    subjects: dict[str, Call] = {}
-    refused: dict[str, str] = {}
-    for name, ways in COMPETITORS.items():
-        for way, make in ways.items():
-            subject = f"{name} ({way})" if way else name
-            try:
-                made = make(path, threads, inputs)
-                if made is None:
-                    break
-                if accuracy == "faithful" and name != DEFAULT[path.suffix]:
-                    hold_to_bound(path, make, threads)
-                    hold_operations(path, make, threads)
-            except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not compete
-                refused[subject] = f"{type(error).__name__}: {str(error)[:200]}"
-                continue
-            subjects[subject] = made
-            break
-    return subjects, refused
-
-
-def hold_to_bound(path: Path, make: Make, threads: int) -> None:
-    """Raises `AssertionError` where an engine's recorded cases lie farther off than `faithful` allows."""
-    from tests.golden.engine_rules import judge
-    from tests.golden.recorded import cases_of_file
-
-    for inputs, judged in cases_of_file(path):
-        call = make(path, threads, inputs)
-        if call is not None:
-            judge([*call(inputs)], judged, "faithful")
-
-
-def hold_recorded(path: Path, inputs: Sequence[Array], anew: Call) -> None:
-    """The same of Penstock's plan, compiled for the shapes of *inputs*, on the recorded cases that have these. *anew* runs
-    it from its first state.
-    """
-    from tests.golden.engine_rules import judge
-    from tests.golden.recorded import cases_of_file
-
-    shapes = [array.shape for array in inputs]
-    for given, judged in cases_of_file(path):
-        if [array.shape for array in given] == shapes:
-            judge([*anew(given)], judged, "faithful")
-
-
-def hold_operations(path: Path, make: Make, threads: int) -> None:
-    """Raises `AssertionError` where an engine computes an operation of the network, alone and on what it really gets,
-    farther off than `faithful` allows of one: the class is that of every operation, not of whole outputs alone.
-    Operations that the engine cannot run by themselves are not judged.
-    """
-    import penstock
-    from penstock.ir import infer_shapes
-    from penstock.testing.operations import cases_of, distance
-    from tests.golden.recorded import cases_of_file
-
-    inputs = next((given for given, _ in cases_of_file(path)), None)
-    if inputs is None:
-        return
-    model = penstock.load(path)
-    if path.suffix == ".tflite":
-        # As LiteRT resizes an input beyond what the file declares.
-        model = infer_shapes(model, {k: array.shape for k, array in enumerate(inputs)})
-    for case in cases_of(model, inputs):
-        got = alone(case, make, threads)
-        if got is None:
-            continue
-        found = distance(case, got, "faithful")
-        place = f"operation {case.index} ({case.type}, {case.name!r})"
-        if found.departs:
-            raise AssertionError(f"{place}: {found.show()}")
-
-
-def alone(case: OperationCase, make: Make, threads: int) -> list[Array] | None:
-    """What an engine makes of one operation, None where it cannot run it by itself."""
-    with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch, "operation.tflite")
-        try:
-            file.write_bytes(case.tflite())
-            given = case.tflite_inputs
-            call = make(file, threads, given)
-            if call is None:
-                return None
-            got = [*call(given)]
-        except Exception:  # noqa: BLE001  # whatever an engine raises of a file that it cannot read
-            return None
-    return got if [a.shape for a in got] == [a.shape for a in case.expected] else None
-
-
-def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call | None:
-    """LiteRT's interpreter as it runs by default."""
-    if path.suffix != ".tflite":
-        return None
+def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
+    """LiteRT's interpreter as it runs by default; its outputs are views of its tensors."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path), num_threads=threads)
@@ -123,37 +36,110 @@ def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call | None:
         if tuple(place["shape"]) != array.shape:
             interpreter.resize_tensor_input(place["index"], array.shape)
     interpreter.allocate_tensors()
-    outputs = [place["index"] for place in interpreter.get_output_details()]
+    details = interpreter.get_output_details()
+    read = [
+        partial(interpreter.get_tensor, place["index"])
+        if place["dtype"] is bytes or place["dtype"].__name__ == "bytes_"
+        else interpreter.tensor(place["index"])
+        for place in details
+    ]
     indexes = [place["index"] for place in places]
 
     def run(given: Sequence[Array]) -> list[Array]:
         for index, array in zip(indexes, given, strict=True):
             interpreter.set_tensor(index, array)
         interpreter.invoke()
-        return [interpreter.get_tensor(index) for index in outputs]
+        return [output() for output in read]
 
     return run
 
 
-def onnxruntime(path: Path, threads: int, _: Sequence[Array]) -> Call | None:
-    """ONNX Runtime's session on its CPU provider."""
-    if path.suffix != ".onnx":
-        return None
+def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
+    """ONNX Runtime's session on its CPU provider, its inputs and outputs bound; on a `.tflite` file, on what tf2onnx
+    makes of it.
+    """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+    import numpy as np
     import onnxruntime as ort  # type: ignore[import-untyped]  # it is published without types
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    options.log_severity_level = 3
+    file = path if path.suffix == ".onnx" else converted(path)
+    cpu = ["CPUExecutionProvider"]
+    session = ort.InferenceSession(file.read_bytes(), options, providers=cpu)
+    if path.suffix == ".tflite" and not takes(session, inputs):
+        with tempfile.NamedTemporaryFile(suffix=".tflite") as other:
+            other.write(resized(path, inputs))
+            other.flush()
+            file = converted(Path(other.name))
+        session = ort.InferenceSession(file.read_bytes(), options, providers=cpu)
     names = [place.name for place in session.get_inputs()]
-    return lambda given: session.run(None, dict(zip(names, given, strict=True)))
+
+    def plain(given: Sequence[Array]) -> Sequence[Array]:
+        outputs: Sequence[Array] = session.run(None, dict(zip(names, given, strict=True)))
+        return outputs
+
+    first = plain(inputs)
+    if any(array.dtype == object for array in (*inputs, *first)) or not fixed(session, first):
+        return plain
+    outputs = [np.empty_like(array) for array in first]
+    binding = session.io_binding()
+    for place, array in zip(session.get_outputs(), outputs, strict=True):
+        binding.bind_output(place.name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+    bound: list[Array] = []
+
+    def run(given: Sequence[Array]) -> Sequence[Array]:
+        if not same(given, bound):
+            bound[:] = [np.ascontiguousarray(array) for array in given]
+            for name, array in zip(names, bound, strict=True):
+                binding.bind_cpu_input(name, array)
+        session.run_with_iobinding(binding)
+        return outputs
+
+    return run
+
+
+def takes(session: Any, inputs: Sequence[Array]) -> bool:
+    """Whether the shapes of *inputs* are those that the file fixes."""
+    return all(
+        len(place.shape) == array.ndim
+        and all(
+            not isinstance(d, int) or d == n for d, n in zip(place.shape, array.shape, strict=True)
+        )
+        for place, array in zip(session.get_inputs(), inputs, strict=True)
+    )
+
+
+def resized(path: Path, inputs: Sequence[Array]) -> bytes:
+    """A `.tflite` file with its inputs in the shapes of *inputs*, as LiteRT resizes them when it runs."""
+    import penstock
+    from penstock.export.tflite import write
+    from penstock.ir import infer_shapes
+
+    shapes = {at: array.shape for at, array in enumerate(inputs)}
+    return write(infer_shapes(penstock.load(path), shapes))
+
+
+def fixed(session: Any, outputs: Sequence[Array]) -> bool:
+    """Whether every output has a shape that does not depend on values: one with elements, that the file tells."""
+    return all(
+        all(isinstance(d, int) for d in place.shape or [None]) and array.size
+        for place, array in zip(session.get_outputs(), outputs, strict=True)
+    )
+
+
+def same(given: Sequence[Array], bound: Sequence[Array]) -> bool:
+    return len(given) == len(bound) and all(map(lambda a, b: a is b, given, bound))
 
 
 def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PERFORMANCE") -> Call:
-    """OpenVINO's compiled model, in the order of its own inputs. *mode* is its hint of how to execute: by default it
-    takes bfloat16 for float32 where the processor has it, under `ACCURACY` it keeps to the model's own types.
+    """OpenVINO's compiled model, in the order of its own inputs, which share the caller's memory; outputs are views of its
+    own. *mode* is its hint of how to execute: by default it takes bfloat16 for float32 where the processor has it,
+    under `ACCURACY` it keeps to the model's own types.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
+    import numpy as np
     import openvino as ov  # type: ignore[import-untyped]  # as onnxruntime
 
     core = ov.Core()
@@ -166,14 +152,38 @@ def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PER
         "PERFORMANCE_HINT": "LATENCY",
         "EXECUTION_MODE_HINT": mode,
     }
-    request = core.compile_model(model, "CPU", settings).create_infer_request()
-    return lambda given: list(request.infer([*given]).values())
+    compiled = core.compile_model(model, "CPU", settings)
+    request = compiled.create_infer_request()
+    count = len(compiled.outputs)
+    bound: list[Array] = []
 
+    def shared(given: Sequence[Array]) -> list[Array]:
+        found = request.infer([*given], share_inputs=True, share_outputs=True)
+        return list(found.values())
 
-Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call | None]
+    if any(array.dtype == object or not array.size for array in inputs):
+        return shared
+
+    def run(given: Sequence[Array]) -> list[Array]:
+        if not same(given, bound):
+            bound[:] = [np.ascontiguousarray(array) for array in given]
+            for at, array in enumerate(bound):
+                request.set_input_tensor(at, ov.Tensor(array, shared_memory=True))
+        request.infer()
+        return [request.get_output_tensor(at).data for at in range(count)]
+
+    return run
+
 
 DEFAULT: Final = {".tflite": "litert", ".onnx": "onnxruntime"}
 """Whose format it is, and who therefore always competes."""
+
+READS: Final = {
+    "litert": {".tflite"},
+    "onnxruntime": {".onnx", ".tflite"},
+    "openvino": {".onnx", ".tflite"},
+}
+"""The formats of each engine; ONNX Runtime's through tf2onnx."""
 
 COMPETITORS: Final[Mapping[str, Mapping[str, Make]]] = {
     "litert": {"": litert},

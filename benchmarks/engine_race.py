@@ -4,8 +4,8 @@ A program of its own, so that each race has a process, and its threads, to itsel
 
     python -m benchmarks.engine_race MODEL THREADS ACCURACY ROUNDS [DEVICE,...]
 
-It prints one line of JSON: seconds of a run by subject, why an engine does not compete or not as it runs by default,
-and what the plan was.
+It prints one line of JSON: seconds of a run by subject and round, what the judge found of each, why an engine does not
+race or not as it runs by default, and what the plan was.
 """
 
 from __future__ import annotations
@@ -20,29 +20,115 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks.competitors import Array, competitors, hold_recorded
+from benchmarks.competitors import COMPETITORS, DEFAULT, READS, Array, Call, converted
+from benchmarks.gates import Alone, Verdict, alone_by, judge_operations, judge_outputs
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
+    from penstock.testing.operations import OperationCase
 
 TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
 
+RACE_S: Final = 90.0
+"""How long the rounds of a race take, at the least `LEAST_ROUNDS` of them: of the largest networks fewer are run."""
+
+LEAST_ROUNDS: Final = 5
+SEED: Final = 0
+
 OURS: Final = "penstock"
+BURST: Final = "penstock (burst)"
 
 
 def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = "") -> None:
     use_cores(int(threads))
     path = Path(model)
     inputs = recorded(path) or draw(path)
+    field = Field(path, int(threads), accuracy, inputs)
     compiled = ours(path, int(threads), accuracy, inputs, devices)
-    if accuracy == "faithful":
-        hold_recorded(path, inputs, lambda given: compiled.run(given, state=compiled.new_state()))
-    others, refused = competitors(path, int(threads), accuracy, inputs)
-    subjects = {OURS: compiled.run, **others}
-    times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
+    field.judge_ours(compiled, devices)
+    field.judge_others()
+    converted.close()
+    with compiled.burst() as burst:
+        subjects: dict[str, Call] = {
+            OURS: compiled.run,
+            BURST: lambda given: burst.run(*given),
+            **field.subjects,
+        }
+        times = race({name: partial(call, inputs) for name, call in subjects.items()}, int(rounds))
     plan = [(step.device, len(step.operations)) for step in compiled.plan.steps]
-    print(json.dumps({"times": times, "refused": refused, "plan": plan}))
+    verdicts = {name: verdict.to_dict() for name, verdict in field.verdicts.items()}
+    # Nanoseconds are more than the clock tells.
+    times = {name: [round(took, 9) for took in each] for name, each in times.items()}
+    found = {"times": times, "verdicts": verdicts, "refused": field.refused, "plan": plan}
+    print(json.dumps({**found, "seed": SEED}))
+
+
+class Field:
+    """Who races on a network: the engines that the judge lets, or whose format it is, each in the first of its ways that is
+    within the class, and also in the first whose whole outputs are.
+    """
+
+    def __init__(self, path: Path, threads: int, accuracy: str, inputs: Sequence[Array]) -> None:
+        self.path, self.threads, self.accuracy, self.inputs = path, threads, accuracy, inputs
+        self.subjects: dict[str, Call] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.refused: dict[str, str] = {}
+
+    def judge_ours(self, compiled: CompiledModel, devices: str) -> None:
+        """Judges Penstock's plan; the runtime compiles and tunes anew for recorded cases of other shapes."""
+
+        def make(path: Path, threads: int, given: Sequence[Array]) -> Call:
+            same = [a.shape for a in given] == [a.shape for a in self.inputs]
+            net = compiled if same else ours(path, threads, self.accuracy, given, devices)
+            return lambda arrays: net.run([*arrays], state=net.new_state())
+
+        self.verdicts[OURS] = self._judge(make, alone_on_plan(compiled))
+
+    def judge_others(self) -> None:
+        for name, ways in COMPETITORS.items():
+            if self.path.suffix not in READS[name]:
+                continue
+            for way, make in ways.items():
+                subject = f"{name} ({way})" if way else name
+                try:
+                    call = make(self.path, self.threads, self.inputs)
+                    verdict = self._judge(make, alone_by(make, self.threads))
+                except Exception as error:  # noqa: BLE001  # an engine that cannot run a network does not race
+                    self.refused[subject] = f"{type(error).__name__}: {str(error)[:200]}"
+                    continue
+                self.verdicts[subject] = verdict
+                if not verdict.in_class:
+                    self.refused[subject] = verdict.why()
+                if verdict.in_outputs or name == DEFAULT[self.path.suffix]:
+                    self.subjects[subject] = call
+                if verdict.in_class or name == DEFAULT[self.path.suffix]:
+                    break
+
+    def _judge(self, make: Callable[..., Call], alone: Alone) -> Verdict:
+        outputs = judge_outputs(make, self.path, self.threads, self.accuracy, self.inputs)
+        if self.accuracy != "faithful" or not outputs.in_outputs:
+            return outputs
+        return judge_operations(alone, self.path, outputs)
+
+
+def alone_on_plan(compiled: CompiledModel) -> Alone:
+    """Single operations on the devices that the plan gave them."""
+    from penstock.errors import PenstockError
+    from penstock.testing.operations import run_case
+
+    placed = {(p.index, p.type): p.device for p in compiled.plan.operations}
+
+    def run(case: OperationCase) -> list[Array] | None:
+        device = placed.get((case.index, case.type))
+        if device is None:
+            return None
+        try:
+            return run_case(case, device, "faithful")
+        except PenstockError:
+            return None
+
+    return run
 
 
 def recorded(path: Path) -> list[Array]:
@@ -75,13 +161,16 @@ def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, li
     rest = Rest()
     names = list(subjects)
     counts = {}
+    took = 0.0
     for name, run in subjects.items():
         rest()
         run()
         began = time.perf_counter()
         run()
-        took = max(time.perf_counter() - began, 1e-7)
-        counts[name] = max(1, min(1000, round(TURN_S / took)))
+        once = max(time.perf_counter() - began, 1e-7)
+        counts[name] = max(1, min(1000, round(TURN_S / once)))
+        took += once * (1 + counts[name])
+    rounds = min(rounds, max(LEAST_ROUNDS, int(RACE_S / took)))
     times: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
         order = [names[(turn + position) % len(names)] for position in range(len(names))]
@@ -107,7 +196,7 @@ def draw(path: Path) -> list[Array]:
 
     import penstock
 
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(SEED)
     drawn: list[Array] = []
     for operand in penstock.load(path).inputs:
         shape = [d or 1 for d in operand.shape or ()]
@@ -135,7 +224,7 @@ def ours(
     shapes = {
         operand.name: array.shape
         for operand, array in zip(model.inputs, inputs, strict=True)
-        if operand.shape is None or None in operand.shape
+        if operand.shape != array.shape
     }
     return penstock.compile(
         model,

@@ -1,62 +1,107 @@
 """Penstock's tuned plan against LiteRT, ONNX Runtime and OpenVINO used directly, network by network.
 
-Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. `faithful`: LiteRT as it
-runs by default competes on every .tflite network and ONNX Runtime on every .onnx one; another engine as far as it stays
-within the class, with its operations and its outputs: as it runs by default, else as its settings make it keep to the
-model's types (`benchmarks.competitors`). `relaxed`: all compete.
+    python -m benchmarks.engines --results benchmarks/results/engines
+
+Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. One judge keeps Penstock's plan
+and every engine within the class (`benchmarks.gates`): with whole outputs, and in `faithful` with each operation. LiteRT
+as it runs by default competes on every .tflite network and ONNX Runtime on every .onnx one, whatever the judge says.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.engine_race import OURS
+from benchmarks.machine import load
 from benchmarks.measuring import ROOT, Row
+from benchmarks.results import OtherRun, Results
+from benchmarks.standings import Race, best, limit, means, medians, ratio, why
 
 NAME: Final = "engines"
 CLASSES: Final = ("faithful", "relaxed")
-SHARE: Final = 0.98
-GRACE_S: Final = 10e-6
-COUNTED_MACS: Final = 1_000_000
-"""Networks above so many multiply-accumulates count for the geometric means."""
-
 ROUNDS: Final = 15
 QUICK: Final = ("hello_world_int8", "resnet8_cifar10_int8", "mobilenet_v1_0.25_224_float")
-LONGEST_S: Final = 900
+LONGEST_S: Final = 1800
+NATIVE: Final = {"tflite": "litert", "onnx": "onnxruntime"}
+
+
+def main() -> int:
+    """0 when every limit holds, 1 when one does not, 2 where the results are of another run."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument(
+        "--results", type=Path, metavar="F", help="write F.json and F.md, race by race"
+    )
+    parser.add_argument("--classes", default=",".join(CLASSES))
+    parser.add_argument("--threads", default=",".join(map(str, counts())))
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="", metavar="ID,ID", help="these networks")
+    given = parser.parse_args()
+    try:
+        results = Results(given.results, given.rounds)
+    except OtherRun as error:
+        print(error, file=sys.stderr)
+        return 2
+    chosen = networks(given.only.split(",") if given.only else ())
+    threads = [int(n) for n in given.threads.split(",")]
+    met = [
+        show(row) for row in races(chosen, given.classes.split(","), threads, given.rounds, results)
+    ]
+    return 0 if all(met) else 1
+
+
+def show(row: Row) -> bool:
+    """Prints a row; whether its limit holds."""
+    from benchmarks.__main__ import line
+
+    print(line(row), flush=True)
+    return row.met is not False
 
 
 def rows(*, quick: bool) -> list[Row]:
     """A row a network, number of threads and class; then the geometric means, by competitor."""
-    entries = networks()
-    if quick:
-        entries = [entry for entry in entries if entry["id"] in QUICK]
-    found: list[Row] = []
-    for accuracy in CLASSES:
-        for threads in counts():
-            means: dict[str, list[float]] = {}
+    rounds = 5 if quick else ROUNDS
+    named = os.environ.get("PENSTOCK_BENCH_ONLY", "")
+    chosen = networks(named.split(",") if named else QUICK if quick else ())
+    return list(races(chosen, CLASSES, counts(), rounds, Results(None, rounds)))
+
+
+def races(
+    entries: Sequence[dict[str, Any]],
+    classes: Sequence[str],
+    threads: Sequence[int],
+    rounds: int,
+    results: Results,
+) -> Generator[Row, None, None]:
+    """The rows of races that *results* has, and of the others, and of those that failed, run now."""
+    for accuracy in classes:
+        for count in threads:
+            done = []
             for entry in entries:
-                result = raced(entry, threads, accuracy, 5 if quick else ROUNDS)
-                found.append(judged(entry, threads, accuracy, result, means))
-            found += list(compared(threads, accuracy, means))
-    return found
+                race = results.races.get((accuracy, count, entry["id"]))
+                if race is None or "failed" in race:
+                    race = raced(entry, count, accuracy, rounds)
+                    results.add(race)
+                done.append(race)
+                yield judged(race)
+            yield from compared(accuracy, count, done)
 
 
-def networks() -> list[dict[str, Any]]:
-    """The corpus's networks; none without a corpus. PENSTOCK_BENCH_ONLY names some, separated by commas."""
+def networks(only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The corpus's networks, or those named; none without a corpus."""
     corpus = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
     manifest = corpus / "models" / "manifest.json"
     if not manifest.is_file():
         return []
     entries = json.loads(manifest.read_bytes())["entries"]
-    only = set(filter(None, os.environ.get("PENSTOCK_BENCH_ONLY", "").split(",")))
     return [
         {**entry, "path": str(manifest.parent / entry["file"])}
         for entry in entries
@@ -69,8 +114,16 @@ def counts() -> Sequence[int]:
     return tuple(n for n in (1, 2) if n <= (os.cpu_count() or 1))
 
 
-def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> dict[str, Any]:
+def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> Race:
     """What the race's process printed; `failed` where it failed."""
+    race: Race = {
+        "accuracy": accuracy,
+        "threads": threads,
+        "id": entry["id"],
+        "macs": entry.get("macs"),
+        "native": NATIVE[entry["format"]],
+        "load": load(),
+    }
     arguments = [entry["path"], str(threads), accuracy, str(rounds)]
     with tempfile.TemporaryDirectory() as scratch:
         kept = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
@@ -93,11 +146,11 @@ def raced(entry: dict[str, Any], threads: int, accuracy: str, rounds: int) -> di
                 preexec_fn=_every_core,  # nothing runs in this process but this thread
             )
         except subprocess.TimeoutExpired:
-            return {"failed": f"no end after {LONGEST_S} s"}
+            return {**race, "failed": f"no end after {LONGEST_S} s"}
     if done.returncode:
-        return {"failed": done.stderr.strip().splitlines()[-1][:200] if done.stderr else "?"}
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+        last = done.stderr.strip().splitlines()[-1][:200] if done.stderr.strip() else "?"
+        return {**race, "failed": f"exit code {done.returncode}: {last}"}
+    return {**race, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def _every_core() -> None:
@@ -106,42 +159,37 @@ def _every_core() -> None:
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
-def judged(
-    entry: dict[str, Any],
-    threads: int,
-    accuracy: str,
-    result: dict[str, Any],
-    means: dict[str, list[float]],
-) -> Row:
-    """Penstock's time over the best competitor's, the median of each round's ratio: both met the same neighbours then.
-    The limit lets it be 2 % and 10 us slower.
+def judged(race: Race) -> Row:
+    """Penstock's time over that of the best competitor within the class, the median of each round's ratio: both met the
+    same neighbours then. The limit lets it be 2 % and 10 us slower.
     """
-    measure = f"{accuracy} {entry['id']}, {threads} threads"
-    if "failed" in result:
-        return Row(NAME, measure, math.inf, "x", 1.0, result["failed"])
-    medians = {name: statistics.median(times) for name, times in result["times"].items()}
-    mine = medians.pop("penstock")
-    if not medians:
-        return Row(NAME, measure, math.nan, "x", None, f"nobody competes: {result['refused']}")
-    best = min(medians, key=lambda name: medians[name])
-    if (entry.get("macs") or 0) > COUNTED_MACS:
-        for name, took in medians.items():
-            means.setdefault(name.split(" (")[0], []).append(took / mine)
-    devices = "+".join(dict.fromkeys(device for device, _ in result["plan"]))
-    note = f"{mine * 1e3:.3f} ms on {devices} in {len(result['plan'])} steps; " + ", ".join(
-        f"{name} {took * 1e3:.3f}" for name, took in medians.items()
+    measure = f"{race['accuracy']} {race['id']}, {race['threads']} threads"
+    if "failed" in race:
+        return Row(NAME, measure, math.inf, "x", 1.0, race["failed"])
+    if not race["verdicts"][OURS]["in_class"]:
+        note = f"beyond the class: {why(race['verdicts'][OURS])}"
+        return Row(NAME, measure, math.inf, "x", 1.0, note)
+    rival = best(race)
+    if rival is None:
+        return Row(NAME, measure, math.nan, "x", None, f"nobody competes: {race['refused']}")
+    times = medians(race)
+    mine = times.pop(OURS)
+    devices = "+".join(dict.fromkeys(device for device, _ in race["plan"]))
+    note = f"{mine * 1e3:.3f} ms on {devices} in {len(race['plan'])} steps; " + ", ".join(
+        f"{name} {took * 1e3:.3f}{'' if race['verdicts'].get(name, {}).get('in_class', True) else ' (beyond the class)'}"
+        for name, took in times.items()
     )
-    limit = 1 / SHARE + GRACE_S / medians[best]
-    rounds = zip(result["times"]["penstock"], result["times"][best], strict=True)
-    ratio = statistics.median(ours / theirs for ours, theirs in rounds)
-    return Row(NAME, measure, ratio, "x", round(limit, 4), note)
+    return Row(NAME, measure, ratio(race, rival), "x", round(limit(race, rival), 4), note)
 
 
-def compared(threads: int, accuracy: str, means: dict[str, list[float]]) -> Iterator[Row]:
+def compared(accuracy: str, threads: int, done: Sequence[Race]) -> Iterator[Row]:
     """How long each competitor takes beside Penstock, in geometric mean; written the other way round, since a row's
     limit is a most.
     """
-    for name, ratios in means.items():
-        mean = statistics.geometric_mean(ratios)
-        note = f"{name} takes {mean:.3f} times as long, over {len(ratios)} networks"
+    for name, (mean, count) in means(done).items():
+        note = f"{name} takes {mean:.3f} times as long, over {count} networks"
         yield Row(NAME, f"{accuracy}, {threads} threads, over {name}", 1 / mean, "x", 1.0, note)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

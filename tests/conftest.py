@@ -9,12 +9,18 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.checked import count_checks, pytest_configure, pytest_runtest_call
+
+__all__ = ["pytest_configure", "pytest_runtest_call"]
+
+count_checks()
 
 ROOT = Path(__file__).resolve().parent.parent
 IN_CI = os.environ.get("CI", "").lower() not in {"", "0", "false"}
@@ -48,6 +54,16 @@ def find_corpus() -> Path | None:
 
 CORPUS = find_corpus()
 NO_CORPUS = "no test corpus: set PENSTOCK_CORPUS to the directory that holds models/manifest.json"
+
+
+def corpus_parameters(found: Iterable[Any], *, arguments: int = 1) -> list[Any]:
+    """*found*, the parameters of a test over the corpus's files. Without a corpus one parameter of *arguments* values,
+    that skips; with one an empty list stays empty, and its test fails when it is collected.
+    """
+    if CORPUS is not None:
+        return list(found)
+    nothing = [None] * arguments
+    return [pytest.param(*nothing, id="no-corpus", marks=pytest.mark.skip(reason=NO_CORPUS))]
 
 
 @pytest.fixture(scope="session")

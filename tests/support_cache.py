@@ -182,6 +182,7 @@ class Bench:
         assert lease is not None
         with ExitStack() as stack:
             with lease, lease.create(NEEDED) as files:
+                assert files.lock is not None
                 writer = LateWriter(
                     self.seal(),
                     files.model,

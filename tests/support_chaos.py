@@ -97,11 +97,11 @@ class Counts(NamedTuple):
         )
 
     def difference(self, before: Counts) -> list[str]:
-        """What is another number than it was, in words."""
+        """What is another number than it was, in words; of threads what is more: one that others left may end meanwhile."""
         return [
             f"{name}: {then} -> {now}"
             for name, then, now in zip(self._fields, before, self, strict=True)
-            if now != then
+            if now != then and not (name == "threads" and self.threads < before.threads)
         ]
 
 

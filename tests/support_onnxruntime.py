@@ -10,7 +10,7 @@ from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create
 
 needs_onnxruntime = pytest.mark.skipif(
     any(importlib.util.find_spec(package) is None for package in ("onnx", "onnxruntime")),
-    reason="ONNX Runtime is not installed: pip install 'penstock[onnxruntime]'",
+    reason="ONNX Runtime is not installed: pip install 'penstock-nn[onnxruntime]'",
 )
 
 

@@ -11,7 +11,7 @@ from penstock.drivers.openvino.installation import sums_exactly
 
 needs_openvino = pytest.mark.skipif(
     importlib.util.find_spec("openvino") is None,
-    reason="OpenVINO is not installed: pip install 'penstock[openvino]'",
+    reason="OpenVINO is not installed: pip install 'penstock-nn[openvino]'",
 )
 
 needs_exact_sums = pytest.mark.skipif(

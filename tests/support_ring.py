@@ -17,8 +17,12 @@ from typing import Any
 from penstock.errors import DeadObject
 from penstock.hal import Device
 from penstock.ipc import wire
+from penstock.ipc.burst import RingBurst
+from penstock.ipc.client import RemoteBurst, RemotePreparedModel
 from penstock.ipc.codec import Descriptor, Frame, encode
 from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.rings import opened
+from tests.support_local import LocalChannel
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_FDS = 16
@@ -58,23 +62,15 @@ class ChildChannel:
         self._end.close()
 
 
-class InProcess:
+class InProcess(LocalChannel):
     """A channel to a dispatcher in this process, whose rings take it for another. Both ends must not spin."""
 
-    copies_arrays = False
-
     def __init__(self, device: Device) -> None:
-        self.dispatcher = Dispatcher(device)
+        super().__init__(Dispatcher(device))
         self._life_fd, self._ours = os.pipe()
 
     def life(self) -> int:
         return os.dup(self._life_fd)
-
-    def call(self, frame: Frame) -> Frame:
-        return self.dispatcher.answer(frame)
-
-    def drop(self, number: wire.ObjectId) -> None:
-        self.dispatcher.answer(Frame(encode(wire.Close(number))))
 
     def die(self) -> None:
         """As if the process had ended."""
@@ -83,6 +79,13 @@ class InProcess:
     def close(self) -> None:
         self.dispatcher.close()
         os.close(self._life_fd)
+
+
+def ring_burst(prepared: RemotePreparedModel, life_fd: int) -> RingBurst:
+    """A burst of *prepared* through a ring that belongs to it, whatever its channel tells of the other process's life."""
+    burst = prepared.configure_burst()
+    assert isinstance(burst, RemoteBurst)
+    return RingBurst(burst, opened(prepared.channel, life_fd))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.drivers.xnnpack import XnnpackDevice, create
+from penstock.drivers.xnnpack import XnnpackDevice
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from penstock.ir.operation import AttributeValue
@@ -19,12 +19,12 @@ F32: Final = DType.FLOAT32
 
 needs_litert = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_litert") is None,
-    reason="LiteRT is not installed: pip install 'penstock[xnnpack]'",
+    reason="LiteRT is not installed: pip install 'penstock-nn[xnnpack]'",
 )
 
 
 def device() -> XnnpackDevice:
-    return create()
+    return XnnpackDevice()
 
 
 def q(scale: float, zero_point: int = 0, channels: int = 1, dimension: int = 0) -> Quantization:

@@ -17,7 +17,7 @@ PenstockError
 │   └── ResourceExhausted (MemoryError): ResourceExhaustedTransient, ResourceExhaustedPersistent
 ├── CacheError                         a cache entry cannot be used
 │   ├── NoEntry, NotYetWritten, IngredientChanged
-│   ├── SealBroken, WrongLength, NotRegularFile, Unreadable
+│   ├── SealBroken, WrongLength, NotRegularFile, Unreadable > ReadOnly
 │   ├── TokenCollision, ForeignEntry, OtherVersion
 │   └── RegistryMissing, RolledBack
 ├── CapsuleError (ValueError)          a file is no failure capsule
@@ -26,14 +26,16 @@ PenstockError
 ├── NotAvailable                       a documented feature that this version does not have
 └── DelegateError (RuntimeError)        a delegate failed
 
-And the words for numbers of things in their sentences: `counted`, `there_are`.
+The words for numbers of things in their sentences: `counted`, `there_are`. And `without_frames`, for one that is kept.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 FOREIGN: Final = (Exception, SystemExit)
 """What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no program. A
@@ -325,6 +327,10 @@ class Unreadable(CacheError):
     """A cache file, the registry or the key cannot be read or written."""
 
 
+class ReadOnly(Unreadable):
+    """The file system or the permissions of the cache directory let its files be read, and not written."""
+
+
 class TokenCollision(CacheError):
     """The token is the entry's, and what the token stands for is not."""
 
@@ -382,6 +388,22 @@ class DelegateError(PenstockError, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.delegate, self.stage, self.reason)
+
+
+def without_frames(error: Raised) -> Raised:
+    """*error*, to be kept as a value: it and what it comes from no longer hold the frames that they passed.
+
+    A frame holds its callers, and one of these holds the error: what their variables name, files and mappings too, would
+    live until the garbage collector comes by.
+    """
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        if (one := left.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += one.__cause__, one.__context__
+    return error
 
 
 def there_are(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
-from penstock.errors import InputError
+from penstock.errors import InputError, Unreadable
 
 T = TypeVar("T", int, float, str, bool)
 
@@ -33,7 +33,9 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 class Knob(Struct, Generic[T], frozen=True):
     """One setting: its name, type, default and what it does. Call it to read it.
 
-    A value is one of *choices*, where there are any, and finite and no less than *least*, where that is given.
+    A value is one of *choices*, where there are any, and finite and no less than *least*, where that is given. Of a
+    *directory* it is an absolute path, or one below a home: a program and the processes of its drivers read it in
+    directories of their own.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Knob(Struct, Generic[T], frozen=True):
     doc: str
     choices: tuple[T, ...] = ()
     least: float | None = None
+    directory: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
         """The value in force, *argument* first. Raises `InputError` for a value that it cannot have."""
@@ -75,9 +78,17 @@ class Knob(Struct, Generic[T], frozen=True):
             if self.least is not None and not self.least <= float(value) < math.inf:
                 wanted = f"{wanted}, {self.least:g} or more"
                 raise ValueError(value)
+            if self.directory and not _is_anchored(str(value)):
+                wanted = "an absolute path"
+                raise ValueError(value)
         except ValueError:
             raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {raw!r}") from None
         return value
+
+
+def _is_anchored(path: str) -> bool:
+    """Whether *path* is the same directory wherever it is read; an empty one stands for the user's own."""
+    return not path or path.startswith("~") or os.path.isabs(path)
 
 
 def _to_bool(raw: object) -> bool:
@@ -125,9 +136,16 @@ def override(**values: object) -> Iterator[None]:
         _context.reset(token)
 
 
+def check() -> None:
+    """Raises `InputError` for the first knob that has a value which it cannot have."""
+    for knob in KNOBS.values():
+        knob()
+
+
 def settings_file() -> Mapping[str, object]:
     """The content of the settings file; empty when there is none. `InputError` when it is not TOML."""
-    path = settings_path()
+    if (path := settings_path()) is None:
+        return MappingProxyType({})
     try:
         stamp = os.stat(path).st_mtime_ns
     except OSError:
@@ -136,16 +154,22 @@ def settings_file() -> Mapping[str, object]:
 
 
 @lru_cache(maxsize=1)
-def settings_path() -> str:
-    """Where the settings file is looked for."""
-    return os.path.join(user_directory("config"), "knobs.toml")
+def settings_path() -> str | None:
+    """Where the settings file is looked for; None for a user without a home directory."""
+    try:
+        return os.path.join(user_directory("config"), "knobs.toml")
+    except Unreadable:
+        return None
 
 
 _XDG_DEFAULTS: Final = {"cache": ".cache", "config": ".config", "state": ".local/state"}
 
 
 def user_directory(kind: Literal["cache", "config", "state"]) -> str:
-    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing is created."""
+    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing is created.
+
+    Raises `Unreadable` for a user without a home directory.
+    """
     if sys.platform == "linux":
         # The XDG Base Directory Specification, short enough to spare every start the import of platformdirs.
         given, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
@@ -156,7 +180,16 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
     import platformdirs
 
     find = getattr(platformdirs, f"user_{kind}_dir")
-    found: str = find("penstock", appauthor=False)
+    try:
+        found: str = find("penstock", appauthor=False)
+    except RuntimeError:
+        found = ""
+    # Some versions of platformdirs leave the `~` of a user without a home as it is.
+    if not os.path.isabs(found):
+        raise Unreadable(
+            f"this user has no home directory, and so no {kind} directory: set HOME or XDG_{kind.upper()}_HOME to an "
+            "absolute path"
+        )
     return found
 
 
@@ -194,9 +227,17 @@ densify_limit_mib: Final = Knob(
     int,
     1024,
     "Most MiB that densifying sparse or decompressing packed constants may allocate.",
+    least=0,
 )
 metadata_limit_mib: Final = Knob(
-    "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model."
+    "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model.", least=0
+)
+stream_limit_mib: Final = Knob(
+    "stream_limit_mib",
+    int,
+    2048,
+    "Most MiB of a model that are read from what does not tell its size: a pipe, a socket, a file object.",
+    least=1,
 )
 tensor_limit_mib: Final = Knob(
     "tensor_limit_mib",
@@ -204,6 +245,7 @@ tensor_limit_mib: Final = Knob(
     0,
     "Most MiB of one array that the reference driver computes, and of all inputs and outputs that an interpreter "
     "holds; 0 means half of the memory that the machine and its cgroup allow.",
+    least=0,
 )
 num_threads: Final = Knob(
     "num_threads",
@@ -228,7 +270,8 @@ state_dir: Final = Knob(
     "state_dir",
     str,
     "",
-    "Directory of the drivers' registries of what they cached; empty means the user's state directory.",
+    "Directory of the drivers' registries of what they cached, an absolute path; empty means the user's state directory.",
+    directory=True,
 )
 key_store: Final = Knob(
     "key_store",
@@ -242,7 +285,8 @@ cache_dir: Final = Knob(
     "cache_dir",
     str,
     "",
-    "Directory of the compilation cache that cache=True uses; empty means the user's cache directory.",
+    "Directory of the compilation cache that cache=True uses, an absolute path; empty means the user's cache directory.",
+    directory=True,
 )
 cache_limit_mib: Final = Knob(
     "cache_limit_mib",
@@ -282,7 +326,7 @@ keep_failure_data: Final = Knob(
     "keep_failure_data",
     bool,
     False,
-    "Whether what is kept of a failure has the failing step and its inputs, too.",
+    "Whether what is kept of a failure has the data of the failing step's inputs, too.",
 )
 driver_timeout_ms: Final = Knob(
     "driver_timeout_ms",
@@ -345,7 +389,7 @@ ring_spin_us: Final = Knob(
     "ring_spin_us",
     int,
     200,
-    "Microseconds that a burst with an isolated driver, and the driver's side of it, look for each other's messages before "
+    "Microseconds that a run on an isolated driver, and the driver's side of its ring, look for each other's words before "
     "they sleep; 0 where processors are scarce.",
     least=0,
 )
@@ -356,6 +400,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
         for k in (
             densify_limit_mib,
             metadata_limit_mib,
+            stream_limit_mib,
             tensor_limit_mib,
             num_threads,
             devices,

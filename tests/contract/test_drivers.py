@@ -18,6 +18,7 @@ from penstock.testing.doubles import FaultyDevice
 from penstock.testing.isolation import isolated_device
 from penstock.testing.lab import LabDevice
 from penstock.testing.loopback import LoopbackDevice
+from tests.checked import count_contract_checks
 from tests.support_onnxruntime import needs_onnxruntime
 from tests.support_openvino import needs_openvino
 from tests.support_xnnpack import needs_litert
@@ -36,12 +37,14 @@ DRIVERS: Final[dict[str, Callable[[], Device]]] = {
     "lab, staged": lambda: LabDevice(mode="staged", uses=2),
     "lab, data files only": lambda: LabDevice(files=(0, 3)),
     "faulty": lambda: FaultyDevice(LabDevice(files=(1, 0)), {"allocate": "always"}),
-    "xnnpack": lambda: only("xnnpack"),
+    "xnnpack": lambda: only("xnnpack", "xnnpack"),
+    "xnnpack-builtin": lambda: only("xnnpack", "xnnpack-builtin"),
     "onnxruntime-cpu": lambda: only("onnxruntime", "onnxruntime-cpu"),
     "openvino-cpu": lambda: only("openvino", "openvino-cpu"),
 }
 ENGINES: Final[dict[str, pytest.MarkDecorator]] = {
     "xnnpack": needs_litert,
+    "xnnpack-builtin": needs_litert,
     "onnxruntime-cpu": needs_onnxruntime,
     "openvino-cpu": needs_openvino,
 }
@@ -71,6 +74,7 @@ ISOLATED: Final = {
     "lab, data files only": "penstock.testing.isolation:lab_data_files",
     "faulty": "penstock.testing.isolation:faulty",
     "xnnpack": "penstock.drivers.xnnpack:create",
+    "xnnpack-builtin": "penstock.drivers.xnnpack:create",
     "onnxruntime-cpu": "penstock.drivers.onnxruntime:create",
     "openvino-cpu": "penstock.drivers.openvino:create",
 }
@@ -93,7 +97,7 @@ def loopback(driver: str) -> Iterator[Device]:
 def isolated(driver: str) -> Iterator[Device]:
     index = 0
     if driver in ENGINES:
-        names = [device.name for device in find_devices(driver.removesuffix("-cpu"))]
+        names = [device.name for device in find_devices(driver.partition("-")[0])]
         index = names.index(driver)
     with isolated_device(driver, ISOLATED[driver], index) as device:
         yield device
@@ -129,6 +133,9 @@ def grid() -> list[ParameterSet]:
                 name = f"{wrapper}-{driver}-{suite}-{check.__name__}"
                 made.append(pytest.param(wrapper, driver, check, id=name, marks=marks))
     return made
+
+
+count_contract_checks()
 
 
 @pytest.mark.parametrize(("wrapper", "driver", "check"), grid())

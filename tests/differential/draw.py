@@ -22,6 +22,7 @@ from penstock.ir.operand import Lifetime, Origin
 from penstock.ir.operation import Attributes, AttributeValue
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import PACKED
+from tests.differential.kinds import Kind, Stale, edges, give
 
 T = TypeVar("T")
 
@@ -30,6 +31,9 @@ FIRST_VERSIONS: Final = {"BROADCAST_TO": 2}
 
 CLAMPS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 CONSTANT_SHARE: Final = 0.15
+FAR: Final = ((-15, 15), (-6, 6), (-4, 2))
+"""Powers of ten between which unusual scales lie."""
+
 EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
 
 
@@ -55,6 +59,9 @@ class Drawn:
     file: bytes
     inputs: tuple[NDArray, ...]
     listing: str
+    kinds: frozenset[Kind] = frozenset()
+    """The kinds that the model is of (`kinds.Kind`)."""
+    stale: Stale | None = None
 
 
 class UncheckedModel(Model, frozen=True):
@@ -70,7 +77,8 @@ class Draw:
 
     *types* are the element types that the sweep wants in a generator's slots; *quantized* says whether
     integers have a scale where that is a matter of choice (None: at random); *zeros* whether dimensions of
-    zero occur. *reusable* are values of earlier operations that `value` may take instead of a new one.
+    zero occur. *reusable* are values of earlier operations that `value` may take instead of a new one. *kind* is what
+    is to be unusual about the model, *kinds* what has been drawn of that.
     """
 
     rng: np.random.Generator
@@ -81,8 +89,17 @@ class Draw:
     builder: ModelBuilder = field(default_factory=ModelBuilder)
     feeds: list[NDArray] = field(default_factory=list)
     results: list[Value] = field(default_factory=list)
+    kind: Kind | None = None
+    kinds: set[Kind] = field(default_factory=set)
+    stale: Stale | None = None
 
     # Choices.
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the model is to be of *kind*; where it is, the caller draws something of that kind."""
+        if self.kind is kind:
+            self.kinds.add(kind)
+        return self.kind is kind
 
     def integer(self, low: int, high: int) -> int:
         """An integer from *low* to *high*, both included."""
@@ -91,6 +108,12 @@ class Draw:
     def real(self, low: float, high: float) -> float:
         """A float32 value between the bounds."""
         return float(np.float32(self.rng.uniform(low, high)))
+
+    def scale(self, low: float, high: float) -> float:
+        """A scale between the bounds, or far from them where that is the model's kind."""
+        if self.kind is Kind.SCALES and self.chance(0.5) and self.has(Kind.SCALES):
+            return float(np.float32(10.0 ** self.rng.uniform(*self.pick(FAR))))
+        return self.real(low, high)
 
     def chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
@@ -163,6 +186,9 @@ class Draw:
         """A scale and zero point for *dtype*; None where it `has_scale` not (*scaled* decides that)."""
         if scale is None and not (self.has_scale(dtype) if scaled is None else scaled):
             return None
+        far = scale is None and self.kind is Kind.SCALES and self.chance(0.5)
+        if far and self.has(Kind.SCALES):
+            scale = 10.0 ** self.rng.uniform(*self.pick(((-30, 30), *FAR)))
         if scale is None:
             scale = float(np.exp(self.rng.uniform(np.log(4e-3), np.log(0.5))))
             if self.chance(0.1):
@@ -243,6 +269,8 @@ class Draw:
         ):
             return earlier
         value = self.array(dtype, shape, low, high) if array is None else array
+        if self.kind is Kind.EDGES and array is None and low is None and high is None:
+            value = edges(self, dtype, value)
         if dtype is DType.STRING and not shape:
             constant = True  # LiteRT's Python interface loses strings of rank 0
         if constant if constant is not None else self.chance(CONSTANT_SHARE):
@@ -318,9 +346,12 @@ class Draw:
     def finish(self, outputs: Sequence[int] | None = None) -> Drawn:
         """The file; its outputs are *outputs*, or all results."""
         model = self.model([v.index for v in self.results] if outputs is None else outputs)
-        if not self.chance(0.05):
+        shaped = not self.chance(0.05)
+        model = give(self, with_shapes(model) if shaped else model)
+        if shaped and self.kind is Kind.EMPTY:
             model = with_shapes(model)
-        return Drawn(write(model), tuple(self.feeds), _listing(model))
+        kinds = frozenset(self.kinds)
+        return Drawn(write(model), tuple(self.feeds), _listing(model), kinds, self.stale)
 
     def model(self, outputs: Sequence[int]) -> Model:
         """The model as it stands, not validated."""

@@ -12,6 +12,7 @@ from penstock.errors import PenstockError
 from penstock.ir import DType, infer_shapes
 from penstock.ir.types import static_shape
 from tests.differential.draw import Draw, Drawn, Value
+from tests.differential.kinds import GIVEN
 from tests.differential.registry import Case, accepted, every_case
 
 ATTEMPTS: Final = 12
@@ -48,7 +49,7 @@ class Graph:
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.draw = Draw(rng)
+        self.draw = Draw(rng, kind=None if rng.random() < 0.6 else GIVEN[rng.integers(len(GIVEN))])
         self.made: list[Value] = []
 
     def grow(self) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from penstock.ir import DType
 from tests.differential.draw import Draw, Drawn
+from tests.differential.kinds import GENERAL, Kind
 
 Generator: TypeAlias = Callable[[Draw, str], None]
 """Adds one operation, of the type that is its second argument."""
@@ -36,12 +37,19 @@ SWEPT: Final = tuple(d for d in DType if d not in {DType.RESOURCE, DType.VARIANT
 
 @dataclass(frozen=True)
 class Case:
-    """A generator of one operation. *choices* are the types that a sweep tries in each slot."""
+    """A generator of one operation. *choices* are the types that a sweep tries in each slot, *own* the unusual kinds that
+    the generator itself draws.
+    """
 
     key: str
     generate: Generator
     choices: tuple[tuple[DType, ...], ...]
     only: Callable[..., bool] | None = None
+    own: tuple[Kind, ...] = ()
+
+    def kind(self, rng: np.random.Generator) -> Kind | None:
+        """The kind of a model to draw: half of the time none, else one that any operation may have."""
+        return None if rng.random() < 0.5 else GENERAL[int(rng.integers(len(GENERAL)))]
 
     @property
     def family(self) -> str:
@@ -63,11 +71,12 @@ def cases(
     slots: int = 0,
     choices: Sequence[Sequence[DType]] | None = None,
     only: Callable[..., bool] | None = None,
+    own: Sequence[Kind] = (),
 ) -> Callable[[Generator], Generator]:
     """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot.
 
     *only* says of an assignment of types whether it means anything: many kernels of LiteRT look at one operand's
-    type and read the bytes of the others as if they had it.
+    type and read the bytes of the others as if they had it. *own* are the unusual kinds that the generator draws.
     """
 
     def register(generate: Generator) -> Generator:
@@ -75,7 +84,7 @@ def cases(
             if key in CASES:
                 raise ValueError(f"{key} has a generator already")
             tried = [SWEPT] * slots if choices is None else choices
-            CASES[key] = Case(key, generate, tuple(tuple(c) for c in tried), only)
+            CASES[key] = Case(key, generate, tuple(tuple(c) for c in tried), only, tuple(own))
         return generate
 
     return register
@@ -104,13 +113,18 @@ def accepted(family: str) -> dict[str, list[tuple[DType, ...]]]:
     }
 
 
-def draw_single(key: str, seed: Sequence[int], types: tuple[DType, ...] | None = None) -> Drawn:
-    """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs."""
+def draw_single(
+    key: str,
+    seed: Sequence[int],
+    types: tuple[DType, ...] | None = None,
+    kind: Kind | None = None,
+) -> Drawn:
+    """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs, and of *kind* where that is given."""
     case, rng = every_case()[key], np.random.default_rng(seed)
     known = [types] if types else accepted(case.family).get(key) or [()]
     reason: Exception | None = None
     for _ in range(ATTEMPTS):
-        draw = Draw(rng)
+        draw = Draw(rng, kind=kind)
         draw.types = draw.pick(known)
         try:
             case.generate(draw, key)
@@ -122,3 +136,8 @@ def draw_single(key: str, seed: Sequence[int], types: tuple[DType, ...] | None =
         ) as error:  # of no elements, none can be picked
             reason = error
     raise ValueError(f"{key} draws no model: {reason}")
+
+
+def draw_unusual(key: str, seed: Sequence[int]) -> Drawn:
+    """A model of one operation *key*, half of the time of an unusual kind."""
+    return draw_single(key, seed, kind=every_case()[key].kind(np.random.default_rng([*seed, 1])))

@@ -16,8 +16,8 @@ from tests.differential.trial import Outcome, examine
 MODELS = 3
 """Of each operation; scripts/soak draws many more."""
 
-GRAPHS = 20
-"""In each of several tests."""
+GRAPHS = 120
+"""Drawn together: twenty of them may by chance be refused by both sides more often than not."""
 
 
 @pytest.mark.parametrize("key", sorted(every_case()))
@@ -33,14 +33,13 @@ def test_single_operations(key: str, judge: Judge) -> None:
     assert outcomes[Outcome.AGREE], outcomes
 
 
-@pytest.mark.parametrize("first", range(0, 6 * GRAPHS, GRAPHS))
-def test_small_graphs(first: int, judge: Judge) -> None:
+def test_small_graphs(judge: Judge) -> None:
     outcomes: Counter[Outcome] = Counter()
-    for seed in range(first, first + GRAPHS):
+    for seed in range(GRAPHS):
         drawn = draw_graph([seed])
         verdict = examine(drawn, judge)
         assert not verdict.failed, (
             f"seed {seed}: {verdict.outcome.value}\n{drawn.listing}\n{verdict.reason}"
         )
         outcomes[verdict.outcome] += 1
-    assert outcomes[Outcome.AGREE] > GRAPHS // 2, outcomes
+    assert outcomes[Outcome.AGREE] > 2 * GRAPHS // 3, outcomes

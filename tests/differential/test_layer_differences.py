@@ -18,8 +18,9 @@ from penstock.errors import PenstockError
 from penstock.export.tflite import write
 from penstock.ir import DType, ModelBuilder, NDArray, Quantization
 from penstock.ir.operation import AttributeValue
+from tests.differential.apart import Crashed
 from tests.differential.draw import Draw, Drawn, Value
-from tests.differential.judge import Crashed, Judge
+from tests.differential.judge import Judge
 from tests.differential.trial import run
 
 F32, F16, I8, I16, I32 = DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.INT16, DType.INT32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,11 +28,13 @@ def program() -> Program:
     device is named, whatever engines are installed.
     """
 
-    def start(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def start(
+        *arguments: object, prefix: Sequence[str] = (), **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         clean = {k: v for k, v in os.environ.items() if k in KEPT or not k.startswith("PENSTOCK_")}
         clean |= {"PENSTOCK_DEVICES": "reference"}
         return subprocess.run(
-            [sys.executable, "-m", "penstock", *map(str, arguments)],
+            [*prefix, sys.executable, "-m", "penstock", *map(str, arguments)],
             check=False,
             capture_output=True,
             text=True,

@@ -118,3 +118,23 @@ def test_scripts_demo_reads_the_seven_twice() -> None:
     answers = [line.split() for line in result.stdout.splitlines() if "%" in line]
     assert [a[1] for a in answers[::3]] == ["7", "7"]
     assert result.stdout.count("plan: ") == 2
+
+
+def test_scripts_say_that_python_is_not_used_where_the_environment_was_made_with_another(
+    tmp_path: Path,
+) -> None:
+    other = tmp_path / "other"
+    other.write_text("#!/bin/sh\necho Python 9.9.9 in /elsewhere\n", "utf-8")
+    other.chmod(0o755)
+    for chosen, said in ((other, 1), (Path(sys.executable), 0)):
+        result = subprocess.run(
+            [ROOT / "scripts" / "demo"],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            env={**os.environ, "PYTHON": str(chosen)},
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count(f"PYTHON={chosen} is not used") == said
+        assert result.stderr.count("Remove .venv to make it anew") == said

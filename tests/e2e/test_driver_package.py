@@ -43,6 +43,35 @@ with (
 """
 
 
+FIXED: Final = """
+import json
+import sys
+import numpy as np
+from penstock import nnapi
+
+NAME = "com.example.fixed"
+model = nnapi.Model()
+x = model.add_operand(nnapi.OperandType.TENSOR_FLOAT32, (2,))
+y = model.add_operand(model.get_extension_operand_type(NAME, 0), (2,))
+model.set_operand_extension_data(y, (8).to_bytes(4, "little"))
+model.add_operation(model.get_extension_operation_type(NAME, 0), [x], [y])
+model.identify_inputs_and_outputs([x], [y])
+model.finish()
+numbers = np.zeros(2, np.int64)
+with nnapi.Compilation(model) as compilation:
+    compilation.finish()
+    with nnapi.Execution(compilation) as execution:
+        execution.set_input(0, np.array([1.5, -2.7], np.float32))
+        execution.set_output(0, numbers)
+        execution.compute()
+print(json.dumps({
+    "supported": nnapi.get_device_by_name("example").get_extension_support(NAME),
+    "isolated": "penstock_example" not in sys.modules,
+    "numbers": numbers.tolist(),
+}))
+"""
+
+
 class Installed:
     """Programs that find the package, and Penstock, on their path."""
 
@@ -120,6 +149,13 @@ def test_a_network_is_split_over_it_and_the_reference(installed: Installed) -> N
     assert found["devices"] == ["example", "reference"]
     assert found["off"] < 1e-6
     assert found["reasons"] == {"example": "example has no TANH"}
+
+
+def test_its_extension_is_used_by_its_entry_point_from_a_process_of_its_own(
+    installed: Installed,
+) -> None:
+    found = json.loads(installed("-c", FIXED))
+    assert found == {"supported": True, "isolated": True, "numbers": [384, -691]}
 
 
 def test_its_own_tests_pass(installed: Installed) -> None:

@@ -60,8 +60,8 @@ def test_no_color_is_honoured(digits: Path) -> None:
         "run",
         digits / "digits_float32.tflite",
         digits / "seven.png",
-        "--labels",
-        ROOT / "LICENSE",
+        "--rate",
+        16000,
     )
     assert COLOUR.search(on_terminal(*noted))
     assert not COLOUR.search(on_terminal(*noted, NO_COLOR="1"))

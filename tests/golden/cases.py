@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.ir import NDArray
-from tests.conftest import CORPUS, NO_CORPUS
+from tests.conftest import CORPUS, NO_CORPUS, corpus_parameters
 from tests.golden.arrays import golden
 from tests.golden.comparison import Case, Rule, compare
 
@@ -41,7 +41,7 @@ def _manifest() -> list[Entry]:
 
 def parameters(kind: Kind) -> list[Any]:
     """A parameter for each of `entries(kind)`."""
-    return [pytest.param(entry, id=entry["id"]) for entry in entries(kind)]
+    return corpus_parameters(pytest.param(entry, id=entry["id"]) for entry in entries(kind))
 
 
 def operators_meant(entry: Entry) -> list[str]:

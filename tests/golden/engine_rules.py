@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,14 @@ RELAXED_SHARE: Final = 0.25
 RELAXED_SCORE: Final = 0.5
 RELAXED_IOU: Final = 0.5
 SPREAD: Final = 1.5
+
+CHECKED: Final[Mapping[AccuracyClass, Sequence[AccuracyClass]]] = {
+    "exact": ("exact", "faithful"),
+    "faithful": ("faithful",),
+    "stepwise": ("stepwise",),
+    "relaxed": (),
+}
+"""The classes in which an operation is compared, by the one that is declared for it."""
 
 
 @dataclass(frozen=True)

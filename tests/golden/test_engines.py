@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 
 from penstock.hal import AccuracyClass
+from tests.conftest import corpus_parameters
 from tests.golden.cases import Entry, case_groups, entries
 from tests.golden.engine_gaps import ONNX_GAPS, gap_of
 from tests.golden.engine_grid import (
@@ -79,7 +80,9 @@ def _parameters(arrangement: Arrangement) -> Iterator[Any]:
                     yield pytest.param(entry, cases, names, accuracy, id=name, marks=marks)
 
 
-@pytest.mark.parametrize(("entry", "cases", "engines", "accuracy"), [*_parameters("first")])
+@pytest.mark.parametrize(
+    ("entry", "cases", "engines", "accuracy"), corpus_parameters(_parameters("first"), arguments=4)
+)
 def test_engine_as_first_choice(
     entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
 ) -> None:
@@ -87,7 +90,10 @@ def test_engine_as_first_choice(
     check(entry, cases, arranged("first", engines), accuracy)
 
 
-@pytest.mark.parametrize(("entry", "cases", "engines", "accuracy"), [*_parameters("together")])
+@pytest.mark.parametrize(
+    ("entry", "cases", "engines", "accuracy"),
+    corpus_parameters(_parameters("together"), arguments=4),
+)
 def test_engines_together(
     entry: Entry, cases: list[dict[str, Any]], engines: tuple[str, ...], accuracy: AccuracyClass
 ) -> None:
@@ -103,7 +109,7 @@ def _networks() -> Iterator[Any]:
                 yield pytest.param(entry, id=entry["id"], marks=marks)
 
 
-@pytest.mark.parametrize("entry", [*_networks()])
+@pytest.mark.parametrize("entry", corpus_parameters(_networks()))
 def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
     needs(*ENGINES)
     outcomes = check_operations(entry, ENGINES)
@@ -113,7 +119,7 @@ def test_every_operation_alone_is_within_a_step(entry: Entry) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [p for p in _networks() if p.values[0]["dtype_scheme"] in QUANTIZED_SCHEMES],
+    corpus_parameters(p for p in _networks() if p.values[0]["dtype_scheme"] in QUANTIZED_SCHEMES),
 )
 def test_every_quantised_operation_that_claims_no_more_is_within_a_step(entry: Entry) -> None:
     needs(*ROUNDING)

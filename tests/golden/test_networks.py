@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import CORPUS, IN_CI, NO_CORPUS
+from tests.conftest import CORPUS, IN_CI, NO_CORPUS, corpus_parameters
 from tests.golden.cases import Entry, check_compiled, entries, groups
 
 GAPS: dict[str, str] = {}
@@ -22,6 +22,9 @@ def test_the_corpus_is_there() -> None:
     assert len(entries("unit")) >= 140
 
 
-@pytest.mark.parametrize(("entry", "cases"), [*groups("network", GAPS), *groups("unit", GAPS)])
+@pytest.mark.parametrize(
+    ("entry", "cases"),
+    corpus_parameters([*groups("network", GAPS), *groups("unit", GAPS)], arguments=2),
+)
 def test_recorded_cases(entry: Entry, cases: list[dict[str, Any]]) -> None:
     check_compiled(entry, cases)

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import ModelError, PenstockError
-from tests.conftest import CORPUS, IN_CI, NO_CORPUS
+from tests.conftest import CORPUS, IN_CI, NO_CORPUS, corpus_parameters
 from tests.golden.arrays import golden
 from tests.golden.cases import Entry, entries, given_to_onnx, rule
 from tests.golden.comparison import Case, compare
@@ -34,7 +34,7 @@ def parameters() -> list[Any]:
         if entry["id"] in SLOW:
             marks.append(pytest.mark.slow)
         found.append(pytest.param(entry, id=entry["id"], marks=marks))
-    return found
+    return corpus_parameters(found)
 
 
 def test_the_corpus_is_there() -> None:
@@ -66,7 +66,7 @@ def test_recorded_cases(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", [pytest.param(e, id=e["id"]) for e in entries("corrupted", "onnx")]
+    "entry", corpus_parameters(pytest.param(e, id=e["id"]) for e in entries("corrupted", "onnx"))
 )
 def test_damaged_files_run_or_are_refused_by_name(entry: Entry) -> None:
     """What ONNX Runtime does not even load is no model here either."""

@@ -11,7 +11,7 @@ import penstock
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import NDArray
-from tests.conftest import CORPUS, NO_CORPUS
+from tests.conftest import CORPUS, NO_CORPUS, corpus_parameters
 from tests.golden.arrays import golden
 from tests.golden.cases import Entry, LiteRT, check_labels, groups, load, rule, shapes
 from tests.golden.comparison import Case, compare
@@ -28,12 +28,13 @@ BEST: Final = 5
 
 def small(schemes: frozenset[str]) -> list[Any]:
     """Groups of cases of the networks of these schemes, save the largest."""
-    return [
+    found = [
         parameter
         for parameter in groups("network", {})
         if parameter.values[0]["dtype_scheme"] in schemes
         and (parameter.values[0].get("macs") or 0) <= MOST_MACS
     ]
+    return corpus_parameters(found, arguments=2)
 
 
 def run(

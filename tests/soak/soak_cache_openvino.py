@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(NO_CORPUS)
         return 2
     if importlib.util.find_spec("openvino") is None:
-        print("OpenVINO is not installed: pip install 'penstock[openvino]'")
+        print("OpenVINO is not installed: pip install 'penstock-nn[openvino]'")
         return 2
     with tempfile.TemporaryDirectory(prefix="penstock-soak-") as root:
         entry = OpenVinoEntry(CORPUS, Path(root) / "cache")

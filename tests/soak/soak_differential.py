@@ -9,9 +9,6 @@ version is tests/differential.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import os
 import sys
 import time
 import traceback
@@ -21,11 +18,16 @@ from dataclasses import dataclass, field
 from tests.differential.draw import Drawn
 from tests.differential.graphs import draw_graph
 from tests.differential.judge import Judge
-from tests.differential.registry import draw_single, every_case
+from tests.differential.kinds import Kind
+from tests.differential.registry import draw_single, draw_unusual, every_case
 from tests.differential.trial import Outcome, examine
+from tests.soak.chunks import each_chunk, parsed
 
 COUNT = 24_000
 CHUNK = 200
+SHOWN = 10
+OWN_SHARE = 12
+"""One model in so many is of a kind that only some operations have, each of these in turn."""
 
 
 @dataclass
@@ -41,18 +43,10 @@ class Figures:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Random models against LiteRT.")
-    parser.add_argument("--count", type=int, default=COUNT, help="how many models")
-    parser.add_argument("--seed", type=int, default=0, help="number of the first one")
-    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--show", type=int, default=10, help="failures to show")
-    arguments = parser.parse_args()
-    first, last = arguments.seed, arguments.seed + arguments.count
-    chunks = [(at, min(at + CHUNK, last)) for at in range(first, last, CHUNK)]
+    arguments = parsed("Random models against LiteRT.", COUNT, SHOWN)
     began, total = time.monotonic(), Figures()
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-        for figures in pool.imap_unordered(run_chunk, chunks):
-            total.add(figures)
+    for figures in each_chunk(run_chunk, arguments, CHUNK):
+        total.add(figures)
     elapsed = time.monotonic() - began
     print(f"{total.outcomes.total()} models of {len(every_case())} operations in {elapsed:.0f} s")
     for kind in ("single", "graph"):
@@ -86,13 +80,27 @@ def run_chunk(bounds: tuple[int, int]) -> Figures:
     return figures
 
 
-def draw(seed: int) -> tuple[str, str, Drawn]:
-    """The model number *seed*."""
+def planned(seed: int) -> tuple[str, str, Kind | None]:
+    """What the model number *seed* is: its size ("single" or "graph"), its operation, and its kind where that is one of the
+    operation's own.
+    """
     if seed % 3 == 2:
-        return "graph", "", draw_graph([seed])
+        return "graph", "", None
+    if seed % OWN_SHARE == 1:
+        own = [(key, kind) for key, case in sorted(every_case().items()) for kind in case.own]
+        return "single", *own[seed // OWN_SHARE % len(own)]
     keys = sorted(every_case())
-    key = keys[(seed - seed // 3) % len(keys)]
-    return "single", key, draw_single(key, [seed])
+    return "single", keys[(seed - seed // 3) % len(keys)], None
+
+
+def draw(seed: int) -> tuple[str, str, Drawn]:
+    """The model number *seed*: its size, its operation, and itself."""
+    size, key, kind = planned(seed)
+    if size == "graph":
+        return size, key, draw_graph([seed])
+    if kind is not None:
+        return size, key, draw_single(key, [seed], kind=kind)
+    return size, key, draw_unusual(key, [seed])
 
 
 if __name__ == "__main__":

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import collections
-import gc
 import logging
 import random
 import resource
 import sys
-import threading
 import time
 import traceback
-from pathlib import Path
 
 from penstock.memory import live_mappings
-from tests.soak.wire_mutation import FRAMES, Device, messages, settled, try_decoders, try_host
+from tests.soak.wire_mutation import FRAMES, Device, messages, try_decoders, try_host
+from tests.support_waiting import descriptors, steady, tasks
 
 COUNT = 1_200_000
 ALLOWED_GROWTH_KIB = 64 * 1024
@@ -75,12 +73,10 @@ def fuzz(seed: int, count: int) -> tuple[collections.Counter[str], list[tuple[st
 
 def counts() -> tuple[int, int, int, int]:
     """Descriptors, mappings, threads, and the most KiB that were resident."""
-    settled(1)
-    gc.collect()
     return (
-        len(list(Path("/proc/self/fd").iterdir())),
+        steady(descriptors),
         live_mappings(),
-        threading.active_count(),
+        steady(tasks),
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     )
 

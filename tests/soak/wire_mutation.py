@@ -7,7 +7,6 @@ import random
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
@@ -35,6 +34,8 @@ from penstock.ipc.transport import HEADER, Connection
 from penstock.memory import MemoryPool
 from penstock.testing.contract.cases import every_case
 from penstock.testing.contract.trial import PLAIN, Trial
+from tests.support_local import LocalChannel
+from tests.support_waiting import PATIENCE, eventually
 
 DECODERS: Final = (decode_call, decode_reply, decode_notice, decode_to_host, decode_to_client)
 
@@ -50,24 +51,19 @@ FRAMES: Final = 24
 """Messages of one connection to a host."""
 
 
-class Heard:
+class Heard(LocalChannel):
     """A channel that keeps what is said."""
 
-    copies_arrays = False
-
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+        super().__init__(dispatcher)
         self.calls: list[bytes] = []
         self.replies: list[bytes] = []
 
-    def call(self, frame: Frame) -> Frame:
-        reply = self.dispatcher.answer(frame)
+    def answer(self, frame: Frame) -> Frame:
+        reply = super().answer(frame)
         self.calls.append(frame.data)
         self.replies.append(reply.data)
         return reply
-
-    def drop(self, number: wire.ObjectId) -> None:
-        self.dispatcher.answer(Frame(encode(wire.Close(number))))
 
 
 @cache
@@ -89,7 +85,7 @@ def messages() -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
                 pack = Packer()
                 channel.call(pack.frame(make(pack.memory(trial.request.pools[0]))))
         prepared.configure_burst().close()
-        channel.call(Frame(encode(wire.OpenRing(1, 0, 0, 0, 4, 1024)), (Descriptor(1 << 20),)))
+        channel.call(Frame(encode(wire.OpenRing(0, 0, 0, 4, 1024)), (Descriptor(1 << 20),)))
     small = sorted(set(channel.calls), key=len)[:200]
     stream = [
         encode(wire.Hello(wire.WIRE_VERSION)),
@@ -213,7 +209,7 @@ def try_host(rng: random.Random) -> str:
             told = len(fds) if rng.randrange(8) else rng.choice((0, 3, 5000, 2**32 - 1))
             length = len(content) if rng.randrange(16) else rng.choice((0, 1, 2**26 + 1, 2**63))
             data = HEADER.pack(told, length) + content
-            if not writable.select(20):
+            if not writable.select(PATIENCE):
                 raise AssertionError("a host's client stopped reading")
             socket.send_fds(ours, [data], fds)
             sent += 1
@@ -224,8 +220,10 @@ def try_host(rng: random.Random) -> str:
         writable.close()
         ours.close()
         pool.close()
-    if not over.wait(20):
+    if not over.wait(PATIENCE):
         raise AssertionError("a host's client did not end with its connection")
+    if not eventually(lambda: theirs.fileno() < 0):
+        raise AssertionError("a host's side of a connection is not closed")
     return "to the end" if sent == FRAMES else "ended"
 
 
@@ -240,13 +238,3 @@ def _drain(ours: socket.socket) -> None:
             os.close(fd)
         if not data:
             raise BrokenPipeError
-
-
-def settled(count: int, seconds: float = 5.0) -> bool:
-    """Whether there are no more threads than *count*, in the end."""
-    end = time.monotonic() + seconds
-    while threading.active_count() > count:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True

@@ -57,4 +57,4 @@ def test_what_a_process_prints(program: str, printed: str) -> None:
 
 def test_logging_is_not_imported_for_the_sake_of_a_message() -> None:
     code = "import penstock.logs as l, sys; l.Log('penstock').info('x'); assert 'logging' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

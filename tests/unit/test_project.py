@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock import distribution
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "penstock"
@@ -29,6 +30,7 @@ LEAVES = {
         "arguments",
         "blobcache",
         "closing",
+        "distribution",
         "errors",
         "facade",
         "knobs",
@@ -118,9 +120,71 @@ def test_every_direct_dependency_is_explained() -> None:
     assert set(rows) == direct_dependencies()
 
 
+INSTALLS = re.compile(r"pip install (?:--\S+ )*(['\"]?)([^\s'\"`;,)#]*)\1")
+"""A command that installs one thing, in prose or code, with what it installs."""
+
+
+def install_commands() -> list[tuple[str, str]]:
+    """(file, requirement) of every `pip install` of Penstock that a reader is told, in documents and in code."""
+    folders = ("docs", "examples", "scripts", "src", "tests", ".ci")
+    files = [
+        *ROOT.glob("*.md"),
+        *(f for folder in folders for f in (ROOT / folder).rglob("*") if f.is_file()),
+    ]
+    found = []
+    for file in files:
+        if file.suffix not in {".md", ".py", ".toml", ""} or "soak" in file.parts:
+            continue
+        for _, wanted in INSTALLS.findall(file.read_text("utf-8")):
+            if wanted.startswith((".", "penstock")):
+                found.append((str(file.relative_to(ROOT)), wanted.replace("\\", "")))
+    return found
+
+
+def test_install_commands_name_the_distribution_and_extras_that_exist() -> None:
+    extras = set(PYPROJECT["project"]["optional-dependencies"])
+    found = install_commands()
+    assert {file for file, _ in found} >= {"README.md", "docs/openvino.md", "docs/onnx.md"}
+    wrong = []
+    for file, wanted in found:
+        name, _, rest = wanted.partition("[")
+        given = set(filter(None, rest.rstrip("]").split(",")))
+        if name not in {".", "penstock-nn"} or not given <= extras:
+            wrong.append(f"{file}: {wanted}")
+    assert wrong == []
+
+
+def test_documents_install_extras_from_a_checkout_before_an_index() -> None:
+    found = install_commands()
+    for file in {file for file, _ in found if file.endswith(".md")}:
+        wanted = [w for f, w in found if f == file and "[" in w]
+        for place, one in enumerate(wanted):
+            if not one.startswith("."):
+                assert one.replace("penstock-nn", ".") in wanted[:place], f"{file}: {one}"
+
+
+def test_install_commands_of_errors_name_extras_that_exist() -> None:
+    called = set()
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "install_command":
+                (extra,) = node.args
+                assert isinstance(extra, ast.Constant), f"{path}: the extra is not written out"
+                called.add(extra.value)
+    assert called == {"onnx", "onnxruntime", "openvino", "xnnpack"}
+    assert called <= set(PYPROJECT["project"]["optional-dependencies"])
+    assert distribution.install_command("onnx") == "pip install 'penstock-nn[onnx]'"
+    assert PYPROJECT["project"]["name"] == distribution.DISTRIBUTION
+
+
 def test_changelog_has_this_version_on_top() -> None:
     headings = re.findall(r"(?m)^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"))
     assert headings[0] == penstock.__version__
+
+
+def test_changelog_lists_nothing_as_missing() -> None:
+    headings = re.findall(r"(?m)^#+ (.+)", (ROOT / "CHANGELOG.md").read_text("utf-8"))
+    assert [h for h in headings if re.search(r"not (there )?yet|missing", h, re.IGNORECASE)] == []
 
 
 def listed(name: str, key: str) -> set[str]:
@@ -133,23 +197,44 @@ def test_contracts_list_every_package() -> None:
     assert listed("drivers see only the waist", "forbidden_modules") == packages() - at_the_waist
 
 
+def exists(name: str) -> bool:
+    """Whether the package has the *name*, which counts from `penstock`."""
+    owner, _, last = name.rpartition(".")
+    try:
+        holder = pkgutil.resolve_name(f"penstock.{owner}".rstrip("."))
+        # A field of a struct is an instance attribute of its class.
+        if last in getattr(holder, "__annotations__", {}):
+            return True
+        pkgutil.resolve_name(f"penstock.{name}")
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def daggered_names(text: str) -> list[str]:
+    """Every name that a dagger right behind it says not to exist yet."""
+    return re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?` ?†", text)
+
+
+def test_glossary_s_daggers_stand_at_what_does_not_exist() -> None:
+    assert daggered_names("| `Model` † | `x.y()`† | `z` |") == ["Model", "x.y"]
+    text = (ROOT / "docs" / "glossary.md").read_text("utf-8")
+    assert [name for name in daggered_names(text) if exists(name)] == []
+
+
 def glossary_names() -> list[str]:
-    """Every name of the glossary's first columns that is not marked as still to come."""
+    """Every name of the glossary's first columns."""
     text = (ROOT / "docs" / "glossary.md").read_text("utf-8").split("## Names", maxsplit=1)[1]
     cells = re.findall(r"(?m)^\| ([^|]+) \|", text)
     names = [
-        n for cell in cells for n in re.findall(r"`([a-z_]+(?:\.\w+)+|[a-z]+|[A-Z]\w+)`(?!†)", cell)
+        n for cell in cells for n in re.findall(r"`([a-z_]+(?:\.\w+)+|[a-z]+|[A-Z]\w+)`", cell)
     ]
     return sorted({n for n in names if n not in {"None", "penstock.drivers", "reference"}})
 
 
 @pytest.mark.parametrize("name", glossary_names())
 def test_glossary_names_exist(name: str) -> None:
-    try:
-        pkgutil.resolve_name(f"penstock.{name}")
-    except AttributeError:  # a field of a struct is an instance attribute of its class
-        owner, _, field = name.rpartition(".")
-        assert field in pkgutil.resolve_name(f"penstock.{owner}").__annotations__
+    assert exists(name)
 
 
 @pytest.mark.parametrize("name", sorted(p.name for p in (ROOT / "docs" / "decisions").glob("*.md")))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
 from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
-from penstock.errors import CacheError, NoEntry, NotYetWritten
+from penstock.errors import CacheError, NoEntry, NotYetWritten, ReadOnly
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
 
@@ -61,6 +61,9 @@ class CacheDirectory:
     ) -> OpenFiles:
         """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
 
+        In a directory that can only be read the files are open for reading, without a lock for the driver; where the
+        entry's lock file is missing too, nothing keeps a writer on another mount out, and the seal alone tells.
+
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
         files are empty or somebody is writing them, at the latest at *deadline_ns* of the monotonic clock,
         `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled` within 50 ms.
@@ -77,7 +80,8 @@ class CacheDirectory:
         ]
         held = self._lock_to_read(token, (*names[0], *names[1]), deadline_ns, cancel)
         with ExitStack() as stack, store.naming("read"):
-            stack.callback(store.release, held)
+            if held is not None:
+                stack.callback(store.release, held)
             handles: list[CacheHandle] = []
             for kind, number, name in every:
                 try:
@@ -90,7 +94,10 @@ class CacheDirectory:
                 handles.append(CacheHandle(fd))
             if not any(store.files.status(handle.fd).size for handle in handles):
                 raise NotYetWritten(self._who_writes(token))
-            lock = store.driver_lock(lock_name(token), create=True)
+            try:
+                lock = store.driver_lock(lock_name(token))
+            except ReadOnly:
+                lock = None
             stack.pop_all()
         return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
 
@@ -139,7 +146,8 @@ class CacheDirectory:
         try:
             return self.store.read_record(token)
         finally:
-            self.store.release(held)
+            if held is not None:
+                self.store.release(held)
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""
@@ -208,7 +216,8 @@ class CacheDirectory:
         names: tuple[str, ...],
         deadline_ns: int | None,
         cancel: CancelToken | None,
-    ) -> int:
+    ) -> int | None:
+        """A descriptor of the entry's lock file, locked; None where there is no such file and none can be made."""
         store, name = self.store, lock_name(token)
         take = partial(
             store.take,
@@ -224,7 +233,10 @@ class CacheDirectory:
                 except FileNotFoundError:
                     if not any(map(store.exists, names)):
                         raise NoEntry("nothing is cached here") from None
-                    held = take(create=True)
+                    try:
+                        held = take(create=True)
+                    except ReadOnly:
+                        return None
             except FileNotFoundError:
                 raise NoEntry("nothing is cached here") from None
         if held is None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import platform
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, takewhile
 from typing import Final
 
-from penstock.hal import Device, PrepareConfig
+from penstock.hal import Device, ExtensionAttribute, PrepareConfig
 from penstock.ir import Model
 from penstock.ir.digest import digest_structure
 
@@ -67,6 +67,7 @@ def ingredients_of(
     found["accuracy"] = config.accuracy
     found["num_threads"] = str(config.num_threads)
     found["options"] = " ".join(f"{name!r}={value!r}" for name, value in sorted(config.options))
+    found["attributes"] = describe_attributes(config.attributes)
     found["schema"] = CACHE_SCHEMA
     return found
 
@@ -76,6 +77,17 @@ def _model_ingredients(model: Model, step: Model | None) -> dict[str, str]:
     found = {"structure": digest.structure.hex(), "constants": digest.constants.hex()}
     found["step"] = digest_structure(model if step is None else step).hex()
     return found
+
+
+def describe_attributes(attributes: Iterable[ExtensionAttribute]) -> str:
+    """Attributes of extensions, sorted, each with the SHA-256 of its value: "com.example.fibonacci:1=ab12..."."""
+    return " ".join(
+        f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}" for a in _sorted(attributes)
+    )
+
+
+def _sorted(attributes: Iterable[ExtensionAttribute]) -> list[ExtensionAttribute]:
+    return sorted(attributes, key=lambda attribute: (attribute.extension, attribute.code))
 
 
 def describe_operations(operations: Sequence[int] | None, count: int) -> str:
@@ -121,6 +133,10 @@ def nnapi_token(
     for name, value in sorted(config.options):
         sha.update(name.encode())
         sha.update(value.encode())
+    for attribute in _sorted(config.attributes):
+        sha.update(attribute.extension.encode())
+        sha.update(struct.pack("=H", attribute.code))
+        sha.update(attribute.value)
     return sha.digest()
 
 

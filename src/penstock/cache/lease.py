@@ -55,7 +55,7 @@ class Lease(Closing):
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
                 handles.append(CacheHandle(store.files.open(store.at(made[-1]), flags)))
                 stack.callback(store.close, handles[-1].fd)
-            lock = store.driver_lock(lock_name(self._token), create=True)
+            lock = store.driver_lock(lock_name(self._token))
             stack.pop_all()
         files = OpenFiles(
             store, handles[: needed[0]], handles[needed[0] :], lock, temporaries=tuple(made)
@@ -104,7 +104,7 @@ class Lease(Closing):
                 with store.naming("written"):
                     self._replace(files, record)
                 awaited = late and empty
-                marked = awaited and mark(files.lock.fd)
+                marked = awaited and files.lock is not None and mark(files.lock.fd)
             finally:
                 store.release(lock)
         except BaseException:

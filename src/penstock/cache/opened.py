@@ -12,7 +12,8 @@ from penstock.hal import CacheHandle
 
 class OpenFiles(Closing):
     """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file, opened
-    for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`.
+    for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`. In a directory that can only be
+    read the files are open for reading, and *lock* is None: nothing can be written later.
 
     Close it, or use it in a `with` block, when the driver's call has returned; what the driver duplicated
     stays open. Closing twice is harmless.
@@ -23,7 +24,7 @@ class OpenFiles(Closing):
         store: Store,
         model: Sequence[CacheHandle],
         data: Sequence[CacheHandle],
-        lock: CacheHandle,
+        lock: CacheHandle | None,
         *,
         held: int | None = None,
         temporaries: tuple[str, ...] = (),
@@ -49,5 +50,5 @@ class OpenFiles(Closing):
         with ExitStack() as stack:
             if self._held is not None:
                 stack.callback(self._store.release, self._held)
-            for handle in (*self.handles, self.lock):
+            for handle in (*self.handles, *filter(None, [self.lock])):
                 stack.callback(self._store.close, handle.fd)

@@ -188,9 +188,9 @@ class Store:
             self.files.unlink(path)
         return open_cache_file(path, create=True, files=self.files)
 
-    def driver_lock(self, name: str, *, create: bool) -> CacheHandle:
-        """The lock file opened anew, unlocked, for a driver alone."""
-        return CacheHandle(self._open_lock(name, create=create))
+    def driver_lock(self, name: str) -> CacheHandle:
+        """The lock file opened anew, unlocked, for a driver alone. Raises `ReadOnly` where it cannot be written."""
+        return CacheHandle(self._open_lock(name, create=True))
 
     def exists(self, name: str) -> bool:
         with suppress(OSError):

@@ -12,6 +12,7 @@ import msgspec
 from penstock.cache.ingredients import derived_token
 from penstock.cache.naming import VERDICTS
 from penstock.cache.records import Digits, SealedRecords
+from penstock.hal import AccuracyClass
 from penstock.sealed.files import SYSTEM_FILES, FileSystem
 
 MOST_VERDICTS: Final = 1024
@@ -20,33 +21,20 @@ MOST_VERDICTS: Final = 1024
 _DOMAIN: Final = b"penstock placement verdict"
 
 
-class _Told(msgspec.Struct, frozen=True):
-    """The part of a report that is read here."""
-
-    accuracy: str | None = None
-
-
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The device of each operation that measuring chose, under *key*.
+    """The device of each operation that measuring chose, under *key*, for who asks for the class *accuracy*.
 
     *report* is what was measured, as the writer encoded it, *created* seconds since the epoch, *penstock* the
     version that wrote it, *model* the hexadecimal digest of the model before shapes were put into it.
     """
 
     key: Digits
+    accuracy: AccuracyClass
     devices: tuple[str, ...]
     report: msgspec.Raw
     created: float = msgspec.field(default_factory=time.time)
     penstock: str = ""
     model: str = ""
-
-    @property
-    def accuracy(self) -> str | None:
-        """The class that measuring chose in the place of the one asked for; None where it chose none."""
-        try:
-            return msgspec.json.decode(self.report, type=_Told).accuracy
-        except msgspec.DecodeError:
-            return None
 
 
 def verdict_key(ingredients: Mapping[str, str]) -> str:

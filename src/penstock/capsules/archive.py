@@ -62,6 +62,7 @@ def dump(capsule: Capsule) -> bytes:
             _put(members, "inputs", capsule.inputs),
             _put(members, "expected", capsule.expected),
             _put(members, "got", capsule.got),
+            manifest.case.left_out,
         )
         manifest = msgspec.structs.replace(manifest, case=case)
     encoded = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
@@ -110,6 +111,8 @@ def parse(content: bytes) -> Capsule:
     case = manifest.case
     if case is None:
         return Capsule(manifest)
+    if case.left_out is not None and (case.inputs or case.expected or case.got):
+        raise CapsuleError("its manifest says that arrays are left out, and names some")
     return Capsule(
         manifest,
         _member(members, case.model),

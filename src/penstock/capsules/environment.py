@@ -11,13 +11,14 @@ from typing import Final
 from penstock import knobs
 from penstock.capsules.manifest import DeviceRecord, Environment, ModelRecord, Text
 from penstock.capsules.scrubbing import Scrubber
+from penstock.distribution import DISTRIBUTION
 from penstock.errors import InputError
 from penstock.hal import Device
 from penstock.ir import Model
 from penstock.ir.digest import digest_structure
 
 PACKAGES: Final = (
-    *("penstock", "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
+    *(DISTRIBUTION, "numpy", "ml-dtypes", "msgspec", "flatbuffers"),
     *("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx"),
 )
 """Whose versions count: what Penstock needs, and the engines."""

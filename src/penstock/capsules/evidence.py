@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from penstock import knobs
 from penstock.capsules.manifest import Capsule, Stage
+from penstock.errors import Unreadable
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import NDArray
+from penstock.ir import Model, NDArray
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.sealed.places import make_private_directory, state_directory
@@ -25,17 +26,21 @@ FAILURES: Final = "failures"
 MOST_KEPT: Final = 8
 MOST_KEPT_BYTES: Final = 64 << 20
 """A failure that is larger is kept without its step."""
+TOO_LARGE: Final = "the step has {} bytes, too many to be kept"
 ENDING: Final = ".capsule"
 
 
 class StepFailure(Struct, frozen=True, eq=False):
-    """A *step* that *device* failed at. *inputs* are copies, there only where the knob `keep_failure_data` is on."""
+    """A *step* that *device* failed at. *inputs* are copies where the knob `keep_failure_data` is on, else None; *shapes*
+    are theirs in any case, with 1 for a dimension that was not known yet.
+    """
 
     stage: Stage
     step: ExecutionStep
     device: Device
     error: str
-    inputs: tuple[NDArray, ...] = ()
+    shapes: tuple[tuple[int, ...], ...]
+    inputs: tuple[NDArray, ...] | None = None
 
 
 def noted(
@@ -53,10 +58,16 @@ def noted(
     try:
         if not knobs.keep_failures():
             return ()
-        inputs: tuple[NDArray, ...] = ()
-        if values is not None and knobs.keep_failure_data():
-            inputs = tuple(np.array(values[i]) for i in step.inputs)
-        return (StepFailure(stage, step, device, error, inputs),)
+        if values is None:
+            shapes = tuple(
+                tuple(1 if n is None else n for n in operand.shape or ())
+                for operand in step.model.inputs
+            )
+            return (StepFailure(stage, step, device, error, shapes),)
+        shapes = tuple(np.shape(values[i]) for i in step.inputs)
+        kept = knobs.keep_failure_data()
+        inputs = tuple(np.array(values[i]) for i in step.inputs) if kept else None
+        return (StepFailure(stage, step, device, error, shapes, inputs),)
     except Exception as failed:  # noqa: BLE001  # evidence must not change what the caller gets
         log.debug("a failure is not kept: %r", failed)
         return ()
@@ -76,20 +87,20 @@ def keep(
 
 
 def keep_capsule(capsule: Capsule) -> None:
-    """The same for a capsule; it loses its step where the knob `keep_failure_data` is off."""
+    """The same for a capsule; it loses its arrays where the knob `keep_failure_data` is off."""
     try:
         if knobs.keep_failures():
-            _save(capsule if knobs.keep_failure_data() else _without_case(capsule, NOT_KEPT))
+            _save(capsule if knobs.keep_failure_data() else _without_arrays(capsule))
     except Exception as failed:  # noqa: BLE001  # as above
         log.debug("a failure is not kept: %r", failed)
 
 
-NOT_KEPT: Final = "steps and inputs are kept with the knob keep_failure_data on, or by 'doctor --capsule' with a model"
-
-
 def last() -> str | None:
     """The path of the failure that was kept last; None where there is none."""
-    directory = os.path.join(state_directory(), FAILURES)
+    try:
+        directory = os.path.join(state_directory(), FAILURES)
+    except Unreadable:
+        return None
     names = _names(directory)
     return os.path.join(directory, names[-1]) if names else None
 
@@ -108,16 +119,26 @@ def _capsule(
 ) -> Capsule:
     from penstock.capsules.making import Case, Told, make
 
-    step = failure.step
+    step, case, no_case = failure.step, None, ""
+    if (nbytes := _constant_bytes(step.model)) > MOST_KEPT_BYTES:
+        no_case = TOO_LARGE.format(nbytes)
+    else:
+        case = Case(step.model, failure.inputs, shapes=failure.shapes)
     return make(
         Told(failure.stage, plan.model, step.operations, failure.error),
         failure.device,
         accuracy=accuracy,
         plan=plan,
         receipt=receipt,
-        case=Case(step.model, failure.inputs) if failure.inputs else None,
-        no_case=NOT_KEPT,
+        case=case,
+        no_case=no_case,
     )
+
+
+def _constant_bytes(model: Model) -> int:
+    """The bytes of the constants of *model*, which its file will hold."""
+    places = {o.location for s in model.subgraphs for o in s.operands if o.location is not None}
+    return sum(place.length for place in places)
 
 
 def _save(capsule: Capsule) -> None:
@@ -125,9 +146,7 @@ def _save(capsule: Capsule) -> None:
 
     content = dump(capsule)
     if len(content) > MOST_KEPT_BYTES:
-        content = dump(
-            _without_case(capsule, f"the step has {len(content)} bytes, too many to be kept")
-        )
+        content = dump(_without_case(capsule, TOO_LARGE.format(len(content))))
     state = state_directory()
     directory = os.path.join(state, FAILURES)
     make_private_directory(directory)
@@ -154,6 +173,18 @@ def _without_case(capsule: Capsule, why: str) -> Capsule:
     if capsule.manifest.case is None:
         return capsule
     return Capsule(replace(capsule.manifest, case=None, no_case=why))
+
+
+def _without_arrays(capsule: Capsule) -> Capsule:
+    """*capsule* with the shapes of its inputs in place of its arrays."""
+    from msgspec.structs import replace
+
+    case = capsule.manifest.case
+    if case is None:
+        return capsule
+    shapes = tuple(a.shape for a in capsule.inputs) if case.left_out is None else case.left_out
+    left_out = replace(case, inputs=(), expected=(), got=(), left_out=shapes)
+    return Capsule(replace(capsule.manifest, case=left_out), capsule.model)
 
 
 def _names(directory: str) -> list[str]:

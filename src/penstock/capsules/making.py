@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from penstock.capsules.environment import (
@@ -32,12 +33,16 @@ if TYPE_CHECKING:
 
 
 class Case(Struct, frozen=True, eq=False):
-    """The failing step as a *model* with its *inputs*, and what is *expected* of it and what it *got*, where known."""
+    """The failing step as a *model* with its *inputs*, and what is *expected* of it and what it *got*, where known.
+
+    Without input data *inputs* is None, and *shapes* has the shape of each.
+    """
 
     model: Model
-    inputs: Sequence[NDArray]
+    inputs: Sequence[NDArray] | None
     expected: Sequence[NDArray] = ()
     got: Sequence[NDArray] = ()
+    shapes: Sequence[tuple[int, ...]] = ()
 
 
 class Told(Struct, frozen=True):
@@ -76,12 +81,13 @@ def make(
     record, content = None, b""
     if case is not None:
         try:
-            content, inputs, expected, got = _exported(case, names=names)
+            content, kept = _exported(case, names=names)
         except (NotExportable, CapsuleError) as error:
             no_case = f"the step has no form in a capsule: {scrubber.text(str(error))}"
         else:
-            record = CaseRecord("", accuracy, ())
-            case = Case(case.model, inputs, expected, got)
+            left_out = None if kept.inputs is not None else tuple(kept.shapes)
+            record = CaseRecord("", accuracy, (), left_out=left_out)
+            case = kept
     manifest = Manifest(
         penstock=penstock_version(),
         environment=environment(),
@@ -100,24 +106,33 @@ def make(
     )
     if record is None or case is None:
         return Capsule(manifest)
-    return Capsule(manifest, content, case.inputs, case.expected, case.got)
+    return Capsule(manifest, content, case.inputs or (), case.expected, case.got)
 
 
-def _exported(
-    case: Case, *, names: bool
-) -> tuple[bytes, Sequence[NDArray], Sequence[NDArray], Sequence[NDArray]]:
+def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
+    """The step as a file, and *case* with the arrays and shapes that the file takes and gives."""
     from penstock.export.tflite import write
     from penstock.export.tflite.alone import named, positions_in_file, with_state
 
-    model = with_state(case.model, case.inputs)
+    given = _zeros(case) if case.inputs is None else case.inputs
+    model = with_state(case.model, given)
     content = write(named(model if names else nameless(model)))
     inputs, outputs = positions_in_file(case.model)
-    return (
-        content,
-        [case.inputs[k] for k in inputs],
+    return content, Case(
+        case.model,
+        None if case.inputs is None else [case.inputs[k] for k in inputs],
         [case.expected[k] for k in outputs] if case.expected else (),
         [case.got[k] for k in outputs] if case.got else (),
+        [case.shapes[k] for k in inputs] if case.inputs is None else (),
     )
+
+
+def _zeros(case: Case) -> list[NDArray]:
+    """Zeros in place of each input of *case*, for the state of the step's operations; they take no memory."""
+    return [
+        np.broadcast_to(np.zeros((), operand.dtype.numpy), shape)
+        for operand, shape in zip(case.model.inputs, case.shapes, strict=True)
+    ]
 
 
 def _plan(plan: ExecutionPlan | None, scrubber: Scrubber) -> msgspec.Raw:

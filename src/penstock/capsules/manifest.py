@@ -85,16 +85,22 @@ class ArrayRecord(Struct, frozen=True):
 
 
 Arrays = Annotated[tuple[ArrayRecord, ...], Meta(max_length=4096)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class CaseRecord(Struct, frozen=True):
-    """The failing step alone: the member *model*, a `.tflite` file, what goes in, what should come out and what did."""
+    """The failing step alone: the member *model*, a `.tflite` file, what goes in, what should come out and what did.
+
+    *left_out* has the shape of each input where the capsule holds no input data: then *inputs*, *expected* and *got* are
+    empty, and whoever replays the step draws its inputs.
+    """
 
     model: Text
     accuracy: AccuracyClass
     inputs: Arrays
     expected: Arrays = ()
     got: Arrays = ()
+    left_out: Annotated[tuple[Shape, ...], Meta(max_length=4096)] | None = None
 
 
 class Manifest(Struct, frozen=True, kw_only=True):
@@ -143,5 +149,10 @@ class Capsule(Struct, frozen=True, eq=False):
             lines.append(f"no step to repeat: {self.manifest.no_case or 'none was kept'}")
         else:
             nbytes = len(self.model) + sum(a.nbytes for a in self.inputs)
-            lines.append(f"the step and its inputs: {counted(nbytes, 'byte')}")
+            what = (
+                "the step and its inputs"
+                if self.manifest.case.left_out is None
+                else "the step without input data"
+            )
+            lines.append(f"{what}: {counted(nbytes, 'byte')}")
         return "\n".join(lines)

@@ -41,7 +41,7 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="Measure candidate placements first, and keep the best.")
     ] = False,
-    normalise: options.Normalise = None,
+    normalize: options.Normalize = None,
     device: options.Devices = None,
     signature: options.SignatureName = None,
     threads: options.Threads = None,
@@ -54,18 +54,19 @@ def bench(
     from msgspec import to_builtins
 
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
     from penstock.execution.interface import interface_of
 
     output = output_of(context)
-    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
     shapes = parse_shapes(shape)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    operands = shaped(interface_of(entered, signature).inputs, shapes)
+    interface = interface_of(entered, signature)
+    operands = shaped(interface.inputs, shapes)
     given = inputs or (["random"] if operands else [])
-    fed = feed(given, operands, entered.metadata.inputs, wishes)
+    fed = feed(given, slots_of(entered, interface, operands), wishes)
     with compile_bar(output) as progress:
         compiled, compile_ns = opening.compile_model(
             entered,
@@ -100,7 +101,7 @@ def bench(
         "peak_memory_bytes": memory,
     }
     output.table(("measure", "value"), table_rows(data))
-    notes = [*receipt.notes, *fed.notes]
+    notes = [*receipt.notes, *fed.notes, *fed.assumption()]
     output.notes(notes)
     output.line(f"plan: {summary}", "dim")
     if tuned is not None:

@@ -51,12 +51,18 @@ def write_capsule(
     _write(target, capsule)
     output.line(capsule.show())
     output.line(f"written: {target} ({counted(target.stat().st_size, 'byte')}; {source})")
-    if capsule.manifest.case is not None:
+    case = capsule.manifest.case
+    if case is None:
+        output.line(
+            "it cannot be replayed: --model MODEL --device NAME brings the failure about with its step",
+            "dim",
+        )
+    elif case.left_out is None:
         output.line(f"penstock replay {target} repeats it", "dim")
     else:
         output.line(
-            "it cannot be replayed: --model MODEL --device NAME brings the failure about with its step, and "
-            "the knob keep_failure_data keeps the steps of failures to come",
+            f"penstock replay {target} repeats it with inputs that it draws; the knob keep_failure_data keeps the inputs of "
+            "failures to come",
             "dim",
         )
     output.json({"written": str(target), "source": source, **describe(capsule)})
@@ -111,7 +117,7 @@ def _brought_about(
     seed: int,
 ) -> Capsule:
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed
+    from penstock.cli.feed import Wishes, feed, slots_of
     from penstock.execution.inputs import in_order
     from penstock.execution.interface import interface_of
     from penstock.runtime.reproducing import reproduce
@@ -124,7 +130,7 @@ def _brought_about(
     opening.warn_of_settings(output)
     interface = interface_of(loaded, None)
     given = list(inputs) or (["random"] if interface.inputs else [])
-    fed = feed(given, interface.inputs, loaded.metadata.inputs, Wishes(None, seed))
+    fed = feed(given, slots_of(loaded, interface, interface.inputs), Wishes(None, seed))
     kind: AccuracyClass = "faithful" if policy is None else cast("AccuracyClass", accuracy)
     with output.progress() as bar:
         task = bar.add_task(f"{device}: computing the reference", total=None)
@@ -136,7 +142,7 @@ def _brought_about(
             names=names,
             progress=lambda part: bar.update(task, description=f"{device}: {part}"),
         )
-    output.notes(fed.notes)
+    output.notes([*fed.notes, *fed.assumption()])
     if found.capsule is None:
         output.line(found.comparison.show())
         output.json({"written": None, **found.comparison.to_builtins()})

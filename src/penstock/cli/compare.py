@@ -48,7 +48,7 @@ def compare(
             help="Write the operation that departs as F (.tflite), its inputs and expected results beside it (.npz, which 'run' takes).",
         ),
     ] = None,
-    normalise: options.Normalise = None,
+    normalize: options.Normalize = None,
     signature: options.SignatureName = None,
     accuracy: options.Accuracy = None,
     seed: options.Seed = 0,
@@ -63,12 +63,12 @@ def compare(
     unknown are those of INPUT, and 1 in random ones where --shape does not say.
     """
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
     from penstock.execution.inputs import in_order
     from penstock.execution.interface import interface_of
 
     output = output_of(context)
-    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
     target = writing.target("--out", out, (".tflite",))
     shapes = parse_shapes(shape)
     opening.policy_of(accuracy)
@@ -80,7 +80,8 @@ def compare(
     interface = interface_of(entered, signature)
     operands = shaped(interface.inputs, shapes)
     given = inputs or (["random"] if operands else [])
-    fed = feed(given, operands, entered.metadata.inputs, wishes)
+    fed = feed(given, slots_of(entered, interface, operands), wishes)
+    notes = [*fed.notes, *fed.assumption()]
     arrays = in_order(fed.arrays, interface)
     kind = cast("AccuracyClass", accuracy or DEFAULT_CLASS)
     found = []
@@ -96,14 +97,14 @@ def compare(
         if target is not None and result.departure is not None and not written:
             written = write_case(target, result.departure)
             output.line(f"written: {', '.join(written)}")
-    output.notes(fed.notes)
+    output.notes(notes)
     departing = [r for r in found if r.departure is not None]
     output.json(
         {
             "departs": bool(departing),
             "devices": [result.to_builtins() for result in found],
             "inputs": fed.sources,
-            "notes": fed.notes,
+            "notes": notes,
             "written": written,
         }
     )

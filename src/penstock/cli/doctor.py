@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -27,12 +28,16 @@ from penstock.cli.knobs import (
     without_nonsense,
 )
 from penstock.cli.output import output_of, shortened, size
-from penstock.cli.places import places
+from penstock.cli.places import places, settings_place, unknown_places
+from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
 
+if TYPE_CHECKING:
+    from penstock import DeviceInfo
+
 PACKAGES: Final = (
-    "penstock",
+    DISTRIBUTION,
     "numpy",
     "ml-dtypes",
     "msgspec",
@@ -209,11 +214,13 @@ def examine() -> dict[str, Any]:
         "sandbox": dict(sandbox.detect().lines()),
         "verdicts": [capsules.describe_verdict(v) for v in capsules.verdicts()],
         "knobs": [k for k in every if k["source"] != "default"],
-        "settings_file": str(knobs.settings_path()),
-        "problems": problems(every)
+        "settings_file": settings_place(),
+        "problems": foreign_distribution()
+        + problems(every)
+        + unknown_places()
         + unknown_devices([d.name for d in found])
         + unknown_drivers(manager.drivers()),
-        "notes": unknown_names(),
+        "notes": unknown_names() + doubts(found),
     }
 
 
@@ -224,6 +231,30 @@ def fits() -> list[dict[str, Any]]:
     return [
         {"name": f.delegate, "device": f.device, "fits": f.fits, "why": f.why} for f in fitting()
     ]
+
+
+def doubts(found: Sequence[DeviceInfo]) -> list[str]:
+    """The devices whose declared accuracy classes may not hold with the version of the engine that is installed."""
+    return [
+        f"device {d.name}: {d.capabilities.accuracy_doubt}"
+        for d in found
+        if d.usable and d.capabilities.accuracy_doubt
+    ]
+
+
+def foreign_distribution() -> list[str]:
+    """The problem of another project's distribution that installs into the same import package; empty without one.
+
+    Where its files have replaced this module too, nothing of Penstock is left that could report it.
+    """
+    if (found := installed(FOREIGN)) is None:
+        return []
+    problem = (
+        f"the distribution {FOREIGN!r} {found} of another project is installed beside {DISTRIBUTION!r}, and both write the"
+        f" import package 'penstock': files of either may be overwritten. Run 'pip uninstall {FOREIGN} {DISTRIBUTION}',"
+        f" then install {DISTRIBUTION!r} again"
+    )
+    return [problem]
 
 
 def installed(package: str) -> str | None:

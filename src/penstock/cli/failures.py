@@ -108,5 +108,7 @@ def reading(path: object, unreadable: str) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Why a file could not be opened or read, in the system's words."""
+    """Why a file could not be opened or read: in the system's words, unless these do not say what to do."""
+    if error.errno == errno.EISDIR:
+        return "is a directory; name a file"
     return error.strerror or str(error) or type(error).__name__

@@ -10,6 +10,7 @@ from typing import Any, Final
 import typer
 
 from penstock.cli.output import output_of
+from penstock.cli.places import settings_place
 from penstock.errors import InputError
 from penstock.knobs import (
     ENVIRONMENT_PREFIX,
@@ -17,7 +18,6 @@ from penstock.knobs import (
     devices,
     override,
     settings_file,
-    settings_path,
 )
 
 OF_ISOLATION: Final = ("isolate", "services")
@@ -40,10 +40,9 @@ def knobs(context: typer.Context) -> None:
         f"a knob is set by {ENVIRONMENT_PREFIX}<KNOB> in the environment, or in the settings file",
         "dim",
     )
-    output.line(f"settings file: {settings_path()}", "dim")
-    output.json(
-        {"knobs": every, "settings_file": str(settings_path()), "problems": wrong, "notes": unknown}
-    )
+    settings = settings_place()
+    output.line(f"settings file: {settings or 'none, for want of a home directory'}", "dim")
+    output.json({"knobs": every, "settings_file": settings, "problems": wrong, "notes": unknown})
 
 
 def describe(name: str) -> dict[str, Any]:
@@ -137,6 +136,8 @@ def unknown_devices(found: Collection[str]) -> list[str]:
     except (InputError, OSError):
         return []
     wanted = [n.strip() for n in names.split(",") if n.strip()]
+    if names and not wanted:
+        return [f"knob devices ({source}) is {names!r}, which names no device"]
     return [
         f"knob devices ({source}) names {n!r}; the devices are {', '.join(found) or 'none'}"
         for n in dict.fromkeys(wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,8 +16,11 @@ MAX_BYTES: Final = 16 * 2**20
 
 def read_labels(path: Path) -> tuple[str, ...]:
     """One label a line; the line's number, from 0, is the class. Raises `FileError`."""
+    # NumPy comes with it, which a list of options does without.
+    from penstock.memory.opening import open_file
+
     try:
-        with path.open("rb") as stream:
+        with BufferedReader(open_file(str(path))) as stream:
             content = stream.read(MAX_BYTES + 1)
     except OSError as error:
         raise FileError(path, os_reason(error)) from None

@@ -25,6 +25,7 @@ from penstock.cli.output import Output
 from penstock.cli.plan import plan
 from penstock.cli.replay import replay
 from penstock.cli.run import run
+from penstock.ipc.text import printable
 
 EVERYWHERE: Final = ("--json", "--debug")
 """Options of the root that may stand anywhere on the line."""
@@ -88,7 +89,7 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
         code, text = failures.exit_code(error), failures.message(error)
     if debug:
         traceback.print_exception(error, file=sys.stderr)
-    typer.echo(f"penstock: error: {text}", err=True)
+    typer.echo(f"penstock: error: {printable(text)}", err=True)
     if as_json and not unwritable and not isinstance(error, failures.Unfinished):
         try:
             Output(as_json=True).json({"error": {"type": failures.name(error), "message": text}})
@@ -126,9 +127,8 @@ def root(
 ) -> None:
     context.obj = Output(as_json=json)
     if version:
-        from importlib.metadata import version as installed
+        from penstock import __version__ as number
 
-        number = installed("penstock")
         context.obj.line(f"penstock {number}")
         context.obj.json({"version": number})
         raise typer.Exit

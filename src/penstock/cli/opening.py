@@ -105,18 +105,25 @@ def compile_model(
 
 
 def warn_of_settings(output: Output) -> None:
-    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing by those names."""
+    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing by those names.
+    Says too where there is no directory to keep what is compiled.
+    """
     from penstock.cli.knobs import unknown_drivers
+    from penstock.cli.places import unknown_places
     from penstock.runtime.discovery import manager
 
+    output.warnings(unknown_places())
     output.warnings(unknown_drivers(manager.drivers()))
 
 
 def check_devices(names: Iterable[str]) -> None:
     """Raises `UsageError` for the first that no device has."""
-    known = [d.name for d in penstock.devices()]
+    from penstock.runtime.discovery import unknown_device
+
+    found = penstock.devices()
+    known = {d.name for d in found}
     if unknown := [name for name in names if name not in known]:
-        raise UsageError(f"no device is named {unknown[0]!r}; found: {', '.join(known) or 'none'}")
+        raise UsageError(unknown_device(unknown[0], found))
 
 
 def check_knob() -> None:

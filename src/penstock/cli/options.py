@@ -41,12 +41,23 @@ Seed: TypeAlias = Annotated[
     int, typer.Option("--seed", min=0, metavar="N", help="Seed of random inputs.")
 ]
 
-Normalise: TypeAlias = Annotated[
+Normalize: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        "--normalise",
+        "--normalize",
         metavar="HOW",
-        help="How pictures are normalised: raw, unit, pm1, imagenet, f255, bgr, bgr255, m127d128 or MEAN,STD.",
+        help="How pictures are normalized, where the file does not say it: raw (bytes as they are), unit (0 to 1), pm1 (-1 to 1), "
+        "f255 (0 to 255), imagenet, caffe, bgr, bgr255, m127d128 or MEAN,STD.",
+    ),
+]
+
+Rate: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--rate",
+        min=1,
+        metavar="HZ",
+        help="Samples a second that the model takes, where the file does not say it. A sound at another rate is refused.",
     ),
 ]
 

@@ -1,4 +1,7 @@
-"""What commands print: tables and lines for people, one JSON object for programs."""
+"""What commands print: tables and lines for people, one JSON object for programs.
+
+Names and labels come from files of strangers: no character of them may command a terminal.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.ipc.text import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -25,6 +30,9 @@ NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 """rich's pictures ask the network for their font; without that a viewer takes its own monospaced one."""
+
+C1_CONTROLS: Final = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
+"""JSON's own escapes of the control characters that `json.dumps` leaves as they are."""
 
 
 class Output:
@@ -39,9 +47,9 @@ class Output:
         return self._console
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line for people; *text* is printed as it is."""
+        """One line for people; of *text* only control characters are not printed as they are."""
         if not self.as_json:
-            self._console.print(Text(text, style=style), soft_wrap=True)
+            self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def notes(self, notes: Iterable[str]) -> None:
         """What the user should know about how the answer came about."""
@@ -51,7 +59,7 @@ class Output:
     def warnings(self, warnings: Iterable[str]) -> None:
         """What the user should know whatever the answer is: on stderr, also with `--json`."""
         for warning in warnings:
-            typer.echo(f"penstock: warning: {warning}", err=True)
+            typer.echo(f"penstock: warning: {printable(warning)}", err=True)
 
     def problems(self, problems: Iterable[str]) -> None:
         """What is wrong here."""
@@ -81,7 +89,8 @@ class Output:
     def json(self, value: Mapping[str, Any]) -> None:
         """The one object a command prints with `--json`; nothing otherwise."""
         if self.as_json:
-            typer.echo(json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False))
+            text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
+            typer.echo(text.translate(C1_CONTROLS))
 
     def progress(self) -> Progress:
         """A progress bar, visible on a terminal only."""
@@ -125,7 +134,7 @@ def make_table(
     """A rich table; numbers are right-aligned, and the columns *whole* are never wrapped."""
     content = [[_cell(value) for value in row] for row in rows]
     table = Table(
-        title=Text(title) if title else None,
+        title=Text(printable(title)) if title else None,
         title_justify="left",
         box=box.ROUNDED if boxed else None,
         pad_edge=boxed,
@@ -134,7 +143,7 @@ def make_table(
     for position, name in enumerate(columns):
         numeric = bool(content) and all(_is_number(row[position]) for row in content)
         table.add_column(
-            name,
+            printable(name),
             justify="right" if numeric else "left",
             overflow="fold",
             no_wrap=name in whole,
@@ -151,7 +160,8 @@ def svg(console: Console, title: str) -> str:
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else str(value)
+    # The end of a line in a name would begin a row that is none.
+    return "" if value is None else printable(str(value)).replace("\n", "\\n")
 
 
 def _is_number(text: str) -> bool:
@@ -200,6 +210,11 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} GiB"
+
+
+def percentage(share: float) -> str:
+    """A share of 1 for people; what is not a number stays so."""
+    return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def shortened(text: str, width: int = 40) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import InputError
+from penstock import knobs
+from penstock.errors import InputError, Unreadable
 
 
 def places() -> dict[str, str | None]:
@@ -24,15 +26,35 @@ def places() -> dict[str, str | None]:
         state = state_directory()
         found["state_directory"] = state
         found["key_store"] = _key_store()
-    except (InputError, OSError):
+    except (InputError, Unreadable, OSError):
         return found
     system = found["key_store"] == "keyring"
     found["key"] = "the system's key store" if system else str(Path(state, "sealed", "key"))
     return found
 
 
+def unknown_places() -> list[str]:
+    """Why there is no cache directory or no state directory, for each that the system has no place for."""
+    from penstock.cache.location import default_directory
+    from penstock.sealed.places import state_directory
+
+    reasons = []
+    for find in (default_directory, state_directory):
+        with suppress(InputError, OSError):
+            try:
+                find()
+            except Unreadable as error:
+                reasons.append(error.args[0])
+    return reasons
+
+
+def settings_place() -> str | None:
+    """Where the settings file is looked for; None for a user without a home directory."""
+    path = knobs.settings_path()
+    return None if path is None else str(path)
+
+
 def _key_store() -> str:
-    from penstock import knobs
     from penstock.sealed.keyring_store import LIMIT_SECONDS, quiet_backend, within
 
     if knobs.key_store() != "auto":

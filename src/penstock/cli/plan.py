@@ -13,6 +13,7 @@ from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
 from penstock.cli.shapes import assumed_shapes, in_words, parse_shapes, shaped
 from penstock.errors import ModelError, PlacementError, counted
+from penstock.ipc.text import printable
 
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""
@@ -79,10 +80,10 @@ def plan(
             assumed=likely,
         )
     except PlacementError as error:
-        from penstock.cli.refusals import answers
+        from penstock.cli.refusals import refused
 
-        refused = answers(loaded.model, device, signature, opening.policy_of(accuracy))
-        report_refusals(output, refused, error)
+        answers, remedy = refused(loaded.model, device, signature, opening.policy_of(accuracy))
+        report_refusals(output, answers, error, remedy)
     with compiled:
         made = compiled.plan
     if dot_file is not None:
@@ -90,7 +91,7 @@ def plan(
     if svg_file is not None:
         _write(svg_file, made.to_svg())
     if to_stdout:
-        typer.echo((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n"))
+        typer.echo(printable((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n")))
         return
     for line in made.show().splitlines():
         output.line(line)
@@ -100,9 +101,11 @@ def plan(
 
 
 def report_refusals(
-    output: Output, operations: list[dict[str, Any]], error: PlacementError
+    output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
 ) -> NoReturn:
-    """What every device says of every operation, where some operation has no device. Raises `Unfinished`."""
+    """What every device says of every operation, where some operation has no device. Raises `Unfinished`, which ends with
+    *remedy*.
+    """
     homeless = [o for o in operations if not o["devices"]]
     if not homeless:
         raise error
@@ -120,7 +123,7 @@ def report_refusals(
         ],
     )
     types = ", ".join(dict.fromkeys(o["type"] for o in homeless))
-    text = f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} {'has' if len(homeless) == 1 else 'have'} no device ({types})"
+    text = f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} {'has' if len(homeless) == 1 else 'have'} no device ({types}){remedy}"
     described = {"type": type(error).__name__, "message": text}
     output.json({"plan": None, "operations": operations, "error": described})
     raise Unfinished(text) from error

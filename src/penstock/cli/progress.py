@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 STAGES: Final = {
     "compile": "compiling on",
     "tune": "measuring",
-    "prove": "comparing with the reference",
     "lease": "compiling, or waiting for the process that compiles, on",
 }
 """Stages in words; one that a driver makes up is shown under its own name."""

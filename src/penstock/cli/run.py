@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import options, writing
+from penstock.cli import failures, options, schemes, writing
 from penstock.cli.failures import OutputError, Unfinished, UsageError
 from penstock.cli.labels import model_labels, read_labels
 from penstock.cli.output import Output, milliseconds, output_of
 from penstock.cli.progress import compile_bar
 from penstock.cli.receipts import show_cache, show_fallbacks
+from penstock.cli.run_files import nothing_to_draw, takes_arrays, write_out, write_trace
 from penstock.cli.shapes import parse_shapes, shaped
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
     from penstock.cli.answers import Answer, Results
     from penstock.cli.feed import Fed
-    from penstock.cli.opening import Loaded
-    from penstock.ir import NDArray
+    from penstock.cli.schemes import Comparison
 
 EMPTY_DEVICE: Final = "null"
 
@@ -43,7 +43,8 @@ def run(
     top: Annotated[
         int, typer.Option("--top", min=1, metavar="N", help="Classes or boxes shown.")
     ] = 5,
-    normalise: options.Normalise = None,
+    normalize: options.Normalize = None,
+    rate: options.Rate = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -76,10 +77,27 @@ def run(
     shape: options.Shapes = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Run MODEL once and say what it sees."""
+    """Run MODEL once and say what it sees.
+
+    Pictures are prepared as the file says: by its metadata, by the
+    quantization of its input, or by the arithmetic that it begins with.
+    Where the file says nothing, the best class under each usual preparation
+    is shown with the --normalize that chooses it, with exit code 2 unless
+    they agree. A detection, a segmentation or a pose then needs --normalize.
+    A sound at another rate than 16000 Hz needs --rate, unless the file says
+    the rate.
+    """
     from penstock.cli import opening
-    from penstock.cli.answers import TASKS, Results, answer
-    from penstock.cli.feed import Wishes, feed, parse_normalisation
+    from penstock.cli.answers import (
+        REMEDY,
+        TASKS,
+        Results,
+        answer,
+        may_be_classes,
+        recognise,
+        why_undecided,
+    )
+    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
     from penstock.execution.interface import interface_of
 
     output = output_of(context)
@@ -89,15 +107,19 @@ def run(
         raise UsageError(f"--min-score {min_score:g} is not between 0 and 1")
     out_file = writing.target("--out", out, (*writing.PICTURES, *writing.ARRAYS))
     trace_file = writing.target("--trace", trace)
-    wishes = Wishes(None if normalise is None else parse_normalisation(normalise), seed)
+    wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed, rate)
     given_labels = read_labels(Path(labels)) if labels is not None else None
     shapes = parse_shapes(shape)
     loaded = opening.load(model)
     opening.warn_of_settings(output)
     entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    operands = shaped(interface_of(entered, signature).inputs, shapes)
-    fed = feed(inputs or (), operands, entered.metadata.inputs, wishes)
-    if out_file is not None and fed.picture is None and not _takes_arrays(out_file):
+    interface = interface_of(entered, signature)
+    operands = shaped(interface.inputs, shapes)
+    fed = feed(inputs or (), slots_of(entered, interface, operands), wishes)
+    if fed.questions and task != "outputs":
+        raise UsageError("; ".join(fed.questions))
+    fed.notes += fed.questions
+    if out_file is not None and fed.picture is None and not takes_arrays(out_file):
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
     with compile_bar(output) as progress:
         compiled, compile_ns = opening.compile_model(
@@ -115,8 +137,13 @@ def run(
             progress=progress,
         )
     with compiled:
-        if out_file is not None and not _takes_arrays(out_file):
-            refuse_undrawable(out_file, compiled, signature, task, given_labels)
+        expected = expected_results(compiled, signature, given_labels)
+        likely = task or (None if expected is None else recognise(expected))
+        if likely is not None:
+            if out_file is not None and not takes_arrays(out_file) and likely not in DRAWN:
+                raise nothing_to_draw(out_file, likely)
+            open_task = task is None and expected is not None and may_be_classes(expected)
+            schemes.refuse_unstated(fed, likely, may_be_classes=open_task)
         began = time.perf_counter_ns()
         outputs = compiled.run(fed.arrays, measure=trace_file is not None)
         times = {
@@ -136,7 +163,24 @@ def run(
             min_score,
         )
         found = answer(results, task)
-        refused = ""
+        open_task = task is None and found.task == "outputs" and may_be_classes(results)
+        schemes.refuse_unstated(fed, found.task, may_be_classes=open_task)
+        compared = schemes.compare(compiled, fed, results, found)
+        if compared is not None and not compared.agree:
+            compared.show(output, fed)
+            raise Unfinished(compared.disagreement(), failures.USAGE)
+        if open_task and fed.kinds & {"picture", "sound"}:
+            fed.notes.append(
+                "the file does not say what its output is: if it is a score for each class, --task classification shows the "
+                "best ones (or --labels, which names them too)"
+            )
+        undecided = why_undecided(results, found.task)
+        error = Unfinished(f"{undecided}: {REMEDY}", failures.USAGE) if undecided else None
+        if given_labels is not None and found.mislabelled:
+            error = error or Unfinished(
+                f"--labels {labels}: {found.mislabelled}; the file needs a line for each class, the first for class 0",
+                failures.USAGE,
+            )
         if given_labels is not None and found.task not in LABELLED:
             fed.notes.append(
                 f"--labels {labels} is not used: this is {found.task}, which has no classes to name; "
@@ -147,24 +191,20 @@ def run(
                 write_trace(trace_file, compiled, outputs, loaded)
             if out_file is not None:
                 write_out(out_file, found, fed, results)
-        except OutputError as error:
-            refused = str(error)
-        report(output, found, fed, compiled, outputs, times, refused)
-    if refused:
-        raise Unfinished(refused)
+        except OutputError as refused:
+            error = error or Unfinished(str(refused))
+        report(output, found, fed, compiled, outputs, times, compared, error, shown=not undecided)
+    if error is not None:
+        raise error
 
 
-def refuse_undrawable(
-    path: Path,
-    compiled: CompiledModel,
-    signature: str | None,
-    task: str | None,
-    labels: tuple[str, ...] | None,
-) -> None:
-    """Raises `OutputError` before the run where the outputs' shapes tell already that there will be nothing to draw."""
+def expected_results(
+    compiled: CompiledModel, signature: str | None, labels: tuple[str, ...] | None
+) -> Results | None:
+    """Results with zeros for values, to recognise the task; None where shapes are not known before the run."""
     import numpy as np
 
-    from penstock.cli.answers import Results, recognise
+    from penstock.cli.answers import Results
     from penstock.execution.interface import interface_of
     from penstock.ir.types import static_shape
 
@@ -173,31 +213,13 @@ def refuse_undrawable(
     operands = tuple(compiled.model.operands[i] for i in indexes)
     shapes = [static_shape(o.shape) for o in operands]
     if any(shape is None for shape in shapes):
-        return
+        return None
     arrays = tuple(
         np.broadcast_to(np.zeros((), o.dtype.numpy), shape or ())
         for o, shape in zip(operands, shapes, strict=True)
     )
-    found = task or recognise(
-        Results(
-            compiled.model,
-            operands,
-            tuple(indexes),
-            arrays,
-            labels or model_labels(compiled.model.metadata),
-        )
-    )
-    if found not in DRAWN:
-        raise nothing_to_draw(path, found)
-
-
-def nothing_to_draw(path: Path, task: str) -> OutputError:
-    """What an answer of that task cannot be."""
-    return OutputError(
-        path,
-        f"only a detection, segmentation or pose can be drawn, and this is {task}; a name that "
-        "ends in .npz takes the outputs of any model",
-    )
+    known = labels or model_labels(compiled.model.metadata)
+    return Results(compiled.model, operands, tuple(indexes), arrays, known)
 
 
 def report(
@@ -207,14 +229,22 @@ def report(
     compiled: CompiledModel,
     outputs: Outputs,
     times: dict[str, int],
-    refused: str = "",
+    compared: Comparison | None = None,
+    error: Unfinished | None = None,
+    *,
+    shown: bool = True,
 ) -> None:
-    """The answer, what was assumed on the way, the plan in one line, the time. *refused*: what could not
-    be written, for `--json`.
+    """What was assumed, the answer, notes about how it was read, the plan in one line, the time.
+
+    *compared*: the answers under the schemes that may be meant, which agree. *error*: what the command ends with, for
+    `--json`. *shown*: whether there is an answer to show; `--json` has null for one that decides nothing.
     """
-    notes = [*empty_devices(compiled.plan), *compiled.receipt.notes, *fed.notes, *found.notes]
-    found.show(output)
-    output.notes(notes)
+    before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
+    after = [*empty_devices(compiled.plan), *compiled.receipt.notes, *found.notes]
+    output.notes(before)
+    if shown:
+        found.show(output)
+    output.notes(after)
     output.line(f"plan: {compiled.plan.summary()}", "dim")
     show_cache(output, compiled.receipt)
     show_fallbacks(output, compiled.receipt, outputs.receipt)
@@ -228,58 +258,23 @@ def report(
     output.json(
         {
             "task": found.task,
-            **found.data,
+            **(found.data if shown else dict.fromkeys(found.data)),
+            **({} if compared is None else {"preparations": compared.data()}),
             "inputs": fed.sources,
             "outputs": described,
             "plan": json.loads(compiled.plan.to_json()),
             "receipt": json.loads(outputs.receipt.to_json()),
             "compile_receipt": json.loads(compiled.receipt.to_json()),
-            "notes": notes,
+            "notes": [*before, *after],
             "seconds": {name: ns / 1e9 for name, ns in times.items()},
         }
-        | ({"error": {"type": OutputError.__name__, "message": refused}} if refused else {})
+        | ({} if error is None else {"error": {"type": error_type(error), "message": str(error)}})
     )
 
 
-def write_out(path: Path, found: Answer, fed: Fed, results: Results) -> None:
-    """The outputs as `.npz`, or the picture with the answer drawn into it.
-
-    Raises `OutputError` where there is nothing to draw, and when *path* cannot be written.
-    """
-    if _takes_arrays(path):
-        names = [o.name for o in results.operands]
-        keys = [n if n and names.count(n) == 1 else f"output_{i}" for i, n in enumerate(names)]
-        named = {k: _plain(path, a) for k, a in zip(keys, results.arrays, strict=True)}
-        # Given a name, NumPy adds ".npz" to one that ends in ".NPZ".
-        writing.write(path, lambda: _save(path, named))
-        return
-    drawn = found.draw(fed.picture) if fed.picture is not None else None
-    if drawn is None:
-        raise nothing_to_draw(path, found.task)
-    writing.write(path, lambda: drawn.save(path))
-
-
-def _plain(path: Path, array: NDArray) -> NDArray:
-    """*array* in a form that needs no pickling: strings as bytes of one length."""
-    import numpy as np
-
-    if not array.dtype.hasobject:
-        return array
-    items = array.reshape(-1).tolist()
-    if any(item.endswith(b"\0") for item in items):
-        raise OutputError(path, "strings that end in a zero byte have no form in an .npz file")
-    return np.array(items, "S").reshape(array.shape)
-
-
-def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: Loaded) -> None:
-    """The Chrome trace of load, compile and run, on one clock."""
-    from penstock.compilation.receipt import Span
-    from penstock.compilation.trace import chrome_trace
-
-    load = Span("load", Path(loaded.path).name, None, loaded.start_ns, loaded.load_ns)
-    receipts = [compiled.receipt, outputs.receipt]
-    text = json.dumps(chrome_trace(receipts, compiled.plan, [load]))
-    writing.write(path, lambda: path.write_text(text, "utf-8"))
+def error_type(error: Unfinished) -> str:
+    """The class that `--json` names for what a run ends with after it has printed everything."""
+    return (UsageError if error.code == failures.USAGE else OutputError).__name__
 
 
 def empty_devices(plan: ExecutionPlan) -> list[str]:
@@ -287,14 +282,3 @@ def empty_devices(plan: ExecutionPlan) -> list[str]:
     if not any(step.device == EMPTY_DEVICE for step in plan.steps):
         return []
     return [f"device {EMPTY_DEVICE} computes nothing: the outputs mean nothing"]
-
-
-def _takes_arrays(path: Path) -> bool:
-    return path.suffix.lower() in writing.ARRAYS
-
-
-def _save(path: Path, arrays: dict[str, NDArray]) -> None:
-    import numpy as np
-
-    with path.open("wb") as stream:
-        np.savez(stream, allow_pickle=False, **arrays)

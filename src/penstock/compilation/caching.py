@@ -19,7 +19,7 @@ from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
 from penstock.cache.opened import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.receipt import CacheOutcome, Recorder
-from penstock.errors import FOREIGN, CacheError, DriverError
+from penstock.errors import FOREIGN, CacheError, DriverError, without_frames
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
@@ -114,14 +114,14 @@ class Entry(Struct, frozen=True):
                 cancel=self.config.cancel,
             )
         except CacheError as error:
-            return error
+            return without_frames(error)
         with files:
             try:
                 prepared = call_driver_from_cache(
                     self.device, with_files(self.config, files), self.step
                 )
             except DriverError as error:
-                return error
+                return without_frames(error)
         if not self.directory.touch(self.key.token):
             self.directory.restore(self.record())
         return Obtained(prepared, hit(prepared), False)

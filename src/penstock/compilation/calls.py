@@ -22,8 +22,6 @@ from penstock.hal import (
     Device,
     PrepareConfig,
     PreparedModel,
-    check_constants,
-    mappable_kinds,
 )
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
@@ -35,21 +33,7 @@ def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> P
     """`prepare_model`: whatever else a driver raises or returns is a `GeneralFailure` that names the device."""
     check_interrupts(config)
     own = config_of(step, config)
-    if step.model.pools:
-        _check_constants(device, step)
     return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
-
-
-def _check_constants(device: Device, step: ExecutionStep) -> None:
-    """Raises `GeneralFailure` for constants in memory that *device* does not map, whatever it says itself."""
-    if any(pool.kind for pool in step.model.pools):
-        try:
-            kinds = mappable_kinds(device)
-        except FOREIGN as error:
-            raise GeneralFailure(
-                f"device {device.name} failed in capabilities: {error!r}"
-            ) from error
-        check_constants(step.model, kinds)
 
 
 def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:

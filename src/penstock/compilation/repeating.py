@@ -15,9 +15,18 @@ from msgspec.structs import replace
 from penstock.compilation.calls import call_driver, describe, is_simulated
 from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
-from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, PrepareConfig, Support
+from penstock.hal import (
+    ACCURACY_RANK,
+    AccuracyClass,
+    Device,
+    PrepareConfig,
+    Support,
+    mappable_kinds,
+    refuse_unmapped,
+)
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.support import LAST_RESORT, REFERENCE_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
@@ -32,14 +41,20 @@ def able_devices(
     step: ExecutionStep, devices: Mapping[str, Device], accuracy: AccuracyClass
 ) -> Iterator[tuple[Device, ExecutionStep]]:
     """The devices among *devices* that *step* may fall back on and that support all of it, in order; each
-    with the step as it is there: it may go on to those after it.
+    with the step as it is there: it may go on to those after it. After a reference device in a process of its own comes the
+    one of this process.
     """
-    for place, name in enumerate(step.fallbacks):
+    fallbacks = step.fallbacks
+    if REFERENCE_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
+        fallbacks = (*fallbacks, LAST_RESORT)
+    for place, name in enumerate(fallbacks):
         device = devices.get(name)
         if device is None or name == step.device:
             continue
         if supports_all(device, step, accuracy):
             rest = step.fallbacks[place + 1 :]
+            if name == REFERENCE_DEVICE and getattr(device, "isolated", False):
+                rest = tuple(dict.fromkeys((*rest, LAST_RESORT)))
             yield device, replace(step, device=name, fallbacks=rest, control=None)
         else:
             log.debug("step %d: %s does not support it and cannot repeat it", step.index, name)
@@ -110,13 +125,14 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
     """One answer for each operation of the step; none where the device cannot answer."""
     try:
         answers = list(device.supported_operations(step.model))
+        kinds = mappable_kinds(device)
     except FOREIGN as error:  # a driver may raise anything
-        log.warning("device %s failed in supported_operations: %r", device.name, error)
+        log.warning("device %s could not be asked what it supports: %r", device.name, error)
         return ()
     if len(answers) != len(step.operations) or not all(isinstance(a, Support) for a in answers):
         log.warning("device %s gave something other than one answer an operation", device.name)
         return ()
-    return answers
+    return refuse_unmapped(step.model, answers, kinds)
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:

@@ -48,6 +48,11 @@ class DelegateContext:
         self._graph = graph
 
     @property
+    def graph_id(self) -> int:
+        """A number that no other subgraph of an interpreter has while this one lives."""
+        return id(self._graph)
+
+    @property
     def execution_plan(self) -> tuple[int, ...]:
         """Node indexes in the order in which they run; delegate nodes stand in the place of those they replaced."""
         return self._graph.plan

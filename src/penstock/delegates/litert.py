@@ -13,12 +13,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.distribution import install_command
 from penstock.errors import GeneralFailure
 from penstock.ir import NDArray
 
 PACKAGE: Final = "ai_edge_litert"
 MODULE: Final = f"{PACKAGE}.interpreter"
-INSTALL: Final = "pip install 'penstock[xnnpack]'"
+INSTALL: Final = install_command("xnnpack")
 OWN_NAME: Final = "penstock_litert_interpreter"
 """What LiteRT's module is called where its own name is answered by `penstock.tflite.install_aliases`."""
 
@@ -48,8 +49,8 @@ def _by_place(file: Path) -> ModuleType:
 
 
 class Runner:
-    """A LiteRT interpreter of the file *content* with the one native delegate *native*, ready to run; LiteRT's own kernels
-    compute what the delegate does not take. `GeneralFailure` with LiteRT's words.
+    """A LiteRT interpreter of the file *content* with the one native delegate *native*, ready to run;
+    LiteRT's own kernels compute what the delegate does not take. `GeneralFailure` with LiteRT's words.
     """
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:

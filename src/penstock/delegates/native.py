@@ -45,8 +45,9 @@ class NativeDelegate(Delegate):
 
     A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert, the extra `xnnpack`). It is shown the graph in
     a LiteRT interpreter; the nodes it takes become delegate nodes, each run by a LiteRT interpreter with the delegate,
-    and the rest stays with the runtime. A library's delegate serves one LiteRT interpreter at a time: for more it is
-    created again, with the same options. Shapes are static, as for most native delegates.
+    and the rest stays with the runtime. As in LiteRT, the library makes one delegate, which every interpreter that it is
+    added to shares. Where one graph needs several LiteRT interpreters, the delegate is created again for the others, with
+    the same options. Shapes are static, as for most native delegates.
 
     Raises `DelegateNotLoaded` for a library that cannot be loaded, and where LiteRT is missing; `AttributeError` for a library
     that makes no delegate; `ValueError`, in the library's words, where it refuses to make one.
@@ -65,7 +66,9 @@ class NativeDelegate(Delegate):
         _ = loaded.tflite_plugin_create_delegate
         self.library, self.options = library, dict(options or {})
         self._litert = _litert(library)
-        self._idle = [self._litert.Delegate(library, self.options)]
+        self._natives = [self._litert.Delegate(library, self.options)]
+        self._used: list[tuple[Runner, int]] = []
+        self._library = self._natives[0]._library  # noqa: SLF001  # LiteRT's name, which its programs use
         self.name = PurePath(library).name
         self.reasons: dict[int, str] = {}
         """Why a node of the graph it was added to last was not taken, by node."""
@@ -106,20 +109,23 @@ class NativeDelegate(Delegate):
         finally:
             shown.close()
 
-    def runner(self, content: bytes, num_threads: int | None) -> Runner:
-        """A LiteRT interpreter of *content* with this delegate. `GeneralFailure` with LiteRT's words, or the library's."""
-        native = self._native()
-        try:
-            return Runner(self._litert, content, native, num_threads)
-        except BaseException:
-            self._idle.append(native)
-            raise
+    def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
+        """A LiteRT interpreter of *content*, a part of the graph of that number, with this delegate. `GeneralFailure` with LiteRT's words, or
+        the library's.
+        """
+        runner = Runner(self._litert, content, self._native(graph_id), num_threads)
+        self._used.append((runner, graph_id))
+        return runner
 
     def release(self, runner: Runner) -> None:
-        """The end of *runner*; its delegate serves the next."""
-        native = runner.native
+        """The end of *runner*; its delegate serves the next of its graph."""
+        self._used = [(known, graph_id) for known, graph_id in self._used if known is not runner]
         runner.close()
-        self._idle.append(native)
+
+    def _get_native_delegate_pointer(self) -> int:
+        """The `TfLiteDelegate *`, as LiteRT's delegate gives it; it lives as long as this object."""
+        pointer: int = self._natives[0]._get_native_delegate_pointer()  # noqa: SLF001  # LiteRT's name
+        return pointer
 
     def _offered(self, context: DelegateContext) -> list[int]:
         """The nodes that can be shown to it."""
@@ -144,11 +150,13 @@ class NativeDelegate(Delegate):
             return False
         return True
 
-    def _native(self) -> Any:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._litert.Delegate(self.library, self.options)
+    def _native(self, graph_id: int) -> Any:
+        """LiteRT's delegate for another part of a graph: the first that serves none of it."""
+        for native in self._natives:
+            if not any(r.native is native and other == graph_id for r, other in self._used):
+                return native
+        self._natives.append(self._litert.Delegate(self.library, self.options))
+        return self._natives[-1]
 
 
 class Shown:
@@ -160,7 +168,9 @@ class Shown:
         self._delegate = delegate
         part = context.partition_model(nodes)
         self._nodes = part.nodes
-        self._runner: Runner | None = delegate.runner(written(part), context.num_threads)
+        self._runner: Runner | None = delegate.runner(
+            written(part), context.num_threads, context.graph_id
+        )
 
     def taken(self) -> list[int]:
         """The nodes that the delegate takes. `GeneralFailure` where LiteRT's are not those that were written."""
@@ -198,7 +208,7 @@ class NativeKernel(DelegateKernel):
         self._part = context.partition_model(params.nodes)
         content = written(self._part)
         self._runner: Runner | None = shown.handed_over(content) or delegate.runner(
-            content, context.num_threads
+            content, context.num_threads, context.graph_id
         )
         if left := self._runner.count - len(self._runner.taken):
             text = (

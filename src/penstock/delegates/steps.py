@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
@@ -16,14 +15,12 @@ from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank
 from penstock.errors import (
     DelegateError,
-    MissedDeadlinePersistent,
     ModelError,
     PlacementError,
     StateError,
 )
 from penstock.execution import CompiledModel, State
 from penstock.execution.bound import BoundRun
-from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes
@@ -308,7 +305,7 @@ class EnterStep:
         """Its subgraphs have memory of their own."""
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Puts what the subgraphs give into *values*. `MissedDeadlinePersistent` where a loop does not end."""
+        """Puts what the subgraphs give into *values*."""
         given = [self._value(i, values) for i in self._inputs]
         first, second = self._targets
         if self._is_loop:
@@ -327,12 +324,8 @@ class EnterStep:
         """Its subgraphs are the interpreter's."""
 
     def _loop(self, condition: int, body: int, given: list[NDArray]) -> list[NDArray]:
-        latest = time.monotonic_ns() + MAXIMUM_LOOP_TIMEOUT_NS
         while np.all(self._subgraphs.run(condition, given)[0]):
             given = self._subgraphs.run(body, given)
-            if time.monotonic_ns() > latest:
-                seconds = MAXIMUM_LOOP_TIMEOUT_NS / 1e9
-                raise MissedDeadlinePersistent(f"a loop took longer than {seconds:g} s")
         return given
 
     def _value(self, operand: int, values: dict[int, NDArray]) -> NDArray:

@@ -63,7 +63,9 @@ class DelegateTensor:
 
     @property
     def buffer_handle(self) -> int:
-        """The buffer it lies in, NULL_BUFFER_HANDLE for none. A kernel may set that of a tensor which is its delegate's."""
+        """The buffer it lies in, NULL_BUFFER_HANDLE for none. A kernel may set that of a tensor which is its delegate's: the
+        buffer that it replaces is freed (`Delegate.free_buffer_handle`) when the kernel returns, unless a tensor lies in it then.
+        """
         return self._tensors.handle(self.index)
 
     @buffer_handle.setter

@@ -56,6 +56,7 @@ class Tensors:
         self.current: Delegate | None = None
         self._graph: Callable[[], DelegatedGraph | None] = lambda: None
         self._buffered: dict[int, Buffered] = {}
+        self._replaced: list[tuple[Delegate, int]] = []
         self._writable: Collection[int] = ()
         self._added: dict[int, tuple[DType, NDArray]] = {}
         self._next = len(catalog.tensors)
@@ -137,9 +138,14 @@ class Tensors:
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """A kernel's own way to say where its tensor lies; the buffer it lay in before stays the kernel's business."""
+        """A delegate's own way to say where its tensor lies. The buffer that the tensor lay in before is freed when the
+        delegate's code returns, unless a tensor lies in it then.
+        """
         buffered = self._own(index)
-        buffered.handle, buffered.lent = _checked(handle), False
+        number = _checked(handle)
+        if buffered.owner is not None and buffered.handle not in (NULL_BUFFER_HANDLE, number):
+            self._replaced.append((buffered.owner, buffered.handle))
+        buffered.handle, buffered.lent = number, False
 
     def set_stale(self, index: int, stale: bool) -> None:
         buffered = self._own(index)
@@ -274,12 +280,14 @@ class Tensors:
 
     @contextmanager
     def acting(self, delegate: Delegate) -> Iterator[None]:
-        """Names the delegate whose code is under way."""
+        """Names the delegate whose code is under way. Buffers that it took its tensors out of are freed afterwards."""
         before, self.current = self.current, delegate
         try:
             yield
         finally:
             self.current = before
+            if before is None:
+                self._free_replaced()
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
         """Frees the buffers of *owners*; those that the user named only with *lent_too*. What was only there is lost."""
@@ -303,6 +311,7 @@ class Tensors:
     def forget(self) -> None:
         """Forgets all buffers without freeing them: they are another process's."""
         self._buffered.clear()
+        self._replaced.clear()
 
     def _copy_to_buffer(self, index: int, buffered: Buffered, delegate: Delegate) -> None:
         if not overrides(delegate, "copy_to_buffer_handle"):
@@ -316,8 +325,21 @@ class Tensors:
         """Takes a tensor out of its buffer, which is freed unless others lie in it."""
         owner, handle = buffered.owner, buffered.handle
         buffered.handle = NULL_BUFFER_HANDLE
-        others = any(b.owner is owner and b.handle == handle for b in self._buffered.values())
-        if owner is not None and handle != NULL_BUFFER_HANDLE and not others:
+        if owner is not None and handle != NULL_BUFFER_HANDLE:
+            self._free_unused(owner, handle)
+
+    def _free_replaced(self) -> None:
+        """Frees the buffers that were replaced while a delegate's code ran, each once."""
+        replaced, self._replaced = self._replaced, []
+        freed: set[tuple[int, int]] = set()
+        for owner, handle in replaced:
+            if (id(owner), handle) not in freed:
+                freed.add((id(owner), handle))
+                self._free_unused(owner, handle)
+
+    def _free_unused(self, owner: Delegate, handle: int) -> None:
+        """Frees a buffer that no tensor lies in any more."""
+        if not any(b.owner is owner and b.handle == handle for b in self._buffered.values()):
             free = owner.free_buffer_handle
             release(owner, "free_buffer_handle", free, self.context, handle)
 

@@ -9,7 +9,7 @@ from penstock.engines.site import QUANTIZED, Refused, Site
 from penstock.engines.types import F32
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
-from penstock.ir import DType, Model
+from penstock.ir import DType, Model, Operation
 
 if TYPE_CHECKING:
     from penstock.engines.unrolling import Unrolled
@@ -18,7 +18,7 @@ UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
 """Operations that turn the last bit of a float into a position."""
 
 LEFT_OUT: Final = {
-    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime stops it in time",
+    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime ends it with its run",
 }
 """Why operations are not taken as they stand by engines that take what they are `flattened` to."""
 
@@ -45,16 +45,16 @@ def answered(
 
     What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
     """
-    unsteady = _read_by_unsteady(sites)
+    unsteady = read_by_unsteady([site.operation for site in sites])
     return [_answer(site, judge, _known(site, unsteady, best)) for site in sites]
 
 
-def _read_by_unsteady(sites: Sequence[Site]) -> set[int]:
-    """The operands from which an unsteady operation computes."""
+def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
+    """The operands from which an unsteady one of *operations* computes, directly or not."""
     reached: set[int] = set()
-    for site in reversed(sites):
-        if site.operation.key in UNSTEADY or reached.intersection(site.output_indexes):
-            reached.update(site.input_indexes)
+    for operation in reversed(operations):
+        if operation.key in UNSTEADY or reached.intersection(operation.outputs):
+            reached.update(operation.inputs)
     return reached
 
 

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
+
+from penstock.hal import Capabilities
 
 CPUINFO_BYTES: Final = 1 << 14
 FEATURE_PREFIXES: Final = (
     "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
 )  # fmt: skip
 """Of the processor's flags those that a compiler or a choice of kernels may look at."""
+
+
+DERIVED: Final = (
+    "each operation compared with TFLite's reference kernels, on drawn values, on the recorded inputs of networks, and on "
+    "crops of pictures"
+)
+"""How drivers came to the accuracy classes that they declare."""
+
+
+def derived_with(
+    capabilities: Capabilities, engine: str, derived: str, installed: str
+) -> Capabilities:
+    """*capabilities* with `accuracy_basis` and `accuracy_doubt`, for classes that were *derived* with one version of *engine* where
+    another may be *installed* ("": none is). Versions are alike where the numbers that *derived* has are.
+    """
+    basis, doubt = f"{engine} {derived}: {DERIVED}", ""
+    numbers = re.split(r"[.+-]", installed)
+    if installed and numbers[: derived.count(".") + 1] != derived.split("."):
+        doubt = (
+            f"its accuracy classes were derived with {engine} {derived}; {installed} is installed, with which they were "
+            "not tried ('penstock compare' does so for a model)"
+        )
+    return replace(capabilities, accuracy_basis=basis, accuracy_doubt=doubt)
 
 
 @functools.cache

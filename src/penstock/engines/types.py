@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from penstock.engines.site import QUANTIZED, Refused, Site, require
@@ -11,14 +12,56 @@ from penstock.ir import DType, Operand
 
 F32: Final = DType.FLOAT32
 
+LEAST_SCALE: Final = 1e-9
+GREATEST_SCALE: Final = 1e4
+"""Scales of values in networks lie between these, with orders of magnitude to spare. Beyond them kernels overflow, or end the
+process.
+"""
+
+GREATEST_RATIO: Final = 2.0**20
+"""Of input to output scales: a multiplier that leaves products of 8-bit values within 32 bits, with bits to spare."""
+
 
 def one_scale(operand: Operand) -> tuple[float, int]:
     """Scale and zero point of an activation quantised as a whole."""
     quantization = operand.quantization
-    if quantization is None or quantization.scale <= 0:
+    if quantization is None:
         raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
     require(not quantization.per_channel, "activations quantised by channel are not computed here")
+    is_usual = LEAST_SCALE <= quantization.scale <= GREATEST_SCALE
+    require(is_usual, f"values of the scale {quantization.scale:g}, which no network has")
     return quantization.scale, quantization.zero_point
+
+
+SHARES: Final = {
+    DType.INT8: (1 / 256, -128),
+    DType.UINT8: (1 / 256, 0),
+    DType.INT16: (1 / 32768, 0),
+}
+"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for given."""
+
+
+def require_shares(output: Operand) -> None:
+    """Refuses a quantised SOFTMAX whose output is in other steps than `SHARES`."""
+    expected = one_scale(output) == SHARES.get(output.dtype)
+    require(expected, "shares that are not in the scale TFLite has for them")
+
+
+def one_scale_a_channel(site: Site, weights: int) -> None:
+    """Refuses weights at input *weights* with more scales than the output has channels, which TFLite leaves out."""
+    quantization = site.input(weights).quantization
+    if quantization is not None:
+        count = len(quantization.scales)
+        require(count in {1, site.output_shape()[-1]}, f"{count} scales of weights")
+
+
+def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None:
+    """Refuses quantised operands whose scales are so far apart that TFLite's fixed point overflows, which engines do not."""
+    scales = [one_scale(o)[0] for o in given]
+    greatest = max([math.prod(scales), *scales])
+    for operand in made:
+        ratio = greatest / one_scale(operand)[0]
+        require(ratio < GREATEST_RATIO, "scales so far apart that TFLite's arithmetic overflows")
 
 
 def activation(site: Site, known: Iterable[str]) -> str:
@@ -43,7 +86,7 @@ def activations(
     for operand in operands:
         if operand.dtype not in QUANTIZED:
             site.refuse_types()
-        one_scale(operand)
+    _check_multiplier([o for o in given if o is not None], site.outputs)
     return quantized
 
 

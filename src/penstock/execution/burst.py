@@ -30,6 +30,7 @@ from penstock.ir import NDArray
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
     from penstock.execution.state import State
+    from penstock.hal import ExtensionAttribute
 
 
 class Burst(Closing):
@@ -85,6 +86,7 @@ class Burst(Closing):
         measure: bool = False,
         priority: Priority | None = None,
         loop_timeout: float | None = None,
+        extension_attributes: Sequence[ExtensionAttribute] = (),
         **named: Any,
     ) -> Outputs:
         """Runs once; the outputs hold until the next run of this burst.
@@ -114,8 +116,11 @@ class Burst(Closing):
                 or priority is not None
                 or loop_timeout is not None
                 or measure is not False
+                or extension_attributes
             ):
-                config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+                config = compiled._config(
+                    timeout, cancel, measure, priority, loop_timeout, extension_attributes
+                )
             results = None
             if self._awaited is not None and self._awaited.is_over():
                 compiled._welcome()

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
-    from penstock.hal import Fence, MemoryPreference
+    from penstock.hal import ExtensionAttribute, Fence, MemoryPreference
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
     from penstock.memory.buffer import DeviceBuffer
@@ -149,6 +149,7 @@ class CompiledModel(Closing):
         measure: bool = False,
         priority: Priority | None = None,
         loop_timeout: float | None = None,
+        extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> Outputs:
         """Runs once.
 
@@ -160,8 +161,9 @@ class CompiledModel(Closing):
         model's default State. *timeout* is in seconds. *measure* asks drivers to time their kernels, which
         the receipt's steps then have, where the driver can. *priority* is for this run instead of the one the model was
         compiled with: where a device takes only so many executions at a time, those of higher priority go first.
-        *loop_timeout*, in seconds, bounds each evaluation of a WHILE (NNAPI section 7.3): 2 by default, 15 at most;
-        past it the run raises `MissedDeadlineTransient`.
+        *loop_timeout*, in seconds, bounds each evaluation of a WHILE by itself; without it a loop ends only with the run;
+        past it the run raises `MissedDeadlineTransient`. *extension_attributes* are hints of vendors' extensions to every
+        driver that is called; drivers ignore what they do not know.
 
         Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that are needed, for an array
         of *out* too small for an output whose shape only the run tells; past the timeout
@@ -185,8 +187,11 @@ class CompiledModel(Closing):
                 or priority is not None
                 or loop_timeout is not None
                 or measure is not False
+                or extension_attributes
             ):
-                config = self._config(timeout, cancel, measure, priority, loop_timeout)
+                config = self._config(
+                    timeout, cancel, measure, priority, loop_timeout, extension_attributes
+                )
             ready = self._ready
             arrays = None if ready is None or dequantize else ready.arrays(inputs)
             plain = arrays is not None
@@ -417,10 +422,13 @@ class CompiledModel(Closing):
         measure: bool,
         priority: Priority | None,
         loop_timeout: float | None,
+        extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> ExecutionConfig:
         from penstock.execution.quality import execution_config
 
-        config = execution_config(self._plain, timeout, cancel, measure, priority, loop_timeout)
+        config = execution_config(
+            self._plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
+        )
         if config.priority != self._plain.priority:
             self._base.expect(config.priority)
         return config

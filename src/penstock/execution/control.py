@@ -15,17 +15,19 @@ from penstock.errors import Cancelled, DriverError, MissedDeadline, MissedDeadli
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.execution.copying import copied, copy_over
 from penstock.execution.fallback import Fallbacks
-from penstock.execution.trace import InnerSteps, StepTrace, Trace
+from penstock.execution.trace import InnerSteps, StepTrace, Trace, fold_copies
 from penstock.execution.transfer import ports_of
 from penstock.execution.variant import Variant
 from penstock.hal import DONE, Device, ExecutionConfig, PrepareConfig, Priority
-from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
 
 BETWEEN: Final = ("host", "host")
+
+MOST_COPIES: Final = 1000
+"""Copies of the rounds of a loop that are kept one by one: a loop may have any number of rounds."""
 
 
 class ControlRunner:
@@ -169,14 +171,18 @@ class ControlRunner:
         trace: Trace,
         folded: InnerSteps,
     ) -> None:
-        limit = min(config.loop_timeout_ns, MAXIMUM_LOOP_TIMEOUT_NS)
+        limit = config.loop_timeout_ns
         began, carried = time.monotonic_ns(), given
         while _first(self._run(0, carried, None, config, trace, folded)[0]):
-            if time.monotonic_ns() - began > limit:
+            if limit is not None and time.monotonic_ns() - began > limit:
                 raise MissedDeadlineTransient(
                     f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
                 )
+            if config.cancel is not None:
+                config.cancel.check()
             carried = self._run(1, carried, None, config, trace, folded)
+            if len(trace.copies) > MOST_COPIES:
+                fold_copies(trace.copies)
         step = self.prepared.step.index
         # Whatever the body only hands through is still the caller's, a constant, or there twice.
         taken = {id(array) for array in given}

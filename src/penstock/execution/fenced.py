@@ -33,6 +33,7 @@ from penstock.hal import (
     CancelToken,
     EventFence,
     ExecutionConfig,
+    ExtensionAttribute,
     Fence,
     Priority,
 )
@@ -136,6 +137,7 @@ def start_fenced(
     measure: bool = False,
     priority: Priority | None = None,
     loop_timeout: float | None = None,
+    extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> FencedRun:
     """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
 
@@ -152,7 +154,9 @@ def start_fenced(
     the run's.
     """
     _check(compiled, wait_for, timeout_after_fence)
-    config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+    config = compiled._config(
+        timeout, cancel, measure, priority, loop_timeout, extension_attributes
+    )
     run = FencedRun()
 
     def work() -> None:
@@ -179,10 +183,13 @@ def run_fenced(
     measure: bool = False,
     priority: Priority | None = None,
     loop_timeout: float | None = None,
+    extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> Outputs:
     """As `start_fenced`, in the calling thread: returns, or raises, when the run has ended."""
     _check(compiled, wait_for, timeout_after_fence)
-    config = compiled._config(timeout, cancel, measure, priority, loop_timeout)
+    config = compiled._config(
+        timeout, cancel, measure, priority, loop_timeout, extension_attributes
+    )
     return _run(compiled, inputs, wait_for, out, state, config, timeout_after_fence)
 
 
@@ -242,6 +249,7 @@ def _run_behind(
     behind = replace(config, cancel=token)
     if state is not None or not _may_chain(compiled, config, wait_for, after, (inputs, out)):
         await_fences(wait_for, behind)
+        loop_ns = config.loop_timeout_ns
         return compiled.run(
             inputs,
             out,
@@ -250,7 +258,8 @@ def _run_behind(
             cancel=config.cancel,
             measure=config.measure,
             priority=config.priority,
-            loop_timeout=config.loop_timeout_ns / 1e9,
+            loop_timeout=None if loop_ns is None else loop_ns / 1e9,
+            extension_attributes=config.attributes,
         )
     with compiled._gate:
         trace = Trace()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import time
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.errors import InputError
-from penstock.execution.variant import deadline_of, is_number
+from penstock.arguments import check_kind
+from penstock.errors import InputError, InvalidArgument
+from penstock.execution.variant import LONGEST_SECONDS, deadline_of, is_number
 from penstock.hal import (
-    MAXIMUM_LOOP_TIMEOUT_NS,
     PRIORITIES,
     CancelToken,
     ExecutionConfig,
+    ExtensionAttribute,
     Priority,
 )
+from penstock.hal.extensions import check_attributes
 
 
 def execution_config(
@@ -25,6 +27,7 @@ def execution_config(
     measure: bool,
     priority: Priority | None,
     loop_timeout: float | None,
+    extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> ExecutionConfig:
     """*plain* with what the caller asks for; times are in seconds.
 
@@ -45,15 +48,29 @@ def execution_config(
         cancel=cancel,
         priority=priority,
         loop_timeout_ns=_loop_timeout(loop_timeout, plain.loop_timeout_ns),
+        attributes=checked_attributes(extension_attributes),
     )
 
 
-def _loop_timeout(seconds: object, default: int) -> int:
-    """Nanoseconds, no more than a driver may be asked to wait."""
+def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[ExtensionAttribute, ...]:
+    """*attributes* as drivers get them; `InputError` for what no driver need look at."""
+    check_kind(
+        attributes,
+        (tuple, list),
+        "extension_attributes is a list of penstock.hal.ExtensionAttribute",
+    )
+    if attributes:
+        try:
+            check_attributes(attributes)
+        except InvalidArgument as error:
+            raise InputError(f"extension_attributes: {error}") from None
+    return tuple(attributes)
+
+
+def _loop_timeout(seconds: object, default: int | None) -> int | None:
+    """Nanoseconds; None where only the run's deadline and its cancellation end a loop."""
     if seconds is None:
         return default
     if not is_number(seconds) or seconds <= 0:
         raise InputError(f"loop_timeout must be a number of seconds above 0, not {seconds!r}")
-    if math.isinf(seconds):
-        return MAXIMUM_LOOP_TIMEOUT_NS
-    return min(int(seconds * 1e9), MAXIMUM_LOOP_TIMEOUT_NS)
+    return int(seconds * 1e9) if seconds <= LONGEST_SECONDS else None

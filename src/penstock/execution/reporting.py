@@ -96,8 +96,15 @@ def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
 
 
 def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
-    """What the cache did for the step's compile, with what has become of a late write by now."""
+    """What the cache did for the step's compile, with what has become of a late write by now: of the first one, or of one that
+    is to put a better form in the place of what was saved or loaded.
+    """
     told = prepared.receipt.cache
-    if told.not_saved != TO_BE_WRITTEN or (report := report_of(prepared.prepared)).later:
+    if told.not_saved not in {"", TO_BE_WRITTEN}:
         return told
-    return replace(told, saved=report.save != "failed", not_saved=report.reason)
+    report = report_of(prepared.prepared)
+    if report.later:
+        return replace(told, not_saved=report.reason) if report.reason else told
+    if told.not_saved:
+        return replace(told, saved=report.save != "failed", not_saved=report.reason)
+    return replace(told, not_saved=report.reason) if report.save == "failed" else told

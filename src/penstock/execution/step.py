@@ -294,7 +294,7 @@ class StepRunner(LaneUser):
         found = noted("execute", self.prepared.step, self.prepared.device, error, values)
         spent = perf_counter_ns() - began
         for failure in found:
-            for operand, array in zip(self._inputs, failure.inputs, strict=False):
+            for operand, array in zip(self._inputs, failure.inputs or (), strict=False):
                 route, at = ("host", "capsule"), self._ports.step
                 trace.copies.append(
                     CopyReceipt(array.nbytes, *route, KEPT, at, operand, began, spent)

@@ -52,6 +52,40 @@ class InnerSteps:
                 known.wall_ns += spent
 
 
+class FoldedCopy(CopyReceipt, frozen=True):
+    """Equal copies of several rounds of a loop as one: *nbytes* and *wall_ns* are sums, *start_ns* is that of the first."""
+
+    def __post_init__(self) -> None:
+        """Each of the copies was told of when it was made."""
+
+
+def fold_copies(copies: list[CopyReceipt]) -> None:
+    """Replaces the copies of one reason between the same places by their sum, in place."""
+    groups: dict[tuple[object, ...], list[CopyReceipt]] = {}
+    for copy in copies:
+        key = (copy.source, copy.destination, copy.reason, copy.step, copy.operand)
+        groups.setdefault(key, []).append(copy)
+    copies.clear()
+    for first, *others in groups.values():
+        if not others:
+            copies.append(first)
+            continue
+        nbytes, wall_ns = first.nbytes, first.wall_ns
+        for other in others:
+            nbytes, wall_ns = nbytes + other.nbytes, wall_ns + other.wall_ns
+        folded = FoldedCopy(
+            nbytes=nbytes,
+            source=first.source,
+            destination=first.destination,
+            reason=first.reason,
+            step=first.step,
+            operand=first.operand,
+            start_ns=first.start_ns,
+            wall_ns=wall_ns,
+        )
+        copies.append(folded)
+
+
 class Trace(Struct):
     """What one run has done so far. *failures* are those at the step that nothing could repeat by itself; *notes* are put
     into the receipt as they read when it is made.

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     )
     from penstock.hal.config import (
         BYTE_SIZE_OF_CACHE_TOKEN,
-        DEFAULT_LOOP_TIMEOUT_NS,
         MAX_NUMBER_OF_CACHE_FILES,
-        MAXIMUM_LOOP_TIMEOUT_NS,
         NO_TOKEN,
         PREFERENCES,
         PRIORITIES,
@@ -39,8 +37,10 @@ if TYPE_CHECKING:
         ProgressCallback,
         ProgressEvent,
     )
+    from penstock.hal.constants import check_constants, refuse_unmapped
     from penstock.hal.descriptors import DescriptorFence, FenceSignal, as_descriptor, fence_pair
     from penstock.hal.device import HAL_VERSION, Device, DeviceBase
+    from penstock.hal.extensions import Extension, ExtensionAttribute, ExtensionOperandType
     from penstock.hal.fence import EventFence, Fence, FenceStatus, MergedFence, status_of
     from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
     from penstock.hal.prepared import (
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     )
     from penstock.hal.roles import Allocation, ManagedRole, validate_allocate
     from penstock.hal.validate import (
-        check_constants,
         check_deadline,
         validate_fenced,
         validate_prepare,
@@ -85,10 +84,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ACCURACY_RANK",
     "BYTE_SIZE_OF_CACHE_TOKEN",
-    "DEFAULT_LOOP_TIMEOUT_NS",
     "DONE",
     "HAL_VERSION",
-    "MAXIMUM_LOOP_TIMEOUT_NS",
     "MAX_NUMBER_OF_CACHE_FILES",
     "NO_CACHE_REPORT",
     "NO_TIMING",
@@ -116,6 +113,9 @@ __all__ = [
     "EventFence",
     "ExecutionConfig",
     "ExecutionResult",
+    "Extension",
+    "ExtensionAttribute",
+    "ExtensionOperandType",
     "Fence",
     "FenceSignal",
     "FenceStatus",
@@ -153,6 +153,7 @@ __all__ = [
     "fence_pair",
     "mappable_kinds",
     "preferred_memory",
+    "refuse_unmapped",
     "status_of",
     "validate_allocate",
     "validate_fenced",
@@ -168,14 +169,16 @@ __getattr__ = lazily(
         "buffer": "Buffer BufferDesc BufferRole",
         "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType "
         "MemoryPreference PerformanceInfo Support mappable_kinds preferred_memory",
-        "config": "BYTE_SIZE_OF_CACHE_TOKEN DEFAULT_LOOP_TIMEOUT_NS MAX_NUMBER_OF_CACHE_FILES MAXIMUM_LOOP_TIMEOUT_NS NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
+        "config": "BYTE_SIZE_OF_CACHE_TOKEN MAX_NUMBER_OF_CACHE_FILES NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
+        "constants": "check_constants refuse_unmapped",
         "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair",
         "device": "HAL_VERSION Device DeviceBase",
+        "extensions": "Extension ExtensionAttribute ExtensionOperandType",
         "fence": "EventFence Fence FenceStatus MergedFence status_of",
         "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
         "roles": "Allocation ManagedRole validate_allocate",
-        "validate": "check_constants check_deadline validate_fenced validate_prepare validate_prepare_config validate_request validate_support",
+        "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request validate_support",
     },
 )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import msgspec
 
+from penstock.hal.extensions import Extension, fault_of_extensions
+
 if TYPE_CHECKING:
     from penstock.hal.device import Device
 
@@ -79,12 +81,18 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     families: tuple[str, ...] = ()
     """Names of the hardware and engine families the device belongs to ("cuda", "hexagon", "neural_engine"), for who
     looks for one of a kind rather than for one by name."""
-    rounds_for_class: bool = False
-    """Whether quantised operations that it claims in `faithful` are computed otherwise, and faster, for who asks for
-    `stepwise`, or some are claimed in that class alone: tuning then measures it in both (`penstock.runtime.trial`)."""
+    extensions: tuple[Extension, ...] = ()
+    """The vendor extensions whose operations and operand types the device knows. It is never asked for operations of any
+    other (NNAPI section 8.6)."""
     simulated: bool = False
     """Whether something else computes in the place of the hardware that the device speaks for: a test double, or a
     simulator. Receipts say so of each step that ran on it, and whoever looks for a kind of device takes it last."""
+
+    accuracy_basis: str = ""
+    """Which version of the engine the declared accuracy classes were derived with, and how, in words."""
+    accuracy_doubt: str = ""
+    """Why the declared classes may not hold here: another version of the engine is installed. Empty where it is the one that
+    they were derived with. `penstock doctor`, plans and receipts quote it."""
 
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
         """The cost of operations whose first input has this element type."""
@@ -102,6 +110,9 @@ class MemoryPreference(msgspec.Struct, frozen=True):
 
 PADDING_FROM_LEVEL: Final = 5
 HARDWARE_BUFFERS_FROM_LEVEL: Final = 3
+DOMAINS_FROM_LEVEL: Final = 4
+"""The first feature level with memory of a device's own: HAL 1.3 (NNAPI sections 5.1 and 6.4). A device below it is never asked
+for any."""
 
 
 def preferred_memory(device: Device) -> MemoryPreference:
@@ -144,7 +155,7 @@ def checked(capabilities: Capabilities) -> Capabilities:
     """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct checks nothing when
     it is made. Raises `msgspec.ValidationError`, which names the field, and `TypeError` for a value of no kind.
     """
-    if all(
+    if capabilities.extensions == () and all(
         _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))
         for name in Capabilities.__struct_fields__
     ):
@@ -173,7 +184,7 @@ def fault_of(capabilities: Capabilities) -> str | None:
             return f"{name} is {value}, which is below 0"
     if not (rate := capabilities.transfer_bytes_per_second) > 0:
         return f"transfer_bytes_per_second is {rate:g}, which is no positive number"
-    return None
+    return fault_of_extensions(capabilities.extensions) if capabilities.extensions else None
 
 
 def _costs(capabilities: Capabilities) -> Iterator[tuple[str, PerformanceInfo]]:

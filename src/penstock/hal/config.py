@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.errors import Cancelled
 from penstock.hal.capabilities import AccuracyClass
+from penstock.hal.extensions import ExtensionAttribute
 
 Preference: TypeAlias = Literal["low_power", "fast_single_answer", "sustained_speed"]
 Priority: TypeAlias = Literal["low", "medium", "high"]
@@ -19,8 +20,6 @@ PRIORITIES: Final[tuple[Priority, ...]] = ("low", "medium", "high")
 
 BYTE_SIZE_OF_CACHE_TOKEN: Final = 32
 MAX_NUMBER_OF_CACHE_FILES: Final = 32
-DEFAULT_LOOP_TIMEOUT_NS: Final = 2_000_000_000
-MAXIMUM_LOOP_TIMEOUT_NS: Final = 15_000_000_000
 
 NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
 """The token that comes with empty cache-handle lists; drivers ignore it (NNAPI section 2.3)."""
@@ -79,7 +78,8 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
     meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this driver
     alone: one that keeps handles to write later duplicates it too and locks it while it writes
     (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy* is the class asked for, *num_threads*
-    None leaves the number to the driver. *progress* and *cancel* are handles.
+    None leaves the number to the driver. *attributes* are hints to this device for extensions that it offers.
+    *progress* and *cancel* are handles.
     """
 
     preference: Preference = "fast_single_answer"
@@ -93,6 +93,7 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: AccuracyClass = "faithful"
     num_threads: int | None = None
     options: tuple[tuple[str, str], ...] = ()
+    attributes: tuple[ExtensionAttribute, ...] = ()
     progress: ProgressCallback | None = None
     cancel: CancelToken | None = None
 
@@ -100,12 +101,14 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of one execution.
 
-    *deadline_ns* is a `time.monotonic_ns()` value; *loop_timeout_ns* bounds each WHILE (values above
-    15 s are clamped); *measure* asks for timing in the result.
+    *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a WHILE by itself; with
+    None only the deadline and *cancel* end a loop. *measure* asks for timing in the result. *attributes* are hints as in `PrepareConfig`, for
+    this execution.
     """
 
     deadline_ns: int | None = None
-    loop_timeout_ns: int = DEFAULT_LOOP_TIMEOUT_NS
+    loop_timeout_ns: int | None = None
     measure: bool = False
     priority: Priority = "medium"
+    attributes: tuple[ExtensionAttribute, ...] = ()
     cancel: CancelToken | None = None

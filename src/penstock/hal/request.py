@@ -16,7 +16,7 @@ import numpy as np
 from penstock.ir import DataLocation, NDArray
 
 
-class Memory(msgspec.Struct, frozen=True):
+class Memory(msgspec.Struct, frozen=True, weakref=True):
     """A shareable region, unmapped (NNAPI HAL `hidl_memory`).
 
     *name* says what *handle* is and how to map it: "ashmem" and "mmap_fd" have a file descriptor

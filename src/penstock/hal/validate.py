@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Container, Iterable, Sequence
-from itertools import chain
-from typing import Final
+from collections.abc import Container, Sequence
 
 from penstock.errors import GeneralFailure, InvalidArgument, MissedDeadlinePersistent, counted
 from penstock.hal.capabilities import ACCURACY_RANK, Support
@@ -20,6 +18,8 @@ from penstock.hal.config import (
     ExecutionConfig,
     PrepareConfig,
 )
+from penstock.hal.constants import IMAGE, check_constants
+from penstock.hal.extensions import check_attributes
 from penstock.hal.request import (
     HostMemory,
     NoValue,
@@ -29,11 +29,8 @@ from penstock.hal.request import (
     RequestArgument,
     TokenArgument,
 )
-from penstock.ir import DType, Lifetime, Model, Operand, Variable
+from penstock.ir import DType, Lifetime, Model, Operand
 from penstock.ir.types import is_static
-
-IMAGE: Final = "hardware_buffer"
-"""The memory whose layout only its driver knows: it has no bytes to point into (NNAPI section 6.3)."""
 
 
 def validate_prepare(
@@ -41,32 +38,14 @@ def validate_prepare(
 ) -> None:
     """Checks what `Device.prepare_model` is given. The model itself is valid by construction.
 
-    Raises `GeneralFailure` for constants in shareable memory of a kind that is not among the device's *memory_kinds*,
-    if it names them (NNAPI section 6.3).
+    Raises `GeneralFailure` for operations that read constants in shareable memory of a kind that is not among the device's
+    *memory_kinds*, if it names them: those that `refuse_unmapped` says no to (NNAPI section 6.3).
     """
     if not isinstance(model, Model):
         raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
     validate_prepare_config(config)
     if memory_kinds is not None:
         check_constants(model, memory_kinds)
-
-
-def check_constants(model: Model, memory_kinds: Container[str]) -> None:
-    """Raises `GeneralFailure` where constants of *model* lie in memory of another kind, or in an image."""
-    foreign = {
-        number: pool.kind
-        for number, pool in enumerate(model.pools)
-        if pool.kind and (pool.kind not in memory_kinds or pool.kind == IMAGE)
-    }
-    if not foreign:
-        return
-    operands = chain.from_iterable(subgraph.operands for subgraph in model.subgraphs)
-    items: Iterable[Operand | Variable] = chain(model.variables, operands)
-    for item in items:
-        if item.location is not None and item.location.pool in foreign:
-            raise GeneralFailure(
-                f"constant {item.name!r} lies in {foreign[item.location.pool]} memory, which this device does not map"
-            )
 
 
 def validate_support(model: Model, answers: Sequence[Support]) -> None:
@@ -96,6 +75,8 @@ def validate_prepare_config(config: PrepareConfig) -> None:
             raise InvalidArgument(f"{label} has {len(value)} bytes, not {BYTE_SIZE_OF_CACHE_TOKEN}")
     if config.num_threads is not None and config.num_threads < 1:
         raise InvalidArgument(f"num_threads is {config.num_threads}; at least 1 is needed")
+    if config.attributes:
+        check_attributes(config.attributes)
     check_deadline(config.deadline_ns)
 
 
@@ -126,6 +107,8 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
         _check(operands[entry.inputs[position]], argument, request, "input", position)
     for position, argument in enumerate(request.outputs):
         _check(operands[entry.outputs[position]], argument, request, "output", position)
+    if config.attributes:
+        check_attributes(config.attributes)
     if config.deadline_ns is not None:
         check_deadline(config.deadline_ns)
 

@@ -33,7 +33,7 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
-from penstock.ipc.constants import descriptor_of
+from penstock.ipc.constants import sealed_place
 from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
 from penstock.ipc.standstill import Standstill
 from penstock.ipc.text import printable
@@ -428,6 +428,10 @@ class DeviceChannel:
         """See `Session.gone`."""
         return self.session.gone
 
+    def end(self, reason: str) -> None:
+        """See `Session.end`."""
+        self.session.end(reason)
+
     def life(self) -> int | None:
         """See `Session.life`."""
         return self.session.life()
@@ -501,9 +505,8 @@ class _Table:
             case Descriptor(fd):
                 return wire.DescriptorForm(self._place(fd) if _is_open(fd) else None)
             case ConstantPool(view=view):
-                return wire.ConstantsForm(
-                    self._place(descriptor_of(handle)), view.nbytes, handle.kind
-                )
+                fd, offset = sealed_place(handle)
+                return wire.ConstantsForm(self._place(fd), view.nbytes, handle.kind, offset)
             case CancelToken():
                 self.cancel = handle
                 return wire.CancelForm(handle.is_set())

@@ -45,11 +45,13 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.carrying import Carried, Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.ring_client import Pace
 from penstock.ipc.steady import may_shrink
 from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.ipc.ring import Layout
+    from penstock.ipc.rings import Rings
 
 MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
@@ -61,7 +63,9 @@ class Channel(Protocol):
     """Carries one call to the device's side and brings the reply back; safe from any thread.
 
     One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
-    becomes readable when that process is gone (a pidfd). Its bursts then go through shared memory.
+    becomes readable when that process is gone (a pidfd). Executions then go through shared memory. It may have an
+    `end(reason)` method, which is told that the other process breaks the rules of that, or is gone, and a `gone` that says
+    why nobody is there.
 
     One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
     that may shrink. It may have a `prefer(preference)` method, which is told how the device would have them lie.
@@ -89,11 +93,13 @@ class RemoteDevice:
         """Asks for the device's properties, by the deadline."""
         self._channel = channel
         self._closed = False
+        self._rings: Rings | None = None
         self._description = _ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )[0]
         can = self.capabilities
-        names = (*can.families, *can.memory_kinds, *can.performance)
+        extensions = (extension.name for extension in can.extensions)
+        names = (*can.families, *can.memory_kinds, *can.performance, *extensions)
         told_as = (
             ("name", self.name),
             ("version", self.version),
@@ -108,6 +114,10 @@ class RemoteDevice:
         prefer: Callable[[MemoryPreference], None] | None = getattr(channel, "prefer", None)
         if prefer is not None:
             prefer(preferred_memory(self))
+        if getattr(channel, "life", None) is not None:
+            from penstock.ipc.rings import Rings
+
+            self._rings = Rings(channel)
 
     @property
     def channel(self) -> Channel:
@@ -156,23 +166,31 @@ class RemoteDevice:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
         made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
-        return RemotePreparedModel(self._channel, made)
+        return RemotePreparedModel(self._channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
         made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
-        return RemotePreparedModel(self._channel, made)
+        return RemotePreparedModel(self._channel, made, self._rings)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         forms = tuple(self._role(role) for role in roles)
         reply = _ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
+    def trim(self) -> None:
+        """Lets go of what is kept for the next runs; the device, and what was made on it, can be used as before."""
+        if self._rings is not None:
+            self._rings.trim()
+
     def close(self) -> None:
+        """Closes everything that this connection has on the device, whoever made it."""
         if not self._closed:
             self._closed = True
+            if self._rings is not None:
+                self._rings.close()
             _ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: BufferRole) -> wire.RoleForm:
@@ -205,27 +223,44 @@ class RemoteObject:
         if self._close.detach() is not None:
             _close(self.channel, self._number)
 
+    def forget(self) -> None:
+        """Closes it without waiting: the device's side is told with the next message."""
+        self._close()
+
 
 class RemotePreparedModel(RemoteObject):
-    """A `PreparedModel`."""
+    """A `PreparedModel`, whose executions go through *rings* where they can, and else by messages."""
 
-    def __init__(self, channel: Channel, made: wire.Made) -> None:
+    def __init__(self, channel: Channel, made: wire.Made, rings: Rings | None = None) -> None:
         super().__init__(channel, made)
         self._report = made.cache
+        self._rings = rings
+        self.pace = Pace()
 
     @property
     def cache_report(self) -> CacheReport:
         """What became of its cache files by now; once nothing is to be written any more that is known here."""
         if self._report.later and self._close.alive:
             try:
-                made = _ask(self.channel, lambda _: wire.Report(self.number), wire.Made)[0]
+                told = _ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
             except PenstockError:
                 return self._report
-            self._report = made.cache
+            self._report = told.cache
         return self._report
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        rings = self._rings
+        # Attributes may be longer than a slot of a ring.
+        if rings is not None and not config.attributes:
+            result = rings.execute(self.number, request, config, self.pace)
+            if result is not None:
+                return result
         return _execute(self, request, config)
+
+    def close(self) -> None:
+        if self._rings is not None and self._close.alive:
+            self._rings.forget(self._number)
+        super().close()
 
     def execute_fenced(
         self,
@@ -257,22 +292,23 @@ class RemotePreparedModel(RemoteObject):
         return carried_fence(fence, carried, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
-        """One that goes through shared memory where the channel tells of the other process's life, and neither side is short
-        of what that takes; made by the deadline.
+        """One that goes through a ring of its own where the channel tells of the other process's life, and neither side is
+        short of what that takes; made by the deadline.
         """
-        life: Callable[[], int | None] | None = getattr(self.channel, "life", None)
-        life_fd = life() if life is not None else None
-        if life_fd is not None:
-            from penstock.ipc.burst import RingBurst
-
-            with suppress(ResourceExhaustedTransient):
-                return RingBurst(self, life_fd, deadline_ns)
 
         def call(_: Packer) -> wire.Call:
             return wire.ConfigureBurst(self.number)
 
         made = _ask(self.channel, call, wire.Made, deadline_ns)[0]
-        return RemoteBurst(self.channel, made)
+        burst = RemoteBurst(self.channel, made, self.pace)
+        if self._rings is not None:
+            with suppress(ResourceExhaustedTransient):
+                ring = self._rings.open(deadline_ns)
+                if ring is not None:
+                    from penstock.ipc.burst import RingBurst
+
+                    return RingBurst(burst, ring)
+        return burst
 
     def create_reusable_execution(
         self, request: Request, deadline_ns: int | None = None
@@ -306,18 +342,17 @@ class RemotePool(RemoteObject):
 
 
 def open_ring(
-    prepared: RemotePreparedModel,
+    channel: Channel,
     memory_fd: int,
     to_device_fd: int,
     to_client_fd: int,
     layout: Layout,
     deadline_ns: int | None = None,
 ) -> RemoteRing:
-    """Has a ring served on the device's side, by the deadline; the descriptors stay the caller's."""
+    """Has a ring served on the side of the device behind *channel*, by the deadline; the descriptors stay the caller's."""
 
     def call(pack: Packer) -> wire.Call:
         return wire.OpenRing(
-            prepared.number,
             pack.handle(Descriptor(memory_fd)),
             pack.handle(Descriptor(to_device_fd)),
             pack.handle(Descriptor(to_client_fd)),
@@ -325,7 +360,7 @@ def open_ring(
             layout.slot_bytes,
         )
 
-    return RemoteRing(prepared.channel, _ask(prepared.channel, call, wire.Made, deadline_ns)[0])
+    return RemoteRing(channel, _ask(channel, call, wire.Made, deadline_ns)[0])
 
 
 def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
@@ -340,7 +375,11 @@ def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) 
 
 
 class RemoteBurst(RemoteObject):
-    """A `Burst`."""
+    """A `Burst`, of a prepared model of that *pace*."""
+
+    def __init__(self, channel: Channel, made: wire.Made, pace: Pace) -> None:
+        super().__init__(channel, made)
+        self.pace = pace
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         return _execute(self, request, config)

@@ -29,6 +29,7 @@ from penstock.errors import (
 from penstock.hal import (
     ArgumentCopy,
     CacheHandle,
+    CacheReport,
     CancelToken,
     ExecutionConfig,
     HostMemory,
@@ -148,6 +149,7 @@ class Packer:
             config.accuracy,
             config.num_threads,
             config.options,
+            config.attributes,
             None if config.progress is None else self.handle(config.progress),
             None if config.cancel is None else self.handle(config.cancel),
         )
@@ -159,6 +161,7 @@ class Packer:
             config.loop_timeout_ns,
             config.measure,
             config.priority,
+            config.attributes,
             None if config.cancel is None else self.handle(config.cancel),
         )
 
@@ -252,6 +255,7 @@ class Unpacker:
             accuracy=form.accuracy,
             num_threads=form.num_threads,
             options=form.options,
+            attributes=form.attributes,
             progress=None if form.progress is None else self._callback(form.progress),
             cancel=stop if cancel is None else cancel,
         )
@@ -266,6 +270,7 @@ class Unpacker:
             loop_timeout_ns=form.loop_timeout_ns,
             measure=form.measure,
             priority=form.priority,
+            attributes=form.attributes,
             cancel=stop if cancel is None else cancel,
         )
 
@@ -394,13 +399,18 @@ def _believed(reply: wire.Reply) -> wire.Reply:
         case wire.Failure(output_shapes=shapes):
             _check_shapes(shapes)
         case wire.Made(target=target, cache=cache) if cache.reason or cache.artefact:
-            told = {"reason": _shown(cache.reason), "artefact": _shown(cache.artefact)}
-            return wire.Made(target, replace(cache, **told))
+            return wire.Made(target, _shown_report(cache))
+        case wire.Reported(cache=cache) if cache.reason or cache.artefact:
+            return wire.Reported(_shown_report(cache))
         case wire.Reason(reason=str(reason)):
             return wire.Reason(_shown(reason))
         case wire.Supports(answers=answers):
             return wire.Supports(tuple(map(_shown_support, answers)))
     return reply
+
+
+def _shown_report(cache: CacheReport) -> CacheReport:
+    return replace(cache, reason=_shown(cache.reason), artefact=_shown(cache.artefact))
 
 
 def _check_shapes(shapes: Sequence[OutputShape]) -> None:

@@ -7,18 +7,27 @@ import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ResourceExhaustedTransient, WireError
+from penstock.hal import Memory
+from penstock.hal.request import CopyReceipt
 from penstock.ipc.linux import LINUX_ONLY
 from penstock.ir import ConstantPool
+from penstock.memory.mapping import MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.shared import sealed_fd
 
 if TYPE_CHECKING:
     from penstock.ipc.account import Account, Charge
+
+
+OWN: Final = "memory of this process alone"
+READ: Final = "sealed memory (MemoryPool.sealed)"
 
 
 class _Counted:
@@ -42,43 +51,76 @@ class _Counted:
 
 
 _lock = threading.Lock()
-_mapped: weakref.WeakValueDictionary[tuple[int, int, int, str], ConstantPool] = (
+_mapped: weakref.WeakValueDictionary[tuple[int, int, int, int, str], ConstantPool] = (
     weakref.WeakValueDictionary()
 )
 _equal: weakref.WeakValueDictionary[tuple[bytes, int, str], ConstantPool] = (
     weakref.WeakValueDictionary()
 )
 _counted: weakref.WeakKeyDictionary[ConstantPool, _Counted] = weakref.WeakKeyDictionary()
-_made: weakref.WeakKeyDictionary[ConstantPool, int] = weakref.WeakKeyDictionary()
 
 
-def descriptor_of(pool: ConstantPool) -> int:
-    """A sealed memfd that begins with the bytes of *pool*; it is good for as long as the pool lives.
+class SealedPlace(NamedTuple):
+    """Bytes that nobody can change any more: those of the memfd *fd* from byte *offset* on."""
 
-    That of the file that the model was read from, where it was read into one; else a copy, made once. Raises
-    `ResourceExhaustedTransient` when there is no room for one.
+    fd: int
+    offset: int
+
+
+class _Copy(NamedTuple):
+    fd: int
+    receipt: CopyReceipt | None
+
+
+_made: weakref.WeakKeyDictionary[ConstantPool, _Copy] = weakref.WeakKeyDictionary()
+
+
+def sealed_place(pool: ConstantPool) -> SealedPlace:
+    """Where the bytes of *pool* lie in a memfd that is sealed against writing, shrinking and growing; it is good for as long
+    as the pool lives.
+
+    Memory that is sealed so is given as it is: the file that the model was read into, or a memfd that the caller sealed.
+    Of any other a sealed copy is made, once, which `sealed_copies` tells. Raises `ResourceExhaustedTransient` where there is
+    no room for it, and `GeneralFailure` where the file behind the pool has become shorter.
     """
-    own = getattr(pool.owner, "fd", None)
-    if isinstance(own, int) and is_sealed(own) and _is_whole(pool, own):
+    own = _place_behind(pool)
+    if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
         return own
     with _lock:
-        fd = _made.get(pool)
-        if fd is None:
-            fd = _made[pool] = _sealed_copy(pool.view)
+        copy = _made.get(pool)
+        if copy is None:
+            began = time.perf_counter_ns()
+            fd = sealed_fd(pool.view, "constants")
             weakref.finalize(pool, os.close, fd).atexit = False
-        return fd
+            copy = _made[pool] = _Copy(fd, _told(pool, began))
+        return SealedPlace(copy.fd, 0)
 
 
-def sealed_copies(pools: Sequence[ConstantPool]) -> frozenset[int]:
-    """Those of *pools*, by position, that have been copied for `descriptor_of`."""
+def sealed_copies(pools: Sequence[ConstantPool]) -> dict[int, CopyReceipt]:
+    """Those of *pools*, by position, that were copied for `sealed_place`, and why."""
     with _lock:
-        return frozenset(at for at, pool in enumerate(pools) if pool in _made)
+        made = {at: _made.get(pool) for at, pool in enumerate(pools)}
+    return {at: copy.receipt for at, copy in made.items() if copy and copy.receipt}
 
 
-def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -> ConstantPool:
-    """The first *size* bytes of *fd*, which nobody can change afterwards: mapped where it is sealed, else a copy. Sealed
-    memory of equal content is mapped once, whoever it comes from, and counted in the *account* that was first, for as long
-    as anybody has it. *kind* is the sender's name of the memory.
+def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
+    """The receipt of a copy of *pool*; None where it holds nothing."""
+    if not pool.view.nbytes:
+        return None
+    spent = time.perf_counter_ns() - began_ns
+    where = f"{pool.kind} memory that may still be changed" if pool.kind else OWN
+    reason = f"constants lie in {where}; drivers in other processes read {READ}"
+    return CopyReceipt(
+        pool.view.nbytes, "host", "sealed memory", reason, start_ns=began_ns, wall_ns=spent
+    )
+
+
+def mapped(
+    fd: int, size: int, kind: str = "", account: Account | None = None, offset: int = 0
+) -> ConstantPool:
+    """The *size* bytes of *fd* from byte *offset* on, which nobody can change afterwards: mapped where it is sealed, else a
+    copy. Sealed memory of equal content is mapped once, whoever it comes from, and counted in the *account* that was first,
+    for as long as anybody has it. *kind* is the sender's name of the memory.
 
     Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient` where there is no room.
     """
@@ -86,29 +128,31 @@ def mapped(fd: int, size: int, kind: str = "", account: Account | None = None) -
         available = os.fstat(fd).st_size
     except OSError as error:
         raise WireError(f"a pool of constants cannot be read: {error}") from None
-    if not 0 <= size <= available:
-        raise WireError(f"a pool of {size} bytes of constants in a file of {available}")
+    if not (0 <= offset <= available and 0 <= size <= available - offset):
+        raise WireError(
+            f"a pool of {size} bytes of constants from byte {offset} on in a file of {available}"
+        )
     if size == 0:
         return ConstantPool(memoryview(b""), None, kind)
     try:
         sealed = is_sealed(fd)
         status = os.fstat(fd)
-        file = status.st_dev, status.st_ino, size, kind
+        file = status.st_dev, status.st_ino, offset, size, kind
         if sealed and (known := _mapped.get(file)) is not None:
             return known
         with ExitStack() as unused:
             counted = None
             if account is not None:
-                charge = account.memory(fd, size) if sealed else account.own(size)
+                charge = account.memory(fd, offset + size) if sealed else account.own(size)
                 counted = _Counted(charge)
                 unused.callback(counted.drop)
             if sealed:
-                pool, known = _shared(fd, size, kind)
+                pool, known = _shared(fd, size, kind, offset)
                 if known is pool:
                     # No other file has this number while it is mapped.
                     _mapped[file] = pool
             else:
-                pool = known = ConstantPool(_read(fd, size), None, kind)
+                pool = known = ConstantPool(_read(fd, size, offset), None, kind)
             if known is pool:
                 if counted is not None:
                     _counted[pool] = counted
@@ -130,30 +174,49 @@ def hold(pool: ConstantPool) -> Callable[[], None]:
     return counted.drop
 
 
-def _shared(fd: int, size: int, kind: str) -> tuple[ConstantPool, ConstantPool]:
+def _shared(fd: int, size: int, kind: str, offset: int) -> tuple[ConstantPool, ConstantPool]:
     """A new pool of sealed memory, and the one of equal content that there is: itself, where there was none."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
-    region = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
-    pool = ConstantPool(memoryview(region), None, kind)
-    return pool, _equal.setdefault((hashlib.sha256(region).digest(), size, kind), pool)
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    region = mmap.mmap(
+        fd, size + skipped, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=offset - skipped
+    )
+    content = memoryview(region)[skipped:]
+    pool = ConstantPool(content, None, kind)
+    return pool, _equal.setdefault((hashlib.sha256(content).digest(), size, kind), pool)
 
 
-def _read(fd: int, size: int) -> memoryview:
+def _read(fd: int, size: int, offset: int) -> memoryview:
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     content = bytearray()
     while len(content) < size:
-        chunk = os.pread(fd, min(size - len(content), 1 << 22), len(content))
+        chunk = os.pread(fd, min(size - len(content), 1 << 22), offset + len(content))
         if not chunk:
             raise WireError("a pool of constants ended before its size")
         content += chunk
     return memoryview(content).toreadonly()
 
 
-def _is_whole(pool: ConstantPool, fd: int) -> bool:
-    return os.fstat(fd).st_size == pool.view.nbytes
+def _place_behind(pool: ConstantPool) -> SealedPlace | None:
+    """Where the owner of *pool* says that its bytes lie: a `SealedFile`, or the `SharedMemory` of a memory pool."""
+    if isinstance(fd := getattr(pool.owner, "fd", None), int):
+        return SealedPlace(fd, 0)
+    memory = getattr(pool.owner, "memory", None)
+    if not isinstance(memory, Memory) or memory.size != pool.view.nbytes:
+        return None
+    match memory.handle:
+        case int(fd):
+            return SealedPlace(fd, 0)
+        case MappedFd(fd, offset, _):
+            return SealedPlace(fd, offset)
+    return None
+
+
+def _is_inside(pool: ConstantPool, place: SealedPlace) -> bool:
+    return os.fstat(place.fd).st_size >= place.offset + pool.view.nbytes
 
 
 if sys.platform == "linux":
@@ -179,24 +242,6 @@ if sys.platform == "linux":
         except (OSError, OverflowError, ValueError):
             return False
 
-    def _sealed_copy(content: memoryview) -> int:
-        try:
-            fd = os.memfd_create("penstock-constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError as error:
-            raise ResourceExhaustedTransient(f"no room for a pool of constants: {error}") from error
-        try:
-            rest = content.cast("B")
-            while rest.nbytes:
-                rest = rest[os.write(fd, rest[: 1 << 26]) :]
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS | fcntl.F_SEAL_SEAL)
-        except BaseException as error:
-            os.close(fd)
-            if isinstance(error, OSError):
-                told = f"no room for a pool of constants: {error}"
-                raise ResourceExhaustedTransient(told) from error
-            raise
-        return fd
-
 else:
     SHRINK: Final = 0
     SEALS: Final = 0
@@ -208,6 +253,3 @@ else:
     def may_grow(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
         """Whether *fd* is memory that somebody can make longer, as far as seals tell."""
         return False
-
-    def _sealed_copy(content: memoryview) -> int:  # noqa: ARG001  # as where there are seals
-        raise ResourceExhaustedTransient("this system has no memory that can be sealed")

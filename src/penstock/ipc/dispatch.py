@@ -56,7 +56,8 @@ from penstock.ipc.threads import begin_or_do
 from penstock.memory.mapping import ASHMEM
 
 if TYPE_CHECKING:
-    from penstock.ipc.ring_server import LentPool
+    from penstock.ipc.ring_binding import LentPool
+    from penstock.ipc.ring_server import Executor
     from penstock.ir import Model
 
 Kind: TypeAlias = Literal[
@@ -78,7 +79,7 @@ MAX_LENT_POOLS: Final = 4096
 """Pools that one client may lend its rings at a time, those among them that only a bound request still keeps."""
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
-"""Operations that may go on for as long as their loop timeout, each of them."""
+"""Operations that end only when their data, a deadline, a loop timeout or a cancellation ends them."""
 
 OWNED: Final = b"penstock cache owner\0"
 
@@ -159,7 +160,7 @@ class Dispatcher:
             return refusal(GeneralFailure(f"the device's answer is no message: {error}"))
 
     def close(self) -> None:
-        """Closes every object of the client, newest first, but buffers that a run still uses: those are closed when it
+        """Closes every object of the client, rings first and then the newest, but buffers that a run still uses: those are closed when it
         has ended. The device stays open.
         """
         with self._lock:
@@ -167,6 +168,8 @@ class Dispatcher:
             self._tokens.clear()
             self._late.update({o.token: o for o in objects if self._used[o.token]})
             unused = [o for o in objects if not self._used[o.token]]
+        # Rings first: their runs use the others.
+        unused.sort(key=lambda o: o.kind == "ring")
         for each in reversed(unused):
             try:
                 each.close()
@@ -246,7 +249,7 @@ class Dispatcher:
                 return wire.Done()
             case wire.Report(prepared=target):
                 prepared = self._find(target, "prepared model")
-                return wire.Made(target, getattr(prepared, "cache_report", NO_CACHE_REPORT))
+                return wire.Reported(getattr(prepared, "cache_report", NO_CACHE_REPORT))
             case wire.Close(target=target):
                 return self._close(target)
         return self._run(call, take, pack, lease, stop)
@@ -338,21 +341,18 @@ class Dispatcher:
             take.handle(index, Descriptor, "a descriptor").fd
             for index in (call.memory, call.to_device, call.to_client)
         )
-        found = self._object(call.prepared, "prepared model")
         _take_place(self._rings, f"{MAX_RINGS} rings")
         with ExitStack() as undone:
             undone.callback(self._rings.release)
             charge = lease.charge(Memory(ASHMEM, memory, layout.nbytes))
             undone.callback(charge.release)
-            burst = found.value.configure_burst()
-            undone.callback(burst.close)
 
             def ended() -> None:
                 charge.release()
                 self._rings.release()
 
             made = RingServer(
-                burst,
+                self.executor,
                 self._pool,
                 memory,
                 to_device,
@@ -360,14 +360,13 @@ class Dispatcher:
                 layout,
                 using=self.using,
                 ended=ended,
-                loops=found.loops,
                 charge=lease.charge,
             )
             undone.pop_all()
         return made
 
     def _lent_pool(self, memory: Memory, lease: Lease) -> LentPool:
-        from penstock.ipc.ring_server import LentPool
+        from penstock.ipc.ring_binding import LentPool
 
         if len(self._lent) >= MAX_LENT_POOLS:
             raise ResourceExhaustedTransient(
@@ -410,6 +409,13 @@ class Dispatcher:
             made = self._keep("prepared model", prepared, place, loops=_loops(prepared, model))
             place.kept = True
         return made
+
+    def executor(self, number: wire.ObjectId) -> Executor:
+        """What executes requests to a prepared model, or a burst, and whether its runs may take long whatever their size.
+        Raises `InvalidArgument` for what is neither.
+        """
+        found = self._object(number, "prepared model", "burst")
+        return found.value.execute, found.loops
 
     def _pool(self, number: wire.ObjectId) -> Any:
         return self._find(number, "lent pool")

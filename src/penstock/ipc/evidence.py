@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unreadable
 from penstock.ipc.starting import Place
 from penstock.ir import Model
 from penstock.logs import Log
@@ -144,7 +144,10 @@ def crash_directory() -> str:
 
 def last_crash() -> Crash | None:
     """The newest crash that was kept; None where there is none that can be read."""
-    directory = crash_directory()
+    try:
+        directory = crash_directory()
+    except Unreadable:
+        return None
     for name in reversed(_names(directory)):
         try:
             with open(os.path.join(directory, name), "rb") as file:

@@ -34,28 +34,28 @@ class Staged(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """A request whose arguments all lie in *pools*. *incoming* is copied in before a run, *outgoing* out after it;
-    *staging* is the pool that they lie in, the caller's to close.
-    """
+    """A request whose arguments all lie in *pools*. *incoming* is copied in before a run, *outgoing* out after it."""
 
     inputs: tuple[LentArgument, ...]
     outputs: tuple[LentArgument, ...]
     pools: tuple[Memory, ...]
     incoming: tuple[Staged, ...]
     outgoing: tuple[Staged, ...]
-    staging: MemoryPool | None
 
 
 PlaceOf: TypeAlias = Callable[[NDArray], Any]
 """`penstock.memory.pool_of`, or its like: the (memory, offset) of the live pool that holds an array, or None."""
 
+PoolFor: TypeAlias = Callable[[int], MemoryPool]
+"""A pool of at least that many bytes, for arrays that lie in none."""
 
-def lend(request: Request, place_of: PlaceOf, unit: int = ALIGNMENT) -> Lent:
-    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of *unit* bytes. Nothing is
-    copied yet.
+
+def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
+    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of *unit* bytes from the
+    first byte of *pool_for* on. Nothing is copied yet.
 
     Raises `InvalidArgument` for an array that no other process can be given: one that is not C-contiguous, whose
-    elements are Python objects, or an output that cannot be written.
+    elements are Python objects, or an output that cannot be written; and for a pool that *request* has not.
     """
     pools = list(request.pools)
     waiting: list[tuple[bool, int, NDArray, tuple[int, ...] | None, int]] = []
@@ -65,6 +65,7 @@ def lend(request: Request, place_of: PlaceOf, unit: int = ALIGNMENT) -> Lent:
         side: list[LentArgument] = []
         for position, argument in enumerate(arguments):
             if not isinstance(argument, HostMemory):
+                _check_pool(argument, len(request.pools), is_output, position)
                 side.append(argument)
                 continue
             array, dimensions = argument.array, argument.dimensions
@@ -79,10 +80,10 @@ def lend(request: Request, place_of: PlaceOf, unit: int = ALIGNMENT) -> Lent:
                 side.append(_form(array, dimensions, pool, place.offset))
         sides.append(side)
     if not waiting:
-        return Lent(tuple(sides[0]), tuple(sides[1]), tuple(pools), (), (), None)
+        return Lent(tuple(sides[0]), tuple(sides[1]), tuple(pools), (), ())
     if total > MAX_STAGED_BYTES:
         raise InvalidArgument(f"a request whose arrays take {total} bytes outside of pools")
-    staging = MemoryPool.anonymous(max(1, total))
+    staging = pool_for(max(1, total))
     pool = len(pools)
     pools.append(staging.memory)
     copies: tuple[list[Staged], list[Staged]] = [], []
@@ -90,9 +91,7 @@ def lend(request: Request, place_of: PlaceOf, unit: int = ALIGNMENT) -> Lent:
         sides[is_output][position] = _form(array, dimensions, pool, offset)
         view = staging.view(array.dtype, array.shape, offset)
         copies[is_output].append(Staged(position, view))
-    return Lent(
-        tuple(sides[0]), tuple(sides[1]), tuple(pools), tuple(copies[0]), tuple(copies[1]), staging
-    )
+    return Lent(tuple(sides[0]), tuple(sides[1]), tuple(pools), tuple(copies[0]), tuple(copies[1]))
 
 
 class Borrower:
@@ -139,6 +138,13 @@ def _form(
 ) -> wire.LentForm:
     location = DataLocation(pool, offset, array.nbytes)
     return wire.LentForm(location, array.dtype.name, array.shape, dimensions)
+
+
+def _check_pool(argument: object, pools: int, is_output: bool, position: int) -> None:
+    # Behind the request's own pools come those that its arrays lie in.
+    if isinstance(argument, PoolArgument) and not 0 <= argument.location.pool < pools:
+        place = f"{'output' if is_output else 'input'} {position}"
+        raise InvalidArgument(f"{place}: pool {argument.location.pool} of {pools}")
 
 
 def _check(array: NDArray, is_output: bool, position: int) -> None:

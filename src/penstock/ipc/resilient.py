@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from threading import get_ident
 from types import TracebackType
 from typing import Final, Generic, NoReturn, Self, TypeVar
 from weakref import WeakSet
@@ -41,7 +42,6 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.carrying import CarriedFence
 from penstock.ipc.channel import DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
@@ -134,9 +134,11 @@ class IsolatedDevice:
         return self.twice("allocate", None, call)
 
     def close(self) -> None:
-        """Closes what this process has on the device; the driver's process goes on with its others."""
+        """Lets go of what is kept for the next runs. The connection is that of every `IsolatedDevice` of this driver in this
+        process: what was made on the device lives until it is closed itself.
+        """
         if not self._link.session.gone:
-            self._remote.close()
+            self._remote.trim()
 
     def prepared(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         """*model* prepared in the process that lives now."""
@@ -252,7 +254,9 @@ class IsolatedPreparedModel:
         model: Model | None,
         config: PrepareConfig,
     ) -> None:
-        self.device, self._remote, self._model = device, remote, model
+        self.device, self._model = device, model
+        self._remote, self._home = remote, (remote, session_of(remote))
+        self._call = self._underway()
         # What belonged to the one call is not there any more.
         self._config = replace(
             config,
@@ -280,6 +284,10 @@ class IsolatedPreparedModel:
     def retain(self, model: Model) -> None:
         """Keeps *model*, which it was prepared from, for when it has to be prepared again."""
         self._model = model
+        self._call = self._underway()
+
+    def _underway(self) -> Underway:
+        return Underway("execute", self.device.name, self.device.version, self._model)
 
     @property
     def closed(self) -> bool:
@@ -290,14 +298,48 @@ class IsolatedPreparedModel:
         """What it was prepared from, where that is known."""
         return self._model
 
-    def succeeded(self) -> None:
-        """A run went well."""
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        remote, session = self._home
+        found = self.attempt(remote.execute, session, request, config)
+        if isinstance(found, ExecutionResult):
+            return found
+        return self.run(lambda again: again.execute(request, config), request, config, tried=found)
+
+    def attempt(
+        self,
+        execute: Callable[[Request, ExecutionConfig], ExecutionResult],
+        session: Session,
+        request: Request,
+        config: ExecutionConfig,
+    ) -> ExecutionResult | DeadObject | None:
+        """What *execute* gives in the process of *session*: `run` where nothing happens, without what that costs.
+
+        The error where the process died of it and the run may be made on another; None, with nothing run, where it had
+        died before.
+        """
+        if session.gone or self._closed:
+            return None
+        supervisor = self.device.supervisor
+        underway = supervisor.underway
+        # No object has the number of a thread, which makes one call at a time.
+        thread = get_ident()
+        underway[thread] = self._call
+        try:
+            result = execute(request, config)
+        except DeadObject as error:
+            if self.may_repeat(session, request, config.deadline_ns):
+                return error
+            if not session.gone:
+                raise
+            told = DeadObject(session.gone)
+            told.copies = error.copies
+            raise told from error
+        finally:
+            underway.pop(thread, None)
         if self._deaths:
             self._deaths = 0
-        self.device.supervisor.succeeded()
-
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        return self.run(lambda remote: remote.execute(request, config), request, config)
+        supervisor.succeeded()
+        return result
 
     def execute_fenced(
         self,
@@ -360,9 +402,9 @@ class IsolatedPreparedModel:
         """*call*, and what happened where it had to be made again, or on another process than before. One death during it, or
         while the model is prepared for it, is forgiven, unless it was *tried* before.
         """
-        remote = self._remote
-        session = session_of(remote)
-        if not session.gone or self._closed:
+        remote, session = self._home
+        # Of a run that was tried before it is told that it was repeated, although another may have had the process started.
+        if not tried and (not session.gone or self._closed):
             try:
                 with self.device.noted(name, self._model, half_of(config.deadline_ns)):
                     result = call(remote)
@@ -373,7 +415,7 @@ class IsolatedPreparedModel:
             else:
                 return result, ""
             tried = True
-        elif names_buffers(request):
+        elif not tried and names_buffers(request):
             raise DeadObject(f"{session.gone}, and the buffers of this run with it")
         supervisor, ends = self.device.supervisor, self.device.supervisor.ends
         if not tried:
@@ -460,8 +502,9 @@ class IsolatedPreparedModel:
                 cancel=None if config is None else config.cancel,
             )
             with self.device.noted("prepare_model", self._model, deadline_ns):
-                self._remote = self.device.remote(deadline_ns).prepare_model(self._model, own)
-            return self._remote
+                remote = self.device.remote(deadline_ns).prepare_model(self._model, own)
+            self._remote, self._home = remote, (remote, session_of(remote))
+            return remote
         finally:
             self._lock.release()
 
@@ -506,34 +549,15 @@ class _Series:
         self._prepared, self._make = prepared, make
         self._of, self._burst = self._made(prepared.living())
         self._session = session_of(self._of)
-        device = prepared.device
-        self._call = Underway("execute", device.name, device.version, prepared.model)
-        self._supervisor = device.supervisor
         self._closed = False
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         if self._closed:
             raise ClosedError("a burst was used after close()")
-        prepared, session = self._prepared, self._session
-        tried: DeadObject | None = None
-        if not session.gone and not prepared.closed:
-            # What `IsolatedPreparedModel.run` does where nothing happens, without what that costs.
-            underway = self._supervisor.underway
-            underway[id(self)] = self._call
-            try:
-                result = self._burst.execute(request, config)
-            except DeadObject as error:
-                if isinstance(self._burst, RingBurst) and self._burst.broken:
-                    # Its ring shows a death before the connection does; a process that breaks the rules has to end.
-                    session.end(str(error))
-                if not prepared.may_repeat(session, request, config.deadline_ns):
-                    raise
-                tried = error
-            else:
-                prepared.succeeded()
-                return result
-            finally:
-                underway.pop(id(self), None)
+        prepared = self._prepared
+        found = prepared.attempt(self._burst.execute, self._session, request, config)
+        if isinstance(found, ExecutionResult):
+            return found
 
         def call(remote: RemotePreparedModel) -> ExecutionResult:
             if remote is not self._of:
@@ -541,7 +565,7 @@ class _Series:
                 self._session = session_of(remote)
             return self._burst.execute(request, config)
 
-        return prepared.run(call, request, config, tried=tried)
+        return prepared.run(call, request, config, tried=found)
 
     def close(self) -> None:
         self._closed = True

@@ -1,4 +1,4 @@
-"""A ring of requests and answers in memory that two processes map: how one burst calls without system calls.
+"""A ring of requests and answers in memory that two processes map: how executions are called without system calls.
 
 The region has a page of words, each written by one side alone, and then *slots* pairs of slots, one for a request and
 one for its answer, of *slot_bytes* each. Request number n (from 1) lies in pair n modulo *slots*, and so does its
@@ -52,7 +52,7 @@ MAX_SLOT_BYTES: Final = 1 << 20
 
 REQUEST: Final = struct.Struct("<QQQQQQQ")
 """A request: its number, its kind, the number of the bound request, the deadline (a `time.monotonic_ns()` value; 0: none),
-the loop timeout in nanoseconds, flags, and the length of the payload that follows.
+the loop timeout in nanoseconds (0: none), flags, and the length of the payload that follows.
 """
 
 ANSWER: Final = struct.Struct("<QQQqqQ")
@@ -60,14 +60,15 @@ ANSWER: Final = struct.Struct("<QQQqqQ")
 and the length of the payload that follows.
 """
 
+LONGEST_LOOP_NS: Final = 2**63 - 1
+"""The longest loop timeout that a request carries."""
+
 EMPTY: Final = 0
 """A request for an empty answer, and that answer."""
 RUN: Final = 1
 """Runs the bound request of this number."""
 BIND: Final = 2
-"""Binds the payload, a `wire.RingRequest`, to this number, and runs it."""
-UNBIND: Final = 3
-"""Forgets the bound request of this number; answered empty."""
+"""Binds the payload, a `wire.RingRequest`, to this number, in the place of what was bound to it, and runs it."""
 
 DONE: Final = 1
 """An execution that has nothing to report but its times."""
@@ -250,6 +251,13 @@ class Watch:
             value = words[self._index] if TOTAL_STORE_ORDER or heard != "nothing" else seen
         words[self._waits] = 0
         return value, heard
+
+    def glance(self, seen: int) -> int:
+        """The word now; *seen* where only a doorbell orders what is read, and none was heard."""
+        if not TOTAL_STORE_ORDER and self._listener.wait(0) == "nothing":
+            return seen
+        value: int = self._words[self._index]
+        return value
 
     def order(self) -> None:
         """Makes this side's stores visible before its next loads: a locked operation, the one way to a full barrier

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Final
 
@@ -23,7 +26,6 @@ from penstock.hal import (
     ExecutionResult,
     Timing,
 )
-from penstock.hal.config import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import decode_reply, error_of
 from penstock.ipc.ring import ANSWER, REQUEST, Region, Watch
@@ -63,9 +65,22 @@ MOST_FALSE_ALARMS: Final = 10_000
 """Times that one wait may be woken for nothing."""
 
 
+_looking = threading.Lock()
+"""One thread of a process looks for answers at a time: more would keep each other from running."""
+
+
+class Pace:
+    """How long the runs of one prepared model take: *usual_ns*, a mean that follows the last ones."""
+
+    __slots__ = ("usual_ns",)
+
+    def __init__(self) -> None:
+        self.usual_ns = 0
+
+
 class RingClient:
     """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it, becomes readable when
-    the device's side is gone.
+    the device's side is gone; *gone* says why there is nobody to wait for, although that process may live.
     """
 
     def __init__(
@@ -75,16 +90,17 @@ class RingClient:
         to_client: Doorbell,
         life_fd: int | None,
         spin_ns: int | None = None,
+        gone: Callable[[], str] = str,
     ) -> None:
-        self._region = region
+        self._region, self._gone = region, gone
         self._to_device, self._to_client = to_device, to_client
         budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
         listener = Listener(to_client, life_fd)
         self._close_life = weakref.finalize(self, close_all, [] if life_fd is None else [life_fd])
         self._watch = Watch(region, ring.ANSWERED, ring.CLIENT_WAITS, listener, budget)
         self._process = _process
-        self._sent = self._answered = 0
-        self._usual_ns = self._calls = 0
+        self._sent = self._answered = self._calls = 0
+        self._pace = Pace()
         # What a call takes beside the device's own time, sleeping and looking.
         self._way_ns = [0, 0]
         self.broken: str | None = None
@@ -95,8 +111,9 @@ class RingClient:
         bound: int = 0,
         config: ExecutionConfig | None = None,
         payload: bytes = b"",
+        pace: Pace | None = None,
     ) -> ExecutionResult:
-        """One request and its answer.
+        """One request and its answer; *pace* is that of what it runs.
 
         Raises what the device's side answers; `DeadObject` when that side is gone, or has broken the ring's rules,
         after which this ring is of no use; `MissedDeadlineTransient` and `Cancelled` when it does not answer by
@@ -105,29 +122,30 @@ class RingClient:
         if self.broken is not None:
             raise DeadObject(self.broken)
         if self._process is not _process:
-            raise StateError("a burst of a driver's process cannot be used after a fork")
+            raise StateError("a ring of a driver's process cannot be used after a fork")
+        if pace is None:
+            pace = self._pace
         region, number = self._region, self._sent + 1
         layout = region.layout
         if number - self._answered > layout.slots:
             self._catch_up()
             if number - self._answered > layout.slots:
                 raise GeneralFailure(
-                    f"the device has not answered the last {layout.slots} calls of this burst"
+                    f"the device has not answered the last {layout.slots} calls of this ring"
                 )
         at = layout.request_at(number)
         deadline_ns, loop_ns, flags, cancel = None, 0, 0, None
         if config is not None:
             deadline_ns, cancel = config.deadline_ns, config.cancel
-            loop_ns = config.loop_timeout_ns
-            if not 0 <= loop_ns <= MAXIMUM_LOOP_TIMEOUT_NS:
-                loop_ns = max(0, min(loop_ns, MAXIMUM_LOOP_TIMEOUT_NS))
+            if config.loop_timeout_ns is not None:
+                loop_ns = min(max(config.loop_timeout_ns, 1), ring.LONGEST_LOOP_NS)
             flags = _FLAGS.get((config.measure, config.priority), 0)
             if deadline_ns is not None or cancel is not None:
                 flags |= ring.STOPPABLE
                 if deadline_ns is not None:
                     deadline_ns = max(1, deadline_ns)
-        looks = self._looks()
-        if looks or self._watch.spin_ns <= self._usual_ns:
+        looks = self._looks(pace)
+        if looks or self._watch.spin_ns <= pace.usual_ns:
             # Who sleeps through a long run is soon back with the next.
             flags |= ring.LINGER
         REQUEST.pack_into(
@@ -141,12 +159,26 @@ class RingClient:
         began = monotonic_ns()
         ring.publish(region, watch, ring.REQUESTED, number, ring.SERVER_WAITS, self._to_device)
         value = self._answered
-        if looks:
-            value = watch.spin(value, watch.spin_ns)
+        if looked := looks and _looking.acquire(blocking=False):
+            try:
+                value = watch.spin(value, watch.spin_ns)
+            finally:
+                _looking.release()
         if value != number:
-            self._wait(number, value, deadline_ns, cancel)
+            self._wait(number, value, deadline_ns, cancel, pace)
         self._answered = number
-        return self._taken(number, at + layout.slot_bytes, looks, monotonic_ns() - began)
+        return self._taken(number, at + layout.slot_bytes, looked, monotonic_ns() - began, pace)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a request is under way that nobody waits for any more. One that breaks the rules is broken by then."""
+        if self._answered == self._sent or self.broken is not None:
+            return False
+        with suppress(DeadObject):
+            value = self._watch.glance(self._answered)
+            self._due(value, self._sent)
+            self._answered = value
+        return self._answered != self._sent
 
     @property
     def is_inherited(self) -> bool:
@@ -161,15 +193,20 @@ class RingClient:
         self._close_life()
 
     def _wait(
-        self, number: int, value: int, deadline_ns: int | None, cancel: CancelToken | None
+        self,
+        number: int,
+        value: int,
+        deadline_ns: int | None,
+        cancel: CancelToken | None,
+        pace: Pace,
     ) -> None:
         """Until answer *number* is there; *value* is what the word was."""
         stop_at: int | None = None
         alarms = 0
         watch = self._watch
         nap_ns = 0
-        if watch.spin_ns and self._usual_ns >= LONG_ENOUGH_NS:
-            nap_ns = self._usual_ns - self._usual_ns // NAP_SHARE - NAP_MARGIN_NS
+        if watch.spin_ns and pace.usual_ns >= LONG_ENOUGH_NS:
+            nap_ns = pace.usual_ns - pace.usual_ns // NAP_SHARE - NAP_MARGIN_NS
         while True:
             if value == number:
                 break
@@ -192,22 +229,32 @@ class RingClient:
             ]
             limit = min((x for x in limits if x is not None), default=None)
             value, heard = watch.sleep(value, limit)
-            if nap_ns and heard == "nothing" and limit == nap_ns:
-                value = watch.spin(value, 2 * self._usual_ns // NAP_SHARE + NAP_MARGIN_NS)
+            if (
+                nap_ns
+                and heard == "nothing"
+                and limit == nap_ns
+                and _looking.acquire(blocking=False)
+            ):
+                try:
+                    value = watch.spin(value, 2 * pace.usual_ns // NAP_SHARE + NAP_MARGIN_NS)
+                finally:
+                    _looking.release()
             nap_ns = 0
             if heard == "dead" and value != number:
                 raise self._break("the device's process has ended")
+            if heard == "nothing" and value != number and (why := self._gone()):
+                raise self._break(why)
             if heard == "rung" and value == self._answered:
                 alarms += 1
                 if alarms > MOST_FALSE_ALARMS:
                     raise self._break("the device rings without an answer")
 
-    def _looks(self) -> bool:
+    def _looks(self, pace: Pace) -> bool:
         """Whether to look for the next answer rather than sleep: where runs are short, and it has cost less.
 
         Among processes that keep every processor busy, a wake-up comes sooner than one's turn after giving way.
         """
-        if self._watch.spin_ns <= self._usual_ns:
+        if self._watch.spin_ns <= pace.usual_ns:
             return False
         sleeping, looking = self._way_ns
         looks = looking <= sleeping or looking < CHEAP_NS
@@ -216,7 +263,9 @@ class RingClient:
         self._calls += 1
         return looks if self._calls % TRY_EVERY else not looks
 
-    def _taken(self, number: int, at: int, looked: bool, passed_ns: int) -> ExecutionResult:
+    def _taken(
+        self, number: int, at: int, looked: bool, passed_ns: int, pace: Pace
+    ) -> ExecutionResult:
         region = self._region
         given, kind, took_ns, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
@@ -224,8 +273,8 @@ class RingClient:
         # The time that it took there, not what waking took: one late answer must not keep the next from being looked for.
         # Quick to believe that runs are short: who sleeps past the end of one pays for two wake-ups, its own and the other's.
         took_ns = min(took_ns, LONG_NS)
-        longer = took_ns - self._usual_ns
-        self._usual_ns += longer // (8 if longer > 0 else 2)
+        longer = took_ns - pace.usual_ns
+        pace.usual_ns += longer // (8 if longer > 0 else 2)
         # Quick to believe that a way has become short, slow that it has become long.
         way = self._way_ns
         further = min(max(passed_ns - took_ns, 0), MOST_WAY_NS) - way[looked]
@@ -276,8 +325,8 @@ _process = object()
 
 
 def _forked() -> None:
-    global _process  # noqa: PLW0603  # the one place that changes it
-    _process = object()
+    global _process, _looking  # the one place that changes them
+    _process, _looking = object(), threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

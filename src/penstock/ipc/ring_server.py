@@ -1,40 +1,30 @@
-"""The device's side of a ring: a thread that answers the requests of one burst."""
+"""The device's side of a ring: a thread that executes the requests of one client thread at a time."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from time import monotonic_ns
-from typing import Any, Final, TypeAlias
-
-import msgspec
+from typing import Final, TypeAlias
 
 from penstock.errors import Cancelled, GeneralFailure, InvalidArgument, WireError
 from penstock.hal import (
     PRIORITIES,
-    Burst,
     CancelToken,
     ExecutionConfig,
     ExecutionResult,
-    Memory,
-    PoolArgument,
-    ProvenRequest,
     Request,
-    TokenArgument,
 )
 from penstock.ipc import ring, wire
-from penstock.ipc.account import NOTHING, Charge
-from penstock.ipc.codec import check_rank, encode, failure_of
-from penstock.ipc.lending import Borrower
+from penstock.ipc.account import NOTHING
+from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region, Watch
+from penstock.ipc.ring_binding import Binding, ChargeMemory, FindPool
 from penstock.ipc.threads import begin
 from penstock.ipc.wakeup import Doorbell, Heard, Listener
-from penstock.ir import NDArray
-from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
 MAX_BOUND: Final = 64
 """Bound requests of one ring."""
@@ -62,47 +52,14 @@ _spinning: Final = threading.Lock()
 logger: Final = logging.getLogger(__name__)
 
 
-class LentPool:
-    """A memory that a client has made known, with a descriptor of its own. Mapped at most once, for every request."""
+Executor: TypeAlias = tuple[Callable[[Request, ExecutionConfig], ExecutionResult], bool]
+"""What executes requests, and whether its runs may take long whatever their size."""
 
-    def __init__(self, memory: Memory) -> None:
-        """Duplicates the descriptor of *memory*; raises `InvalidArgument` for a memory that has none."""
-        match memory.handle:
-            case MappedFd(fd, offset, protection):
-                handle: Any = MappedFd(fd := os.dup(fd), offset, protection)
-            case HardwareBufferHandle(fd, description):
-                handle = HardwareBufferHandle(fd := os.dup(fd), description)
-            case int(fd):
-                handle = fd = os.dup(fd)
-            case _:
-                raise InvalidArgument(f"a {memory.name} memory without a descriptor cannot be lent")
-        try:
-            self.memory = Memory(memory.name, handle, memory.size)
-            self._region: NDArray | None = None
-            self._lock = threading.Lock()
-            self._close = weakref.finalize(self, os.close, fd)
-        except BaseException:
-            os.close(fd)
-            raise
-
-    def region(self) -> NDArray:
-        """Its bytes; raises `GeneralFailure` where it cannot be mapped."""
-        with self._lock:
-            if self._region is None:
-                self._region = map_memory(self.memory).array
-            return self._region
-
-    def close(self) -> None:
-        """The client has forgotten it. Requests that use it hold it until they end."""
-
-
-FindPool: TypeAlias = Callable[[wire.ObjectId], LentPool]
+FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
+"""That of a prepared model, or of a burst, by its number; raises `InvalidArgument` for what is neither."""
 
 UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
 """Keeps buffers open for the length of a run; raises `InvalidArgument` for those of others."""
-
-Bound: TypeAlias = tuple[Request, tuple[LentPool, ...]]
-"""A bound request, and the pools that it keeps open."""
 
 
 class RingCancel(CancelToken):
@@ -133,16 +90,17 @@ class RingCancel(CancelToken):
 
 
 class RingServer:
-    """Serves a ring: *burst* executes what the client asks for, and *find* gives the pools that it has lent.
+    """Serves a ring. *executor* finds what executes a request, at every run: the client may have closed it. *find* gives the
+    pools that the client has lent.
 
     The three descriptors stay the caller's. The thread begins at once and ends with `close`, or when the client breaks
-    the rules of the ring, which the log then says; *ended* is the last that it calls. Where the model *loops*, every run
-    stops when the ring is closed. What a bound request has the driver map counts by *charge*.
+    the rules of the ring, which the log then says; *ended* is the last that it calls. Runs that may take long stop when
+    the ring is closed. What a bound request has the driver map counts by *charge*.
     """
 
     def __init__(
         self,
-        burst: Burst,
+        executor: FindExecutor,
         find: FindPool,
         memory_fd: int,
         to_device_fd: int,
@@ -151,13 +109,10 @@ class RingServer:
         spin_ns: int | None = None,
         using: UseTokens | None = None,
         ended: Callable[[], object] = lambda: None,
-        *,
-        loops: bool = False,
-        charge: Callable[[Memory], Charge] = lambda _: NOTHING,
+        charge: ChargeMemory = lambda _: NOTHING,
     ) -> None:
-        self._burst, self._find, self._using, self._at_end = burst, find, using, ended
-        self._loops, self._charge = loops, charge
-        self._charges: dict[int, list[Charge]] = {}
+        self._executor, self._find, self._using, self._at_end = executor, find, using, ended
+        self._charge = charge
         self._region = Region(memory_fd, layout)
         self._heard = Doorbell(os.dup(to_device_fd), -1)
         self._stop = Doorbell.create()
@@ -165,8 +120,7 @@ class RingServer:
         budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
         listener = Listener(self._heard, self._stop.listen_fd)
         self._watch = Watch(self._region, ring.REQUESTED, ring.SERVER_WAITS, listener, budget)
-        self._bound: dict[int, Bound] = {}
-        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._bound: dict[int, Binding] = {}
         self._config_of: tuple[tuple[int, ...], ExecutionConfig] = ((), ExecutionConfig())
         self._linger = self._took_ns = 0
         self._closed = False
@@ -210,6 +164,8 @@ class RingServer:
                     )
         except (WireError, OSError) as error:
             logger.warning("a client's ring is closed: %s", error)
+        except BaseException:  # it would end this thread, and nobody would know
+            logger.exception("a client's ring is closed")
         finally:
             self._end()
 
@@ -246,31 +202,24 @@ class RingServer:
             return
         try:
             if kind == ring.RUN:
-                if bound not in self._bound:
-                    raise InvalidArgument(f"no request {bound} is bound to this ring")
-                request, pools = self._bound[bound]
+                binding = self._bound.get(bound)
+                request = None if binding is None else binding.request
             elif kind == ring.BIND:
-                payload = region.payload(at + REQUEST.size, nbytes)
-                request, pools = self._bound[bound] = self._decoded(bound, payload)
-            elif kind == ring.UNBIND:
-                self._bound.pop(bound, None)
-                self._tokens.pop(bound, None)
-                _release_all(self._charges.pop(bound, ()))
-                ANSWER.pack_into(region.data, answer_at, number, ring.EMPTY, 0, -1, -1, 0)
-                return
+                binding = self._bind(bound, region.payload(at + REQUEST.size, nbytes))
+                request = binding.request
             else:
                 raise _RulesBroken(f"a request of kind {kind}")
-            config = self._config(number, deadline_ns, loop_ns, flags)
-            tokens = self._tokens.get(bound)
-            if tokens and self._using is not None:
-                with self._using(tokens):
-                    result = self._burst.execute(request, config)
+            if binding is None or request is None:
+                raise InvalidArgument(f"no request {bound} is bound to this ring")
+            execute, loops = self._executor(binding.target)
+            config = self._config(number, deadline_ns, loop_ns, flags, loops=loops)
+            if binding.tokens and self._using is not None:
+                with self._using(binding.tokens):
+                    result = execute(request, config)
             else:
-                result = self._burst.execute(request, config)
+                result = execute(request, config)
             if type(request) is Request:
-                # The same arguments, which nobody else can change, have been looked at now.
-                proven = ProvenRequest(request.inputs, request.outputs, request.pools)
-                self._bound[bound] = proven, pools
+                binding.prove(request)
             timing = result.timing
             if not result.output_shapes and not timing.operations:
                 device_ns = -1 if timing.on_device_ns is None else timing.on_device_ns
@@ -297,24 +246,26 @@ class RingServer:
         start = answer_at + ANSWER.size
         region.data[start : start + len(payload)] = payload
 
-    def _config(self, number: int, deadline_ns: int, loop_ns: int, flags: int) -> ExecutionConfig:
+    def _config(
+        self, number: int, deadline_ns: int, loop_ns: int, flags: int, *, loops: bool
+    ) -> ExecutionConfig:
         stoppable = bool(flags & ring.STOPPABLE)
-        if deadline_ns or stoppable or self._loops:
+        if deadline_ns or stoppable or loops:
             priority = (flags & ~ring.LINGER) >> ring.PRIORITY_SHIFT
             last = number if stoppable else NEVER
             words = self._region.words
             return ExecutionConfig(
                 deadline_ns=deadline_ns or None,
-                loop_timeout_ns=loop_ns,
+                loop_timeout_ns=loop_ns or None,
                 measure=bool(flags & ring.MEASURE),
                 priority=PRIORITIES[_priority(priority)],
-                cancel=RingCancel(words, last, self._is_over) if stoppable or self._loops else None,
+                cancel=RingCancel(words, last, self._is_over) if stoppable or loops else None,
             )
         flags &= ~ring.LINGER
         key, config = self._config_of
         if key != (loop_ns, flags):
             config = ExecutionConfig(
-                loop_timeout_ns=loop_ns,
+                loop_timeout_ns=loop_ns or None,
                 measure=bool(flags & ring.MEASURE),
                 priority=PRIORITIES[_priority(flags >> ring.PRIORITY_SHIFT)],
             )
@@ -324,35 +275,18 @@ class RingServer:
     def _is_over(self) -> bool:
         return self._closed
 
-    def _decoded(self, bound: int, payload: bytes) -> Bound:
-        """The request that is to be bound; raises `InvalidArgument`, and what mapping its pools raises."""
+    def _bind(self, bound: int, payload: bytes) -> Binding:
+        """The request that is bound from now on. Raises `InvalidArgument`, and what mapping its pools raises."""
         if bound >= MAX_BOUND:
             raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
-        try:
-            form = _REQUESTS.decode(payload)
-            pools = [self._find(number) for number in form.pools]
-            borrow = Borrower([pool.region for pool in pools])
-            inputs = tuple([_argument(a, borrow, writeable=False) for a in form.inputs])
-            outputs = tuple([_argument(a, borrow, writeable=True) for a in form.outputs])
-        except (msgspec.MsgspecError, WireError, ValueError, RecursionError) as error:
-            raise InvalidArgument(f"a request to bind that makes no sense: {error}") from error
-        every = (*inputs, *outputs)
-        named = any(isinstance(a, PoolArgument) for a in every)
-        memories = tuple([p.memory for p in pools]) if named else ()
-        charges = self._counted(memories)
-        _release_all(self._charges.pop(bound, ()))
-        self._charges[bound] = charges
-        self._tokens[bound] = tuple(a.token for a in every if isinstance(a, TokenArgument))
-        return Request(inputs, outputs, memories), tuple(pools)
+        self._unbind(bound)
+        made = self._bound[bound] = Binding(payload, self._find, self._charge)
+        return made
 
-    def _counted(self, memories: tuple[Memory, ...]) -> list[Charge]:
-        charges: list[Charge] = []
-        try:
-            charges.extend(self._charge(memory) for memory in memories)
-        except BaseException:
-            _release_all(charges)
-            raise
-        return charges
+    def _unbind(self, bound: int) -> None:
+        binding = self._bound.pop(bound, None)
+        if binding is not None:
+            binding.release()
 
     def _encoded(self, result: ExecutionResult) -> bytes:
         payload = encode(wire.Executed(result))
@@ -375,9 +309,8 @@ class RingServer:
     def _end(self) -> None:
         with self._ending:
             self._closed = True
-        self._bound.clear()
-        for charges in self._charges.values():
-            _release_all(charges)
+        for bound in tuple(self._bound):
+            self._unbind(bound)
         try:
             self._region.words[ring.ANSWERED] = ring.CLOSED
             self._rung.ring()
@@ -388,9 +321,8 @@ class RingServer:
 
     def _part(self) -> None:
         try:
-            self._burst.close()
-        finally:
             self._release()
+        finally:
             self._at_end()
             self._ended.set()
 
@@ -404,20 +336,7 @@ class _RulesBroken(WireError):
     """A client that no request can be taken from any more."""
 
 
-def _release_all(charges: Iterable[Charge]) -> None:
-    for charge in charges:
-        charge.release()
-
-
 def _priority(index: int) -> int:
     if index >= len(PRIORITIES):
         raise _RulesBroken(f"priority {index}")
     return index
-
-
-def _argument(form: Any, borrow: Borrower, *, writeable: bool) -> Any:
-    check_rank(getattr(form, "dimensions", None))
-    return borrow(form, writeable=writeable) if isinstance(form, wire.LentForm) else form
-
-
-_REQUESTS: Final = msgspec.msgpack.Decoder(wire.RingRequest)

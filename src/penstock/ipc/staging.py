@@ -48,6 +48,13 @@ class _Pool(NamedTuple):
     content: NDArray
 
 
+class _Lent(NamedTuple):
+    """Memory of the caller that the other side has, by its *number*: a pool lies there from byte *begin* on."""
+
+    number: wire.MemoryId
+    begin: int
+
+
 class Staging:
     """The shared memory of one connection.
 
@@ -60,7 +67,7 @@ class Staging:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._free: list[_Pool] = []
-        self._known: dict[int, wire.MemoryId] = {}
+        self._known: dict[int, _Lent] = {}
         self._closed = False
 
     def stage(
@@ -126,21 +133,22 @@ class Staging:
         if region is None:
             return None
         with self._lock:
-            number = self._known.get(id(region))
-            if number is None:
-                fd = _lendable(place.memory)
-                if fd is None:
+            lent = self._known.get(id(region))
+            if lent is None:
+                lendable = _lendable(place.memory)
+                if lendable is None:
                     return None
-                number = next(self._numbers)
-                self._lend(number, fd, place.memory.size, deadline_ns)
-                self._known[id(region)] = number
-                weakref.finalize(region, self._forget, id(region), number).atexit = False
-        return number, place.offset
+                fd, begin = lendable
+                lent = _Lent(next(self._numbers), begin)
+                self._lend(lent.number, fd, begin + place.memory.size, deadline_ns)
+                self._known[id(region)] = lent
+                weakref.finalize(region, self._forget, id(region), lent.number).atexit = False
+        return lent.number, lent.begin + place.offset
 
     def doubt(self, number: wire.MemoryId) -> None:
         """The other side may have had no room for that memory: the next call lends it anew."""
         with self._lock:
-            regions = [region for region, known in self._known.items() if known == number]
+            regions = [region for region, lent in self._known.items() if lent.number == number]
             for region in regions:
                 del self._known[region]
         if regions:
@@ -246,11 +254,15 @@ def check(array: NDArray) -> None:
         raise WireError("an array that is not C-contiguous cannot be sent")
 
 
-def _lendable(memory: Memory) -> int | None:
-    """The descriptor by which all of *memory* is lent; None for what may shrink while another process reads it."""
+def _lendable(memory: Memory) -> tuple[int, int] | None:
+    """The descriptor by which all of *memory* is lent, and where in it the memory begins; None for what may shrink while
+    another process reads it.
+    """
     match memory.name, memory.handle:
         case "ashmem", int(fd):
-            return fd
+            return fd, 0
+        case "mmap_fd", (int(fd), int(offset), _):
+            return (fd, offset) if is_sealed(fd, SHRINK) else None
         case "hardware_buffer_blob", (int(fd), _):
-            return fd if is_sealed(fd, SHRINK) else None
+            return (fd, 0) if is_sealed(fd, SHRINK) else None
     return None

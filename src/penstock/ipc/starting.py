@@ -209,9 +209,7 @@ def connect(place: Place) -> Started:
             if pid is not None:
                 how, wrote = how_ended(_reap(pid)), _tail(output)
                 told = f"driver {place.name}: its process {how} before it took a client on"
-                if wrote:
-                    told += f"; it wrote last: {wrote.splitlines()[-1].strip()[:MAX_SHOWN]}"
-                raise NotStarted(told, wrote) from None
+                raise NotStarted(told + wrote_last(wrote), wrote) from None
         except DeviceUnavailable as error:
             died = not isinstance(error, NotStarted) or error.died
             raise NotStarted(str(error), _tail(output), died=died) from error
@@ -461,6 +459,12 @@ def how_ended(status: int | None) -> str:
             return f"was ended by {signal.Signals(number).name}"
         return f"was ended by signal {number}"
     return f"ended with exit status {os.WEXITSTATUS(status)}"
+
+
+def wrote_last(output: str) -> str:
+    """What follows `how_ended` in a sentence: the last line of *output*, the end of what a host wrote; empty without one."""
+    lines = output.splitlines()
+    return f"; it wrote last: {lines[-1].strip()[:MAX_SHOWN]}" if lines else ""
 
 
 def _tail(output: int) -> str:

@@ -13,7 +13,7 @@ from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.evidence import Crash, Underway
 from penstock.ipc.link import END_SECONDS, Link
-from penstock.ipc.starting import NotStarted, Place
+from penstock.ipc.starting import NotStarted, Place, wrote_last
 from penstock.ipc.threads import PatientThread
 from penstock.logs import Log
 
@@ -259,8 +259,10 @@ class Supervisor:
 
     def _ended(self, link: Link, how: str) -> None:
         """Called by the link's own thread."""
-        log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, how)
-        self._bury(link.pid, how, link.output_tail())
+        output = link.output_tail()
+        told = how + wrote_last(output)
+        log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, told)
+        self._bury(link.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
         """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the same refusal one. *pid*

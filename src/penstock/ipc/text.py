@@ -1,4 +1,4 @@
-"""What another process says, before it is shown: no byte of it may command a terminal."""
+"""What another process or a file says, before it is shown: no byte of it may command a terminal."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from penstock.hal import (
     Capabilities,
     DeviceType,
     ExecutionResult,
+    ExtensionAttribute,
     NoValue,
     OutputShape,
     PoolArgument,
@@ -33,7 +34,7 @@ from penstock.hal import (
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
-WIRE_VERSION: Final = 3
+WIRE_VERSION: Final = 5
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
@@ -130,8 +131,11 @@ class RequestForm(Form, frozen=True):
 
 
 class RingRequest(Form, frozen=True):
-    """A `Request` in a slot of a ring, which carries no handles: *pools* are numbers of lent pools."""
+    """A `Request` to *target*, a prepared model or a burst, in a slot of a ring, which carries no handles: *pools* are
+    numbers of lent pools.
+    """
 
+    target: ObjectId
     inputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
     outputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
     pools: tuple[ObjectId, ...]
@@ -151,6 +155,7 @@ class PrepareForm(Form, frozen=True):
     accuracy: AccuracyClass
     num_threads: int | None
     options: tuple[tuple[str, str], ...]
+    attributes: tuple[ExtensionAttribute, ...]
     progress: Handle | None
     cancel: Handle | None
 
@@ -159,9 +164,10 @@ class ExecutionForm(Form, frozen=True):
     """An `ExecutionConfig`."""
 
     deadline_ns: int | None
-    loop_timeout_ns: int
+    loop_timeout_ns: int | None
     measure: bool
     priority: Priority
+    attributes: tuple[ExtensionAttribute, ...]
     cancel: Handle | None
 
 
@@ -263,19 +269,19 @@ class CopyFrom(Form, frozen=True, tag="copy_from"):
 
 
 class Report(Form, frozen=True, tag="report"):
-    """`PreparedModel.cache_report`, which a late write changes: answered by `Made`."""
+    """`PreparedModel.cache_report`, which a late write changes: answered by `Reported`."""
 
     prepared: ObjectId
 
 
 class OpenRing(Form, frozen=True, tag="open_ring"):
-    """A burst of a prepared model whose calls go through shared memory: answered by `Made`, and over with `Close`.
+    """Shared memory through which executions go, of any prepared model and burst of the device: answered by `Made`, and
+    over with `Close`.
 
     *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and *slot_bytes*; *to_device*
     and *to_client* are the ends of the two doorbells that the device's side needs.
     """
 
-    prepared: ObjectId
     memory: Handle
     to_device: Handle
     to_client: Handle
@@ -284,7 +290,9 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
 
 
 class LendPool(Form, frozen=True, tag="lend_pool"):
-    """Makes a memory known to the device's side for the requests of rings: answered by `Made`, until `Close`."""
+    """Makes a memory known to the device's side for the requests of rings: answered by `Made`. `Close` unbinds the requests
+    that use it.
+    """
 
     memory: MemoryForm
 
@@ -347,6 +355,12 @@ class Made(Form, frozen=True, tag="made"):
     cache: CacheReport = NO_CACHE_REPORT
 
 
+class Reported(Form, frozen=True, tag="reported"):
+    """What became of a prepared model's cache files by now."""
+
+    cache: CacheReport
+
+
 class Allocated(Form, frozen=True, tag="allocated"):
     token: int
     buffer: ObjectId
@@ -385,6 +399,7 @@ Reply: TypeAlias = (
     | CacheFiles
     | Supports
     | Made
+    | Reported
     | Allocated
     | Executed
     | Fenced
@@ -421,13 +436,14 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: the first *size* bytes of a memfd, which its receiver maps where it is sealed and copies
-    where it is not. *kind* names the memory that they lie in on the sender's side.
+    """A pool of constants: the *size* bytes of a memfd from byte *offset* on, which its receiver maps where it is sealed and
+    copies where it is not. *kind* names the memory that they lie in on the sender's side.
     """
 
     place: int
     size: int
     kind: str = ""
+    offset: int = 0
 
 
 class ArrayForm(Form, frozen=True, tag="array"):

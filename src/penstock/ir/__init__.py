@@ -7,6 +7,7 @@ from penstock.facade import lazily
 if TYPE_CHECKING:
     from penstock.ir.builder import ModelBuilder, SubgraphBuilder
     from penstock.ir.digest import Digest
+    from penstock.ir.extension import ExtensionType
     from penstock.ir.infer import infer_shapes
     from penstock.ir.model import (
         ConstantPool,
@@ -29,6 +30,7 @@ __all__ = [
     "DType",
     "DataLocation",
     "Digest",
+    "ExtensionType",
     "Lifetime",
     "Metadata",
     "Model",
@@ -53,6 +55,7 @@ __getattr__ = lazily(
     {
         "builder": "ModelBuilder SubgraphBuilder",
         "digest": "Digest",
+        "extension": "ExtensionType",
         "infer": "infer_shapes",
         "model": "ConstantPool Metadata Model Signature StatePort Subgraph TensorMetadata Variable",
         "operand": "DataLocation Lifetime Operand Origin",

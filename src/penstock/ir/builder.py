@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
+from penstock.ir.extension import ExtensionType
 from penstock.ir.model import (
     NO_METADATA,
     ConstantPool,
@@ -62,14 +63,21 @@ class SubgraphBuilder:
         return len(self._operands) - 1
 
     def input(
-        self, dtype: DType, shape: Shape, name: str = "", quantization: Quantization | None = None
+        self,
+        dtype: DType,
+        shape: Shape,
+        name: str = "",
+        quantization: Quantization | None = None,
+        extension: ExtensionType | None = None,
     ) -> int:
         """Adds a subgraph input. Raises `InputError` for what is no `DType` or no shape."""
         if not isinstance(dtype, DType):
             raise InputError(
                 f"input {name!r}: an element type is a DType (DType.FLOAT32), not {dtype!r}"
             )
-        operand = Operand(dtype, _plain(shape), Lifetime.SUBGRAPH_INPUT, name, quantization)
+        operand = Operand(
+            dtype, _plain(shape), Lifetime.SUBGRAPH_INPUT, name, quantization, extension=extension
+        )
         index = self.operand(operand)
         self._inputs.append(index)
         return index

@@ -21,6 +21,7 @@ from penstock.ir.types import Quantization, Shape
 from penstock.ir.validate import subgraph_references
 
 if TYPE_CHECKING:
+    from penstock.ir.extension import ExtensionType
     from penstock.ir.model import Model, Subgraph, Variable
     from penstock.ir.operation import AttributeValue, Operation
 
@@ -92,7 +93,7 @@ class Form(Struct, frozen=True):
 def form_of(model: Model, operation: Operation) -> Form:
     """The form of an *operation* of *model*'s entry: the same in its model and cut out of it."""
     form = _Hasher()
-    _form(model, operation, model.entry, form)
+    _form(model, operation, model.entry, form, {})
     operands = (model.operands[i] for i in (*operation.inputs, *operation.outputs))
     return Form(form.sha.hexdigest(), tuple(o.shape for o in operands if o.has_value))
 
@@ -105,7 +106,14 @@ def _may_be_equal(a: Shape, b: Shape) -> bool:
     )
 
 
-def _form(model: Model, operation: Operation, subgraph: Subgraph, form: _Hasher) -> None:
+def _form(
+    model: Model,
+    operation: Operation,
+    subgraph: Subgraph,
+    form: _Hasher,
+    known: dict[int, bytes],
+) -> None:
+    """*known* has the digests of subgraphs that were met before: each is hashed once."""
     from penstock.ir.operations import spec_of
 
     kinds = {a.name: a.kind for a in spec_of(operation).attributes}
@@ -121,11 +129,15 @@ def _form(model: Model, operation: Operation, subgraph: Subgraph, form: _Hasher)
             continue
         quantization = _quantization(operand.quantization)
         form.put("operand", operand.is_constant, operand.dtype.value, quantization)
+        if operand.extension is not None:
+            form.put("extension", *_extension(operand.extension))
     for target in subgraph_references(operation):
-        form.put("subgraph")
-        inner = model.subgraphs[target]
-        for each in inner.operations:
-            _form(model, each, inner, form)
+        if target not in known:
+            inner, hashed = model.subgraphs[target], _Hasher()
+            for each in inner.operations:
+                _form(model, each, inner, hashed, known)
+            known[target] = hashed.sha.digest()
+        form.put("subgraph", known[target])
 
 
 def _model(model: Model, structure: _Hasher, constants: _Hasher) -> None:
@@ -206,6 +218,8 @@ def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Has
     )
     if not operand.shape_declared:
         structure.put("undeclared")
+    if operand.extension is not None:
+        structure.put("extension", *_extension(operand.extension))
     if operand.is_constant and not isinstance(constants, _Deaf):
         constants.put("constant", constant_bytes(model.pools, operand))
 
@@ -220,6 +234,10 @@ def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _
         structure.put("unassigned")
     if not zero and not isinstance(constants, _Deaf):
         constants.put("variable", constant_bytes(model.pools, variable))
+
+
+def _extension(kind: ExtensionType) -> tuple[object, ...]:
+    return kind.extension, kind.code, kind.byte_size, kind.is_tensor, kind.data
 
 
 def _quantization(quantization: Quantization | None) -> object:

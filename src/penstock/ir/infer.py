@@ -8,7 +8,7 @@ before anything runs. What stays unknown is known at run time only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -27,6 +27,9 @@ MAX_FOLDED_BYTES: Final = 4096
 
 MAX_CALLED_OPERATIONS: Final = 200_000
 """Operations of referenced subgraphs that one inference looks at, before it gives up."""
+
+Call: TypeAlias = tuple[int, tuple[Shape, ...]]
+"""A subgraph and the shapes of its inputs."""
 
 
 def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None) -> Model:
@@ -53,12 +56,27 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
     return replace(model, subgraphs=tuple(subgraphs))
 
 
-def infer_subgraph(model: Model, subgraph: int, inputs: Sequence[Shape]) -> Subgraph:
+class Inferred(Struct):
+    """What was found out about the subgraphs of one model, for whoever infers several of them: each is inferred once for
+    the same input shapes.
+    """
+
+    shapes: dict[Call, list[Shape]] = field(default_factory=dict)
+    operations: int = 0
+
+    def output_shapes(self, model: Model, call: Call) -> list[Shape]:
+        shapes = self.shapes[call]
+        return [shapes[i] for i in model.subgraphs[call[0]].outputs]
+
+
+def infer_subgraph(
+    model: Model, subgraph: int, inputs: Sequence[Shape], known: Inferred | None = None
+) -> Subgraph:
     """A subgraph with the shape of every operand inferred from those of its inputs; itself where all are as they
-    were. Raises `ShapeMismatch` as `infer_shapes` does.
+    were. Raises `ShapeMismatch` as `infer_shapes` does. *known* is of earlier calls for the same model, and is added to.
     """
     graph = model.subgraphs[subgraph]
-    shapes, _ = _Inference(model, subgraph).run(inputs)
+    shapes = _run(model, (subgraph, tuple(inputs)), Inferred() if known is None else known)
     changed = False
     operands = []
     for operand, shape in zip(graph.operands, shapes, strict=True):
@@ -70,37 +88,61 @@ def infer_subgraph(model: Model, subgraph: int, inputs: Sequence[Shape]) -> Subg
     return replace(graph, operands=tuple(operands)) if changed else graph
 
 
-class _Calls(Struct):
-    """What is known of referenced subgraphs, and the operations that were inferred for it."""
+def _run(model: Model, call: Call, known: Inferred) -> list[Shape]:
+    """The shapes of all operands of a subgraph. Not recursive: subgraphs may be nested deeper than Python's stack."""
+    if call in known.shapes:
+        return known.shapes[call]
+    stack = [_Inference(model, call, known)]
+    while stack:
+        inference = stack[-1]
+        try:
+            inference.run()
+        except _NeededFirst as needed:
+            if len(stack) > MAX_DEPTH:
+                raise LimitExceeded(
+                    f"subgraphs enter each other more than {MAX_DEPTH} deep"
+                ) from None
+            stack.append(_Inference(model, needed.call, known))
+            continue
+        stack.pop()
+        known.shapes[inference.call] = inference.shapes
+    return known.shapes[call]
 
-    known: dict[tuple[int, tuple[Shape, ...]], Sequence[Shape]] = field(default_factory=dict)
-    operations: int = 0
+
+class _NeededFirst(Exception):  # no error: where inference goes on
+    """The subgraph whose output shapes an operation waits for."""
+
+    def __init__(self, call: Call) -> None:
+        super().__init__()
+        self.call = call
 
 
 class _Inference:
     """Inference of one subgraph for one set of input shapes."""
 
-    def __init__(self, model: Model, subgraph: int, caller: _Inference | None = None) -> None:
-        self.model, self.index = model, subgraph
-        self.depth: int = 0 if caller is None else caller.depth + 1
-        self.calls: _Calls = _Calls() if caller is None else caller.calls
-        self.subgraph: Subgraph = model.subgraphs[subgraph]
+    def __init__(self, model: Model, call: Call, known: Inferred) -> None:
+        self.model, self.call, self.known = model, call, known
+        self.index, inputs = call
+        self.subgraph: Subgraph = model.subgraphs[self.index]
         self.shapes: list[Shape] = [o.shape for o in self.subgraph.operands]
         self.values: dict[int, NDArray] = {}
-
-    def run(self, inputs: Sequence[Shape]) -> tuple[list[Shape], list[Shape]]:
-        """Shapes of all operands, and of the outputs."""
+        self._next = 0
         for index, shape in zip(self.subgraph.inputs, inputs, strict=True):
             self.shapes[index] = shape
-        for at, operation in enumerate(self.subgraph.operations):
+
+    def run(self) -> None:
+        """Infers the shapes of all operands; goes on at the operation that has raised `_NeededFirst`."""
+        operations = self.subgraph.operations
+        while self._next < len(operations):
+            operation = operations[self._next]
             try:
                 self.follow(operation)
             except ModelError as error:
                 if error.where is not None:
                     raise
-                where = f"subgraph {self.index}, operation {at} ({operation.type})"
+                where = f"subgraph {self.index}, operation {self._next} ({operation.type})"
                 raise type(error)(error.message, where=where) from None
-        return self.shapes, [self.shapes[i] for i in self.subgraph.outputs]
+            self._next += 1
 
     def follow(self, operation: Operation) -> None:
         """Infers what *operation* makes of the shapes and values before it."""
@@ -114,10 +156,10 @@ class _Inference:
                     self.values[output] = value
                     self.shapes[output] = value.shape
 
-    def call(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        """Output shapes of a referenced subgraph; each is inferred once for the same input shapes."""
-        key = (subgraph, tuple(inputs))
-        if key not in self.calls.known:
+    def output_shapes_of(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        """Output shapes of a referenced subgraph."""
+        call = subgraph, tuple(inputs)
+        if call not in self.known.shapes:
             if not 0 <= subgraph < len(self.model.subgraphs):
                 raise InvalidOperation(f"runs subgraph {subgraph}, which there is not")
             target = self.model.subgraphs[subgraph]
@@ -125,11 +167,11 @@ class _Inference:
                 raise InvalidOperation(
                     f"gives {len(inputs)} inputs to subgraph {subgraph}, which takes {len(target.inputs)}"
                 )
-            self.calls.operations += len(target.operations)
-            if self.depth >= MAX_DEPTH or self.calls.operations > MAX_CALLED_OPERATIONS:
-                raise LimitExceeded("subgraphs call each other too deeply or too often")
-            self.calls.known[key] = _Inference(self.model, subgraph, self).run(inputs)[1]
-        return self.calls.known[key]
+            self.known.operations += len(target.operations)
+            if self.known.operations > MAX_CALLED_OPERATIONS:
+                raise LimitExceeded("subgraphs enter each other too often")
+            raise _NeededFirst(call)
+        return self.known.output_shapes(self.model, call)
 
     def value(self, index: int) -> NDArray | None:
         operand = self.subgraph.operands[index]
@@ -175,7 +217,7 @@ class _Context:
         return self._inference.subgraph.operands[self.operation.outputs[index]].dtype
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        return self._inference.call(subgraph, inputs)
+        return self._inference.output_shapes_of(subgraph, inputs)
 
 
 def follow(
@@ -187,9 +229,11 @@ def follow(
     Of the operations only those that the wanted values depend on are looked at. The subgraph's shapes are taken
     as they stand (`infer_shapes`); where they contradict each other nothing follows.
     """
-    inference = _Inference(model, subgraph)
-    inference.values.update(given)
     graph = model.subgraphs[subgraph]
+    known = Inferred()
+    call = subgraph, tuple(graph.operands[i].shape for i in graph.inputs)
+    inference = _Inference(model, call, known)
+    inference.values.update(given)
     needed, chosen = set(wanted) - given.keys(), []
     for operation in reversed(graph.operations):
         if not needed.isdisjoint(operation.outputs):
@@ -199,7 +243,16 @@ def follow(
         for operation in reversed(chosen):
             ports = (*operation.inputs, *operation.outputs)
             if all(graph.operands[i].quantization is None for i in ports):
-                inference.follow(operation)
+                _follow(inference, operation)
     except ModelError:
         return {}
     return {i: value for i in wanted if (value := inference.value(i)) is not None}
+
+
+def _follow(inference: _Inference, operation: Operation) -> None:
+    """`_Inference.follow`, with what it needs first."""
+    while True:
+        try:
+            return inference.follow(operation)
+        except _NeededFirst as needed:
+            _run(inference.model, needed.call, inference.known)

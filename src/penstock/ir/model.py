@@ -141,6 +141,8 @@ class TensorMetadata(Struct, frozen=True):
     minimum: tuple[float, ...] = ()
     maximum: tuple[float, ...] = ()
     labels: tuple[str, ...] | None = None
+    sample_rate: int = 0
+    """Samples a second of a sound; 0 where the file does not say."""
 
 
 class Metadata(Struct, frozen=True):

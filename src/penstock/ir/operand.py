@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from penstock.ir.extension import ExtensionType
 from penstock.ir.types import DType, Quantization, Shape
 
 MAX_COPIED_VALUE: Final = 128
@@ -62,6 +63,9 @@ class Operand(Struct, frozen=True, eq=False):
 
     *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and stays so when *shape* is
     inferred: LiteRT chooses kernels by what the file has.
+
+    *extension* is the type of an operand whose values only the driver of a vendor's extension understands. Such an operand
+    is uint8, and the bytes of each element are its last dimension.
     """
 
     dtype: DType
@@ -73,6 +77,7 @@ class Operand(Struct, frozen=True, eq=False):
     location: DataLocation | None = None
     origin: Origin | None = None
     shape_declared: bool = True
+    extension: ExtensionType | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Operand) and self._compared() == other._compared()
@@ -89,6 +94,7 @@ class Operand(Struct, frozen=True, eq=False):
             self.value,
             self.location,
             self.shape_declared,
+            self.extension,
         )
 
     @property

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from penstock.arguments import check_kind
 from penstock.errors import InvalidAttribute
+from penstock.ir.extension import EXTENSION, extension_key
 from penstock.ir.operand import Origin
 
 AttributeValue: TypeAlias = (
@@ -101,7 +102,8 @@ NO_ATTRIBUTES: Final = Attributes()
 class Operation(Struct, frozen=True, eq=False):
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
     operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
-    `custom_code` and `custom_options`. Origins do not count when operations are compared.
+    `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the attributes `extension` and
+    `code`. Origins do not count when operations are compared.
     """
 
     type: str
@@ -121,7 +123,9 @@ class Operation(Struct, frozen=True, eq=False):
 
     @property
     def key(self) -> str:
-        """The row of the operation table: the type, or CUSTOM:<code>."""
+        """What kernels, policies and the operation table know it by: the type, CUSTOM:<code>, or EXTENSION:<name>:<number>."""
         if self.type == "CUSTOM":
             return f"CUSTOM:{self.attributes.text('custom_code')}"
+        if self.type == EXTENSION:
+            return extension_key(self.attributes.text("extension"), self.attributes.integer("code"))
         return self.type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
@@ -17,15 +18,31 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
     1 on, behind a subgraph 0 of these operations.
     """
     found: dict[int, int] = {}
-    pending = [target for operation in operations for target in subgraph_references(operation)]
+    pending = deque(target for operation in operations for target in subgraph_references(operation))
     while pending:
-        index = pending.pop(0)
+        index = pending.popleft()
         if index not in found:
             found[index] = len(found) + 1
             pending += [
                 t for o in model.subgraphs[index].operations for t in subgraph_references(o)
             ]
     return found
+
+
+def entered_from(model: Model, index: int) -> list[int]:
+    """The subgraphs of *model* that subgraph *index* enters, directly or not, each once and after all it enters itself."""
+    order: list[int] = []
+    pending, seen = [(index, False)], set[int]()
+    while pending:
+        at, finished = pending.pop()
+        if finished:
+            order.append(at)
+        elif at not in seen:
+            seen.add(at)
+            pending.append((at, True))
+            operations = model.subgraphs[at].operations
+            pending += [(target, False) for o in operations for target in subgraph_references(o)]
+    return order[:-1]
 
 
 def refer_anew(operation: Operation, subgraphs: Mapping[int, int]) -> Operation:

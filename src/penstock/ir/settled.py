@@ -7,10 +7,10 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.errors import ModelError
-from penstock.ir.infer import infer_subgraph
+from penstock.ir.infer import Inferred, infer_subgraph
 from penstock.ir.model import Model, Subgraph
 from penstock.ir.operation import Attributes, Operation
-from penstock.ir.types import static_shape
+from penstock.ir.types import Shape, static_shape
 
 BRANCHES: Final = {
     "IF": ("then_subgraph_index", "else_subgraph_index"),
@@ -18,8 +18,8 @@ BRANCHES: Final = {
 }
 """The attributes that refer to the subgraphs of an operation, by type."""
 
-MOST_DEPTH: Final = 8
-"""How deep control flow is followed."""
+MOST_COPIED: Final = 1 << 15
+"""Operands and operations that copies of subgraphs may have, beyond those that the model has."""
 
 
 def has_control_flow(model: Model) -> bool:
@@ -40,46 +40,65 @@ def branches_of(operation: Operation) -> tuple[int, int]:
 
 def settled(model: Model) -> Model:
     """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes are those of the
-    values that this operation gives. One whose values are of unknown shape keeps the subgraphs it has. Without
+    values that this operation gives. Operations that give one subgraph the same shapes share its copy. One whose values
+    are of unknown shape keeps the subgraphs it has, and so do those for which `MOST_COPIED` leaves no room. Without
     control flow: *model*.
     """
     if not has_control_flow(model):
         return model
-    subgraphs = list(model.subgraphs)
-    entry = replace(model.entry, operations=_settled(model, model.entry, subgraphs, 0))
-    subgraphs[model.main] = entry
-    return replace(model, subgraphs=tuple(subgraphs))
+    return _Settling(model).run()
 
 
-def _settled(
-    model: Model, graph: Subgraph, subgraphs: list[Subgraph], depth: int
-) -> tuple[Operation, ...]:
-    """The operations of *graph*; the copies join *subgraphs*."""
-    found = []
-    for operation in graph.operations:
-        copied = operation.type in BRANCHES and depth < MOST_DEPTH
-        found.append(
-            _with_copies(model, graph, operation, subgraphs, depth) if copied else operation
-        )
-    return tuple(found)
+class _Settling:
+    """The subgraphs of one model as they become; *copies* is where each is that was copied, by index and input shapes."""
 
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.subgraphs = list(model.subgraphs)
+        self.copies: dict[tuple[int, tuple[Shape, ...]], int] = {}
+        self.known = Inferred()
+        own = sum(len(s.operands) + len(s.operations) for s in model.subgraphs)
+        self.room = MOST_COPIED + own
 
-def _with_copies(
-    model: Model, graph: Subgraph, operation: Operation, subgraphs: list[Subgraph], depth: int
-) -> Operation:
-    shapes = [static_shape(graph.operands[i].shape) for i in arguments_of(operation)]
-    indexes = branches_of(operation)
-    if None in shapes or any(model.subgraphs[i].states for i in indexes):
-        return operation
-    if any(len(model.subgraphs[i].inputs) != len(shapes) for i in indexes):
-        return operation
-    changed = {}
-    for name, index in zip(BRANCHES[operation.type], indexes, strict=True):
+    def run(self) -> Model:
+        model = self.model
+        # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits to be settled.
+        pending = [(model.main, model.entry)]
+        while pending:
+            place, graph = pending.pop()
+            settled_operations = tuple(self._settle(graph, o, pending) for o in graph.operations)
+            self.subgraphs[place] = replace(graph, operations=settled_operations)
+        return replace(model, subgraphs=tuple(self.subgraphs))
+
+    def _settle(
+        self, graph: Subgraph, operation: Operation, pending: list[tuple[int, Subgraph]]
+    ) -> Operation:
+        if operation.type not in BRANCHES:
+            return operation
+        model = self.model
+        shapes = [static_shape(graph.operands[i].shape) for i in arguments_of(operation)]
+        indexes = branches_of(operation)
+        if None in shapes or any(model.subgraphs[i].states for i in indexes):
+            return operation
+        if any(len(model.subgraphs[i].inputs) != len(shapes) for i in indexes):
+            return operation
+        keys = [(index, tuple(shapes)) for index in indexes]
         try:
-            inferred = infer_subgraph(model, index, shapes)
+            made = {
+                key: infer_subgraph(model, *key, self.known)
+                for key in dict.fromkeys(keys)
+                if key not in self.copies
+            }
         except ModelError:
             return operation
-        inner = _settled(model, inferred, subgraphs, depth + 1)
-        changed[name] = len(subgraphs)
-        subgraphs.append(replace(inferred, operations=inner))
-    return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
+        size = sum(len(s.operands) + len(s.operations) for s in made.values())
+        if size > self.room:
+            return operation
+        self.room -= size
+        for key, inferred in made.items():
+            self.copies[key] = len(self.subgraphs)
+            pending.append((len(self.subgraphs), inferred))
+            self.subgraphs.append(inferred)
+        names = BRANCHES[operation.type]
+        changed = {name: self.copies[key] for name, key in zip(names, keys, strict=True)}
+        return replace(operation, attributes=Attributes({**operation.attributes, **changed}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.ir.extension import ExtensionType, plain_dimensions
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import Shape
 
@@ -38,6 +39,8 @@ def show_shape(shape: Shape) -> str:
 
 def show_operand(operand: Operand) -> str:
     """`float32[1, ?, 3]`, with the scale and zero point of a quantised operand."""
+    if operand.extension is not None:
+        return _show_extension(operand, operand.extension)
     text = operand.dtype.value + show_shape(operand.shape)
     q = operand.quantization
     if q is None:
@@ -45,6 +48,12 @@ def show_operand(operand: Operand) -> str:
     if q.dimension is not None:
         return f"{text} per channel {q.dimension}"
     return f"{text} ({q.scale:.6g}, {q.zero_point})"
+
+
+def _show_extension(operand: Operand, kind: ExtensionType) -> str:
+    """`com.example.fibonacci:1[10] of 8 bytes, data <16 bytes>`."""
+    data = f", data <{len(kind.data)} bytes>" if kind.data else ""
+    return f"{kind.name}{show_shape(plain_dimensions(operand))} of {kind.byte_size} bytes{data}"
 
 
 def _subgraph(subgraph: Subgraph) -> list[str]:

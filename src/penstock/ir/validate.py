@@ -18,13 +18,13 @@ from penstock.errors import (
     InvalidOperation,
     InvalidQuantization,
     InvalidSignature,
-    LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
     ShapeOverflow,
     UnwrittenOperand,
 )
-from penstock.ir.calls import MAX_DEPTH, callees_first
+from penstock.ir.calls import callees_first
+from penstock.ir.extension import ExtensionType, type_fault
 from penstock.ir.model import Model, Signature, Subgraph, Variable
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 
 MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
-
-MAX_ENTERED = 1 << 15
-"""Operands and operations of all subgraphs that an entry enters, each counted as often as it is entered, beyond those that
-the model has: a few subgraphs that enter each other twice would be without end to whoever follows them.
-"""
 
 
 def validate(model: Model) -> None:
@@ -240,10 +235,35 @@ def _check_shape(item: Operand | Variable, where: str) -> None:
                 raise type(error)(error.message, where=where) from None
     if item.quantization is not None:
         _check_quantization(item, item.quantization, where)
+    if isinstance(item, Operand) and item.extension is not None:
+        _check_extension(item, item.extension, where)
+
+
+def _check_extension(operand: Operand, kind: ExtensionType, where: str) -> None:
+    check_kind(kind, ExtensionType, "an operand's extension is an ExtensionType")
+    if fault := type_fault(kind):
+        raise InvalidOperand(fault, where=where)
+    shape = operand.shape
+    rank = None if shape is None else len(shape)
+    fits = kind.is_tensor if shape is None else shape[-1:] == (kind.byte_size,)
+    if (
+        operand.dtype is not DType.UINT8
+        or operand.quantization is not None
+        or not (fits and (kind.is_tensor or rank == 1))
+    ):
+        raise InvalidOperand(
+            f"an operand of the {'tensor' if kind.is_tensor else 'scalar'} type {kind.name} is uint8 without quantisation "
+            f"whose last{'' if kind.is_tensor else ' and only'} dimension is {kind.byte_size}, "
+            f"not {operand.dtype.value} of shape {shape}",
+            where=where,
+        )
 
 
 def _check_quantization(item: Operand | Variable, quantization: Quantization, where: str) -> None:
     axis, shape, dtype = quantization.dimension, item.shape, item.dtype
+    if isinstance(item, Operand) and not item.shape_declared:
+        # Before its rank is inferred it looks like a scalar.
+        shape = shape or None
     if axis is not None and shape is not None:
         if not 0 <= axis < len(shape):
             raise InvalidQuantization(
@@ -302,24 +322,7 @@ def _check_recursion(model: Model) -> None:
         [t for operation in s.operations for t in subgraph_references(operation)]
         for s in model.subgraphs
     ]
-    sizes, depths = [0] * len(entered), [0] * len(entered)
-    most = MAX_ENTERED + sum(len(s.operands) + len(s.operations) for s in model.subgraphs)
-    for index in callees_first([sorted(set(targets)) for targets in entered]):
-        subgraph = model.subgraphs[index]
-        inner = sum(sizes[t] for t in entered[index])
-        if inner > most:
-            raise LimitExceeded(
-                f"the subgraphs that it enters, each as often as it does, have {inner} operands and "
-                f"operations; the limit for this model is {most}",
-                where=f"subgraph {index}",
-            )
-        sizes[index] = len(subgraph.operands) + len(subgraph.operations) + inner
-        depths[index] = 1 + max((depths[t] for t in entered[index]), default=-1)
-        if depths[index] > MAX_DEPTH:
-            raise LimitExceeded(
-                f"it enters subgraphs {depths[index]} deep; the limit is {MAX_DEPTH}",
-                where=f"subgraph {index}",
-            )
+    callees_first([sorted(set(targets)) for targets in entered])
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
             for target in subgraph_references(operation):
@@ -375,14 +378,25 @@ def _check_call(
     else:
         pairs.append(("gives", outputs, called.outputs))
     for verb, mine, its in pairs:
-        here = [caller.operands[i].dtype.value for i in mine]
-        there = [called.operands[i].dtype.value for i in its]
+        here = [_kind(caller.operands[i]) for i in mine]
+        there = [_kind(called.operands[i]) for i in its]
         if here != there:
             raise InvalidOperation(
                 f"subgraph {target} {verb} {', '.join(there) or 'nothing'}, "
                 f"not {', '.join(here) or 'nothing'}",
                 where=where,
             )
+        for one, other in zip(mine, its, strict=True):
+            if caller.operands[one].extension != called.operands[other].extension:
+                raise InvalidOperation(
+                    f"operand {other} that subgraph {target} {verb} has other extension data",
+                    where=where,
+                )
+
+
+def _kind(operand: Operand) -> str:
+    """The type of its values."""
+    return operand.dtype.value if operand.extension is None else operand.extension.name
 
 
 _Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]

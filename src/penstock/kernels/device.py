@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import (
     FOREIGN,
@@ -29,6 +30,7 @@ from penstock.hal import (
     Request,
     Support,
     Timing,
+    refuse_unmapped,
     validate_prepare,
     validate_request,
 )
@@ -92,13 +94,14 @@ class KernelDevice(DeviceBase):
         return ""
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        return [self._support(site) for site in sites_of(model)]
+        answers = [self._support(site) for site in sites_of(model)]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
         validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
-        sites = sites_of(model)
+        sites = sites_of(model, config.attributes)
         for site in sites:
             if not (answer := self._support(site)).supported:
                 raise GeneralFailure(f"{_place(site)}: {answer.reason}")
@@ -197,6 +200,8 @@ class PreparedKernels(PreparedModelBase):
             config.cancel.check()
         if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
             raise MissedDeadlineTransient(f"the deadline passed before {_place(site)}")
+        if config.attributes:
+            site = replace(site, hints=(*site.hints, *config.attributes))
         inputs = [values.get(i) for i in site.operation.inputs]
         results = self._device.compute(site, inputs)
         values.update(zip(site.operation.outputs, map(_read_only, results), strict=True))

@@ -9,7 +9,9 @@ from typing import Any, Final, TypeAlias, TypeVar
 from msgspec import Struct
 
 from penstock.errors import InputError
+from penstock.hal import ExtensionAttribute
 from penstock.ir import Attributes, DType, Model, NDArray, Operand, Operation
+from penstock.ir.extension import split_key
 from penstock.ir.operations import OPERATIONS
 
 Kernel: TypeAlias = Callable[..., "NDArray | Sequence[NDArray]"]
@@ -32,7 +34,7 @@ class Site(Struct, frozen=True):
     """An operation as its kernel sees it: operation *index* of *model*'s entry subgraph.
 
     *inputs* and *outputs* are operands: element type, shape (None: unknown until run time), quantisation; an input
-    that is left out is None.
+    that is left out is None. *hints* are the attributes of extensions that came with the compile, and with the run.
     """
 
     model: Model
@@ -40,11 +42,22 @@ class Site(Struct, frozen=True):
     operation: Operation
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
+    hints: tuple[ExtensionAttribute, ...] = ()
 
     @property
     def attributes(self) -> Attributes:
         """The operation's attributes, by typed getters: `site.attributes.text("padding")`."""
         return self.operation.attributes
+
+    def hint(self, extension: str, code: int) -> bytes | None:
+        """The value of an attribute of an extension, that of the run before that of the compile; None where there is none.
+
+        It is whatever a caller gave: a kernel ignores a value that makes no sense.
+        """
+        for attribute in reversed(self.hints):
+            if (attribute.extension, attribute.code) == (extension, code):
+                return attribute.value
+        return None
 
     def constant(self, position: int) -> NDArray | None:
         """The value of an input that is a constant, read-only; None where it is not, or is left out."""
@@ -55,7 +68,8 @@ class Site(Struct, frozen=True):
 def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K]:
     """Marks a method of a `KernelDevice` as the kernel of operations of these *types*.
 
-    *types* are rows of the operation table (`CUSTOM:<code>` for custom operators); *dtypes* the element types that
+    *types* are rows of the operation table (`CUSTOM:<code>` for custom operators, `EXTENSION:<name>:<number>` for operations of
+    an extension, whose own operand types are arrays of uint8); *dtypes* the element types that
     every input and output may have. Raises `InputError` for no type, and for a type or an element type that does not exist.
     """
     known = {d.value: d for d in DType}
@@ -63,7 +77,7 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
         raise InputError('kernel needs the operations it is for: @kernel("RELU")')
     operations = list(OPERATIONS)
     for kind in types:
-        if not kind.startswith(CUSTOM) and kind not in operations:
+        if not kind.startswith(CUSTOM) and split_key(kind) is None and kind not in operations:
             near = difflib.get_close_matches(kind.upper(), operations)
             raise InputError(
                 f"kernel: no operation is named {kind!r}"
@@ -82,7 +96,7 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     return marked
 
 
-def sites_of(model: Model) -> list[Site]:
+def sites_of(model: Model, hints: tuple[ExtensionAttribute, ...] = ()) -> list[Site]:
     """The operations of the entry subgraph."""
     return [
         Site(
@@ -93,6 +107,7 @@ def sites_of(model: Model) -> list[Site]:
                 o if o.has_value else None for o in (model.operands[i] for i in operation.inputs)
             ),
             tuple(model.operands[i] for i in operation.outputs),
+            hints,
         )
         for index, operation in enumerate(model.operations)
     ]

@@ -42,6 +42,7 @@ other absent fields are None. A union is the pair `<name>_type` (the discriminan
 a discriminant that the schema does not know).
 """
 
+HEADER_BYTES: Final = 8
 _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _VTABLE: Final = struct.Struct("<HH")
@@ -67,6 +68,24 @@ class _Defect(Exception):
         return self.kind(self.message, where=where or None, offset=self.offset)
 
 
+def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
+    """Raises what `Reader.root` does for a file of *size* bytes (None: unknown) whose first 8 bytes or more are *head*, where
+    these are at fault already: its length, its identifier, or the place of its root.
+    """
+    if not len(head):
+        raise NotAModel("the file is empty; copy or download it again")
+    if len(head) < HEADER_BYTES:
+        raise TruncatedModel(f"the file has {len(head)} bytes, a header takes {HEADER_BYTES}")
+    found, wanted = bytes(head[4:HEADER_BYTES]), schema.identifier
+    if found != wanted:
+        raise NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
+    (root,) = _U32.unpack_from(head, 0)
+    if not root or (size is not None and root + 4 > size):
+        raise OffsetOutOfBounds(
+            f"refers to byte {root} of {size}; the file is damaged or truncated", offset=0
+        )
+
+
 class Reader:
     """Reads one FlatBuffer of *schema* in *data*.
 
@@ -89,13 +108,7 @@ class Reader:
         Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content that
         lies outside the file, `LimitExceeded`; each with the path of the field and the file offset.
         """
-        if self.size == 0:
-            raise NotAModel("the file is empty")
-        if self.size < 8:
-            raise TruncatedModel(f"the file has {self.size} bytes, a header takes 8")
-        found, wanted = bytes(self.data[4:8]), self.schema.identifier
-        if found != wanted:
-            raise NotAModel(f"the file identifier is {found!r}, not {wanted!r}", offset=4)
+        check_header(self.data[:8], self.size, self.schema)
         try:
             return self._table(self._target(0), self.schema.table(self.schema.root), 0)
         except _Defect as defect:

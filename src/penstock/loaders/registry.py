@@ -17,14 +17,18 @@ LOADERS: Final = (
     ("TensorFlow Lite", "penstock.loaders.tflite"),
     ("ONNX", "penstock.loaders.onnx"),
 )
-"""Every format: its name, and the package with `recognizes` and `load`, which is imported when its turn comes."""
+"""Every format: its name, and the package, which is imported when its turn comes. Its `may_begin` judges the beginning of a
+file, before the rest is read; its `recognizes` the whole content, for `load`.
+"""
 
 
 def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option
     """The model in *source*: a path, the bytes of a file, or a binary file object, read to its end.
 
-    The content is read once, into memory that nobody else can write, so that later changes of the file
-    change nothing here. With *map* a path is mapped instead: cheaper for a large file, but whoever writes
+    The first bytes are judged before the rest is read: what begins as no model does is `NotAModel` at once, whatever its
+    size. The content is read once, into memory that nobody else can write, so that later changes of the file
+    change nothing here. Of a pipe or a file object, which does not tell its size, no more is read than the knob
+    `stream_limit_mib` says (`LimitExceeded`). With *map* a path is mapped instead: cheaper for a large file, but whoever writes
     the file changes the model under its users, and truncating it kills them with SIGBUS.
 
     Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file cannot be
@@ -37,11 +41,22 @@ def load(source: Source, *, map: bool = False) -> Model:  # the public name of t
         if loader.recognizes(pool.view):
             model: Model = loader.load(pool)
             return model
+    raise _unknown(pool.view)
+
+
+def _judge(head: bytes, size: int | None) -> None:
+    """Raises `NotAModel` for a file that begins with *head* as no model does."""
+    view = memoryview(head)
+    if not any(import_module(package).may_begin(view, size) for _, package in LOADERS):
+        raise _unknown(view)
+
+
+def _unknown(content: memoryview) -> NotAModel:
+    if not len(content):
+        return NotAModel("the file is empty; copy or download it again")
     known = ", ".join(name for name, _ in LOADERS)
-    if not len(pool):
-        raise NotAModel("the file is empty")
-    raise NotAModel(
-        f"the file begins with {bytes(pool.view[:8])!r}, which is none of the known formats: {known}"
+    return NotAModel(
+        f"the file begins with {bytes(content[:8])!r}, which is none of the known formats: {known}"
     )
 
 
@@ -62,7 +77,7 @@ class _Binary:
 
 def _read(source: Source, map_file: bool) -> sealed_file.SealedFile:
     if isinstance(source, str | os.PathLike):
-        return sealed_file.map_path(source) if map_file else sealed_file.read_path(source)
+        return sealed_file.map_path(source) if map_file else sealed_file.read_path(source, _judge)
     if map_file:
         raise InputError("map=True needs the path of a file")
     if isinstance(source, bytes | bytearray | memoryview):
@@ -70,11 +85,11 @@ def _read(source: Source, map_file: bool) -> sealed_file.SealedFile:
             raise InputError(
                 "the memoryview has gaps: load bytes(view), a contiguous copy, instead"
             )
-        return sealed_file.seal_bytes(source)
+        return sealed_file.seal_bytes(source, _judge)
     if hasattr(source, "read"):
-        if isinstance(source, io.FileIO):
-            return sealed_file.read_file(source)
-        return sealed_file.read_file(_Binary(source))  # type: ignore[arg-type]  # all that is called is read
+        if isinstance(source, io.FileIO | io.BufferedReader | io.BytesIO):
+            return sealed_file.read_file(source, _judge)
+        return sealed_file.read_file(_Binary(source), _judge)  # type: ignore[arg-type]  # all that is called is read
     raise InputError(
         f"a model is loaded from a path, bytes or a binary file, not from {type(source).__name__}"
     )

@@ -16,6 +16,7 @@ from penstock.errors import (
     PlacementError,
 )
 from penstock.hal.buffer import BufferDesc, BufferRole
+from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
 from penstock.hal.roles import Allocation, ManagedRole, agreed
 from penstock.ir import Operand
 from penstock.logs import Log
@@ -83,8 +84,8 @@ def allocate(
     """Memory that serves all of *roles*, on the device that runs them.
 
     *dimensions* say more of the shape than the models do, None where they know no more; empty is anything. The
-    device is that of all steps that read or write the value; where they are on several, where it refuses, and
-    where it has no memory of its own, the buffer is a pool, and says so, as do the receipts of runs with it. Without
+    device is that of all steps that read or write the value; where they are on several, where it refuses, where it is below
+    feature level 4, and where it has no memory of its own, the buffer is a pool, and says so, as do the receipts of runs with it. Without
     *fallback* that raises instead: what the device said, or `PlacementError` where there is not one device.
 
     Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for roles that differ in element type or quantisation, and for dimensions that
@@ -148,6 +149,11 @@ def _stored(
             raise PlacementError(f"no device can allocate the buffer: {reason}")
         return _in_pool(allocation, reason)
     (device,) = devices.values()
+    if (level := device.feature_level) < DOMAINS_FROM_LEVEL:
+        reason = f"device {device.name} has feature level {level}; memory of its own needs {DOMAINS_FROM_LEVEL}"
+        if not fallback:
+            raise PlacementError(f"no device can allocate the buffer: {reason}")
+        return _in_pool(allocation, reason)
     asked: dict[tuple[int, str, int], BufferRole] = {}
     for role, uses in zip(managed, steps, strict=True):
         for use in uses:

@@ -21,7 +21,7 @@ from penstock.memory.mapping import (
     MappedFd,
     size_of,
 )
-from penstock.memory.shared import SharedMemory, anonymous_fd, check_size, duplicate
+from penstock.memory.shared import SharedMemory, anonymous_fd, check_size, duplicate, sealed_fd
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -34,7 +34,7 @@ BOTH = PROT_READ | PROT_WRITE
 
 
 class MemoryPool(Closing):
-    """Shareable memory of fixed size, made by `anonymous`, `from_file` or `from_hardware_buffer`.
+    """Shareable memory of fixed size, made by `anonymous`, `sealed`, `from_file` or `from_hardware_buffer`.
 
     `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped, and its
     descriptor closed, when the pool is closed and its last view has died; views stay good after `close`.
@@ -57,6 +57,22 @@ class MemoryPool(Closing):
         nbytes = int(nbytes)
         fd = anonymous_fd(nbytes, "pool")
         return cls(SharedMemory(fd, Memory(ASHMEM, fd, nbytes)), fd)
+
+    @classmethod
+    def sealed(cls, content: NDArray | bytes | bytearray | memoryview) -> MemoryPool:
+        """A pool of the bytes of *content*, copied once, that nobody can write afterwards: views are read-only. Its memory is
+        `ashmem`.
+
+        On Linux it is a memfd sealed against writing and resizing, so that constants in it are not copied for drivers in other
+        processes; elsewhere only the views are protected.
+
+        Raises `InputError` for what is no C-contiguous buffer, holds Python objects, or is beyond `MAX_POOL_BYTES`,
+        `ResourceExhaustedTransient` when the system has no room or no descriptor left.
+        """
+        flat = _flat(content)
+        check_size(flat.nbytes)
+        fd = sealed_fd(flat, "constants")
+        return cls(SharedMemory(fd, Memory(ASHMEM, fd, flat.nbytes)), fd, prot=PROT_READ)
 
     @classmethod
     def from_file(
@@ -195,8 +211,11 @@ class MemoryPool(Closing):
     def constants(self) -> ConstantPool:
         """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied. It must not be
         written as long as a model with constants in it is used.
+
+        A driver in another process gets a pool that `sealed` made, or of a memfd that was sealed against writing and
+        resizing, by its descriptor. Of any other it gets a copy, which the receipt of the compile shows.
         """
-        return ConstantPool(self.buffer.toreadonly(), None, self.memory.name)
+        return ConstantPool(self.buffer.toreadonly(), self._open(), self.memory.name)
 
     def flush(self) -> None:
         """Writes what views have changed to the file behind the pool, and waits for it; nothing else needs it.
@@ -234,6 +253,21 @@ class MemoryPool(Closing):
 
     def __reduce__(self) -> Any:
         raise TypeError("a memory pool cannot be pickled; its bytes can")
+
+
+def _flat(content: object) -> memoryview:
+    """The bytes of an array or another buffer."""
+    try:
+        if isinstance(content, np.ndarray):
+            # Some element types are no formats of Python's buffers.
+            if not content.flags.c_contiguous or content.dtype.hasobject:
+                raise ValueError("it is not C-contiguous, or holds Python objects")
+            return memoryview(content.reshape(-1).view(np.uint8).data)
+        return memoryview(content).cast("B")  # type: ignore[arg-type]  # what is no buffer is refused below
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"a sealed pool is made of an array or another contiguous buffer, not of this {type(content).__name__}: {error}"
+        ) from None
 
 
 def _open(file: str | os.PathLike[str] | int, prot: int) -> int:

@@ -14,12 +14,26 @@ import stat
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from typing import BinaryIO, Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import BinaryIO, Final, TypeAlias
 
+from penstock import knobs
 from penstock.arguments import path_of
+from penstock.errors import LimitExceeded
+from penstock.memory.limits import MIB, available_memory
+from penstock.memory.opening import open_file
+from penstock.memory.shared import is_write_sealed, write_all
 
 CHUNK: Final = 1 << 22
+HEAD: Final = 4096
+"""Bytes at the beginning of a file that are judged before the rest is read."""
+
+Judge: TypeAlias = Callable[[bytes, "int | None"], None]
+"""Is given the first `HEAD` bytes of a file, or all where it has fewer, and its size where that is known before it is read.
+Raises for a file that is not to be read.
+"""
+
 HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 
 _lock = threading.Lock()
@@ -56,17 +70,18 @@ def open_descriptors() -> int:
     return len(_open)
 
 
-def read_path(path: str | os.PathLike[str]) -> SealedFile:
-    """Reads the file at *path* once. Raises `OSError` when it cannot be opened or read, `InputError` for what is no path.
+def _takes_all(head: bytes, size: int | None) -> None:
+    """The `Judge` of whoever reads any file."""
 
-    Devices are refused (`OSError`, EINVAL): they may never end.
+
+def read_path(path: str | os.PathLike[str], judge: Judge = _takes_all) -> SealedFile:
+    """Reads the file at *path* once, where *judge* lets it. Raises as `read_file`, `OSError` also when it cannot be opened,
+    and `InputError` for what is no path.
+
+    Devices and named pipes are refused (`OSError`, EINVAL): they may never end.
     """
-    name = path_of(path, "a file is named by a path")
-    with open(name, "rb", buffering=0) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-            raise OSError(errno.EINVAL, "is a device, not a file", name)
-        return read_file(file)
+    with open_file(path_of(path, "a file is named by a path")) as file:
+        return read_file(file, judge)
 
 
 def map_path(path: str | os.PathLike[str]) -> SealedFile:
@@ -75,26 +90,92 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
     Whoever can write the file changes what later readers of the view see, and truncating it makes them
     die with SIGBUS: only for files that nobody touches.
     """
-    with open(path_of(path, "a file is named by a path"), "rb", buffering=0) as file:
+    with open_file(path_of(path, "a file is named by a path")) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return SealedFile(memoryview(mapping), mapped=True)
+        # Another process is handed what nobody can change as it is: `/proc/self/fd/N` of a sealed memfd.
+        fd = os.dup(file.fileno()) if is_write_sealed(file.fileno()) else None
+    return SealedFile(memoryview(mapping), fd, mapped=True)
 
 
-def read_file(file: BinaryIO) -> SealedFile:
-    """Reads *file* from where it stands to its end, in chunks."""
-    if HAS_MEMFD and isinstance(file, io.FileIO):
-        return _sealed(lambda fd: _send(file, fd))
-    return _gather(iter(lambda: file.read(CHUNK), b""))
+def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
+    """Reads *file* from where it stands to its end, in chunks, where *judge* lets it.
+
+    Raises what *judge* does, `OSError` when it cannot be read, and `LimitExceeded` for more than there may be: of a file,
+    as much as the machine has memory; of what does not tell its size, what the knob `stream_limit_mib` says.
+    """
+    size = _rest_of(file)
+    if sys.platform != "win32" and HAS_MEMFD and isinstance(file, io.FileIO) and size is not None:
+        judge(os.pread(file.fileno(), HEAD, file.tell()), size)
+        bound = _Bound(size)
+        return _sealed(lambda fd: _send(file, fd, bound))
+    head = _read_head(file)
+    judge(head, size)
+    rest = iter(lambda: file.read(CHUNK), b"")
+    return _gather(_Bound(size).checked(chain([head], rest)))
 
 
-def seal_bytes(content: bytes | bytearray | memoryview) -> SealedFile:
-    """*content* as a sealed file; `bytes`, which nobody can change, are used as they are."""
+def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_all) -> SealedFile:
+    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used as they are."""
+    flat = memoryview(content).cast("B")
+    judge(bytes(flat[:HEAD]), flat.nbytes)
     if isinstance(content, bytes):
         return SealedFile(memoryview(content))
-    flat = memoryview(content).cast("B")
     return _gather(iter([flat[i : i + CHUNK] for i in range(0, flat.nbytes, CHUNK)]))
+
+
+class _Bound:
+    """How many bytes may be read of a file of that *size*, or of one that does not tell it."""
+
+    def __init__(self, size: int | None) -> None:
+        self._stream = knobs.stream_limit_mib() * MIB
+        if size is not None and size > available_memory():
+            raise LimitExceeded(
+                f"the file has {size} bytes, more than this machine has memory: {available_memory()}; map=True maps it"
+            )
+        # A file that grows while it is read is a stream from then on.
+        self._left = self._stream if size is None else max(size, self._stream)
+
+    def take(self, count: int) -> int:
+        """*count* bytes were read. Raises `LimitExceeded` where these are too many."""
+        self._left -= count
+        if self._left < 0:
+            raise LimitExceeded(
+                f"what it is read from gave more than {self._stream} bytes (knob stream_limit_mib): more is read from a "
+                "regular file"
+            )
+        return count
+
+    def checked(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.take(len(chunk))
+            yield chunk
+
+
+def _rest_of(file: BinaryIO) -> int | None:
+    """Bytes from where *file* stands to its end; None where nobody knows."""
+    if isinstance(file, io.BytesIO):
+        return max(0, file.getbuffer().nbytes - file.tell())
+    if not isinstance(file, io.FileIO | io.BufferedReader):
+        return None
+    try:
+        status = os.fstat(file.fileno())
+    except io.UnsupportedOperation:
+        return None
+    # Files of the system tell a size of 0 and have content all the same.
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return None
+    return max(0, status.st_size - file.tell())
+
+
+def _read_head(file: BinaryIO) -> bytes:
+    parts: list[bytes] = []
+    wanted = HEAD
+    while wanted and (part := file.read(wanted)):
+        parts.append(part)
+        wanted -= len(part)
+    return b"".join(parts)
 
 
 def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:
@@ -103,29 +184,27 @@ def _gather(chunks: Iterator[bytes | memoryview]) -> SealedFile:
     return SealedFile(memoryview(b"".join(chunks)))
 
 
-def _write(chunks: Iterator[bytes | memoryview], fd: int) -> int:
+def _write(chunks: Iterable[bytes | memoryview], fd: int) -> int:
     """Writes all *chunks* and returns how many bytes they were."""
     size = 0
     for chunk in chunks:
-        rest = memoryview(chunk)
-        while rest.nbytes:
-            written = os.write(fd, rest)
-            size, rest = size + written, rest[written:]
+        write_all(fd, memoryview(chunk))
+        size += len(chunk)
     return size
 
 
-def _send(file: io.FileIO, fd: int) -> int:
-    """Copies the rest of *file* inside the kernel; pipes, which cannot be sent from, through memory."""
+def _send(file: io.FileIO, fd: int, bound: _Bound) -> int:
+    """Copies the rest of *file* inside the kernel; where that cannot be, through memory."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, "sendfile into a memfd is Linux's")
     size = 0
     try:
         while sent := os.sendfile(fd, file.fileno(), None, CHUNK):
-            size += sent
+            size += bound.take(sent)
     except OSError as error:
         if size or error.errno != errno.EINVAL:
             raise
-        size = _write(iter(lambda: file.read(CHUNK) or b"", b""), fd)
+        size = _write(bound.checked(iter(lambda: file.read(CHUNK) or b"", b"")), fd)
     return size
 
 

@@ -12,13 +12,17 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import InputError, ResourceExhaustedTransient
+from penstock.errors import GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.regions import Region, map_region, place
 
 MAX_POOL_BYTES: Final = 2**40
 """No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""
+
+
+MOST_WRITTEN: Final = 1 << 26
+"""Bytes written by one call of the system."""
 
 
 class SharedMemory:
@@ -47,6 +51,9 @@ class SharedMemory:
             if region is not None:
                 return region.array
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            if not writable and is_write_sealed(fd):
+                # Before Linux 6.7 it can be mapped privately only; nobody can change it, so that both are the same.
+                access = mmap.ACCESS_COPY
             try:
                 region = map_region(fd, self.memory.size, access, offset, self)
             except PermissionError as error:
@@ -88,6 +95,23 @@ def duplicate(fd: object, what: str) -> int:
         raise InputError(f"descriptor {fd} cannot be {what}: {error}") from None
 
 
+def kept_memory(memory: Memory) -> SharedMemory | None:
+    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close his; None for another kind.
+    Raises `InputError` and `ResourceExhaustedTransient` as `duplicate`.
+    """
+    match memory.handle:
+        case int(fd):
+            own = duplicate(fd, "kept")
+            return SharedMemory(own, Memory(memory.name, own, memory.size))
+        case (int(fd), int(offset), int(protection)):
+            own = duplicate(fd, "kept")
+            from penstock.memory.mapping import MappedFd
+
+            handle = MappedFd(own, offset, protection)
+            return SharedMemory(own, Memory(memory.name, handle, memory.size))
+    return None
+
+
 def anonymous_fd(nbytes: int, name: str) -> int:
     """A descriptor of *nbytes* zero bytes that belong to no file: a memfd sealed against resizing, or an unlinked
     temporary file where there are none. Raises `ResourceExhaustedTransient`.
@@ -96,6 +120,26 @@ def anonymous_fd(nbytes: int, name: str) -> int:
         return _anonymous_fd(nbytes, name)
     except OSError as error:
         raise ResourceExhaustedTransient(f"no pool of {nbytes} bytes: {error}") from error
+
+
+def sealed_fd(content: memoryview, name: str) -> int:
+    """A descriptor of memory that holds *content*, sealed against writing and resizing where there are seals. Raises
+    `ResourceExhaustedTransient`, and `GeneralFailure` where *content* lies in a file that has become shorter.
+    """
+    try:
+        return _sealed_fd(content, name)
+    except OSError as error:
+        if error.errno == errno.EFAULT:
+            told = "constants cannot be read any more: the file that they lie in has become shorter"
+            raise GeneralFailure(told) from error
+        raise ResourceExhaustedTransient(f"no pool of {content.nbytes} bytes: {error}") from error
+
+
+def write_all(fd: int, content: memoryview) -> None:
+    """Writes the bytes of *content* to *fd*. Raises `OSError`: EFAULT where they lie in a mapping that lost its memory."""
+    rest = content.cast("B")
+    while rest.nbytes:
+        rest = rest[os.write(fd, rest[:MOST_WRITTEN]) :]
 
 
 if sys.platform == "linux":
@@ -113,6 +157,23 @@ if sys.platform == "linux":
             raise
         return fd
 
+    def _sealed_fd(content: memoryview, name: str) -> int:
+        fd = os.memfd_create(f"penstock-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            write_all(fd, content)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_WRITE)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def is_write_sealed(fd: int) -> bool:
+        """Whether *fd* is memory that nobody can write any more."""
+        try:
+            return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+        except (OSError, OverflowError, ValueError):
+            return False
+
 else:
 
     def _anonymous_fd(nbytes: int, name: str) -> int:
@@ -121,3 +182,16 @@ else:
         with tempfile.TemporaryFile(prefix=f"penstock-{name}-") as file:
             file.truncate(nbytes)
             return os.dup(file.fileno())
+
+    def _sealed_fd(content: memoryview, name: str) -> int:
+        fd = _anonymous_fd(content.nbytes, name)
+        try:
+            write_all(fd, content)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def is_write_sealed(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
+        """Whether *fd* is memory that nobody can write any more: never, without seals."""
+        return False

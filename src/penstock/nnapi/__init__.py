@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         get_default_loop_timeout,
         get_maximum_loop_timeout,
     )
+    from penstock.nnapi.extensions import register_extensions
     from penstock.nnapi.failures import NnapiError
     from penstock.nnapi.memory import Memory
     from penstock.nnapi.memory_desc import MemoryDesc
@@ -85,6 +86,7 @@ __all__ = [
     "get_device_count",
     "get_maximum_loop_timeout",
     "get_runtime_feature_level",
+    "register_extensions",
 ]
 
 _HOMES = {
@@ -115,6 +117,7 @@ _HOMES = {
     "get_device_count": "devices",
     "get_maximum_loop_timeout": "execution",
     "get_runtime_feature_level": "devices",
+    "register_extensions": "extensions",
 }
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from penstock.errors import DriverError, InputError, PlacementError
 from penstock.hal import Device as HalDevice
+from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
 from penstock.logs import Log
 from penstock.memory import (
     DeviceBuffer,
@@ -17,6 +17,7 @@ from penstock.memory import (
     allocate as allocate_buffer,
 )
 from penstock.nnapi.codes import ResultCode
+from penstock.nnapi.description import ir_shape
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
 from penstock.nnapi.memory_desc import MemoryDesc
 from penstock.nnapi.ports import size_of
@@ -24,9 +25,6 @@ from penstock.nnapi.rules import DeviceRules, Role, Rules
 from penstock.nnapi.stores import DeviceStore, PoolStore, Store
 
 log = Log(__name__)
-
-LEVEL_OF_DOMAINS: Final = 4
-"""Devices below this feature level have no memory of their own, and are given no hardware buffers in its place."""
 
 
 def allocate(desc: object) -> tuple[Store, Rules]:
@@ -62,18 +60,13 @@ def _on_device(desc: MemoryDesc, devices: Sequence[HalDevice]) -> DeviceBuffer:
         raise PlacementError(
             f"the roles are of several devices ({names})" if names else "the roles are of no device"
         )
-    if devices[0].feature_level < LEVEL_OF_DOMAINS:
-        raise PlacementError(
-            f"device {devices[0].name} has feature level {devices[0].feature_level}; "
-            f"memory of a device's own needs {LEVEL_OF_DOMAINS}"
-        )
     listed = [
         (InputRole if r.kind == "input" else OutputRole)(
             r.compilation.compiled, r.index, r.frequency
         )
         for r in desc.roles
     ]
-    return allocate_buffer(listed, desc.shape, fallback=False)
+    return allocate_buffer(listed, ir_shape(desc.operand.type, desc.shape), fallback=False)
 
 
 def _devices(roles: Sequence[Role]) -> list[HalDevice]:
@@ -86,5 +79,6 @@ def _devices(roles: Sequence[Role]) -> list[HalDevice]:
 
 
 def _takes_blobs(device: HalDevice) -> bool:
+    """Whether a hardware buffer may stand in for memory of *device*: below the level of such memory none does."""
     kinds = device.capabilities.memory_kinds
-    return device.feature_level >= LEVEL_OF_DOMAINS and "hardware_buffer_blob" in kinds
+    return device.feature_level >= DOMAINS_FROM_LEVEL and "hardware_buffer_blob" in kinds

@@ -9,9 +9,11 @@ from numbers import Real
 from typing import Final, TypeVar
 
 from penstock.errors import counted
+from penstock.ir.extension import MAX_CODE, MAX_DATA
 from penstock.ir.types import Shape
 from penstock.nnapi.codes import OperationCode
-from penstock.nnapi.description import OperandType
+from penstock.nnapi.description import AnyType, ExtensionType, OperandType
+from penstock.nnapi.extensions import checked_type, operand_type_of, operation_of
 from penstock.nnapi.failures import bad_data, unexpected_null
 
 Code = TypeVar("Code", bound=IntEnum)
@@ -84,34 +86,66 @@ def dimensions(values: object, *, tensor: bool) -> Shape:
     return None if tensor and not found else found
 
 
-def operand_type(value: object) -> OperandType:
-    """An operand type by its member or number."""
+def operand_type(value: object) -> AnyType:
+    """An operand type by its member or number, of an extension by the number that stands for it in this process."""
     if value is None:
         raise unexpected_null("the operand's type")
     if isinstance(value, OperandType):
         return value
-    number = whole(value, "the operand's type")
+    if isinstance(value, ExtensionType):
+        return checked_type(value)
+    number = whole(value, "the operand's type", 0, 2**31 - 1)
+    if (extension := operand_type_of(number)) is not None:
+        return extension
     try:
         return OperandType(number)
     except ValueError:
-        raise bad_data(
-            f"operand type {number} is none of NNAPI's, and no device has registered it as an extension's"
-        ) from None
+        raise bad_data(f"operand type {number} is none of NNAPI's") from None
 
 
-def operation_code(value: object) -> OperationCode:
-    """An operation by its member, number or name."""
+def operation_type(value: object) -> str:
+    """The type of an operation that is given by its member, number or name, or by the number that stands for one of an
+    extension's in this process: NNAPI's name, or the extension's key.
+    """
     if isinstance(value, str):
         if value in OperationCode.__members__:
-            return OperationCode[value]
+            return value
         raise bad_data(f"{value!r} is not an operation of NNAPI")
-    number = whole(value, "the operation's code")
+    number = whole(value, "the operation's code", 0, 2**31 - 1)
+    if (extension := operation_of(number)) is not None:
+        return extension
     try:
-        return OperationCode(number)
+        return OperationCode(number).name
     except ValueError:
-        raise bad_data(
-            f"operation {number} is none of NNAPI's, and no device has registered it as an extension's"
-        ) from None
+        raise bad_data(f"operation {number} is none of NNAPI's") from None
+
+
+def code_within(value: object, what: str) -> int:
+    """The number of something within an extension: 16 bits."""
+    return whole(value, what, 0, MAX_CODE)
+
+
+def extension_bytes(data: object, length: object, what: str) -> bytes:
+    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for an empty buffer and for more
+    than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
+    """
+    size = None if length is None else whole(length, f"the length of {what}", 0, 2**63)
+    if data is None:
+        if size:
+            raise unexpected_null(f"{what} of {size} bytes")
+        return b""
+    try:
+        # A number is no buffer, though `bytes` would take it for a count.
+        view = memoryview(data)  # type: ignore[arg-type]  # anything may be passed
+        content = view.tobytes()
+    except TypeError:
+        raise bad_data(f"{what} must be a buffer, not {type(data).__name__}") from None
+    if size is not None and size > len(content):
+        raise bad_data(f"{size} bytes of {what}, which has {len(content)}")
+    content = content[:size]
+    if not 0 < len(content) <= MAX_DATA:
+        raise bad_data(f"{what} has {len(content)} bytes; 1 to {MAX_DATA} are possible")
+    return content
 
 
 def code(kind: type[Code], value: object, what: str) -> Code:

@@ -12,6 +12,7 @@ from penstock.ir import NDArray
 from penstock.ir.types import Shape, is_masked, is_static, static_shape
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import ResultCode
+from penstock.nnapi.description import OperandType, ir_shape
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
 from penstock.nnapi.memory import Memory, usable_memory
 from penstock.nnapi.ports import MAX_LENGTH, OperandDesc, Port, refined, size_of
@@ -81,7 +82,7 @@ class Binding:
         room = self.bytes()
         if room.nbytes < needed:
             return None
-        value = room[:needed].view(self.port.operand.type.dtype.numpy).reshape(shape)
+        value = _viewed(room[:needed], self.port, shape)
         if not value.flags.aligned:
             return None
         self._arrays[shape] = value
@@ -92,7 +93,14 @@ class Binding:
         shape = static_shape(self.shape) or ()
         needed = size_of(self.port.operand, shape) or 0
         copied = np.array(self.bytes()[:needed])
-        return copied.view(self.port.operand.type.dtype.numpy).reshape(shape)
+        return _viewed(copied, self.port, shape)
+
+
+def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArray:
+    """Bytes as the array that a run takes for a value of these dimensions."""
+    kind = port.operand.type
+    value: NDArray = content.view(kind.dtype.numpy).reshape(ir_shape(kind, dimensions))
+    return value
 
 
 def bind_buffer(
@@ -159,8 +167,13 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
 
 def _lent(buffer: Any, port: Port) -> NDArray:
     """The caller's own bytes, flat: an array of the operand's dtype or of bytes, or any other buffer."""
-    kind = port.operand.type.dtype.numpy
-    if isinstance(buffer, np.ndarray) and buffer.dtype not in {kind, np.dtype(np.uint8)}:
+    operand_type = port.operand.type
+    kind = operand_type.dtype.numpy
+    if (
+        isinstance(buffer, np.ndarray)
+        and isinstance(operand_type, OperandType)
+        and buffer.dtype not in {kind, np.dtype(np.uint8)}
+    ):
         raise bad_data(f"{port} takes {kind}, an array of {buffer.dtype} was given")
     if is_masked(buffer):
         raise bad_data(

@@ -20,6 +20,7 @@ from penstock.hal import (
     PRIORITIES,
     Capabilities,
     Device as HalDevice,
+    ExtensionAttribute,
 )
 from penstock.ir import Model as IrModel
 from penstock.logs import Log
@@ -28,6 +29,7 @@ from penstock.nnapi.assembly import assemble
 from penstock.nnapi.codes import Preference, Priority
 from penstock.nnapi.description import NnapiOperand
 from penstock.nnapi.devices import Device, choose_devices
+from penstock.nnapi.extensions import with_attribute
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
@@ -70,6 +72,7 @@ class Compilation(Closing):
         self._devices: list[HalDevice] = []
         self._preference, self._priority = Preference.FAST_SINGLE_ANSWER, Priority.MEDIUM
         self._timeout_ns = 0
+        self._attributes: tuple[ExtensionAttribute, ...] = ()
         self._cache: CacheInfo | None = None
         self._owned_fds: list[int] = []
         self._sealed = ""
@@ -106,8 +109,7 @@ class Compilation(Closing):
         """
         self._check_open()
         nanoseconds = arguments.whole(duration, "the timeout", 0, 2**64 - 1)
-        if self.single_device is None:
-            raise bad_data("a timeout needs a compilation for exactly one device")
+        self.only_device("a timeout")
         self._timeout_ns = nanoseconds
 
     def set_caching(
@@ -172,6 +174,27 @@ class Compilation(Closing):
         self._owned_fds += owned
         self._cache = info
 
+    def add_extension_attribute(
+        self,
+        extension_name: str,
+        attribute_code_within_extension: int,
+        data: object,
+        length: int | None = None,
+    ) -> None:
+        """Adds a hint for the device: attribute number *attribute_code_within_extension* of an extension, with *length* bytes of
+        the buffer *data* as its value, all of it where *length* is None. They are copied now, and are part of the cache's key.
+
+        Only for a single device that was named, which offers the extension, and once for each attribute: else BAD_DATA, as for
+        an empty value. A driver ignores what it does not know. UNEXPECTED_NULL where *data* is None.
+        """
+        self._check_open()
+        device = self.only_device("an extension's attribute")
+        self._attributes = with_attribute(
+            self._attributes,
+            device,
+            (extension_name, attribute_code_within_extension, data, length),
+        )
+
     def finish(self) -> None:
         """Compiles. A second call is BAD_STATE, also where the first one failed.
 
@@ -210,6 +233,12 @@ class Compilation(Closing):
     def single_device(self) -> HalDevice | None:
         """The device, where it was created for exactly one."""
         return self._devices[0] if len(self._devices) == 1 else None
+
+    def only_device(self, what: str) -> HalDevice:
+        """The device; BAD_DATA, naming *what* needs one, where it was not created for exactly one."""
+        if (device := self.single_device) is None:
+            raise bad_data(f"{what} needs a compilation for exactly one device")
+        return device
 
     def ports(self, kind: Kind) -> tuple[NnapiOperand, ...]:
         """The operands of the model's inputs, or of its outputs, in order."""
@@ -285,6 +314,7 @@ class Compilation(Closing):
             timeout=timeout,
             cache=cache,
             policy=self._policy,
+            extension_attributes=self._attributes,
         )
 
     def _timeout(self) -> float | None:

@@ -7,12 +7,12 @@ construction; `penstock.nnapi.lowering.lower` checks it against NNAPI's rules (N
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from penstock.ir import ConstantPool, DataLocation, DType
-from penstock.ir.types import Shape
+from penstock.ir.types import Shape, byte_size
 
 MAXIMUM_FEATURE_LEVEL: Final = 8
 EXPERIMENTAL: Final = 9
@@ -62,6 +62,57 @@ class OperandType(enum.Enum):
     def feature_level(self) -> int:
         """The level that introduced it."""
         return _LEVELS.get(self, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtensionType:
+    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes an element (NNAPI section
+    8.6). Only drivers that offer the extension know what the bytes mean.
+    """
+
+    extension: str
+    code: int
+    byte_size: int
+    is_tensor: bool
+
+    @property
+    def name(self) -> str:
+        """`com.example.fibonacci:1`."""
+        return f"{self.extension}:{self.code}"
+
+    @property
+    def is_scalar(self) -> bool:
+        return not self.is_tensor
+
+    @property
+    def is_quantized(self) -> bool:
+        """Never to anybody but its driver."""
+        return False
+
+    @property
+    def dtype(self) -> DType:
+        """Bytes: those of an element are the last dimension in the IR."""
+        return DType.UINT8
+
+    @property
+    def feature_level(self) -> int:
+        """The level that introduced extensions."""
+        return 3
+
+
+AnyType: TypeAlias = "OperandType | ExtensionType"
+
+
+def ir_shape(kind: AnyType, dimensions: Shape) -> Shape:
+    """The shape in the IR of an operand of these dimensions."""
+    if isinstance(kind, ExtensionType) and dimensions is not None:
+        return (*dimensions, kind.byte_size)
+    return dimensions
+
+
+def value_size(kind: AnyType, dimensions: Iterable[int | None]) -> int:
+    """Bytes of a value of fully known dimensions; `ShapeOverflow` beyond 64-bit sizes."""
+    return byte_size(kind.dtype, ir_shape(kind, tuple(dimensions)) or ()) or 0
 
 
 DTYPES: Final[Mapping[OperandType, DType]] = {
@@ -134,10 +185,10 @@ class NnapiOperand:
     *dimensions* is () for a scalar; None in a place is an unknown dimension (NNAPI writes 0), None as a
     whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A CONSTANT_COPY has
     *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH has *subgraph*, an index
-    into `NnapiModel.referenced`.
+    into `NnapiModel.referenced`. *extension_data* is what an operand of an extension's type has beside its value.
     """
 
-    type: OperandType
+    type: AnyType
     dimensions: Shape = ()
     lifetime: NnapiLifetime = NnapiLifetime.TEMPORARY_VARIABLE
     scale: float = 0.0
@@ -147,11 +198,14 @@ class NnapiOperand:
     location: DataLocation | None = None
     subgraph: int | None = None
     name: str = ""
+    extension_data: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class NnapiOperation:
-    """One operation: NNAPI's name of it, and operand indexes."""
+    """One operation: NNAPI's name of it, or the key of an extension's (`penstock.ir.extension.extension_key`), and operand
+    indexes.
+    """
 
     type: str
     inputs: tuple[int, ...]

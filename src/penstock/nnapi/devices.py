@@ -8,6 +8,7 @@ from typing import Any, Final, TypeAlias
 from penstock.hal import Device as HalDevice
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import DeviceType, FeatureLevel
+from penstock.nnapi.extensions import is_supported
 from penstock.nnapi.failures import bad_data, translated, unexpected_null
 from penstock.runtime.discovery import DeviceInfo, manager
 
@@ -47,9 +48,8 @@ class Device:
         return FeatureLevel.of(self.info.feature_level)
 
     def get_extension_support(self, name: str) -> bool:
-        """Whether it has the extension of that name: no device of Penstock has any."""
-        arguments.text(name, "the extension's name")
-        return False
+        """Whether it offers the extension of that name; False too where another device declares other operand types for it."""
+        return is_supported(self.info, arguments.text(name, "the extension's name"))
 
     def wait(self) -> None:
         """Returns once the device is there; one that was found is."""
@@ -75,11 +75,16 @@ def get_device(index: int) -> Device:
 def get_device_by_name(name: str) -> Device:
     """The usable device of that name, also one that is used only when it is named; BAD_DATA where there is none."""
     wanted = arguments.text(name, "the device's name")
-    with translated():
-        for info in manager.infos():
-            if info.name == wanted and info.usable:
-                return Device(info)
+    for info in usable_infos():
+        if info.name == wanted:
+            return Device(info)
     raise bad_data(f"no usable device is named {wanted!r}")
+
+
+def usable_infos() -> list[DeviceInfo]:
+    """Every usable device, also those that are used only when they are named."""
+    with translated():
+        return [info for info in manager.infos() if info.usable]
 
 
 def get_runtime_feature_level() -> FeatureLevel:

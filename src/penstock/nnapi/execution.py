@@ -16,7 +16,7 @@ from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.burst import Burst as CompiledBurst, reusing
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.outputs import Outputs
-from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
 from penstock.nnapi import arguments
 from penstock.nnapi.bindings import Binding, bind_buffer, bind_memory
@@ -24,6 +24,7 @@ from penstock.nnapi.burst import Burst, usable_burst
 from penstock.nnapi.codes import DurationCode, ResultCode
 from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
 from penstock.nnapi.event import Event, Started, check_events
+from penstock.nnapi.extensions import with_attribute
 from penstock.nnapi.failures import NnapiError, bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.ports import Kind, OperandDesc
 from penstock.nnapi.rules import Metadata
@@ -31,6 +32,9 @@ from penstock.nnapi.running import Answer, Waiting, carry_out
 
 if TYPE_CHECKING:
     from penstock.nnapi.memory import Memory
+
+DEFAULT_LOOP_TIMEOUT_NS: Final = 2_000_000_000
+MAXIMUM_LOOP_TIMEOUT_NS: Final = 15_000_000_000
 
 UNKNOWN_DURATION: Final = 2**64 - 1
 """What `Execution.get_duration` answers where nobody knows."""
@@ -70,6 +74,7 @@ class Execution(Closing):
         self._timeout_ns = 0
         self._loop_timeout_ns = DEFAULT_LOOP_TIMEOUT_NS
         self._measure = self._reusable = self._padded = self._closed = False
+        self._attributes: tuple[ExtensionAttribute, ...] = ()
         self._state = State.PREPARATION
         self._answer: Answer | None = None
         self._series: CompiledBurst | None = None
@@ -148,7 +153,7 @@ class Execution(Closing):
         """
         with self._preparing():
             nanoseconds = arguments.whole(duration, "the timeout", 0, GREATEST_DURATION)
-            self._check_single("a timeout")
+            self._compilation.only_device("a timeout")
             self._timeout_ns = nanoseconds
 
     def set_loop_timeout(self, duration: int) -> None:
@@ -161,7 +166,7 @@ class Execution(Closing):
         """Whether runs are timed, for `get_duration`. Only for a compilation for a single device, else BAD_DATA."""
         with self._preparing():
             wanted = arguments.flag(measure, "measure")
-            self._check_single("a measurement")
+            self._compilation.only_device("a measurement")
             self._measure = wanted
 
     def set_reusable(self, reusable: bool) -> None:
@@ -178,6 +183,23 @@ class Execution(Closing):
             if any(b is not None for b in (*self._inputs, *self._outputs)):
                 raise bad_state("padding is enabled before any argument is set")
             self._padded = wanted
+
+    def add_extension_attribute(
+        self,
+        extension_name: str,
+        attribute_code_within_extension: int,
+        data: object,
+        length: int | None = None,
+    ) -> None:
+        """Adds a hint for the device to each run: as `Compilation.add_extension_attribute`, for a compilation for a single device
+        that was named.
+        """
+        with self._preparing():
+            self._attributes = with_attribute(
+                self._attributes,
+                self._compilation.only_device("an extension's attribute"),
+                (extension_name, attribute_code_within_extension, data, length),
+            )
 
     def compute(self) -> None:
         """Runs, and returns when the outputs are written.
@@ -206,7 +228,7 @@ class Execution(Closing):
         events = check_events(dependencies)
         after_ns = arguments.whole(duration, "the duration", 0, GREATEST_DURATION)
         if after_ns:
-            self._check_single("a duration")
+            self._compilation.only_device("a duration")
         waiting = Waiting(tuple(event.fence for event in events), after_ns)
         self._begin(fenced=True)
         work = partial(self._carry_out, self._deadline_ns(), waiting=waiting)
@@ -293,10 +315,6 @@ class Execution(Closing):
                     f"the execution is {self._state.value} and can no longer be changed"
                 )
             yield
-
-    def _check_single(self, what: str) -> None:
-        if self._compilation.single_device is None:
-            raise bad_data(f"{what} needs a compilation for exactly one device")
 
     def _bind(self, kind: Kind, index: object, make: Callable[..., Binding]) -> None:
         with self._preparing():
@@ -406,6 +424,7 @@ class Execution(Closing):
             "measure": self._measure,
             # No time at all is the shortest there is.
             "loop_timeout": max(self._loop_timeout_ns, 1) / 1e9,
+            "extension_attributes": self._attributes,
         }
         if waiting is not None:
             return waiting.run(compiled, values, out, settings)

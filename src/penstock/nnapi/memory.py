@@ -8,6 +8,7 @@ from penstock.closing import Closing
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
 from penstock.nnapi import arguments
+from penstock.nnapi.description import ir_shape
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.rules import ImageRules, Rules, SizedRules
 from penstock.nnapi.stores import DeviceStore, ImageStore, PoolStore, Store, copy_bytes
@@ -117,8 +118,7 @@ class Memory(Closing):
                 if not source.rules.initialized:
                     raise bad_data("the memory to copy from holds no value")
                 target.rules.take(source.rules.metadata)
-                shape = static_shape(target.rules.metadata.shape)
-                source.copies = copy_bytes(source.store, target.store, shape)
+                source.copies = copy_bytes(source.store, target.store, _array_shape(target))
                 done = True
         finally:
             if target.is_managed:
@@ -151,6 +151,15 @@ class Memory(Closing):
         if not self._closed:
             self._closed = True
             self._store.close()
+
+
+def _array_shape(memory: Memory) -> tuple[int, ...] | None:
+    """The shape of the array that a device has for the value of *memory*; None where it is not known."""
+    metadata = memory.rules.metadata
+    shape = metadata.shape
+    if metadata.operand is not None:
+        shape = ir_shape(metadata.operand.type, shape)
+    return static_shape(shape)
 
 
 def usable_memory(memory: object) -> Memory:

@@ -14,13 +14,21 @@ from penstock.nnapi.codes import (
     MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,
     OperationCode,
 )
-from penstock.nnapi.description import NnapiLifetime, NnapiOperation, NnapiSubgraph, OperandType
+from penstock.nnapi.description import (
+    AnyType,
+    ExtensionType,
+    NnapiLifetime,
+    NnapiOperation,
+    NnapiSubgraph,
+)
 from penstock.nnapi.devices import Device, choose_devices
 from penstock.nnapi.early import check_operation
+from penstock.nnapi.extensions import identifier
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.lowering import lower_traced
 from penstock.nnapi.operands import FinishedSubgraph, OperandSlot
 from penstock.nnapi.values import constant_pool, value_bytes
+from penstock.partitioning.extensions import uses_extensions
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime.planning import trusted
@@ -51,7 +59,7 @@ class Model(Closing):
 
     def add_operand(
         self,
-        type: OperandType | int,
+        type: AnyType | int,
         dimensions: Sequence[int | None] | None = (),
         scale: float = 0.0,
         zero_point: int = 0,
@@ -60,8 +68,8 @@ class Model(Closing):
     ) -> int:
         """Adds an operand and returns its index.
 
-        *dimensions* of a tensor: 0 or None for an unknown one, none at all for an unknown rank; a scalar
-        has none. *name* is what the compiled model calls it where it is an input or an output.
+        *type* may be the number of an extension's (`get_extension_operand_type`). *dimensions* of a tensor: 0 or None for an
+        unknown one, none at all for an unknown rank; a scalar has none. *name* is what the compiled model calls it where it is an input or an output.
         """
         self._check_open()
         kind = arguments.operand_type(type)
@@ -146,12 +154,39 @@ class Model(Closing):
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None
     ) -> None:
-        """BAD_DATA for every operand: extension data belongs to operands of extension types, and no device
-        has registered an extension.
+        """Gives an operand of an extension's type what belongs to it beside its value: *length* bytes of the buffer *data*, all
+        of it where *length* is None. They are copied now. None takes them away again.
+
+        BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB; UNEXPECTED_NULL for a *length* without
+        a buffer.
         """
         self._check_open()
         slot = self._slot(index)
-        raise bad_data(f"a {slot.type.name} is no extension's type and has no extension data")
+        content = arguments.extension_bytes(data, length, "the extension data")
+        if not isinstance(slot.type, ExtensionType):
+            raise bad_data(f"a {slot.type.name} is no extension's type and has no extension data")
+        slot.extension_data = content
+
+    def get_extension_operand_type(
+        self, extension_name: str, operand_code_within_extension: int
+    ) -> int:
+        """The number that stands for an operand type of an extension in this process, for `add_operand`.
+
+        BAD_DATA for an extension that no usable device offers, or that devices contradict each other about.
+        """
+        return self._identifier(extension_name, operand_code_within_extension, "operand type")
+
+    def get_extension_operation_type(
+        self, extension_name: str, operation_code_within_extension: int
+    ) -> int:
+        """The number that stands for an operation of an extension, for `add_operation`, likewise. Whether there is such an
+        operation its device decides: see `get_supported_operations_for_devices`.
+        """
+        return self._identifier(extension_name, operation_code_within_extension, "operation")
+
+    def _identifier(self, extension_name: object, code: object, what: str) -> int:
+        name = arguments.text(extension_name, "the extension's name")
+        return identifier(name, arguments.code_within(code, f"the number of the {what}"))
 
     def add_operation(
         self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
@@ -160,9 +195,8 @@ class Model(Closing):
         all else that does not depend on what is still to be set; the rest is checked by `finish`.
         """
         self._check_open()
-        kind = arguments.operation_code(type)
         operation = NnapiOperation(
-            kind.name,
+            arguments.operation_type(type),
             arguments.indexes(inputs, "an input", len(self._operands)),
             arguments.indexes(outputs, "an output", len(self._operands)),
         )
@@ -303,9 +337,12 @@ def finished_model(model: object) -> Model:
 
 
 def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
-    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or not."""
+    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or not. Nothing falls back to
+    the processor for a model that uses extensions (NNAPI section 4.6).
+    """
     accuracy: AccuracyClass = "relaxed" if model.is_relaxed else "faithful"
-    return Policy(placement="nnapi", accuracy=accuracy, allow_fallback=allow_fallback)
+    allow = allow_fallback and not uses_extensions(model.lowered)
+    return Policy(placement="nnapi", accuracy=accuracy, allow_fallback=allow)
 
 
 def _check_length(given: int, needed: int) -> None:

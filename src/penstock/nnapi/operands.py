@@ -8,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.ir import ConstantPool, DataLocation
-from penstock.ir.types import Shape, byte_size, is_static
+from penstock.ir.types import Shape, is_static
 from penstock.nnapi.codes import MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES
 from penstock.nnapi.description import (
     MAXIMUM_FEATURE_LEVEL,
+    AnyType,
     ChannelQuantization,
     NnapiLifetime,
     NnapiOperand,
     NnapiSubgraph,
     OperandType,
+    value_size,
 )
 from penstock.nnapi.failures import bad_data, translated
 from penstock.nnapi.lowering.operands import check_operand
@@ -41,7 +43,7 @@ class OperandSlot:
     with *offset* and *length*, and *model* at most one.
     """
 
-    type: OperandType
+    type: AnyType
     dimensions: Shape
     scale: float
     zero_point: int
@@ -52,6 +54,7 @@ class OperandSlot:
     memory: ConstantPool | None = None
     location: DataLocation | None = None
     model: FinishedSubgraph | None = None
+    extension_data: bytes = b""
 
     def set(
         self,
@@ -91,8 +94,7 @@ class OperandSlot:
             raise bad_data("an operand that stands for a model has no bytes")
         if self.dimensions is None or not is_static(self.dimensions):
             raise bad_data("the dimensions of a constant must be known")
-        size = byte_size(self.type.dtype, self.dimensions)
-        return 0 if size is None else size
+        return value_size(self.type, self.dimensions)
 
     @property
     def is_small(self) -> bool:
@@ -134,4 +136,5 @@ class OperandSlot:
             location,
             subgraph,
             self.name,
+            self.extension_data,
         )

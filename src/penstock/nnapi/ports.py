@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from penstock.ir.types import Shape, byte_size, static_shape
+from penstock.ir.types import Shape, static_shape
 from penstock.nnapi import arguments
-from penstock.nnapi.description import NnapiOperand, OperandType
+from penstock.nnapi.description import AnyType, NnapiOperand, value_size
 from penstock.nnapi.failures import bad_data
 
 Kind: TypeAlias = Literal["input", "output"]
@@ -21,11 +21,11 @@ MAX_LENGTH: Final = 0xFFFFFFFF
 class OperandDesc:
     """What an operand is, said once more: `ANeuralNetworksOperandType`.
 
-    *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An execution takes it where the model
-    leaves dimensions open.
+    *type* and *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An execution takes it where the
+    model leaves dimensions open.
     """
 
-    type: OperandType | int
+    type: AnyType | int
     dimensions: Sequence[int | None] = ()
     scale: float = 0.0
     zero_point: int = 0
@@ -100,4 +100,4 @@ def merged(one: Shape, other: Shape, what: str) -> Shape:
 def size_of(operand: NnapiOperand, shape: Shape) -> int | None:
     """Bytes of a value of that shape; None where it is not fully known."""
     known = static_shape(shape)
-    return None if known is None else byte_size(operand.type.dtype, known)
+    return None if known is None else value_size(operand.type, known)

@@ -20,6 +20,7 @@ from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.hal.request import STAGED
 from penstock.ir import NDArray, Operand
+from penstock.ir.extension import plain_dimensions
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.memory.buffer import fetch_value, put_value
@@ -93,8 +94,10 @@ def carry_out(
         results = run(values, None if all(t is None for t in targets) else targets)
         shapes = tuple(map(_shape_of, results, operands))
         sufficient = tuple(
-            target is not None or binding.is_omitted or _deliver(binding, result, copies)
-            for binding, target, result in zip(outputs, targets, results, strict=True)
+            target is not None or binding.is_omitted or _deliver(binding, result, copies, shape)
+            for binding, target, result, shape in zip(
+                outputs, targets, results, shapes, strict=True
+            )
         )
         receipt = results.receipt
     if copies:
@@ -103,10 +106,10 @@ def carry_out(
 
 
 def _shape_of(result: Any, operand: Operand) -> tuple[int, ...]:
-    """Of an output as a run gives it: an image has none of its own."""
+    """The dimensions of an output as a run gives it: an image has none of its own."""
     if isinstance(result, HardwareBuffer):
-        return static_shape(operand.shape) or ()
-    return tuple(result.shape)
+        return static_shape(plain_dimensions(operand)) or ()
+    return tuple(result.shape if operand.extension is None else result.shape[:-1])
 
 
 def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
@@ -136,7 +139,7 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
         return None
     if (place := binding.place()) is not None:
         return place if direct or not isinstance(place, DeviceBuffer) else None
-    compiled = static_shape(operand.shape)
+    compiled = static_shape(plain_dimensions(operand))
     if compiled is None:
         return None
     if (asked := static_shape(binding.shape)) is not None:
@@ -148,8 +151,10 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
     return binding.array_of(compiled)
 
 
-def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bool:
-    """Copies *result* to where it belongs; whether there was room."""
+def _deliver(
+    binding: Binding, result: NDArray, copies: list[CopyReceipt], shape: tuple[int, ...]
+) -> bool:
+    """Copies *result*, of these dimensions, to where it belongs; whether there was room."""
     if (place := binding.place()) is not None:
         count = put_value(place, _contiguous(result, copies))
         copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))
@@ -157,10 +162,8 @@ def _deliver(binding: Binding, result: NDArray, copies: list[CopyReceipt]) -> bo
         return True
     room = binding.bytes()
     asked = static_shape(binding.shape)
-    if asked is not None and asked != result.shape:
-        raise NnapiError(
-            ResultCode.OP_FAILED, f"{binding.port} has shape {result.shape}, not {asked}"
-        )
+    if asked is not None and asked != shape:
+        raise NnapiError(ResultCode.OP_FAILED, f"{binding.port} has shape {shape}, not {asked}")
     if result.nbytes > room.nbytes:
         return False
     whole = _contiguous(result, copies)

@@ -12,10 +12,14 @@ from penstock.hal import Memory
 from penstock.ir import ConstantPool, NDArray
 from penstock.ir.types import is_masked
 from penstock.memory import MemoryPool, map_memory
+from penstock.memory.shared import kept_memory
 from penstock.nnapi.codes import ResultCode
-from penstock.nnapi.description import OperandType
+from penstock.nnapi.description import AnyType, OperandType
 from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
 from penstock.nnapi.memory import Memory as NnapiMemory
+from penstock.nnapi.stores import PoolStore
+
+IN_DEVICE: Final = "a constant cannot lie in memory of a device"
 
 SCALARS: Final = {
     OperandType.FLOAT32: "<f",
@@ -26,19 +30,22 @@ SCALARS: Final = {
 }
 
 
-def value_bytes(value: object, kind: OperandType) -> memoryview:
+def value_bytes(value: object, kind: AnyType) -> memoryview:
     """The bytes of a constant, read-only and of the caller's own memory where that is contiguous.
 
     *value* is a NumPy array of the operand's dtype, any other buffer, which is taken for raw bytes (so
-    is an array of uint8), or for a scalar operand one number.
+    is an array of uint8, and any array for an extension's type), or for a scalar operand one number.
     """
-    if isinstance(value, bool | int | float) and kind in SCALARS:
+    if isinstance(value, bool | int | float) and isinstance(kind, OperandType) and kind in SCALARS:
         return memoryview(_packed(value, kind))
     if is_masked(value):
         raise bad_data("a constant is a masked array, and no device heeds masks; give its filled()")
     if isinstance(value, np.ndarray | np.generic):
         array = np.asarray(value)
-        if array.dtype not in {kind.dtype.numpy, np.dtype(np.uint8)}:
+        if isinstance(kind, OperandType) and array.dtype not in {
+            kind.dtype.numpy,
+            np.dtype(np.uint8),
+        }:
             raise bad_data(
                 f"an array of {array.dtype} for a {kind.name}, which takes {kind.dtype.value}"
             )
@@ -54,23 +61,24 @@ def constant_pool(memory: object) -> ConstantPool:
     """
     if memory is None:
         raise unexpected_null("the memory")
-    kind = ""
     if isinstance(memory, NnapiMemory):
         memory.rules.check_constant(0, memory.size)
-        array, kind = memory.store.content(), memory.store.kind
-    elif isinstance(memory, MemoryPool):
+        memory.store.content()
+        if isinstance(memory.store, PoolStore):
+            return memory.store.pool.constants()
+        raise bad_data(IN_DEVICE)
+    if isinstance(memory, MemoryPool):
         with translated():
-            array, kind = memory.view(np.uint8, memory.nbytes), memory.memory.name
-    elif isinstance(memory, Memory):
+            return memory.constants()
+    if isinstance(memory, Memory):
         try:
-            array, kind = map_memory(memory).array, memory.name
+            content = _readonly(map_memory(memory).array)
+            return ConstantPool(content, kept_memory(memory), memory.name)
         except GeneralFailure as error:
             raise NnapiError(ResultCode.UNMAPPABLE, str(error)) from error
-    elif callable(getattr(memory, "copy_to", None)):
-        raise bad_data("a constant cannot lie in memory of a device")
-    else:
-        array = _raw(memory, "the memory of a constant")
-    return ConstantPool(_readonly(array), memory, kind)
+    if callable(getattr(memory, "copy_to", None)):
+        raise bad_data(IN_DEVICE)
+    return ConstantPool(_readonly(_raw(memory, "the memory of a constant")), memory)
 
 
 def _packed(value: float, kind: OperandType) -> bytes:

@@ -9,7 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import ModelError, PlacementError
-from penstock.ir import DType, Model, Operation, infer_shapes
+from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
+from penstock.ir.references import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -24,7 +25,31 @@ CONTROL_NS: Final = 10_000.0
 MOST_DEPTH: Final = 4
 """Control flow within control flow that is taken apart; below that it is placed whole."""
 
+MOST_TAKEN_APART: Final = 1 << 12
+"""Operands and operations of the branches that one placement plans by themselves, each as often as it is planned, beyond
+`MOST_DEPTH` times those of the model.
+"""
+
 PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
+
+Key: TypeAlias = tuple[int, tuple[Shape, ...]]
+"""A subgraph, and the shapes of its inputs."""
+
+
+class Room:
+    """What of `MOST_TAKEN_APART` one placement has left, with all that is placed within it."""
+
+    def __init__(self, model: Model) -> None:
+        self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(_size, model.subgraphs))
+
+    def takes(self, model: Model, subgraph: int) -> bool:
+        """Whether there is room for *subgraph* of *model*, with all that it enters: then it is taken."""
+        if self._left <= 0:
+            return False
+        every = (*entered_from(model, subgraph), subgraph)
+        self._left -= sum(_size(model.subgraphs[index]) for index in every)
+        return self._left >= 0
+
 
 _KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
     "IF": ("IF", ("then_subgraph_index", "else_subgraph_index")),
@@ -48,6 +73,7 @@ def take_apart(
     prices: Prices,
     place: PlaceBranch,
     depth: int,
+    room: Room,
     *,
     energy: bool,
 ) -> dict[int, Apart]:
@@ -57,7 +83,8 @@ def take_apart(
     Those that the reference may run and whose values all have known shapes and are no handles, where taking them
     apart puts anything on another device, and under "cost" is also predicted to be cheaper. *place* plans a
     subgraph; *depth* is how many such operations are around. Limits on partitions are on whole plans: with one,
-    nothing is taken apart.
+    nothing is taken apart. A subgraph that several operations enter with the same shapes is planned once, and nothing is
+    taken apart any more once there is no *room*.
     """
     if depth >= MOST_DEPTH:
         return {}
@@ -67,10 +94,11 @@ def take_apart(
     if reference is None or len(table.candidates) == 1:
         return {}
     found: dict[int, Apart] = {}
+    branches = _Branches(table.model, place, room)
     for index, operation in enumerate(table.model.operations):
         if operation.type not in _KINDS or not reference.answers[index].supported:
             continue
-        apart = _taken_apart(table.model, operation, place, energy)
+        apart = _taken_apart(branches, operation, energy)
         if apart is None:
             continue
         if policy.placement == "nnapi" or apart.cost < prices.operations[index][-1]:
@@ -89,17 +117,40 @@ def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
     return replace(prices, operations=rows)
 
 
-def _taken_apart(
-    model: Model, operation: Operation, place: PlaceBranch, energy: bool
-) -> Apart | None:
+class _Branches:
+    """The subgraphs of one model as models with their shapes inferred, and their plans: None where something is not known
+    before a run, or no plan is possible. Each is made once for the same shapes.
+    """
+
+    def __init__(self, model: Model, place: PlaceBranch, room: Room) -> None:
+        self.model, self._place, self._room = model, place, room
+        self._models: dict[Key, Model | None] = {}
+        self._plans: dict[Key, ExecutionPlan | None] = {}
+
+    def as_model(self, key: Key) -> Model | None:
+        if key not in self._models:
+            fits = self._room.takes(self.model, key[0])
+            self._models[key] = _branch(self.model, *key) if fits else None
+        return self._models[key]
+
+    def plan(self, key: Key, model: Model) -> ExecutionPlan | None:
+        if key not in self._plans:
+            try:
+                self._plans[key] = self._place(model)
+            except PlacementError:
+                self._plans[key] = None
+        return self._plans[key]
+
+
+def _taken_apart(branches: _Branches, operation: Operation, energy: bool) -> Apart | None:
     kind, names = _KINDS[operation.type]
-    branches = _branches(model, operation, kind, [operation.attributes.integer(n) for n in names])
-    if branches is None:
+    found = _keys(branches, operation, kind, [operation.attributes.integer(n) for n in names])
+    if found is None:
         return None
-    try:
-        plans = tuple(place(branch) for branch in branches)
-    except PlacementError:
+    first, second = (branches.plan(key, model) for key, model in found)
+    if first is None or second is None:
         return None
+    plans = first, second
     if not any(_leaves_reference(plan) for plan in plans):
         return None
     times = [_of_runs(operation, plan.predicted_ns) for plan in plans]
@@ -120,10 +171,11 @@ def _leaves_reference(plan: ExecutionPlan) -> bool:
     )
 
 
-def _branches(
-    model: Model, operation: Operation, kind: str, subgraphs: Sequence[int]
-) -> tuple[Model, Model] | None:
+def _keys(
+    branches: _Branches, operation: Operation, kind: str, subgraphs: Sequence[int]
+) -> list[tuple[Key, Model]] | None:
     """The two subgraphs as models with their shapes inferred; None where something is not known before a run."""
+    model = branches.model
     given = [model.operands[i] for i in operation.inputs]
     results = [model.operands[i] for i in operation.outputs]
     if any(o.dtype in HANDLES or not o.has_value for o in (*given, *results)):
@@ -133,7 +185,8 @@ def _branches(
     if None in shapes or None in wanted or any(o.dtype is DType.STRING for o in (*given, *results)):
         return None
     carried = shapes[1:] if kind == "IF" else shapes
-    first, second = (_branch(model, index, carried) for index in subgraphs)
+    keys = [(index, tuple(carried)) for index in subgraphs]
+    first, second = map(branches.as_model, keys)
     if first is None or second is None:
         return None
     if kind == "IF":
@@ -142,7 +195,11 @@ def _branches(
         )
     else:
         fits = _gives(second, carried) and wanted == carried and _decides(first)
-    return (first, second) if fits else None
+    return list(zip(keys, (first, second), strict=True)) if fits else None
+
+
+def _size(subgraph: Subgraph) -> int:
+    return len(subgraph.operands) + len(subgraph.operations)
 
 
 def _branch(model: Model, index: int, shapes: Sequence[Shape]) -> Model | None:

@@ -55,6 +55,7 @@ def _content(plan: ExecutionPlan) -> dict[str, Any]:
         "alternatives": plan.alternatives,
         "tuned": plan.tuned,
         "accuracy": plan.accuracy,
+        "doubts": dict(plan.doubts),
     }
 
 

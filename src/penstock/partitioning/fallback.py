@@ -12,6 +12,7 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
+    LAST_RESORT,
     REFERENCE_DEVICE,
     SupportTable,
     live_operations,
@@ -19,10 +20,6 @@ from penstock.partitioning.support import (
 )
 
 NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
-
-NOT_PROVED: Final = (
-    f"nothing may repeat it (it was proved as it is, and {REFERENCE_DEVICE} is not let)"
-)
 
 WHOLE: Final = -1
 """The index of a step that is no step of its plan: the whole model."""
@@ -39,7 +36,8 @@ def permit_fallback(
     *table* holds the candidates' answers before partitions were refused for their size: a candidate must
     have said yes to every operation of the step. A reference device that is not among them is held to
     *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that it may
-    repeat, the smallest go first while `min_coverage` holds with all of them on it.
+    repeat, the smallest go first while `min_coverage` holds with all of them on it. After a reference device in a process of
+    its own comes the one of this process, `LAST_RESORT`.
     """
     if not policy.allow_fallback:
         return tuple(replace(step, no_fallback=NOT_ALLOWED) for step in steps)
@@ -51,11 +49,21 @@ def _permitted(
     step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
 ) -> ExecutionStep:
     names = _others(step, table) + (REFERENCE_DEVICE,) * granted
+    if _is_elsewhere(table) and (granted or step.device == REFERENCE_DEVICE):
+        names += (LAST_RESORT,)
     if names:
         return replace(step, fallbacks=names)
     if step.device == REFERENCE_DEVICE:
         return replace(step, no_fallback=f"nothing comes after {REFERENCE_DEVICE}")
     return replace(step, no_fallback=_refusals(step, table, policy))
+
+
+def _is_elsewhere(table: SupportTable) -> bool:
+    """Whether the reference device is a candidate that runs in a process of its own, which may die."""
+    return any(
+        candidate.is_reference and getattr(candidate.device, "isolated", False)
+        for candidate in table.candidates
+    )
 
 
 def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
@@ -117,23 +125,6 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
         if candidate.is_reference:
             return candidate.answers[operation].supported
     return not policy_refusal(table.model, operation, REFERENCE_DEVICE, policy)
-
-
-def held_to_proof(plan: ExecutionPlan) -> ExecutionPlan:
-    """*plan*, which was proved to keep a stricter class than it is compiled in, with no fall-back but the reference device:
-    of another device's results in the lesser class nothing was measured. In branches, too.
-    """
-    return replace(plan, steps=tuple(map(_held_to_proof, plan.steps)))
-
-
-def _held_to_proof(step: ExecutionStep) -> ExecutionStep:
-    kept = tuple(name for name in step.fallbacks if name == REFERENCE_DEVICE)
-    if step.fallbacks and not kept:
-        step = replace(step, no_fallback=NOT_PROVED)
-    if step.control is not None:
-        branches = tuple(map(held_to_proof, step.control.branches))
-        step = replace(step, control=replace(step.control, branches=branches))
-    return replace(step, fallbacks=kept)
 
 
 def may_run_whole(plan: ExecutionPlan) -> bool:

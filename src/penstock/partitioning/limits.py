@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import PlacementError, counted
+from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.greedy import best_device, handle_users, partitions_of
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import Arrangement, Partition, SupportTable
+from penstock.partitioning.support import ASKED, Arrangement, Partition, SupportTable
 
 SHAPE_UNKNOWN: Final = "known only when it runs"
 
@@ -64,7 +65,31 @@ def require_homes(table: SupportTable) -> None:
         reasons = table.refusals(homeless[0])
         if any(SHAPE_UNKNOWN in reason for reason in reasons.values()):
             message += _open_inputs(table)
+        message += laxer_class(table, homeless)
         raise PlacementError(message, reasons)
+
+
+def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
+    """What a caller may ask for where only the accuracy class keeps a device from each of the operations *homeless*; "" where
+    more does.
+    """
+    if not homeless:
+        return ""
+    found: list[tuple[int, AccuracyClass]] = []
+    for operation in homeless:
+        refused = [c.answers[operation] for c in table.candidates]
+        ranks = [
+            (ACCURACY_RANK[a.accuracy], a.accuracy)
+            for a in refused
+            if ASKED in a.reason and a.accuracy in ACCURACY_RANK
+        ]
+        if not ranks:
+            return ""
+        found.append(max(ranks))
+    accuracy = min(found)[1]
+    exact = any(c.name == "reference" for c in table.candidates)
+    also = "" if exact else ", and the device 'reference' (-d reference) is exact"
+    return f"; accuracy={accuracy!r} (--accuracy {accuracy}) permits what is refused for that{also}"
 
 
 def _open_inputs(table: SupportTable) -> str:

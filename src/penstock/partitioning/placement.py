@@ -29,7 +29,7 @@ from penstock.partitioning.support import (
 
 if TYPE_CHECKING:
     from penstock.partitioning.arrangement import Proposal
-    from penstock.partitioning.control import Apart
+    from penstock.partitioning.control import Apart, Room
 
 DEFAULT_POLICY: Final = Policy()
 
@@ -150,6 +150,15 @@ class _Ground(Struct, frozen=True):
             whole(self.judge.plan(kept)) if self.energy else None,
             tuple(self._alternative(at, arrangement) for at in range(len(self.names))),
             accuracy=self.policy.accuracy,
+            doubts=self._doubts(steps),
+        )
+
+    def _doubts(self, steps: Sequence[ExecutionStep]) -> tuple[tuple[str, str], ...]:
+        used = {step.device for step in steps}
+        return tuple(
+            (candidate.name, candidate.capabilities.accuracy_doubt)
+            for candidate in self.asked.candidates
+            if candidate.name in used and candidate.capabilities.accuracy_doubt
         )
 
     def with_unread(self, operations: Sequence[Placement] = ()) -> tuple[Placement, ...]:
@@ -223,7 +232,13 @@ class _Ground(Struct, frozen=True):
         )
 
 
-def _ground(asked: SupportTable, policy: Policy, preference: Preference, depth: int = 0) -> _Ground:
+def _ground(
+    asked: SupportTable,
+    policy: Policy,
+    preference: Preference,
+    depth: int = 0,
+    room: Room | None = None,
+) -> _Ground:
     if preference not in PREFERENCES:
         raise InputError(f"preference must be one of {', '.join(PREFERENCES)}, not {preference!r}")
     live, energy = live_operations(asked.model), preference == "low_power"
@@ -233,16 +248,17 @@ def _ground(asked: SupportTable, policy: Policy, preference: Preference, depth: 
     prices = price(table, energy=True) if energy else time
     apart: dict[int, Apart] = {}
     if len(table.candidates) > 1 and any(o.type in {"IF", "WHILE"} for o in model.operations):
-        from penstock.partitioning.control import take_apart, with_apart
+        from penstock.partitioning.control import Room, take_apart, with_apart
 
         inner = replace(policy, min_coverage=0.0)
         devices = [candidate.device for candidate in table.candidates]
+        left = Room(asked.model) if room is None else room
 
         def branch(model: Model) -> ExecutionPlan:
             answers = collect_support(model, devices, inner, check_keys=False)
-            return _place(_ground(answers, inner, preference, depth + 1))
+            return _place(_ground(answers, inner, preference, depth + 1, left))
 
-        apart = take_apart(table, policy, prices, branch, depth, energy=energy)
+        apart = take_apart(table, policy, prices, branch, depth, left, energy=energy)
         prices = with_apart(prices, {index: a.cost for index, a in apart.items()})
         time = with_apart(time, {index: a.time for index, a in apart.items()})
     judge = Judge(model, prices, apart)

@@ -147,7 +147,7 @@ class Tuned(Struct, frozen=True):
 
     No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
     when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
-    that an earlier call measured them. *accuracy* is the class of the winner's operations where it is not the policy's.
+    that an earlier call measured them.
     """
 
     candidates: tuple[Measured, ...]
@@ -156,7 +156,6 @@ class Tuned(Struct, frozen=True):
     compiles: int = 0
     stored: bool = False
     created: float | None = None
-    accuracy: AccuracyClass | None = None
 
 
 class ExecutionPlan(Struct, frozen=True):
@@ -173,8 +172,8 @@ class ExecutionPlan(Struct, frozen=True):
     *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares no
     execution time for something it runs. *predicted_energy* is given for "low_power": the energy that the
     reference takes in so many nanoseconds. *alternatives* has each device considered, by itself.
-    *tuned* is there where the placement was measured. *accuracy* is the class in which every step is compiled: the
-    policy's, or `stepwise` where measuring proved that to be within `faithful` as a whole.
+    *tuned* is there where the placement was measured. *accuracy* is the class that the policy asks for: every
+    operation's own is at least as strict.
     """
 
     model: Model
@@ -187,6 +186,9 @@ class ExecutionPlan(Struct, frozen=True):
     alternatives: tuple[Alternative, ...] = ()
     tuned: Tuned | None = None
     accuracy: AccuracyClass = "faithful"
+    doubts: tuple[tuple[str, str], ...] = ()
+    """(device, why) of each device of a step whose declared accuracy classes may not hold here
+    (`Capabilities.accuracy_doubt`)."""
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
@@ -206,8 +208,8 @@ class ExecutionPlan(Struct, frozen=True):
         return show_plan(self)
 
     def summary(self) -> str:
-        """The plan in one line, without a line end. It names the class that steps are compiled in where measuring chose
-        another than the policy's.
+        """The plan in one line, without a line end. It names the accuracy class where the policy asks for another than the
+        default.
         """
         from penstock.partitioning.show import summarize_plan
 
@@ -215,7 +217,7 @@ class ExecutionPlan(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Everything but the models, as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`,
-        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`.
+        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`.
         """
         from penstock.partitioning.encoding import plan_to_json
 

@@ -34,6 +34,10 @@ UNDECLARED: Final = 1e15
 """Added for an operation on a device that declares no cost for it: more than any that is declared."""
 
 
+LONGEST: Final = UNDECLARED / 1e3
+"""What subgraphs cost at most, those of loops within loops: whatever is declared stays below what is not."""
+
+
 class Prices(Struct, frozen=True):
     """Costs in nanoseconds, or in what the reference consumes in a nanosecond.
 
@@ -190,8 +194,13 @@ def _column(
             for target in subgraph_references(operation):
                 inner = sums[target]
                 share = share_of(operation)
-                prices[at] += inner * (share if inner < UNDECLARED else float(share > 0))
-        sums[index] = math.fsum(prices)
+                if max(inner, prices[at]) < UNDECLARED:
+                    prices[at] = min(prices[at] + inner * share, max(LONGEST, prices[at]))
+                else:
+                    prices[at] += inner * float(share > 0)
+        total = math.fsum(prices)
+        declared = all(one < UNDECLARED for one in prices)
+        sums[index] = min(total, max([LONGEST, *prices])) if declared else total
     return prices
 
 

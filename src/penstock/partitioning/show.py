@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from penstock.errors import counted
+from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.partitioning.plan import PREDICTED
 from penstock.partitioning.reasons import duration
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement, Tuned
 
 WIDTH: Final = 80
+DEFAULT_CLASS: Final[AccuracyClass] = "faithful"
 SHOWN_TYPES: Final = 4
 """Operation types named in one line of a listing; the rest are counted."""
 LEAST_WIDTH: Final = 60
@@ -82,7 +84,7 @@ def describe_tuned(tuned: Tuned) -> str:
             return f"not measured: {tuned.reason}"
         return f"measured: {tuned.winner}: {tuned.reason}"
     medians = ", ".join(
-        f"{m.name} {duration(m.median_ns) if m.error is None else 'out' if m.runs else 'failed'}"
+        f"{m.name} {duration(m.median_ns) if m.error is None else 'failed'}"
         for m in tuned.candidates
     )
     when = ""
@@ -94,12 +96,21 @@ def describe_tuned(tuned: Tuned) -> str:
 
 
 def reasons_against(tuned: Tuned) -> list[str]:
-    """Why each candidate that was measured and is out, or could not be measured, was not taken: a sentence each."""
-    return [
-        f"{m.name!r} {'is out' if m.runs else 'failed'}: {_line(m.error)}"
-        for m in tuned.candidates
-        if m.error is not None
-    ]
+    """Why each candidate that failed could not be measured: a sentence each."""
+    return [f"{m.name!r} failed: {_line(m.error)}" for m in tuned.candidates if m.error is not None]
+
+
+def describe_accuracy(plan: ExecutionPlan) -> str:
+    """How many operations run where the default accuracy class would not let them; empty where that class is kept."""
+    if ACCURACY_RANK[plan.accuracy] >= ACCURACY_RANK[DEFAULT_CLASS]:
+        return ""
+    least = ACCURACY_RANK[DEFAULT_CLASS]
+    lesser = Counter(p.accuracy for p in plan.operations if ACCURACY_RANK[p.accuracy] < least)
+    if not lesser:
+        return f"accuracy: {plan.accuracy} is allowed; each device declares at least {DEFAULT_CLASS} for its operations"
+    told = ", ".join(f"{count} {accuracy}" for accuracy, count in lesser.items())
+    amount = counted(len(plan.operations), "operation")
+    return f"accuracy: {plan.accuracy} is allowed; of {amount}, their devices declare {told}"
 
 
 def show_plan(plan: ExecutionPlan) -> str:
@@ -109,6 +120,10 @@ def show_plan(plan: ExecutionPlan) -> str:
 
 def _lines(plan: ExecutionPlan, width: int) -> list[str]:
     lines = _wrapped(f"plan: {summarize_plan(plan)}", "  ", width)
+    if told := describe_accuracy(plan):
+        lines += _wrapped(told, "  ", width)
+    for device, doubt in plan.doubts:
+        lines += _wrapped(f"{device}: {doubt}", "  ", width)
     if prediction := describe_prediction(plan):
         lines += _wrapped(prediction, "  ", width)
     if plan.tuned is not None:
@@ -142,13 +157,13 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
 
 
 def summarize_plan(plan: ExecutionPlan) -> str:
-    """`ExecutionPlan.summary`. A class is named only where another one was asked for: measuring chose it."""
+    """`ExecutionPlan.summary`. The accuracy class is named where it is not the default."""
     placed = Counter(placement.device for placement in plan.operations)
     shares = ", ".join(f"{device} {placed[device]}" for device in plan.devices if placed[device])
     text = f"{counted(len(plan.steps), 'step')}, {counted(len(plan.operations), 'operation')}"
     text += f" ({shares})" if shares else ""
-    if plan.tuned is not None and plan.tuned.accuracy is not None:
-        text += f", {plan.tuned.accuracy}"
+    if plan.accuracy != DEFAULT_CLASS:
+        text += f", {plan.accuracy}"
     if plan.temporaries.nbytes:
         text += f", {counted(plan.temporaries.nbytes, 'byte')} between steps"
     if plan.temporaries.dynamic:

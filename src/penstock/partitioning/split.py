@@ -8,12 +8,17 @@ cuts. Within each group it is the model's own order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.errors import LimitExceeded
 from penstock.ir import Lifetime, Model, Operand, Subgraph
 from penstock.ir.references import carried, refer_anew, referenced_by
+
+MOST_CARRIED: Final = 1 << 18
+"""Operands and operations of subgraphs that the cuts of one model may carry together, beyond those that the model has."""
 
 
 class Cut(Struct, frozen=True):
@@ -41,13 +46,17 @@ class Cutter:
         self._output_position = {
             operand: at for at, operand in reversed(list(enumerate(entry.outputs)))
         }
+        self._room = MOST_CARRIED + sum(map(_size, model.subgraphs))
         self._readers: dict[int, set[int]] = {}
         for index in range(len(entry.operations)) if readers is None else readers:
             for operand in entry.operations[index].inputs:
                 self._readers.setdefault(operand, set()).add(index)
 
     def cut(self, operations: Sequence[int]) -> Cut:
-        """The cut with these operations, which must be in an order in which they can run."""
+        """The cut with these operations, which must be in an order in which they can run.
+
+        It has copies of all subgraphs that they enter: `LimitExceeded` where those of all cuts are too many.
+        """
         entry = self._entry
         inside = frozenset(operations)
         chosen = [entry.operations[i] for i in operations]
@@ -63,6 +72,11 @@ class Cutter:
         kept = sorted(read | written)
         number = {old: new for new, old in enumerate(kept)}
         referenced = referenced_by(self._model, chosen)
+        self._room -= sum(_size(self._model.subgraphs[index]) for index in referenced)
+        if self._room < 0:
+            raise LimitExceeded(
+                f"its parts carry more than {MOST_CARRIED} operands and operations of subgraphs that several of them enter"
+            )
         subgraph = Subgraph(
             tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in kept),
             tuple(
@@ -105,6 +119,10 @@ def extract(model: Model, index: int) -> Model:
         subgraph, operations=tuple(refer_anew(o, referenced) for o in subgraph.operations)
     )
     return Model((own, *carried(model, referenced)), model.pools)
+
+
+def _size(subgraph: Subgraph) -> int:
+    return len(subgraph.operands) + len(subgraph.operations)
 
 
 def _crosses(operand: Operand) -> bool:

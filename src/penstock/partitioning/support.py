@@ -10,15 +10,26 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.errors import FOREIGN, InputError, counted
-from penstock.hal import ACCURACY_RANK, Capabilities, Device, Support
+from penstock.hal import (
+    ACCURACY_RANK,
+    Capabilities,
+    Device,
+    Support,
+    mappable_kinds,
+    refuse_unmapped,
+)
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
 from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
+from penstock.partitioning.extensions import extension_needs, extension_refusal
 from penstock.partitioning.policy import ANY_OPERATION, Policy
 from penstock.partitioning.split import Cutter
 
 REFERENCE_DEVICE: Final = "reference"
+
+LAST_RESORT: Final = "reference (this process)"
+"""The name of the reference device in the caller's process, where the one of the plan runs in a process of its own."""
 """The device of last resort, by name: NNAPI's CPU path."""
 
 ASKED_IN_VAIN: Final = "cannot be asked: "
@@ -41,6 +52,10 @@ class Candidate(Struct, frozen=True):
     @property
     def is_reference(self) -> bool:
         return self.name == REFERENCE_DEVICE
+
+
+ASKED: Final = "the policy asks for"
+"""Stands in the reason of a refusal that a laxer accuracy class would lift."""
 
 
 class SupportTable(Struct, frozen=True):
@@ -108,9 +123,10 @@ def collect_support(
 ) -> SupportTable:
     """Asks every device for every operation of the entry subgraph.
 
-    A device sees only the operations of its feature level: those above are cut out before it is asked,
-    and refused for it (NNAPI section 4.2). An answer of the wrong length or kind, or any exception,
-    makes that device refuse everything. To a yes the policy's accuracy class, the unknown-shape rule
+    A device sees only the operations of its feature level, and of extensions only those that it offers: the others are cut
+    out before it is asked, and refused for it (NNAPI sections 4.2 and 8.6). An answer of the wrong length or kind, or any
+    exception, makes that device refuse everything. To a yes the rule about constants in memory that the device does not map
+    (`refuse_unmapped`, by the kinds that may be given to it), the policy's accuracy class, the unknown-shape rule
     (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this order.
 
     Raises `InputError` for what is no device, for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
@@ -189,7 +205,8 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
     count = len(model.operations)
     try:
         capabilities, level = _checked(device.capabilities), device.feature_level
-        answers = _ask(model, device, level)
+        given = _ask(model, device, level, capabilities)
+        answers = refuse_unmapped(model, given, mappable_kinds(device))
     except FOREIGN as error:  # a broken driver is a reason, never a crash
         reason = f"{ASKED_IN_VAIN}{type(error).__name__}: {error}"
         refusal = Support(supported=False, reason=reason)
@@ -211,15 +228,18 @@ def _checked(capabilities: Capabilities) -> Capabilities:
     return typed
 
 
-def _ask(model: Model, device: Device, level: int) -> list[Support]:
+def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
     """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
-    above = {
-        index: needed
+    hidden = {
+        index: f"needs feature level {needed}; the device has {level}"
         for index, operation in enumerate(model.operations)
         if (needed := spec_of(operation).feature_level) is not None and needed > level
     }
-    below = [index for index in range(len(model.operations)) if index not in above]
-    part = Cutter(model).cut(below).model if above and below else model
+    for index, needs in extension_needs(model).items():
+        if reason := extension_refusal(needs, capabilities):
+            hidden.setdefault(index, reason)
+    below = [index for index in range(len(model.operations)) if index not in hidden]
+    part = Cutter(model).cut(below).model if hidden and below else model
     given: list[Any] = list(device.supported_operations(part)) if below else []
     if len(given) != len(below):
         raise ValueError(
@@ -233,11 +253,7 @@ def _ask(model: Model, device: Device, level: int) -> list[Support]:
         raise ValueError("supported_operations gave something other than hal.Support")
     answers = dict(zip(below, given, strict=True))
     return [
-        answers[index]
-        if index in answers
-        else Support(
-            supported=False, reason=f"needs feature level {above[index]}; the device has {level}"
-        )
+        answers[index] if index in answers else Support(supported=False, reason=hidden[index])
         for index in range(len(model.operations))
     ]
 
@@ -255,7 +271,7 @@ def _judge(
     operation = model.operations[index]
     if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
         off = f" ({answer.distance})" if answer.distance else ""
-        wanted = f"the policy asks for {policy.accuracy}"
+        wanted = f"{ASKED} {policy.accuracy}"
         reason = f"its accuracy there is {answer.accuracy}{off}; {wanted}"
     elif not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
         reason = "the shape of an output is known at run time only, which the device does not take"

@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from penstock.ir import DType, Model, Operand, Operation, Subgraph
+from penstock.ir.references import entered_from
 from penstock.ir.types import Shape
 from penstock.ir.validate import subgraph_references
 
@@ -118,19 +119,7 @@ def share_of(operation: Operation) -> float:
 
 def callees_first(model: Model) -> list[int]:
     """The subgraphs reachable from the entry, each after everything it refers to."""
-    order: list[int] = []
-    pending = [(model.main, False)]
-    seen = set()
-    while pending:
-        index, finished = pending.pop()
-        if finished:
-            order.append(index)
-        elif index not in seen:
-            seen.add(index)
-            pending.append((index, True))
-            operations = model.subgraphs[index].operations
-            pending += [(target, False) for o in operations for target in subgraph_references(o)]
-    return order
+    return [*entered_from(model, model.main), model.main]
 
 
 class Site(Struct, frozen=True):

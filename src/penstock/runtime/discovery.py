@@ -13,6 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock import knobs
+from penstock.distribution import DISTRIBUTION
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
 from penstock.hal.loading import is_device, load_devices
@@ -20,12 +21,9 @@ from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, installed_entries
 from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
 
-__all__ = ["OWN_DISTRIBUTION", "DeviceInfo", "Manager", "manager"]
+__all__ = ["DeviceInfo", "Manager", "manager"]
 
 log = Log(__name__)
-
-OWN_DISTRIBUTION: Final = "penstock"
-"""Drivers of other distributions run in processes of their own unless it is said otherwise."""
 
 
 LOOK_SECONDS: Final = 1.0
@@ -81,13 +79,13 @@ class Manager:
         if isolate is not False:
             self._check_settings(deadline_ns)
         if wanted is None and (names := knobs.devices()):
-            try:
-                return self.choose(
-                    [n.strip() for n in names.split(",") if n.strip()],
-                    isolate,
-                    deadline_ns,
-                    absent=absent,
+            if not (named := [n.strip() for n in names.split(",") if n.strip()]):
+                raise InputError(
+                    f"knob devices (PENSTOCK_DEVICES) is {names!r}, which names no device: give names with commas "
+                    "between them, or nothing for every usable device"
                 )
+            try:
+                return self.choose(named, isolate, deadline_ns, absent=absent)
             except PlacementError as error:
                 told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error.message}"
                 raise PlacementError(told, error.reasons) from error
@@ -179,8 +177,7 @@ class Manager:
         everything = self._discover(isolate, deadline_ns)
         named = [f for f in everything if f.info.name == name]
         if not named:
-            known = ", ".join(f.info.name for f in everything) or "none"
-            raise PlacementError(f"no device is named {name!r}; found: {known}")
+            raise PlacementError(unknown_device(name, [f.info for f in everything]))
         _refuse_unusable(named[0].info)
         return named[0]
 
@@ -252,9 +249,7 @@ class _Driver:
 
     def kinship(self, device: str) -> int:
         """How many characters of the device's name are this driver's, which ends where a word ends there."""
-        name = self._entry.name
-        own = device.startswith(name) and not device[len(name) : len(name) + 1].isalnum()
-        return len(name) if own else 0
+        return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
         """Its devices; a process that has to be started has until half of the time to the deadline is gone."""
@@ -298,10 +293,28 @@ class _Driver:
         return found
 
 
+def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
+    """What an error says of a name that no device of *found* has: also why the driver whose device it may be has none."""
+    known = ", ".join(info.name for info in found) or "none"
+    # A driver that does not start, or fails to load, is listed under its own name.
+    reasons = [
+        f"; {info.name!r} cannot be used: {info.reason}"
+        for info in found
+        if info.name == info.driver and not info.usable and _kinship(info.driver, name)
+    ]
+    return f"no device is named {name!r}; found: {known}{''.join(reasons)}"
+
+
+def _kinship(driver: str, device: str) -> int:
+    """How many characters of the device's name are the driver's, which ends where a word ends there."""
+    own = device.startswith(driver) and not device[len(driver) : len(driver) + 1].isalnum()
+    return len(driver) if own else 0
+
+
 def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     if isolate is False or (
         isolate is None
-        and getattr(entry, "distribution", None) == OWN_DISTRIBUTION
+        and getattr(entry, "distribution", None) == DISTRIBUTION
         and not knobs.isolate()
         and not knobs.services()
     ):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.compilation.receipt import CopyReceipt
 from penstock.execution.absence import absence_of, refuse_absent
 from penstock.ipc.constants import sealed_copies
 from penstock.ipc.until import gathering, until
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.hal import Device
     from penstock.ir import Model
     from penstock.partitioning.plan import ExecutionPlan
-
-SEALED: Final = "constants go to other processes in memory that nobody can change any more"
 
 
 class Elsewhere:
@@ -55,9 +52,8 @@ class Elsewhere:
         what was copied for the others; and whom to wait for, if anybody.
         """
         compilation, absence = absence_of(compilation, devices)
-        pools = self._model.pools
-        fresh = sorted(sealed_copies(pools) - self._before)
-        copies = tuple(CopyReceipt(len(pools[at]), "host", "sealed memory", SEALED) for at in fresh)
+        made = sealed_copies(self._model.pools)
+        copies = tuple(copy for at, copy in made.items() if at not in self._before)
         notes = [
             f"device {name}: its driver's process {ended}; it was started again for the compile"
             for name, ended in self._restarts.items()

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from msgspec import structs
-
 from penstock.cache.cache import Cache, Explanation
 from penstock.cache.info import CacheInfo
 from penstock.compilation.caching import why_not_cached
@@ -82,7 +80,6 @@ def explain_model(
         config,
         CacheInfo(cache.directory),
     )
-    config = structs.replace(config, accuracy=plan.accuracy)
 
     def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
         """*step* of a plan of *whole*; of one that the runtime carries out itself, the steps of its branches."""

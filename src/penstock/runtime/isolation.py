@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock import knobs
+from penstock.distribution import DISTRIBUTION
 from penstock.errors import (
     DeadObject,
     DriverError,
@@ -23,7 +24,6 @@ from penstock.errors import (
 )
 from penstock.hal import Device
 from penstock.logs import Log
-from penstock.runtime.discovery import OWN_DISTRIBUTION
 
 if TYPE_CHECKING:
     from penstock.ipc.supervision import Supervisor
@@ -50,7 +50,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
 
         wanted = entry.name in services() or None
     if wanted is None:
-        wanted = distribution_of(entry) not in {OWN_DISTRIBUTION, ""}
+        wanted = distribution_of(entry) not in {DISTRIBUTION, ""}
     if not wanted:
         return False
     reason = _unavailable(entry)

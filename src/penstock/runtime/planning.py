@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from penstock.errors import InputError
+from penstock.errors import InputError, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
-from penstock.partitioning.fallback import held_to_proof, permit_fallback
+from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
@@ -58,8 +58,7 @@ def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Polic
     """*plan* with what its steps fall back on where *devices* alone were named, whatever else it was placed on."""
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
-    plan = replace(plan, steps=steps)
-    return plan if plan.accuracy == policy.accuracy else held_to_proof(plan)
+    return replace(plan, steps=steps)
 
 
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
@@ -87,5 +86,5 @@ def has_driver_verdicts() -> bool:
 
     try:
         return os.path.isdir(f"{state_directory()}{os.sep}{DRIVER_VERDICTS}")  # noqa: PTH112  # as above
-    except (InputError, OSError):
+    except (InputError, Unreadable, OSError):
         return False

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from math import prod
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
@@ -17,11 +20,14 @@ from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
+from penstock.runtime.examples import example
 from penstock.runtime.isolation import forgive
 from penstock.runtime.operations import REFERENCE, run_alone
 from penstock.runtime.reproducing import apart
 
 TRIES: Final = 3
+MOST_DRAWN_BYTES: Final = 1 << 30
+DRAWN: Final = "with drawn inputs, since the capsule has no input data,"
 
 
 class Replay(Struct, frozen=True):
@@ -29,7 +35,7 @@ class Replay(Struct, frozen=True):
 
     *repeats* says whether it fails or departs again; *runs* counts the runs it took. *distance* is how far off the
     result is, *error* what the driver said, *refused* why the device does not take the step any more. *same_version* says
-    whether it is the version that failed.
+    whether it is the version that failed, *drawn* that the capsule has no input data and each run had inputs drawn for it.
     """
 
     device: str
@@ -40,6 +46,7 @@ class Replay(Struct, frozen=True):
     distance: Distance | None = None
     error: str = ""
     refused: str = ""
+    drawn: bool = False
 
     def show(self) -> str:
         """The outcome in a sentence or two, without a line end."""
@@ -47,10 +54,11 @@ class Replay(Struct, frozen=True):
         place = f"{self.device}, version {self.version} ({which})"
         if self.refused:
             return f"does not repeat: {place} does not take the step: {self.refused}"
+        fed = f" {DRAWN}" if self.drawn else ""
         if not self.repeats:
-            return f"does not repeat in {self.runs} runs on {place}"
+            return f"does not repeat in {self.runs} runs{fed} on {place}"
         what = self.error or (self.distance.show() if self.distance is not None else "")
-        return f"repeats on {place}: {what}"
+        return f"repeats{fed} on {place}: {what}"
 
 
 def replay(
@@ -62,9 +70,10 @@ def replay(
 ) -> Replay:
     """Runs the capsule's step on *device*, None for the one that failed, until it fails, *tries* times at most.
 
-    A driver that can be isolated is. What the capsule does not say is expected is computed by the reference. *timeout*, in seconds, is each run's deadline. Raises `CapsuleError`
-    for a capsule without a step, or whose step is no model or does not fit its arrays, `PlacementError` for a device that
-    is unknown or cannot be used.
+    A driver that can be isolated is. The reference computes what is expected where the capsule does not say it. For a capsule
+    without input data each run draws other inputs (`runtime.examples`), of the shapes that failed. *timeout*, in seconds, is
+    each run's deadline. Raises `CapsuleError` for a capsule without a step, or whose step is no model, does not fit its arrays
+    or fails on the reference too, `PlacementError` for a device that is unknown or cannot be used.
     """
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
@@ -73,24 +82,32 @@ def replay(
     failed = manifest.failure.device
     chosen = apart(failed.name if device is None else device)
     model = _model(capsule)
-    accuracy = manifest.case.accuracy
-    expected = _expected(capsule, model)
+    accuracy, left_out = manifest.case.accuracy, manifest.case.left_out
+    inputs, expected = capsule.inputs, capsule.expected
+    if left_out is None and not expected:
+        expected = _expected(model, inputs)
     same = (chosen.name, chosen.version) == (failed.name, failed.version)
+    outcome = partial(Replay, chosen.name, chosen.version, same, drawn=bool(left_out))
     found: Distance | None = None
     for run in range(1, tries + 1):
         forgive(chosen)
+        if left_out is not None:
+            inputs = _drawn(model, left_out, run - 1)
         try:
-            results = run_alone(model, capsule.inputs, chosen, accuracy=accuracy, timeout=timeout)
+            results = run_alone(model, inputs, chosen, accuracy=accuracy, timeout=timeout)
         except PlacementError as error:
-            reason = error.reasons.get(chosen.name, str(error))
-            return Replay(chosen.name, chosen.version, same, False, run, refused=reason)
+            return outcome(False, run, refused=error.reasons.get(chosen.name, str(error)))
         except DriverError as error:
             words = renumbered(told(error), model, [o.index for o in manifest.failure.operations])
-            return Replay(chosen.name, chosen.version, same, True, run, error=words)
-        found = distance_of(model, capsule.inputs, results, expected, accuracy)
+            if left_out is not None:
+                _expected(model, inputs)
+            return outcome(True, run, error=words)
+        if left_out is not None:
+            expected = _expected(model, inputs)
+        found = distance_of(model, inputs, results, expected, accuracy)
         if found.departs:
-            return Replay(chosen.name, chosen.version, same, True, run, found)
-    return Replay(chosen.name, chosen.version, same, False, tries, found)
+            return outcome(True, run, found)
+    return outcome(False, tries, found)
 
 
 def _model(capsule: Capsule) -> Model:
@@ -98,6 +115,10 @@ def _model(capsule: Capsule) -> Model:
         model = load(capsule.model)
     except ModelError as error:
         raise CapsuleError(f"its step cannot be read: {error}") from error
+    case = capsule.manifest.case
+    if case is not None and case.left_out is not None:
+        _check_shapes(case.left_out, model)
+        return model
     for kind, arrays, operands in (
         ("inputs", capsule.inputs, model.inputs),
         ("expected results", capsule.expected, model.outputs),
@@ -118,7 +139,33 @@ def _model(capsule: Capsule) -> Model:
     return model
 
 
-def _expected(capsule: Capsule, model: Model) -> Sequence[NDArray]:
-    if capsule.expected:
-        return capsule.expected
-    return run_alone(model, capsule.inputs, REFERENCE, accuracy="exact")
+def _check_shapes(shapes: Sequence[tuple[int, ...]], model: Model) -> None:
+    """Raises `CapsuleError` unless arrays of *shapes* fit the inputs of *model*, and can be drawn."""
+    if len(shapes) != len(model.inputs):
+        raise CapsuleError(f"it has {len(shapes)} shapes of inputs, its step {len(model.inputs)}")
+    for position, (shape, operand) in enumerate(zip(shapes, model.inputs, strict=True)):
+        if not fits(shape, operand.shape):
+            raise CapsuleError(
+                f"the shape {shape} of input {position} does not fit its step's {operand.shape}"
+            )
+    nbytes = sum(
+        prod(s) * o.dtype.numpy.itemsize for s, o in zip(shapes, model.inputs, strict=True)
+    )
+    if nbytes > MOST_DRAWN_BYTES:
+        raise CapsuleError(f"its inputs would have {nbytes} bytes, {MOST_DRAWN_BYTES} at most")
+
+
+def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list[NDArray]:
+    """Example *number* of each input of *model*, of these *shapes*."""
+    return [
+        example(replace(operand, shape=tuple(shape)), number)
+        for operand, shape in zip(model.inputs, shapes, strict=True)
+    ]
+
+
+def _expected(model: Model, inputs: Sequence[NDArray]) -> Sequence[NDArray]:
+    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails."""
+    try:
+        return run_alone(model, inputs, REFERENCE, accuracy="exact")
+    except DriverError as error:
+        raise CapsuleError(f"the reference fails at its step: {error}") from error

@@ -19,7 +19,7 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.receipt import Recorder
-from penstock.errors import InputError, PlacementError, counted
+from penstock.errors import InputError, PlacementError, Unreadable, counted
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name
@@ -29,6 +29,7 @@ from penstock.hal import (
     PRIORITIES,
     CancelToken,
     Device,
+    ExtensionAttribute,
     Preference,
     PrepareConfig,
     Priority,
@@ -39,7 +40,7 @@ from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import ASKED_IN_VAIN
+from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
 from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
@@ -73,6 +74,7 @@ def compile_model(
     isolate: bool | None = None,
     tune: bool = False,
     progress: ProgressCallback | None = None,
+    extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> CompiledModel:
     """Loads if need be, partitions, compiles.
 
@@ -89,6 +91,8 @@ def compile_model(
     with the same devices, policy, preference, threads and shapes uses it, with or without *tune*, and measures
     nothing. *isolate* True runs the devices' drivers in processes of their own, False in this one, None as the knob
     `isolate` says of each driver, which is: those of other distributions than Penstock by themselves.
+    *extension_attributes* are hints of vendors' extensions to the driver of the one device that is listed; they are part
+    of the cache's key.
 
     Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in the policy's
     rules that does not exist among them, `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
@@ -96,6 +100,8 @@ def compile_model(
     for a feature still to come.
     """
     policy = Policy() if policy is None else policy
+    # A setting that makes no sense is refused at once, not only where a failure or a miss comes to need it.
+    knobs.check()
     _check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
         raise InputError(f"tune must be true or false, not {tune!r}")
@@ -105,9 +111,26 @@ def compile_model(
         raise InputError(
             f"tune measures placements; policy placement {policy.placement!r} leaves nothing to choose"
         )
+    attributes: tuple[ExtensionAttribute, ...] = ()
+    if extension_attributes:
+        from penstock.execution.quality import checked_attributes
+
+        attributes = checked_attributes(extension_attributes)
+        if devices is None or isinstance(devices, str) or len(devices) != 1:
+            raise InputError("extension_attributes are for one device, which devices must name")
     info = _cache_info(cache)
     arguments = _Arguments(
-        devices, preference, priority, num_threads, signature, shapes, policy, info, tune, isolate
+        devices,
+        preference,
+        priority,
+        num_threads,
+        signature,
+        shapes,
+        policy,
+        info,
+        tune,
+        isolate,
+        attributes,
     )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
@@ -139,6 +162,7 @@ class _Arguments(Struct, frozen=True):
     cache: CacheInfo | None
     tune: bool = False
     isolate: bool | None = None
+    attributes: tuple[ExtensionAttribute, ...] = ()
 
 
 class _Session:
@@ -169,6 +193,7 @@ class _Session:
             deadline_ns=deadline_ns,
             accuracy=arguments.policy.accuracy,
             num_threads=allowed_threads(arguments.num_threads),
+            attributes=arguments.attributes,
             progress=self.reporter,
             cancel=cancel,
         )
@@ -223,7 +248,6 @@ class _Session:
                 plan = self._placed(model, shapes, devices, config)
         if elsewhere and not allow:
             elsewhere.check(plan)
-        config = structs.replace(config, accuracy=plan.accuracy)
         amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
         log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)
@@ -237,6 +261,7 @@ class _Session:
         notes = (
             *filter(None, [self._not_tuned(plan)]),
             *self._unasked(plan),
+            *(f"{device}: {doubt}" for device, doubt in plan.doubts),
             *self._not_named(plan),
         )
         if notes:
@@ -329,9 +354,13 @@ class _Session:
         from penstock.execution.absence import is_absent
 
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
-        if not self.allow or chosen or not is_absent(error.reasons):
+        if not self.allow or not is_absent(error.reasons):
             return None
-        return manager.by_name(FALLBACK_DEVICE)
+        if not chosen:
+            return manager.by_name(FALLBACK_DEVICE)
+        from penstock.runtime.last_resort import last_resort
+
+        return last_resort(manager)
 
     def _instead_of_the_wrong(self) -> Device | None:
         """The device to fall back on for the operations that shadow verification keeps from those that were chosen; None
@@ -404,19 +433,23 @@ class _Session:
 
 
 class _Devices(Mapping[str, Device]):
-    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not. That is looked
-    for when it is needed: its driver may be one that nothing else loads.
+    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and after it, where it runs in
+    a process of its own, the one of this process. They are looked for when they are needed: their driver may be one that
+    nothing else loads.
     """
 
     def __init__(self, chosen: Sequence[Device]) -> None:
         self._chosen = {device.name: device for device in chosen}
 
     def __getitem__(self, name: str) -> Device:
+        device: Device | None = None
         if name == FALLBACK_DEVICE and name not in self._chosen:
             device = manager.by_name(name)
-            if device is not None:
-                return device
-        return self._chosen[name]
+        elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
+            from penstock.runtime.last_resort import last_resort
+
+            device = last_resort(manager)
+        return self._chosen[name] if device is None else device
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._chosen)
@@ -501,16 +534,16 @@ def _cache_info(cache: object) -> CacheInfo | None:
         return None
     from penstock.cache.info import CacheInfo
 
-    # A setting that makes no sense is told at once, not only where a miss comes to need it.
-    for setting in (knobs.cache_limit_mib, knobs.lease_seconds, knobs.late_write_seconds):
-        setting()
-    knobs.key_store()
     if isinstance(cache, CacheInfo):
         return cache
     if cache is True:
         from penstock.cache.location import default_directory
 
-        return CacheInfo(default_directory())
+        try:
+            return CacheInfo(default_directory())
+        except Unreadable as error:
+            log.warning("nothing is cached: %s", error.args[0])
+            return None
     if isinstance(cache, str | os.PathLike) and os.fspath(cache):
         if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
             raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")

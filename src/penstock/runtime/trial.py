@@ -1,10 +1,10 @@
-"""Candidate plans of one compile: what is worth to be measured, compiled, timed in turns, and proved."""
+"""Candidate plans of one compile: compiled, and timed in turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -12,42 +12,26 @@ from msgspec.structs import replace
 from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import Means, compile_plan
 from penstock.compilation.failing import told
-from penstock.errors import FOREIGN, DriverError, MissedDeadline, PlacementError
+from penstock.errors import DriverError, MissedDeadline
 from penstock.execution.state import State
 from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
-from penstock.hal import AccuracyClass, Device, ExecutionConfig, PrepareConfig, ProgressEvent
+from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
-from penstock.partitioning.fallback import held_to_proof
 from penstock.partitioning.placement import candidates, place
 from penstock.partitioning.plan import ExecutionPlan, Measured
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.energy import EnergyCounter
-from penstock.runtime.examples import examples, is_drawn
+from penstock.runtime.examples import examples
 from penstock.runtime.measuring import SPREADING_NS, WARM_NS, Contender, Counter, Series, measure
 from penstock.runtime.rest import Rest
 
-if TYPE_CHECKING:
-    from penstock.runtime.proving import Run
-
-PROVED: Final[AccuracyClass] = "faithful"
-"""The class that plans in the lesser one, `PROVABLE`, may be proved to keep."""
-PROVABLE: Final[AccuracyClass] = "stepwise"
+DRAWN_LOOP_NS: Final = 2_000_000_000
+"""Nanoseconds that a loop of a measured run may take: with drawn inputs it may have no end."""
 
 MOST_CANDIDATES: Final = 12
 """Placements that are compiled and timed, at most."""
-
-
-class Proof(msgspec.Struct, frozen=True):
-    """Whether a plan was measured to be within a class as a whole, what was measured, in words, and how many
-    driver compiles that took.
-    """
-
-    holds: bool
-    told: str
-    compiles: int = 0
 
 
 class Occasion(msgspec.Struct, frozen=True):
@@ -81,45 +65,11 @@ def placed(occasion: Occasion, assignment: Sequence[str] | None = None) -> Execu
 
 
 def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
-    """Plans with a name each: those of the policy's class, then those in `stepwise` that have to be proved."""
+    """Plans with a name each. Every operation of each of them is in the policy's accuracy class."""
     found = candidates(
         occasion.model, occasion.devices, occasion.policy, occasion.config.preference
     )
-    return [*found[:MOST_CANDIDATES], *_stepwise(occasion)]
-
-
-def _stepwise(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
-    """The plans of single devices that compute quantised operations otherwise where each has to be within a step by itself,
-    and no more: what LiteRT's own kernels allow as a whole, which is what `faithful` asks, a measurement may show.
-    """
-    operands = occasion.model.entry.operands
-    if (
-        occasion.policy.accuracy != PROVED
-        or REFERENCE_DEVICE not in occasion.named
-        or not any(operand.quantization is not None for operand in operands)
-        # Outputs of one input alone, all zeros, would prove nothing.
-        or not any(map(is_drawn, occasion.model.inputs))
-    ):
-        return []
-    rounding = [device.name for device in occasion.devices if _rounds_for_class(device)]
-    if not rounding:
-        return []
-    policy = replace(occasion.policy, accuracy=PROVABLE)
-    try:
-        found = candidates(occasion.model, occasion.devices, policy, occasion.config.preference)
-    except PlacementError:
-        # The policy's own class has plans; its limits on steps may be missed in another.
-        return []
-    return [
-        (f"{name}, {PROVABLE}", held_to_proof(plan)) for name, plan in found if name in rounding
-    ]
-
-
-def _rounds_for_class(device: Device) -> bool:
-    try:
-        return device.capabilities.rounds_for_class
-    except FOREIGN:  # a device that cannot be asked is nothing to measure
-        return False
+    return found[:MOST_CANDIDATES]
 
 
 def measured_series(
@@ -160,7 +110,7 @@ def measured_series(
 
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
     """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's speed."""
-    config = replace(occasion.config, progress=None, accuracy=plan.accuracy)
+    config = replace(occasion.config, progress=None, accuracy=occasion.policy.accuracy)
     compilation = compile_plan(plan, occasion.named, config, Means(False))
     later = replace(config, deadline_ns=None, cancel=None)
     return Variant(compilation, occasion.named, later, False)
@@ -172,7 +122,7 @@ def _first_state(variant: Variant) -> State | None:
 
 def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
     state = _first_state(variant)
-    config = ExecutionConfig()
+    config = ExecutionConfig(loop_timeout_ns=DRAWN_LOOP_NS)
 
     def run() -> None:
         trace = Trace()
@@ -190,43 +140,3 @@ def unmeasurable(model: Model) -> str:
         if static_shape(operand.shape) is None:
             return f"the shape of input {operand.name!r} is not known: give shapes"
     return ""
-
-
-def proved(occasion: Occasion, name: str, plan: ExecutionPlan, usual: ExecutionPlan) -> Proof:
-    """Whether *plan*, of that name, is within what the class of *usual* allows (`penstock.runtime.proving`)."""
-    from penstock.runtime.proving import MOST_EXAMPLES, prove
-
-    policy = Policy(accuracy="exact")
-    asked = occasion.config
-    # The reference may take long: one that waits for it can end that.
-    config = ExecutionConfig(deadline_ns=asked.deadline_ns, cancel=asked.cancel)
-    compiles = 0
-    with ExitStack() as stack:
-
-        def computer(plan: ExecutionPlan) -> Run:
-            nonlocal compiles
-            variant = _compiled(occasion, plan)
-            stack.callback(variant.close)
-            compiles += variant.compilation.receipt.compiles
-            state = _first_state(variant)
-            return lambda inputs: variant.run(inputs, None, state, config, Trace())
-
-        def before(done: int) -> None:
-            check_interrupts(asked)
-            if asked.progress is not None:
-                asked.progress(ProgressEvent("prove", name, done, 3 * MOST_EXAMPLES))
-
-        try:
-            exact = place(occasion.model, [occasion.named[REFERENCE_DEVICE]], policy)
-            holds, words = prove(
-                occasion.model,
-                computer(plan),
-                computer(usual),
-                computer(exact),
-                before,
-            )
-            return Proof(holds, words, compiles)
-        except MissedDeadline:
-            raise
-        except (DriverError, PlacementError) as error:
-            return Proof(False, told(error), compiles)

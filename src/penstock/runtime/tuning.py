@@ -20,30 +20,22 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import PrepareConfig
-from penstock.partitioning.fallback import held_to_proof
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.reasons import duration
 from penstock.partitioning.support import REFERENCE_DEVICE
-from penstock.runtime.measuring import Series, choose, joules
+from penstock.runtime.measuring import choose, joules
 from penstock.runtime.trial import (
-    PROVABLE,
-    PROVED,
     Occasion,
-    Proof,
     measured_series,
     placed,
-    proved,
     unmeasurable,
     worth_measuring,
 )
 
 log = logging.getLogger(__name__)
 
-VERDICT_SCHEMA: Final = "2"
+VERDICT_SCHEMA: Final = "3"
 """Raised when equal keys would no longer mean equal plans."""
-
-STEPS_ADD_UP: Final = "within a step in each operation, but not proved as a whole"
-NOTHING_USUAL: Final = "no other placement could be measured, with which to compare"
 
 TOO_LATE: Final = "the compile's timeout had passed before the placements were measured: give a longer one, or do not tune"
 
@@ -52,24 +44,19 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
     """The plan of the verdict stored for exactly this: model, shapes, devices and their versions, policy,
-    preference and threads. None where there is none, or it is not allowed any more.
+    preference and threads. None where there is none, where it is of another accuracy class than the policy's, or where it
+    is not allowed any more.
     """
     if occasion.directory is None:
         return None
     verdict = Verdicts(occasion.directory).load(_key(occasion))
-    if verdict is None:
+    if verdict is None or verdict.accuracy != occasion.policy.accuracy:
         return None
     try:
         tuned = msgspec.json.decode(verdict.report, type=Tuned)
     except msgspec.DecodeError:
         return None
-    if tuned.accuracy is None:
-        plan = placed(occasion, verdict.devices)
-    elif tuned.accuracy == PROVABLE and occasion.policy.accuracy == PROVED:
-        policy = replace(occasion.policy, accuracy=tuned.accuracy)
-        plan = held_to_proof(placed(replace(occasion, policy=policy), verdict.devices))
-    else:
-        return None
+    plan = placed(occasion, verdict.devices)
     if tuple(placement.device for placement in plan.operations) != verdict.devices:
         return None
     return with_reasons(replace(plan, tuned=replace(tuned, stored=True)), occasion.config)
@@ -78,8 +65,8 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
     """The plan that measuring chose, `ExecutionPlan.tuned` with what was measured; kept where there is a directory.
 
-    A candidate that fails to compile or to run is out, and so is one that is faster in `stepwise` if that is not proved to
-    be `faithful` as a whole. Raises what `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's own.
+    Every candidate is within the policy's accuracy class; one that fails to compile or to run is rejected. Raises what
+    `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's own.
     """
     try:
         return _tuned(occasion)
@@ -102,56 +89,18 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
         return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT))
-    compiles, done = 0, dict[str, Measured]()
-    while True:
-        racing = {name: each for name, each in plans.items() if name not in done}
-        series, failed, more = measured_series(occasion, racing, counter)
-        compiles += more
-        found = {each.name: each.measured() for each in series} | failed
-        told = [*done.values(), *found.values()]
-        try:
-            winner, reason = choose(series, _alone(occasion, told))
-        except ValueError as error:
-            return replace(plan, tuned=Tuned(tuple(told), PREDICTED, str(error), compiles))
-        if plans[winner].accuracy == occasion.policy.accuracy:
-            break
-        proof = _proved(occasion, plans, winner, series)
-        compiles += proof.compiles
-        if proof.holds:
-            reason = f"{reason}; {proof.told}"
-            break
-        # The others are measured anew: some of them left the race because this one was in it.
-        done[winner] = replace(found[winner], error=f"{STEPS_ADD_UP}: {proof.told}")
-        log.info("tuned: %s is out: %s", winner, done[winner].error)
-    done |= found
-    accuracy = plans[winner].accuracy
-    tuned = Tuned(
-        tuple(done[name] for name in plans),
-        winner,
-        reason,
-        compiles,
-        created=time.time(),
-        accuracy=None if accuracy == occasion.policy.accuracy else accuracy,
-    )
+    series, failed, compiles = measured_series(occasion, plans, counter)
+    found = {each.name: each.measured() for each in series} | failed
+    measured = tuple(found[name] for name in plans)
+    try:
+        winner, reason = choose(series, _alone(occasion, measured))
+    except ValueError as error:
+        return replace(plan, tuned=Tuned(measured, PREDICTED, str(error), compiles))
+    tuned = Tuned(measured, winner, reason, compiles, created=time.time())
     log.info("tuned: %s (%s)", winner, reason)
     chosen = replace(plans[winner], tuned=tuned)
     _keep(occasion, chosen)
     return with_reasons(chosen, occasion.config)
-
-
-def _proved(
-    occasion: Occasion,
-    plans: Mapping[str, ExecutionPlan],
-    winner: str,
-    series: Sequence[Series],
-) -> Proof:
-    """Whether *winner*, of a lesser class than the policy's, is within that as a whole, beside who else would have won."""
-    usual = [each for each in series if plans[each.name].accuracy == occasion.policy.accuracy]
-    try:
-        other, _ = choose(usual, _alone(occasion, [each.measured() for each in usual]))
-    except ValueError:
-        return Proof(False, NOTHING_USUAL)
-    return proved(occasion, winner, plans[winner], plans[other])
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
@@ -214,6 +163,7 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
         return
     verdict = Verdict(
         key=_key(occasion),
+        accuracy=occasion.policy.accuracy,
         devices=tuple(placement.device for placement in plan.operations),
         report=msgspec.Raw(msgspec.json.encode(plan.tuned)),
         # Not imported: the top package imports this one.

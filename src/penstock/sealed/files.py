@@ -14,7 +14,7 @@ from typing import Final, Protocol, TypeAlias, runtime_checkable
 from msgspec import Struct
 
 from penstock.arguments import path_of
-from penstock.errors import NotRegularFile, Unreadable
+from penstock.errors import NotRegularFile, ReadOnly, Unreadable
 from penstock.sealed.locks import Locking, SystemLocks
 
 StrPath: TypeAlias = "str | os.PathLike[str]"
@@ -22,6 +22,8 @@ StrPath: TypeAlias = "str | os.PathLike[str]"
 _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
+READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""What the system says of a file on a read-only mount, and of one whose permissions do not let it be written."""
 _LETTERS: Final = 64
 """How many letters of a token a cache file's name begins with (NNAPI section 2.3)."""
 
@@ -223,14 +225,22 @@ def open_cache_file(
 ) -> int:
     """A read-write descriptor of the cache file at *path*, which is never a symbolic link.
 
-    With *create* a missing file is made, readable by its owner alone. Raises `NotRegularFile` for a link,
-    a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `Unreadable`
-    otherwise.
+    Without *create*, a file that lies on a read-only mount, or whose permissions let it only be read, is opened for
+    reading. With *create* a missing file is made, readable by its owner alone. Raises `NotRegularFile` for a link,
+    a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `ReadOnly` for a file
+    that cannot be made or written because of the mount or its permissions, `Unreadable` otherwise.
     """
     name = path_of(path, "a cache file is named by a path")
-    flags = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | (os.O_CREAT if create else 0)
+    flags = getattr(os, "O_NONBLOCK", 0)
     try:
-        fd = files.open(name, flags)
+        try:
+            fd = files.open(name, flags | os.O_RDWR | (os.O_CREAT if create else 0))
+        except OSError as error:
+            if error.errno not in READ_ONLY:
+                raise
+            if create:
+                raise ReadOnly(f"{_shown(path)} cannot be written: {error.strerror}") from None
+            fd = files.open(name, flags | os.O_RDONLY)
     except FileNotFoundError:
         raise
     except OSError as error:

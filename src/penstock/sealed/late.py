@@ -7,15 +7,15 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unreadable
 from penstock.sealed.entry import LoadedEntry, Payload, SaveReport, reason_of
 from penstock.sealed.files import FileSystem, Handle
 from penstock.sealed.locks import locked
 from penstock.sealed.seal import Seal
-
-LOCK_SECONDS: Final = 10.0
 
 
 class CacheConfig(Protocol):
@@ -48,8 +48,8 @@ class LateWriter:
     writers the second is told that it was late, and neither writes into files that somebody has replaced.
     A process that dies meanwhile leaves the old entry, the new one, or a named miss.
 
-    Write after the preparation has returned: during it the runtime itself may hold the lock, and a write would
-    wait for it in vain. *lock* is the entry's lock file, in an open file description that nobody else locks:
+    Nothing waits for the lock unless told to, for both are called from runs: what finds it taken is left undone.
+    Write after the preparation has returned: during it the runtime itself may hold the lock. *lock* is the entry's lock file, in an open file description that nobody else locks:
     not the runtime's, and not another late writer's. Making one never raises; without duplicates (no
     descriptors left) it reports that at each write. Thread-safe. A forked child cannot use it.
 
@@ -75,6 +75,7 @@ class LateWriter:
         self._process = os.getpid()
         self._mutex = threading.Lock()
         self._closing = threading.Event()
+        self._found_taken = False
         self._failure = ""
         self._handles: list[_Duplicate] = []
         self._release = weakref.finalize(self, _close_all, self._files, self._handles)
@@ -91,21 +92,37 @@ class LateWriter:
         """The id of the entry that the next `write` replaces."""
         return self._expected
 
+    def is_free(self) -> bool:
+        """Whether nobody else has the entry's lock at this moment, so that it is worth to prepare what `write` takes. True as
+        well where a write would fail at once for another reason.
+        """
+        try:
+            with self._mutex:
+                self._usable()
+                with locked(
+                    self._handles[0].fd, exclusive=True, timeout=0.0, locks=self._files
+                ) as held:
+                    return held
+        except PenstockError:
+            return True
+
     def write(
         self,
         *,
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
-        timeout: float = LOCK_SECONDS,
+        timeout: float = 0.0,
     ) -> SaveReport:
-        """Seals one payload into each file, in place, waiting at most *timeout* seconds for the lock. Never raises.
+        """Seals one payload into each file, in place, if the lock is free, or becomes free within *timeout* seconds. Never
+        raises.
 
         The report's reason is `NoEntry` when the files were replaced or removed, `ForeignEntry` when they
         hold another entry than expected: the write is dropped, and others will be too. After any other
-        failure a later call may succeed.
+        failure a later call may succeed; *in_use* says that the lock was not free.
         """
         try:
             with self._mutex:
+                self._found_taken = False
                 models, datas = self._usable()
                 report = self._seal.replace(
                     models,
@@ -119,16 +136,16 @@ class LateWriter:
                 )
                 if report.saved or report.emptied:
                     self._expected = report.entry
-                return report
+                return replace(report, in_use=True) if self._found_taken else report
         except PenstockError as error:
             return SaveReport(reason=reason_of(error))
 
-    def load(self, *, timeout: float = LOCK_SECONDS) -> LoadedEntry:
+    def load(self, *, timeout: float = 0.0) -> LoadedEntry:
         """What the files hold now, verified: perhaps another process has written it late. The next `write`
         replaces that entry.
 
-        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when the lock was
-        not free within *timeout* seconds, `ClosedError` after `close`.
+        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when somebody had the lock to
+        write and did not give it back within *timeout* seconds, `ClosedError` after `close`.
         """
         with self._mutex:
             models, datas = self._usable()
@@ -164,6 +181,7 @@ class LateWriter:
             locks=self._files,
         ) as held:
             if not held:
+                self._found_taken = not self._closing.is_set()
                 raise Unreadable(
                     "the late writer was closed while it waited for the lock"
                     if self._closing.is_set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import stat
 import sys
@@ -18,22 +17,12 @@ if TYPE_CHECKING:
 
 
 def state_directory() -> str:
-    """The path of the directory where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory.
-
-    A relative one is below the directory that was the current one when it was first asked for.
-    """
+    """The path of the directory where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory."""
     from penstock import knobs
 
     if chosen := knobs.state_dir():
-        return _absolute(chosen)
+        return knobs.absolute(chosen)
     return knobs.user_directory("state")
-
-
-@functools.cache
-def _absolute(chosen: str) -> str:
-    from penstock import knobs
-
-    return knobs.absolute(chosen)
 
 
 def sealed_directory() -> str:

@@ -58,14 +58,26 @@ _SYSTEM_FAILED: Final = {
 
 
 def connect(path: StrPath) -> sqlite3.Connection:
-    """A connection to the database at *path*, which exists."""
+    """A connection to the database at *path*, which exists; one that only reads where its directory cannot be written."""
     return sqlite3.connect(
-        f"{uri_of(path)}?mode=rw",
+        f"{uri_of(path)}?{_mode_of(os.path.abspath(os.fspath(path)))}",
         uri=True,
         timeout=WAIT_SECONDS,
         isolation_level=None,
         check_same_thread=False,
     )
+
+
+def _mode_of(path: str) -> str:
+    """How to open *path*, as parameters of its URI.
+
+    Where the directory cannot be written SQLite cannot make the files that readers of a write-ahead log share, and reads
+    only a database that it is told nobody changes ("Read-Only Databases" in SQLite's "Write-Ahead Logging"). A log that
+    was left behind must be read too. What is read is authenticated either way.
+    """
+    if os.access(os.path.dirname(path), os.W_OK) and os.access(path, os.W_OK):
+        return "mode=rw"
+    return "mode=ro" if os.path.exists(f"{path}-wal") else "mode=ro&immutable=1"
 
 
 def uri_of(path: StrPath) -> str:

@@ -171,10 +171,17 @@ class Entered:
 
     def has_kernels(self, subgraph: int) -> bool:
         """Whether a delegate has a node in it, or in one that it enters."""
-        graph = self._graphs.get(subgraph)
-        if graph is None:
-            return False
-        return bool(graph.delegate_nodes) or any(map(self.has_kernels, graph.entered))
+        pending, seen = [subgraph], set[int]()
+        while pending:
+            index = pending.pop()
+            graph = self._graphs.get(index)
+            if graph is None or index in seen:
+                continue
+            if graph.delegate_nodes:
+                return True
+            seen.add(index)
+            pending += graph.entered
+        return False
 
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
         """Its outputs on *given* inputs, whose shapes it takes."""

@@ -19,7 +19,7 @@ from penstock.runtime.rules import check_rules
 from penstock.tflite import delegates, texts
 from penstock.tflite.core import Core
 from penstock.tflite.loading import LoadedFile, open_content, open_path
-from penstock.tflite.resolver import OpResolverType, devices_for
+from penstock.tflite.resolver import OpResolverType, placed_by
 from penstock.tflite.session import Session
 from penstock.tflite.signatures import SignatureRunner
 from penstock.tflite.values import as_index
@@ -29,8 +29,9 @@ class Interpreter(Closing):
     """A TFLite model, run as LiteRT's interpreter runs it: set tensors by index, invoke, get tensors.
 
     *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads* 1 or
-    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, the others on
-    every usable one. *experimental_delegates* are added in order (`modify_graph_with_delegate`), and kept alive.
+    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in the accuracy class
+    `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels without XNNPACK (where LiteRT is not installed
+    as BUILTIN_REF, with a warning); the others on every usable device. *experimental_delegates* are added in order (`modify_graph_with_delegate`), and kept alive.
     *experimental_disable_delegate_clustering* keeps nodes in the file's order when a delegate takes some of them,
     *experimental_disable_delegate_node_fusion* gives each a kernel of its own. *experimental_preserve_all_tensors* keeps
     every intermediate value but those inside kernels. *devices*, *cache* and *policy* are Penstock's, as in
@@ -60,7 +61,7 @@ class Interpreter(Closing):
         cache: object = True,
         policy: Policy | None = None,
     ) -> None:
-        resolved = devices_for(experimental_op_resolver_type)
+        resolved = placed_by(experimental_op_resolver_type)
         optimised = experimental_op_resolver_type.name in ("AUTO", "BUILTIN")
         if experimental_preserve_all_tensors and optimised:
             warnings.warn(texts.PRESERVED, stacklevel=2)
@@ -79,13 +80,15 @@ class Interpreter(Closing):
         )
         if devices is not None or policy is not None:
             _check_placement(devices, policy)
+        if resolved.note and devices is None:
+            warnings.warn(resolved.note, stacklevel=2)
         file = _open(model_path, model_content)
         added = delegates.every(experimental_delegates)
         options = {
-            "devices": resolved if devices is None else devices,
+            "devices": resolved.devices if devices is None else devices,
             "num_threads": None if num_threads is None else int(num_threads),
             "cache": cache,
-            "policy": policy,
+            "policy": resolved.policy if devices is None and policy is None else policy,
         }
         self._compress = experimental_compress_quantization_zero_points
         session = Session(
@@ -97,6 +100,8 @@ class Interpreter(Closing):
             fuse_nodes=not experimental_disable_delegate_node_fusion,
         )
         self._core = Core(session)
+        # LiteRT's name, by which its programs reach the delegates that an interpreter was given.
+        self._delegates = added
         try:
             for delegate in added:
                 self._core.add_delegate(delegate)

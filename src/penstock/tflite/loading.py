@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import ModelError
+from penstock.errors import ModelError, without_frames
+from penstock.export.tflite.fields import TFLITE
 from penstock.ir import Model
 from penstock.ir.model import ConstantPool
 from penstock.loaders import tflite
+from penstock.loaders.flatbuffer import check_header
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
 from penstock.memory import sealed_file
 from penstock.tflite import texts, versions
@@ -38,7 +42,7 @@ class LoadedFile:
                 try:
                     self._model = tflite.load(self.pool)
                 except ModelError as error:
-                    self._model = error.with_traceback(None)
+                    self._model = without_frames(error)
         if isinstance(self._model, ModelError):
             defect = self._model
             # A new one each time: what is raised holds on to all that its frames refer to.
@@ -72,6 +76,9 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
         stamp = Path(name).stat()
     except (OSError, ValueError) as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
+    if not stat.S_ISREG(stamp.st_mode):
+        # What a pipe gives is nobody else's, and may be waited for.
+        return _made(lambda: _read(name), None)
     key = (
         "path",
         os.path.realpath(name),
@@ -86,7 +93,7 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
 
 def _read(name: str) -> sealed_file.SealedFile:
     try:
-        content = sealed_file.read_path(Path(name))
+        content = sealed_file.read_path(Path(name), _judge)
     except OSError as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
     if not len(content):
@@ -94,13 +101,24 @@ def _read(name: str) -> sealed_file.SealedFile:
     return content
 
 
-def _open(key: tuple[Any, ...], read: Any, owner: object) -> LoadedFile:
+def _judge(head: bytes, size: int | None) -> None:
+    """Raises what reading the file would, where its first bytes are at fault; what is empty has an error of its own."""
+    if head:
+        check_header(memoryview(head), size, TFLITE)
+
+
+def _open(
+    key: tuple[Any, ...], read: Callable[[], sealed_file.SealedFile], owner: object
+) -> LoadedFile:
     with _lock:
         known = _opened.get(key)
         if known is None:
-            try:
-                known = LoadedFile(read(), owner)
-            except ModelError as error:
-                raise ValueError(texts.refused(error)) from error
-            _opened[key] = known
+            known = _opened[key] = _made(read, owner)
         return known
+
+
+def _made(read: Callable[[], sealed_file.SealedFile], owner: object) -> LoadedFile:
+    try:
+        return LoadedFile(read(), owner)
+    except ModelError as error:
+        raise ValueError(texts.refused(error)) from error

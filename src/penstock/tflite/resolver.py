@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
+from penstock.partitioning.policy import Policy
+from penstock.runtime.discovery import manager
+from penstock.tflite import texts
+
 REFERENCE_DEVICE: Final = "reference"
+BUILTIN_DEVICE: Final = "xnnpack-builtin"
 
 
 @enum.unique
 class OpResolverType(enum.Enum):
     """LiteRT's sets of kernels, with its names and numbers.
 
-    AUTO, BUILTIN and BUILTIN_WITHOUT_DEFAULT_DELEGATES place on every usable device (no delegate is ever
-    applied by default); BUILTIN_REF on the reference device alone.
+    AUTO and BUILTIN place on every usable device, BUILTIN_REF on the reference device alone.
+    BUILTIN_WITHOUT_DEFAULT_DELEGATES places on LiteRT's optimised kernels without XNNPACK, and what they do not
+    compute on the reference device.
     """
 
     AUTO = 0
@@ -23,14 +30,38 @@ class OpResolverType(enum.Enum):
     BUILTIN_WITHOUT_DEFAULT_DELEGATES = 3
 
 
-def devices_for(resolver: object) -> Sequence[str] | None:
-    """The devices that *resolver* places on, None for all. Raises `ValueError` for anything else,
-    `TypeError` for what does not hash.
+class Placed(msgspec.Struct, frozen=True):
+    """Where a set of kernels places: on *devices* (None: all), by *policy* (None: the default). *note* says what is missing
+    here, and what is used in its place.
     """
+
+    devices: tuple[str, ...] | None = None
+    policy: Policy | None = None
+    note: str = ""
+
+
+def placed_by(resolver: object) -> Placed:
+    """Where *resolver* places. Raises `ValueError` for what is no such type, `TypeError` for what does not hash."""
     hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
-    return [REFERENCE_DEVICE] if resolver.name == OpResolverType.BUILTIN_REF.name else None
+    if resolver.name == OpResolverType.BUILTIN_REF.name:
+        return Placed((REFERENCE_DEVICE,), Policy(accuracy="exact"))
+    if resolver.name != OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES.name:
+        return Placed()
+    if (reason := _unusable(BUILTIN_DEVICE)) is not None:
+        told = texts.NO_BUILTIN_KERNELS.format(reason=reason)
+        return Placed((REFERENCE_DEVICE,), Policy(accuracy="exact"), told)
+    # By NNAPI's rule the device gets whatever it takes, also where the reference would be faster.
+    return Placed((BUILTIN_DEVICE, REFERENCE_DEVICE), Policy(placement="nnapi"))
+
+
+def _unusable(device: str) -> str | None:
+    """Why no device of that name can be used here; None where one can."""
+    if manager.by_name(device) is not None:
+        return None
+    reasons = [info.reason for info in manager.infos() if info.name == device]
+    return reasons[0] if reasons else f"there is no device {device!r}"
 
 
 def _is_ours_or_twin(resolver: enum.Enum) -> bool:

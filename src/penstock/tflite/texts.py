@@ -56,6 +56,10 @@ PRESERVED: Final = (
     "intermediate tensors. If you encounter memory problems or are not actively debugging, consider disabling "
     "this option."
 )
+NO_BUILTIN_KERNELS: Final = (
+    "BUILTIN_WITHOUT_DEFAULT_DELEGATES means LiteRT's own kernels, and these are not available ({reason}). Penstock's "
+    "reference kernels are used in their place, as for BUILTIN_REF."
+)
 FLEX_PREFIX: Final = "Flex"
 
 INCONSISTENCIES: Final = (CyclicModel, DuplicateWriter, IndexOutOfRange, UnwrittenOperand)

@@ -10,6 +10,7 @@ from flatbuffers import flexbuffers
 
 from penstock.ir import DType
 from tests.differential.draw import Draw
+from tests.differential.kinds import OTHERS, Kind
 from tests.differential.registry import cases
 
 NUMBERS: Final = (DType.FLOAT32, DType.INT32, DType.INT64)
@@ -20,13 +21,58 @@ PADDINGS: Final = {"SAME": 1, "VALID": 2}
 def branch(draw: Draw, kind: str, dtype: DType, shape: tuple[int, ...]) -> int:
     """A subgraph of one operation on its input and a constant; its index."""
     graph = draw.builder.subgraph(kind.lower())
+    x = graph.input(_declared(draw, dtype), shape)
+    by = graph.constant(draw.array(dtype, (), 1, 3))
+    return draw.builder.add_subgraph(graph.finish(graph.operation(kind, [x, by], [(dtype, shape)])))
+
+
+def _declared(draw: Draw, dtype: DType) -> DType:
+    """What the input of a branch is declared with, that is given a *dtype*."""
+    if draw.has(Kind.STALE_INPUT):
+        return draw.pick([d for d in OTHERS if d is not dtype])
+    return dtype
+
+
+def leaf(draw: Draw, kind: str, dtype: DType, shape: tuple[int, ...]) -> int:
+    """As `branch`, of a subgraph that takes a condition too."""
+    graph = draw.builder.subgraph(kind.lower())
+    graph.input(DType.BOOL, ())
     x = graph.input(dtype, shape)
     by = graph.constant(draw.array(dtype, (), 1, 3))
     return draw.builder.add_subgraph(graph.finish(graph.operation(kind, [x, by], [(dtype, shape)])))
 
 
-@cases("IF", choices=[NUMBERS])
+def nested(draw: Draw, kind: str) -> None:
+    """IF within a branch of IF, to a depth: both branches anew, or one subgraph for both, which LiteRT prepares twice at
+    every level.
+    """
+    dtype, shape = draw.type(0), draw.shape()
+    shared = draw.chance(0.5)
+    inner = leaf(draw, "ADD", dtype, shape)
+    for level in range(draw.integer(2, 10 if shared else 70)):
+        graph = draw.builder.subgraph(f"level {level}")
+        given = [graph.input(DType.BOOL, ()), graph.input(dtype, shape)]
+        targets = {
+            "then_subgraph_index": inner,
+            "else_subgraph_index": inner if shared else leaf(draw, "MUL", dtype, shape),
+        }
+        made = graph.operation(kind, [given[0], *given], [(dtype, shape)], targets)
+        inner = draw.builder.add_subgraph(graph.finish(made))
+    truth = draw.value(DType.BOOL, (), constant=False)
+    draw.operation(
+        kind,
+        [truth, truth, draw.value(dtype, shape, static=True)],
+        [draw.output(dtype, None, shape)],
+        then_subgraph_index=inner,
+        else_subgraph_index=inner,
+    )
+
+
+@cases("IF", choices=[NUMBERS], own=[Kind.NESTED, Kind.STALE_INPUT])
 def condition(draw: Draw, kind: str) -> None:
+    if draw.has(Kind.NESTED):
+        nested(draw, kind)
+        return
     dtype, shape = draw.type(0), draw.shape()
     truth = draw.value(DType.BOOL, draw.pick(((), (1,))), constant=False)
     x = draw.value(dtype, shape, static=True)
@@ -39,7 +85,7 @@ def condition(draw: Draw, kind: str) -> None:
     )
 
 
-@cases("WHILE", choices=[NUMBERS])
+@cases("WHILE", choices=[NUMBERS], own=[Kind.STALE_INPUT])
 def loop(draw: Draw, kind: str) -> None:
     """Counts to a number, and steps a value each time."""
     dtype, shape = draw.type(0), draw.shape()
@@ -49,7 +95,7 @@ def loop(draw: Draw, kind: str) -> None:
     limit = cond.constant(np.array(draw.integer(0, 6), np.int32))
     answer = cond.operation("LESS", [inputs[0], limit], [(DType.BOOL, ())])
     body = draw.builder.subgraph("body")
-    inputs = [body.input(*counter), body.input(dtype, shape)]
+    inputs = [body.input(*counter), body.input(_declared(draw, dtype), shape)]
     one = body.constant(np.array(1, np.int32))
     (count,) = body.operation("ADD", [inputs[0], one], [counter])
     by = body.constant(draw.array(dtype, (), -2, 2))

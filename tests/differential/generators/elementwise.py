@@ -4,25 +4,39 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.ir import DType
+import numpy as np
+
+from penstock.ir import DType, NDArray
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import PACKED
 from tests.differential.draw import Draw
+from tests.differential.kinds import Kind
 from tests.differential.registry import cases
 
 TABULATED: Final = frozenset({"EXP", "LOG", "SQRT", "RSQRT"})
 EVERY_ACTIVATION: Final = ("RELU", "RELU_N1_TO_1", "RELU6", "TANH", "SIGN_BIT")
 
 
-@cases("ADD", "SUB", "MUL", "DIV", slots=1)
+@cases("ADD", "SUB", "MUL", "DIV", slots=1, own=[Kind.SCALES, Kind.EDGES])
 def arithmetic(draw: Draw, kind: str) -> None:
     dtype = draw.type(0)
     shapes = draw.broadcast(draw.shape(0, 6 if draw.chance(0.1) else 4))
     scaled = draw.has_scale(dtype) or (kind == "DIV" and dtype is DType.INT16)
     low = 1 if kind == "DIV" and dtype.is_integer and not scaled and draw.chance(0.9) else None
+    if draw.kind is Kind.SCALES and not scaled:
+        raise ValueError("no operand has a scale")
     qs = [draw.quantization(dtype, scaled=scaled) for _ in range(3)]
-    a = draw.value(dtype, shapes[0], qs[0])
-    b = draw.value(dtype, shapes[1], qs[1], low=low)
+    if draw.kind is Kind.SCALES and draw.chance(0.5) and draw.has(Kind.SCALES):
+        # All three far from one another, or multipliers beyond 1e27 are never drawn.
+        exponents = ((0, 25), (-30, 0) if kind == "DIV" else (0, 25), (-30, 0))
+        qs = [draw.quantization(dtype, 10.0 ** draw.rng.uniform(*e)) for e in exponents]
+    arrays: list[NDArray] | list[None] = [None, None]
+    if kind == "DIV" and dtype is DType.INT32 and draw.has(Kind.EDGES):
+        # None of the divisors is zero, of which both sides refuse the whole model.
+        ends = np.array([-1, 1, 2, -(2**31), 2**31 - 1], np.int32)
+        arrays = [ends[draw.rng.integers(0, len(ends), s)] for s in shapes]
+    a = draw.value(dtype, shapes[0], qs[0], array=arrays[0])
+    b = draw.value(dtype, shapes[1], qs[1], low=low, array=arrays[1])
     attributes: dict[str, AttributeValue] = {
         "fused_activation_function": draw.activation(EVERY_ACTIVATION)
     }
@@ -48,6 +62,7 @@ def extremes(draw: Draw, kind: str) -> None:
     "BITWISE_XOR",
     "RIGHT_SHIFT",
     slots=1,
+    own=[Kind.EDGES],
 )
 def pairs(draw: Draw, kind: str) -> None:
     dtype = draw.type(0)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.ir import DType, Quantization
 from tests.differential.draw import EIGHT_BITS, Draw, Value
+from tests.differential.kinds import Kind, edges
 from tests.differential.registry import SWEPT, cases
 
 EVERY_ACTIVATION: Final = ("RELU", "RELU_N1_TO_1", "RELU6", "TANH", "SIGN_BIT")
@@ -38,6 +40,8 @@ CHOICES: Final = (
     (F32, F16, BF16, I32, I64),
     (F32, F16, BF16, I8, I16, U8),
 )
+BIASED: Final = (Kind.BIAS_SHAPE, Kind.BIAS_TYPE, Kind.BIAS_SCALE)
+BIAS_TYPES: Final = (F32, F16, I8, I16, I32, I64)
 MIXED_PRODUCTS: Final = frozenset(
     [(F32, w, F32) for w in (I4, I8, U8)] + [(I8, I8, I32), (I16, I8, I16), (I8, I4, I8)]
 )
@@ -77,7 +81,7 @@ def weights(draw: Draw, kind: str, shape: tuple[int, ...], dimension: int) -> Va
             quantization = draw.per_channel(dtype, shape[dimension], dimension)
         else:
             zero = None if dtype is DType.UINT8 else 0
-            quantization = draw.quantization(dtype, draw.real(2e-3, 0.05), zero)
+            quantization = draw.quantization(dtype, draw.scale(2e-3, 0.05), zero)
     array = draw.array(dtype, shape)
     if dtype.bits == 8 and (dtype is DType.INT8 or draw.type(0).is_float):
         # Symmetric weights leave out the lowest value, and LiteRT's products rely on it.
@@ -90,7 +94,7 @@ def activations(draw: Draw, shape: tuple[int, ...]) -> Value:
     dtype = draw.type(0)
     zero = 0 if dtype is DType.INT16 else None
     quantization = (
-        draw.quantization(dtype, draw.real(0.005, 0.1), zero) if dtype.is_integer else None
+        draw.quantization(dtype, draw.scale(0.005, 0.1), zero) if dtype.is_integer else None
     )
     return draw.value(dtype, shape, quantization, constant=False)
 
@@ -98,7 +102,9 @@ def activations(draw: Draw, shape: tuple[int, ...]) -> Value:
 def bias(draw: Draw, given: Value, filters: Value, channels: int) -> Value | None:
     """A bias in the scale of the products; none now and then."""
     dtype = draw.type(2)
-    if draw.chance(0.2):
+    if draw.kind is Kind.BIAS_SCALE and not dtype.is_integer:
+        raise ValueError("a bias of floats has no scale")
+    if draw.kind not in BIASED and draw.chance(0.2):
         return None
     quantization = None
     if dtype.is_integer and given.quantization is not None and filters.quantization is not None:
@@ -110,17 +116,29 @@ def bias(draw: Draw, given: Value, filters: Value, channels: int) -> Value | Non
     array = draw.array(dtype, (channels,))
     if dtype.is_integer:
         array = array * draw.pick((1, 20, 500))
-    return draw.value(dtype, (channels,), quantization, array=array, constant=not draw.chance(0.1))
+    if dtype.is_integer and draw.kind is Kind.EDGES:
+        array = edges(draw, dtype, array)
+    if draw.has(Kind.BIAS_SCALE):
+        other = draw.quantization(dtype, 10.0 ** draw.rng.uniform(-9, 0), 0)
+        quantization = None if draw.chance(0.6) else other
+    if draw.has(Kind.BIAS_TYPE):
+        dtype = draw.pick([d for d in BIAS_TYPES if d is not dtype])
+        array = array.astype(dtype.numpy)
+    if draw.has(Kind.BIAS_SHAPE):
+        array = array.reshape(draw.pick(((1, -1), (-1, 1), (1, 1, 1, -1), (1, -1, 1))))
+        if quantization is not None and quantization.per_channel:
+            quantization = replace(quantization, dimension=array.shape.index(channels))
+    return draw.value(dtype, array.shape, quantization, array=array, constant=not draw.chance(0.1))
 
 
 def result(draw: Draw) -> Quantization | None:
     dtype = draw.type(3)
     if not dtype.is_integer:
         return None
-    return draw.quantization(dtype, draw.real(0.02, 0.5), 0 if dtype is DType.INT16 else None)
+    return draw.quantization(dtype, draw.scale(0.02, 0.5), 0 if dtype is DType.INT16 else None)
 
 
-@cases("CONV_2D", choices=CHOICES)
+@cases("CONV_2D", choices=CHOICES, own=BIASED)
 def convolution(draw: Draw, kind: str) -> None:
     layer_types(draw, kind)
     groups = draw.pick((1, 1, 1, 2, 3))
@@ -144,7 +162,7 @@ def convolution(draw: Draw, kind: str) -> None:
     )
 
 
-@cases("DEPTHWISE_CONV_2D", choices=CHOICES)
+@cases("DEPTHWISE_CONV_2D", choices=CHOICES, own=BIASED)
 def depthwise(draw: Draw, kind: str) -> None:
     layer_types(draw, kind)
     depth, multiplier = draw.integer(1, 5), draw.pick((1, 1, 2, 3))
@@ -166,7 +184,7 @@ def depthwise(draw: Draw, kind: str) -> None:
     )
 
 
-@cases("TRANSPOSE_CONV", choices=CHOICES)
+@cases("TRANSPOSE_CONV", choices=CHOICES, own=BIASED)
 def transpose_convolution(draw: Draw, kind: str) -> None:
     layer_types(draw, kind)
     depth, channels = draw.integer(1, 4), draw.integer(1, 4)
@@ -195,8 +213,11 @@ def transpose_convolution(draw: Draw, kind: str) -> None:
     )
 
 
-@cases("FULLY_CONNECTED", choices=CHOICES)
+@cases("FULLY_CONNECTED", choices=CHOICES, own=(*BIASED, Kind.SHUFFLED, Kind.EDGES))
 def dense(draw: Draw, kind: str) -> None:
+    if draw.has(Kind.SHUFFLED):
+        shuffled(draw, kind)
+        return
     layer_types(draw, kind)
     depth, units = draw.integer(1, 20), draw.integer(1, 6)
     keep = draw.chance(0.4)
@@ -215,6 +236,24 @@ def dense(draw: Draw, kind: str) -> None:
     )
 
 
+def shuffled(draw: Draw, kind: str) -> None:
+    """Weights of 8 bits in blocks of 4 rows and 16 columns; 1 or 4 rows of inputs, zero points of 128."""
+    depth, units, rows = 16 * draw.integer(1, 3), 4 * draw.integer(1, 3), draw.pick((1, 4))
+    scales = draw.real(0.005, 0.1), draw.real(2e-3, 0.05)
+    x = draw.value(U8, (rows, depth), draw.quantization(U8, scales[0], 128), constant=False)
+    w = draw.value(U8, (units, depth), draw.quantization(U8, scales[1], 128), constant=True)
+    product = Quantization((float(np.float32(scales[0]) * np.float32(scales[1])),), (0,))
+    b = draw.value(I32, (units,), product, array=draw.array(I32, (units,)) * 500, constant=True)
+    made = draw.output(I16, draw.quantization(I16, draw.scale(1e-3, 0.1), 0))
+    draw.operation(
+        kind,
+        [x, w, b],
+        [made, draw.output(U8, None, (rows, depth))],
+        weights_format="SHUFFLED4x16INT8",
+        fused_activation_function=draw.activation(),
+    )
+
+
 @cases("BATCH_MATMUL", choices=(NUMBERS, NUMBERS, NUMBERS))
 def matrix_product(draw: Draw, kind: str) -> None:
     rows, depth, columns = (draw.integer(1, 6) for _ in range(3))
@@ -228,13 +267,13 @@ def matrix_product(draw: Draw, kind: str) -> None:
     if len(set(dtypes)) > 1 and tuple(dtypes) not in MIXED_PRODUCTS:
         raise ValueError("no product has these types")
     qs = [
-        draw.quantization(d, draw.real(0.01, 0.1), 0 if d not in EIGHT_BITS else None)
+        draw.quantization(d, draw.scale(0.01, 0.1), 0 if d not in EIGHT_BITS else None)
         if d.is_integer
         else None
         for d in dtypes
     ]
     if dtypes[0].is_float and dtypes[1].is_integer:
-        qs[1] = draw.quantization(dtypes[1], draw.real(0.01, 0.1), 0)
+        qs[1] = draw.quantization(dtypes[1], draw.scale(0.01, 0.1), 0)
     a = draw.value(dtypes[0], (*outer[0], *left), qs[0])
     b = draw.value(dtypes[1], (*outer[1], *right), qs[1])
     draw.operation(

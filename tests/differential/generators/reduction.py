@@ -8,6 +8,7 @@ import numpy as np
 
 from penstock.ir import DType
 from tests.differential.draw import Draw
+from tests.differential.kinds import Kind
 from tests.differential.registry import SWEPT, cases
 
 AXES: Final = (DType.INT32, DType.INT64)
@@ -89,15 +90,21 @@ def dequantize(draw: Draw, kind: str) -> None:
     draw.operation(kind, [x], [draw.output(target)])
 
 
-@cases("FAKE_QUANT", choices=[[DType.FLOAT32]])
+@cases("FAKE_QUANT", choices=[[DType.FLOAT32]], own=[Kind.SETTINGS])
 def rounded(draw: Draw, kind: str) -> None:
     x = draw.value(draw.type(0), draw.shape())
+    low, high = draw.pick((0.0, draw.real(-4, 0))), draw.real(0.1, 4)
+    bits = draw.integer(2, 16)
+    if draw.has(Kind.SETTINGS):
+        ends = (low, high, 0.0, 1.0, -1.0, draw.real(-4, 4))
+        low, high = draw.pick(ends), draw.pick(ends)
+        bits = draw.pick((bits, 1, 2, 16, 17, 24))
     draw.operation(
         kind,
         [x],
         [draw.output(draw.type(0))],
-        min=draw.pick((0.0, draw.real(-4, 0))),
-        max=draw.real(0.1, 4),
-        num_bits=draw.integer(2, 16),
+        min=low,
+        max=high,
+        num_bits=bits,
         narrow_range=draw.chance(0.5),
     )

@@ -27,6 +27,7 @@ from penstock.errors import (
     NoEntry,
     NotRegularFile,
     NotYetWritten,
+    ReadOnly,
     RolledBack,
     StateError,
     Unreadable,
@@ -34,7 +35,7 @@ from penstock.errors import (
 )
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.locks import lock, unlock
-from penstock.testing.doubles import FaultyFiles, failing
+from penstock.testing.doubles import FaultyFiles, ReadOnlyFiles, failing
 from tests.support_cache import NEEDED, OWNER, Bench, payloads_of, token_of
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -121,12 +122,54 @@ def test_who_has_an_entry_open_keeps_the_one_it_opened(bench: Bench) -> None:
         os.close(handle.fd)
 
 
+def test_entry_on_a_read_only_mount_is_read_without_a_lock_for_late_writes(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    bench.files = ReadOnlyFiles()
+    with bench.directory.open(TOKEN, NEEDED) as files:
+        assert files.lock is None
+        for handle in files.handles:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.pwrite(handle.fd, b"x", 0)
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert bench.directory.record(TOKEN) is not None
+    assert bench.directory.touch(TOKEN)
+    assert bench.names() == [".json", ".lock", "10", "11", "20"]
+
+
+def test_entry_on_a_read_only_mount_is_read_without_its_lock_file(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    next(bench.path.glob("*.lock")).unlink()
+    bench.files = ReadOnlyFiles()
+    assert bench.load(TOKEN, TEXTS) == "old"
+    assert bench.load(token_of(2), TEXTS) is NoEntry
+
+
+def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    held = os.open(next(bench.path.glob("*.lock")), os.O_RDWR)
+    assert lock(held, exclusive=True, timeout=0)
+    bench.files = ReadOnlyFiles()
+    with pytest.raises(NotYetWritten, match="being written at this moment"):
+        bench.directory.open(TOKEN, NEEDED, deadline_ns=time.monotonic_ns())
+    unlock(held)
+    os.close(held)
+    assert bench.load(TOKEN, TEXTS) == "old"
+
+
+def test_lease_on_a_read_only_mount_is_refused_by_name(bench: Bench) -> None:
+    bench.compile(TOKEN, "old")
+    bench.files = ReadOnlyFiles()
+    with pytest.raises(ReadOnly, match=r"lease cannot be written: Read-only file system"):
+        bench.directory.lease(token_of(2))
+
+
 def test_handles_are_open_for_reading_and_writing_and_closed_once(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     files = bench.directory.open(TOKEN, NEEDED)
     assert (len(files.model), len(files.data)) == NEEDED
     for handle in files.handles:
         assert os.pwrite(handle.fd, os.pread(handle.fd, 1, 0), 0) == 1
+    assert files.lock is not None
     fds = [handle.fd for handle in (*files.handles, files.lock)]
     files.close()
     files.close()
@@ -139,6 +182,7 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
     """So that a driver which keeps a duplicate does not wait for the runtime's lock to be its own."""
     bench.compile(TOKEN, "old")
     with bench.directory.open(TOKEN, NEEDED) as files:
+        assert files.lock is not None
         kept = os.dup(files.lock.fd)
         assert not lock(kept, exclusive=True, timeout=0)
     try:
@@ -473,7 +517,8 @@ def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, co
         bench.files = FaultyFiles(0, failing(code), only=["truncate"])
     with pytest.raises(CacheError, match=os.strerror(code)) as caught:
         bench.compile(TOKEN, "old")
-    assert caught.type is Unreadable
+    read_only = only == "open" and code in {errno.EROFS, errno.EACCES}
+    assert caught.type is (ReadOnly if read_only else Unreadable)
     assert bench.temporaries() == []
     assert bench.load(TOKEN, TEXTS) is NoEntry
     assert bench.registry.rows() == ()
@@ -492,7 +537,7 @@ def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(benc
     other.hardlink_to(name)
     bench.files = FaultyFiles(0, other.unlink, only=["status_of"])
     inode = name.stat().st_ino
-    os.close(bench.directory.store.driver_lock(name.name, create=True).fd)
+    os.close(bench.directory.store.driver_lock(name.name).fd)
     assert name.stat().st_ino == inode
 
 

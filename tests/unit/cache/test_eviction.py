@@ -108,6 +108,7 @@ def test_entries_that_are_compiled_again_stay(bench: Bench) -> None:
         collect(bench.directory.store, 0)
         assert there(bench) == [1]
         assert len(bench.temporaries()) == 3
+        assert files.lock is not None
         lock = os.fstat(files.lock.fd)
         assert (bench.path / lock_name(TOKENS[1])).stat().st_ino == lock.st_ino
 

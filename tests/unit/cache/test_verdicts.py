@@ -17,7 +17,10 @@ from penstock.errors import Unreadable
 
 INGREDIENTS: Mapping[str, str] = {"structure": "aa", "devices": "gpu\t1"}
 VERDICT = Verdict(
-    key=verdict_key(INGREDIENTS), devices=("gpu", "cpu"), report=msgspec.Raw(b'{"a":1}')
+    key=verdict_key(INGREDIENTS),
+    accuracy="faithful",
+    devices=("gpu", "cpu"),
+    report=msgspec.Raw(b'{"a":1}'),
 )
 
 

@@ -9,16 +9,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock import capsules, knobs
 from penstock.capsules import Capsule, evidence
 from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import create as reference
-from penstock.errors import GeneralFailure
+from penstock.errors import CapsuleError, GeneralFailure
+from penstock.export import tflite
 from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.partitioning.policy import Policy
+from penstock.runtime.replaying import replay
 from penstock.testing.doubles import FaultyDevice, SubsetDevice, WrongDevice
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -70,7 +73,7 @@ def files(state: Path) -> list[Path]:
     return sorted((state / evidence.FAILURES).glob("*"))
 
 
-def test_a_run_that_fell_back_is_kept_once_and_without_data(state: Path) -> None:
+def test_a_run_that_fell_back_is_kept_once_and_without_input_data(state: Path) -> None:
     run(failing())
     (path,) = files(state)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -80,8 +83,11 @@ def test_a_run_that_fell_back_is_kept_once_and_without_data(state: Path) -> None
     assert (failure.stage, failure.device.name) == ("execute", "failing")
     assert [(o.index, o.type, o.name) for o in failure.operations] == [(1, "ADD", "")]
     assert failure.error.startswith("GeneralFailure: failing: execute fails at call 1")
-    assert manifest.case is None
-    assert "keep_failure_data" in manifest.no_case
+    assert manifest.case is not None
+    assert manifest.case.left_out == ((8,), (8,))
+    found = kept()
+    assert (found.inputs, found.expected, found.got) == ((), (), ())
+    assert [o.type for o in penstock.load(found.model).operations] == ["ADD"]
     plan: Any = msgspec.json.decode(manifest.plan)
     assert [s["device"] for s in plan["steps"]] == ["first", "failing"]
     receipt: Any = msgspec.json.decode(manifest.receipt)
@@ -89,6 +95,56 @@ def test_a_run_that_fell_back_is_kept_once_and_without_data(state: Path) -> None
     assert manifest.model is not None
     assert manifest.model.structure == network().digest.structure.hex()
     assert b"private" not in path.read_bytes()
+
+
+def test_kept_failure_of_a_run_is_replayed_with_drawn_inputs() -> None:
+    run(failing())
+    found = replay(kept(), failing())
+    assert (found.repeats, found.drawn) == (True, True)
+    assert found.error.startswith("GeneralFailure: failing: execute fails at call 1")
+    assert "with drawn inputs, since the capsule has no input data" in found.show()
+    sound = replay(kept(), "reference", tries=2)
+    assert (sound.repeats, sound.drawn, sound.runs) == (False, True, 2)
+
+
+def test_kept_failure_of_a_compile_is_replayed_with_drawn_inputs() -> None:
+    run(failing("prepare_model"))
+    found = replay(kept(), failing("prepare_model"))
+    assert (found.repeats, found.drawn) == (True, True)
+    assert "prepare_model fails" in found.error
+
+
+def test_kept_wrong_result_is_replayed_with_drawn_inputs() -> None:
+    device = WrongDevice(reference(), "ADD", name="wrong")
+    with penstock.compile(
+        network(), devices=[device], cache=None, policy=Policy(shadow=1)
+    ) as compiled:
+        compiled(X)
+        assert compiled.shadow is not None
+        assert compiled.shadow.wait(60)
+    capsule = kept()
+    assert capsule.manifest.case is not None
+    assert capsule.manifest.case.left_out is not None
+    assert (capsule.inputs, capsule.expected, capsule.got) == ((), (), ())
+    found = replay(capsule, device)
+    assert (found.repeats, found.drawn) == (True, True)
+    assert found.distance is not None
+    assert not replay(capsule, "reference").repeats
+
+
+def test_kept_step_with_state_and_unknown_shapes_is_replayed() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (None, 4), "x")
+    (y,) = b.operation("TANH", [x], [Operand(DType.FLOAT32, (None, 4), name="y")])
+    device = FaultyDevice(
+        SubsetDevice(reference(), "failing", lambda *_: True), {"execute": "always"}
+    )
+    with penstock.compile(b.build([y]), devices=[device], cache=None) as compiled:
+        compiled(np.zeros((3, 4), np.float32))
+    capsule = kept()
+    assert capsule.manifest.case is not None
+    assert capsule.manifest.case.left_out == ((3, 4),)
+    assert replay(capsule, device).repeats
 
 
 def test_a_run_that_nothing_could_repeat_is_kept(state: Path) -> None:
@@ -194,3 +250,48 @@ def test_comparing_devices_keeps_nothing(state: Path) -> None:
 
     assert compare(network(), [X], failing()).departs
     assert not (state / evidence.FAILURES).exists()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        (((8,),), "has 1 shapes of inputs, its step 2"),
+        (((8,), (9,)), "shape \\(9,\\) of input 1 does not fit"),
+    ],
+)
+def test_capsule_whose_shapes_do_not_fit_its_step_is_refused(
+    left_out: tuple[tuple[int, ...], ...], words: str
+) -> None:
+    run(failing())
+    capsule = kept()
+    assert capsule.manifest.case is not None
+    case = replace(capsule.manifest.case, left_out=left_out)
+    wrong = Capsule(replace(capsule.manifest, case=case), capsule.model)
+    with pytest.raises(CapsuleError, match=words):
+        replay(wrong, failing())
+
+
+def test_capsule_whose_drawn_inputs_would_be_too_large_is_refused() -> None:
+    b = ModelBuilder()
+    x = b.input(DType.FLOAT32, (None,), "x")
+    (y,) = b.operation("TANH", [x], [Operand(DType.FLOAT32, (None,), name="y")])
+    run(failing())
+    manifest = kept().manifest
+    assert manifest.case is not None
+    case = replace(manifest.case, left_out=((1 << 40,),))
+    wrong = Capsule(replace(manifest, case=case), tflite.write(b.build([y])))
+    with pytest.raises(CapsuleError, match="inputs would have 4398046511104 bytes"):
+        replay(wrong, failing())
+
+
+def test_capsule_that_names_arrays_and_says_they_are_left_out_is_refused() -> None:
+    with knobs.override(keep_failure_data=True):
+        run(failing())
+    capsule = kept()
+    assert capsule.manifest.case is not None
+    case = replace(capsule.manifest.case, left_out=((8,), (8,)))
+    wrong = capsules.dump(
+        Capsule(replace(capsule.manifest, case=case), capsule.model, capsule.inputs)
+    )
+    with pytest.raises(CapsuleError, match="arrays are left out, and names some"):
+        capsules.parse(wrong)

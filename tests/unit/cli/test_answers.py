@@ -9,7 +9,7 @@ import pytest
 from flatbuffers import flexbuffers
 from PIL import Image
 
-from penstock.cli.answers import TASKS, Results, answer, recognise
+from penstock.cli.answers import TASKS, Results, answer, may_be_classes, recognise
 from penstock.cli.answers.classification import probabilities
 from penstock.cli.answers.detection import detection_order
 from penstock.cli.answers.pose import KEY_POINTS
@@ -123,10 +123,11 @@ def test_not_a_number_never_wins() -> None:
     assert [r["index"] for r in answer(results(scores, labels="abc")).data["top"]] == [1, 2, 0]
 
 
-def test_a_wrong_number_of_labels_is_noted_and_missing_labels_are_none() -> None:
-    found = answer(results(np.array([[0.1, 0.9]], np.float32), labels=["only"]))
-    assert found.data["top"][0]["label"] is None
-    assert "1 label for 2 classes" in found.notes[0]
+@pytest.mark.parametrize("labels", [["only"], ["a", "b", "c"]])
+def test_labels_of_another_number_than_the_classes_name_none(labels: list[str]) -> None:
+    found = answer(results(np.array([[0.9, 0.1]], np.float32), labels=labels))
+    assert [row["label"] for row in found.data["top"]] == [None, None]
+    assert "for 2 classes" in found.notes[0]
 
 
 @pytest.mark.parametrize("last", ["SOFTMAX", "LOGISTIC"])
@@ -158,6 +159,27 @@ def test_scores_whose_dimensions_changed_places_are_classification() -> None:
 
 def test_a_vector_of_nothing_in_particular_is_no_classification() -> None:
     assert recognise(results(np.zeros((1, 1280), np.float32))) == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("array", "may_be"),
+    [
+        (np.zeros((1, 10), np.float32), True),
+        (np.zeros((1, 10), np.int32), False),
+        (np.zeros((1, 1), np.float32), False),
+        (np.zeros((2, 10), np.float32), False),
+        (np.zeros((1, 10, 1), np.float32), False),
+        (np.zeros((1, 100_001), np.float32), False),
+    ],
+)
+def test_a_row_of_real_values_may_be_scores_of_classes(array: NDArray, may_be: bool) -> None:
+    assert may_be_classes(results(array)) == may_be
+
+
+def test_quantised_rows_may_be_scores_and_two_outputs_are_none() -> None:
+    scores, quantization = np.zeros((1, 4), np.int8), Quantization((1.0,), (0,))
+    assert may_be_classes(results(scores, quantization=quantization))
+    assert not may_be_classes(results(np.zeros((1, 4), np.float32), np.zeros((1, 4), np.float32)))
 
 
 def test_detections_are_sorted_cut_and_labelled() -> None:

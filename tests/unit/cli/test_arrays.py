@@ -78,6 +78,21 @@ def test_strings_are_read_as_bytes(tmp_path: Path) -> None:
     ]
 
 
+def test_a_damaged_header_is_named_in_plain_words(tmp_path: Path) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.zeros((2, 3), np.float32))
+    whole = path.read_bytes()
+    for place, byte in ((12, 0), (11, ord("(")), (40, 0xFF), (20, ord("\\"))):
+        damaged = bytearray(whole)
+        damaged[place] = byte
+        path.write_bytes(damaged)
+        with pytest.raises(FileError) as raised:
+            read_npy(path, tensor((2, 3)))
+        assert str(raised.value) == (
+            f"{path}: not an .npy file, or its header is damaged; numpy.save writes one"
+        )
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\0\x10\0{'shape'", b"hello, world"]
 )

@@ -19,6 +19,7 @@ from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.cli.cache.explaining import readable
 from penstock.cli.main import app
 from penstock.export import tflite
+from penstock.hal import AccuracyClass
 from penstock.ir import DType, ModelBuilder
 from penstock.testing.lab import LabDevice
 
@@ -322,7 +323,9 @@ def test_verify_takes_an_unwritten_entry_for_a_miss(run: Run, model: Path, direc
 def test_verify_names_a_measured_placement_that_was_altered(run: Run, directory: Path) -> None:
     verdicts = Verdicts(directory)
     for digit in "ab":
-        verdicts.save(Verdict(key=digit * 64, devices=("one",), report=msgspec.Raw(b"{}")))
+        verdicts.save(
+            Verdict(key=digit * 64, accuracy="exact", devices=("one",), report=msgspec.Raw(b"{}"))
+        )
     result = run("cache", "verify")
     assert "0 entries and 2 measured placements verified, 0 refused" in result.stdout
     flip(directory / "placements" / f"{'a' * 64}.json", 100)
@@ -489,18 +492,25 @@ def test_clear_asks_nobody_off_a_terminal(run: Run, warm: Path, directory: Path)
 
 def test_measured_placements_are_listed_and_removed_one_by_one(run: Run, directory: Path) -> None:
     verdicts = Verdicts(directory)
-    for digit, report in (("a", b"{}"), ("b", b'{"accuracy": "stepwise"}')):
+    classes: dict[str, AccuracyClass] = {"a": "faithful", "b": "stepwise"}
+    for digit, accuracy in classes.items():
         devices, model = ("one", "two", "one"), f"{digit}1" * 64
         verdicts.save(
-            Verdict(key=digit * 64, devices=devices, report=msgspec.Raw(report), model=model)
+            Verdict(
+                key=digit * 64,
+                accuracy=accuracy,
+                devices=devices,
+                report=msgspec.Raw(b"{}"),
+                model=model,
+            )
         )
     listed = parsed(run("cache", "ls", "--json"))["verdicts"]
     assert sorted(v["key"][0] for v in listed) == ["a", "b"]
     assert listed[0]["devices"] == ["one", "two"]
     shown = run("cache", "ls").stdout
-    assert re.search(r"^a{12} +(a1){6} +one, two +as asked ", shown, re.MULTILINE)
+    assert re.search(r"^a{12} +(a1){6} +one, two +faithful ", shown, re.MULTILINE)
     assert re.search(r"^b{12} +(b1){6} +one, two +stepwise ", shown, re.MULTILINE)
-    assert {v["key"][0]: v["accuracy"] for v in listed} == {"a": None, "b": "stepwise"}
+    assert {v["key"][0]: v["accuracy"] for v in listed} == classes
     assert "no measured placements begin so" in one_line(run("cache", "clear", "--verdict", "c"), 2)
     assert run("cache", "clear", "--verdict", "a").exit_code == 0
     assert [v.key[0] for v in verdicts.every()] == ["b"]

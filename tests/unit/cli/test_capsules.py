@@ -150,7 +150,9 @@ def test_where_nothing_fails_nothing_is_written(run: Run, model: Path, tmp_path:
     assert not path.exists()
 
 
-def test_the_last_failure_is_written_without_data(run: Run, model: Path, tmp_path: Path) -> None:
+def test_the_last_failure_is_written_without_input_data_and_replayed(
+    run: Run, model: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "c"
     nothing = run("doctor", "--capsule", path)
     assert nothing.exit_code == 1
@@ -160,11 +162,11 @@ def test_the_last_failure_is_written_without_data(run: Run, model: Path, tmp_pat
     assert result.exit_code == 0, result.output
     assert "kept when it happened" in result.stdout
     words = " ".join(result.stdout.split())
-    assert "it cannot be replayed: --model MODEL --device NAME" in words
-    assert "keep_failure_data" in words
+    assert "repeats it with inputs that it draws; the knob keep_failure_data keeps" in words
     again = run("replay", path)
-    assert again.exit_code == 3
-    assert "no step to repeat" in again.stderr
+    assert again.exit_code == 1, again.output
+    assert "repeats with drawn inputs, since the capsule has no input data" in again.stdout
+    assert json.loads(run("replay", path, "--json").stdout)["drawn"] is True
 
 
 def test_the_last_failure_is_written_with_data_where_that_was_kept(

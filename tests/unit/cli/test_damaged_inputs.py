@@ -18,12 +18,13 @@ from penstock.cli.feed.arrays import read_npy, read_npz
 from penstock.cli.feed.pictures import read_picture
 from penstock.cli.feed.sound import read_sound
 from penstock.ir import DType, Lifetime, Operand
+from tests.unit.cli.support_slots import slot
 
 MUTATIONS = 150
 EXTREMES = (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\x7f\xff\xff\xff", b"\xff\xff\xff\x7f")
 
 ARRAY = Operand(DType.FLOAT32, (None, None), Lifetime.SUBGRAPH_INPUT, "x")
-SOUND = Operand(DType.FLOAT32, (50,), Lifetime.SUBGRAPH_INPUT, "x")
+SOUND = slot(Operand(DType.FLOAT32, (50,), Lifetime.SUBGRAPH_INPUT, "x"))
 
 
 def picture(kind: str, **options: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def test_version(run: Run) -> None:
         ["run", "m.tflite", "--top", "0"],
         ["run", "m.tflite", "--task", "guess"],
         ["plan", "m.tflite", "--accuracy"],
-        ["run", "m.tflite", "--normalise", "guess"],
+        ["run", "m.tflite", "--normalize", "guess"],
         ["plan", "m.tflite", "--dot", "-", "--svg", "-"],
         ["plan", "m.tflite", "--svg", "b.png"],
         ["plan", "m.tflite", "--shape", "x=two"],
@@ -296,6 +297,33 @@ def test_a_device_that_the_environment_misspells_is_wrong_usage(
         assert "the knob devices (PENSTOCK_DEVICES) is 'reference,nope': no device is named" in line
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("KEEP_FAILURES", "maybe", "must be true or false, not 'maybe'"),
+        ("OPENVINO_COMPILATION", "later", "must be one of now, first_run, staged, not 'later'"),
+        ("STATE_DIR", "state", "must be an absolute path, not 'state'"),
+        ("TENSOR_LIMIT_MIB", "-1", "must be a whole number, 0 or more, not '-1'"),
+        ("DEVICES", ",,", "is ',,', which names no device: give names with commas between them"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_by_whatever_compiles(
+    run: Run,
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    words: str,
+) -> None:
+    monkeypatch.setenv(f"PENSTOCK_{variable}", value)
+    line = one_line(run("run", model, "random"), 1)
+    assert f"knob {variable.lower()}" in line
+    assert words in line
+    with pytest.raises(InputError, match=re.escape(words)):
+        penstock.compile(str(model))
+    assert run("doctor").exit_code == 1
+
+
 def test_devices_have_a_reason_when_they_are_not_usable(run: Run) -> None:
     found = {d["name"]: d for d in parsed(run("devices", "--json"))["devices"]}
     assert {"null", "sample", "reference"} <= set(found)
@@ -316,6 +344,21 @@ def test_doctor_lists_packages_devices_limits_and_changed_knobs(
     text = run("doctor").stdout
     assert "numpy" in text
     assert "allow_fallback" in text
+
+
+def test_doctor_reports_another_project_s_distribution_of_the_same_import_name(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert parsed(run("doctor", "--json"))["problems"] == []
+    metadata = tmp_path / "penstock-0.1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0.1.0\n", "utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = run("doctor", "--json")
+    assert result.exit_code == 1
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem.startswith("the distribution 'penstock' 0.1.0 of another project is installed")
+    assert "pip uninstall penstock penstock-nn" in problem
 
 
 def test_doctor_names_the_delegate_that_fits_and_why_others_do_not(run: Run) -> None:
@@ -495,7 +538,7 @@ def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.cli.run._save", full)
+    monkeypatch.setattr("penstock.cli.run_files._save", full)
     arguments = ("run", model, "random", "--device", "sample", "--out", tmp_path / "y.npz")
     people = run(*arguments)
     assert people.exit_code == 1
@@ -632,7 +675,7 @@ def test_out_of_an_answer_that_cannot_be_drawn_is_refused_before_the_run(
     (out,) = b.operation("RELU", [picture], [(DType.FLOAT32, (1, 4, 4, 3))])
     path = tmp_path / "net.tflite"
     path.write_bytes(tflite.write(b.build([out])))
-    Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
+    Image.linear_gradient("L").save(tmp_path / "x.png")
     monkeypatch.setattr(
         penstock.CompiledModel, "run", lambda *_, **__: pytest.fail("the model ran")
     )
@@ -706,3 +749,5 @@ def test_an_accuracy_class_can_be_asked_for(
 def test_a_class_that_no_device_meets_is_each_one_s_reason(run: Run, model: Path) -> None:
     result = run("plan", model, "-d", "lab", "--accuracy", "exact")
     assert "the policy asks for exact" in result.stdout
+    assert "; accuracy='faithful' (--accuracy faithful) permits" in result.stderr
+    assert "and the device 'reference' (-d reference) is exact" in result.stderr

@@ -105,3 +105,39 @@ def test_long_texts_keep_their_beginning() -> None:
     assert shortened("1 (numpy 2)") == "1 (numpy 2)"
     assert shortened("x" * 40) == "x" * 40
     assert shortened("y" * 41) == "y" * 37 + "..."
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2Jname\x9b31m\x7f"
+ESCAPED = r"\x1b]0;title\x07\x1b[2Jname\x9b31m\x7f"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_no_control_character_of_a_name_reaches_a_terminal(
+    terminal: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=400, force_terminal=terminal, color_system=None)
+    output = Output(console=console)
+    output.table((HOSTILE,), [(HOSTILE,)], HOSTILE)
+    output.line(HOSTILE)
+    output.notes([HOSTILE])
+    output.warnings([HOSTILE])
+    told = stream.getvalue() + capsys.readouterr().err
+    assert told.count(ESCAPED) == 6
+    assert all(c.isprintable() or c == "\n" for c in told)
+
+
+def test_a_name_of_two_lines_is_one_row() -> None:
+    stream = io.StringIO()
+    output = Output(console=Console(file=stream, width=400))
+    output.table(("name", "share"), [("x\ny", "1.0 %")])
+    assert stream.getvalue().splitlines()[1].startswith(r"x\ny")
+
+
+def test_json_has_control_characters_as_its_own_escapes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Output(as_json=True).json({HOSTILE: HOSTILE})
+    told = capsys.readouterr().out
+    assert all(c.isprintable() or c == "\n" for c in told)
+    assert json.loads(told) == {HOSTILE: HOSTILE}

@@ -40,7 +40,18 @@ def test_layout_of_picture_shapes(shape: Shape, expected: Layout) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [None, (), (10,), (1, 640), (1, 1, 40), (2, 224, 224, 3), (1, 224, 224, 5), (1, 2, 3, 4, 5)],
+    [
+        None,
+        (),
+        (10,),
+        (1, 640),
+        (1, 1, 40),
+        (2, 224, 224, 3),
+        (1, 224, 224, 5),
+        (1, 2, 3, 4, 5),
+        (None, 43844, 1),
+        (None, 50, 3),
+    ],
 )
 def test_layout_of_other_shapes(shape: Shape) -> None:
     assert layout(image_input(shape)) is None
@@ -181,6 +192,22 @@ def test_other_formats_are_refused(tmp_path: Path) -> None:
         read_picture(tmp_path / "x.gif")
 
 
+def test_a_picture_of_another_format_is_named_with_the_remedy(tmp_path: Path) -> None:
+    Image.new("RGB", (2, 2)).save(tmp_path / "cat.gif")
+    with pytest.raises(
+        FileError, match=r"cat\.gif: not a PNG, JPEG or BMP picture; convert it to PNG"
+    ):
+        read_picture(tmp_path / "cat.gif")
+
+
+@pytest.mark.parametrize(("greatest", "noted"), [(255, True), (655, True), (656, False)])
+def test_16_bit_grey_that_is_almost_black_is_noted(
+    tmp_path: Path, greatest: int, noted: bool
+) -> None:
+    Image.fromarray(np.array([[0, greatest]], np.uint16)).save(tmp_path / "x.png")
+    assert bool(pictures.open_picture(tmp_path / "x.png")[1]) == noted
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP"])
 def test_every_truncation_is_a_file_error_or_a_picture(tmp_path: Path, kind: str) -> None:
     stream = io.BytesIO()
@@ -200,3 +227,29 @@ def test_every_truncation_is_a_file_error_or_a_picture(tmp_path: Path, kind: str
 def test_a_missing_picture_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileError, match="No such file"):
         read_picture(tmp_path / "missing.png")
+
+
+def test_transparent_parts_are_named(tmp_path: Path) -> None:
+    clear, solid = (Image.new("RGBA", (4, 4), (9, 9, 9, alpha)) for alpha in (0, 255))
+    clear.save(tmp_path / "clear.png")
+    solid.save(tmp_path / "solid.png")
+    assert pictures.open_picture(tmp_path / "clear.png")[1] == [
+        "the picture has transparent parts; they are fed in the colours beneath"
+    ]
+    assert pictures.open_picture(tmp_path / "solid.png")[1] == []
+
+
+def test_an_animation_feeds_its_first_picture_and_says_so(tmp_path: Path) -> None:
+    first, second = (Image.new("RGB", (4, 4), (v, v, v)) for v in (10, 200))
+    first.save(tmp_path / "x.png", save_all=True, append_images=[second])
+    picture, notes = pictures.open_picture(tmp_path / "x.png")
+    assert picture.getpixel((0, 0)) == (10, 10, 10)
+    assert notes == ["the file is an animation of 2 pictures; the first is fed"]
+
+
+@pytest.mark.parametrize(
+    ("size", "named"), [((1, 1), True), ((8, 300), True), ((100, 60), False), ((2000, 1000), False)]
+)
+def test_a_picture_that_is_stretched_far_is_named(size: tuple[int, int], named: bool) -> None:
+    notes = pictures.stretched(Image.new("RGB", size), Layout("NHWC", 224, 224, 3))
+    assert notes == ([f"the picture of {size[0]} x {size[1]} is stretched to 224 x 224"] * named)

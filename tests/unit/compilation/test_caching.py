@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +194,17 @@ class TestPartitioningCache:
     def test_a_simple_and_a_compound_plan_differ(self, tmp_path: Path, token: bytes | None) -> None:
         one = tokens(tmp_path, CachingDevice("one"), model=chain(("ADD",)), token=token)
         assert not {*one} & {*tokens(tmp_path, *two(), token=token)}
+
+
+def test_a_miss_keeps_nothing_of_its_compile_once_that_is_gone(tmp_path: Path) -> None:
+    outcome(CachingDevice(), info(tmp_path))
+    gc.collect()
+    gc.disable()
+    try:
+        device = CachingDevice(status=DeviceUnavailable)
+        assert outcome(device, info(tmp_path)) == ("miss", "DeviceUnavailable: as told")
+        kept = weakref.ref(device)
+        del device
+        assert kept() is None
+    finally:
+        gc.enable()

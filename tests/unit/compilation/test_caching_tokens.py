@@ -6,10 +6,11 @@ import gc
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import penstock
 from penstock.cache.info import CacheInfo
@@ -17,9 +18,7 @@ from penstock.cache.ingredients import derived_token, ingredients_of
 from penstock.errors import (
     InputError,
 )
-from penstock.hal import (
-    PrepareConfig,
-)
+from penstock.hal import Extension, ExtensionAttribute, PrepareConfig
 from penstock.ir import Model
 from penstock.partitioning import Policy
 from penstock.testing.lab import LabDevice
@@ -28,6 +27,11 @@ from tests.unit.compilation.caching import MODEL, TOKEN, compiled, info, outcome
 from tests.unit.partitioning.models import Net, chain
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
+
+ATTRIBUTES: Final = (
+    ExtensionAttribute("com.example.b", 2, b"value"),
+    ExtensionAttribute("com.example.a", 515, b"1"),
+)
 
 
 class TestTheDerivedToken:
@@ -97,6 +101,16 @@ class TestTheDerivedToken:
         }
         assert len(tokens) == 4
 
+    def test_attributes_of_extensions_are_an_ingredient_in_no_order(self) -> None:
+        one, other = ATTRIBUTES
+        given = ((), (one,), (other,), (one, other), (other, one), (replace(one, value=b"2"),))
+        tokens = [
+            derived_token(ingredients_of(MODEL, CachingDevice(), PrepareConfig(attributes=a)))
+            for a in given
+        ]
+        assert tokens[3] == tokens[4]
+        assert len(set(tokens)) == len(given) - 1
+
     def test_another_version_is_named(self, tmp_path: Path) -> None:
         outcome(CachingDevice(version="1"), tmp_path / "c")
         _, reason = outcome(CachingDevice(version="2"), tmp_path / "c")
@@ -160,6 +174,20 @@ class TestACallersToken:
         compiled(devices, info(tmp_path), preference="low_power", priority="high").close()
         compound = TOKEN + struct.pack("=Ii", 0, 1) + b"two" + b"1" + struct.pack("=ii", 0, 110)
         assert devices[1].calls[0].token == hashlib.sha256(compound).digest()
+
+    def test_attributes_of_extensions_end_the_recipe(self, tmp_path: Path) -> None:
+        """Sorted by extension and number: each one's name, number and value (NNAPI section 2.2)."""
+        import hashlib
+        import struct
+
+        device = CachingDevice("d", version="v")
+        offered = tuple(Extension(a.extension) for a in ATTRIBUTES)
+        device.capabilities = replace(device.capabilities, extensions=offered)
+        compiled(device, info(tmp_path), extension_attributes=ATTRIBUTES).close()
+        text = TOKEN + b"d" + b"v" + struct.pack("=ii", 1, 100)
+        text += b"com.example.a" + struct.pack("=H", 515) + b"1"
+        text += b"com.example.b" + struct.pack("=H", 2) + b"value"
+        assert device.calls[0].token == hashlib.sha256(text).digest()
 
     @pytest.mark.parametrize("length", [0, 31, 33, 64])
     def test_of_another_length_is_refused(self, tmp_path: Path, length: int) -> None:

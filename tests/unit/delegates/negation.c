@@ -51,7 +51,14 @@ typedef struct Delegate {
 typedef struct { Delegate* delegate; Ints *nodes, *inputs, *outputs; } Params;
 typedef struct { Delegate* delegate; float sign; } Kernel;
 
-int alive = 0, kernels = 0, invokes = 0;
+int alive = 0, kernels = 0, invokes = 0, created = 0, destroyed = 0, prepared = 0;
+static void (*on_destroy)(const char*) = NULL;
+
+int count_created(void) { return created; }
+int count_destroyed(void) { return destroyed; }
+int count_prepared(void) { return prepared; }
+void forget_counts(void) { created = destroyed = prepared = 0; }
+void set_on_destroy(void (*callback)(const char*)) { on_destroy = callback; }
 
 static void* init(Context* context, const char* buffer, size_t length) {
   const Params* params = (const Params*)buffer;
@@ -79,6 +86,7 @@ static int invoke(Context* context, Node* node) {
 }
 static int prepare_graph(Context* context, Delegate* delegate) {
   Ints* plan;
+  ++prepared;
   if (delegate->fail && !strcmp(delegate->fail, "prepare")) {
     context->report(context, "the bus is busy");
     return 1;
@@ -109,6 +117,12 @@ void* tflite_plugin_create_delegate(char** keys, char** values, size_t count, vo
     else { report("there is no option "); report(keys[i]); free(delegate); return NULL; }
   }
   ++alive;
+  ++created;
   return delegate;
 }
-void tflite_plugin_destroy_delegate(void* delegate) { free(delegate); --alive; }
+void tflite_plugin_destroy_delegate(void* delegate) {
+  free(delegate);
+  --alive;
+  ++destroyed;
+  if (on_destroy) on_destroy("delegate");
+}

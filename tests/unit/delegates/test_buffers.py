@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.delegates import NULL_BUFFER_HANDLE, DelegateContext, DelegateTensor
+from penstock.delegates import NULL_BUFFER_HANDLE, DelegateContext, DelegateNode, DelegateTensor
 from penstock.errors import DelegateError, InputError
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import Recorder, Uploading
@@ -265,3 +265,86 @@ class TestHandles:
 def run_only(interpreter: Any) -> None:
     interpreter.set_tensor(0, X)
     interpreter.invoke()
+
+
+class Moving(Recorder):
+    """Leaves its results in a new buffer each time, from number 200 on."""
+
+    def __init__(self, *kinds: str, fail: str = "") -> None:
+        super().__init__(*kinds, buffers=True)
+        self.late_failure, self.next = fail, 200
+
+    def _write(self, context: DelegateContext, tensor: DelegateTensor, value: Any) -> None:
+        tensor.buffer_handle = self.next
+        self.next += 1
+        super()._write(context, tensor, value)
+        if self.late_failure == str(self.next):
+            raise RuntimeError("told to fail after its result")
+
+
+class TestBuffersThatKernelsReplace:
+    def test_a_replaced_buffer_is_freed_when_the_kernel_returns(self) -> None:
+        delegate = Moving("NEG")
+        interpreter = opened(graphs.chain("NEG", "ABS"), delegate)
+        for count in range(3):
+            np.testing.assert_array_equal(run(interpreter, X)[0], np.abs(X))
+            assert delegate.names("free buffer") == [200 + at for at in range(count)]
+        interpreter.close()
+        assert delegate.names("free buffer") == [200, 201, 202]
+
+    def test_it_is_freed_after_the_kernels_last_word(self) -> None:
+        delegate = Moving("NEG")
+        interpreter = opened(graphs.chain("NEG"), delegate)
+        run_only(interpreter)
+        delegate.events.clear()
+        run_only(interpreter)
+        names = [e[0] for e in delegate.events]
+        assert names.index("invoke") < names.index("free buffer")
+        assert delegate.buffers.keys() == {200, 201}
+
+    def test_a_kernel_that_fails_has_its_replaced_buffers_freed_too(self) -> None:
+        delegate = Moving("NEG", fail="202")
+        interpreter = opened(graphs.chain("NEG", "ABS"), delegate)
+        run_only(interpreter)
+        with pytest.raises(DelegateError, match="told to fail after"):
+            run_only(interpreter)
+        assert delegate.names("free buffer") == [200]
+
+    def test_a_buffer_that_another_tensor_takes_over_is_not_freed(self) -> None:
+        class Swapping(Recorder):
+            """The input and the output change buffers with each other after each run."""
+
+            def _invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+                super()._invoke(context, node)
+                given, made = (context.tensor(i) for i in (node.inputs[0], node.outputs[0]))
+                given.buffer_handle, made.buffer_handle = made.buffer_handle, given.buffer_handle
+
+        delegate = Swapping("NEG")
+        interpreter = opened(graphs.chain("NEG"), delegate)
+        interpreter.set_buffer_handle(0, 7, delegate)
+        interpreter.set_buffer_handle(1, 8, delegate)
+        interpreter.set_tensor(0, X)
+        for _ in range(2):
+            interpreter.invoke()
+        assert delegate.names("free buffer") == []
+        interpreter.close()
+        assert sorted(delegate.names("free buffer")) == [7, 8]
+
+    def test_a_buffer_that_the_user_named_is_freed_when_the_kernel_replaces_it(self) -> None:
+        delegate = Moving("NEG")
+        interpreter = opened(graphs.chain("NEG", "ABS"), delegate)
+        interpreter.set_buffer_handle(1, 9, delegate)
+        run_only(interpreter)
+        assert delegate.names("free buffer") == [9]
+
+    def test_a_tensor_taken_out_of_its_buffer_frees_it(self) -> None:
+        class Leaving(Recorder):
+            def _invoke(self, context: DelegateContext, node: DelegateNode) -> None:
+                super()._invoke(context, node)
+                context.tensor(node.outputs[0]).buffer_handle = NULL_BUFFER_HANDLE
+
+        delegate = Leaving("NEG")
+        interpreter = opened(graphs.chain("NEG"), delegate)
+        interpreter.set_buffer_handle(1, 9, delegate)
+        np.testing.assert_array_equal(run(interpreter, X)[0], -X)
+        assert delegate.names("free buffer") == [9]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import weakref
 from typing import Any
@@ -26,6 +25,7 @@ from penstock.errors import DelegateError, InputError, StateError
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import NDArray
 from penstock.partitioning.policy import Policy
+from tests.support_forks import in_child
 from tests.unit.delegates import graphs
 from tests.unit.delegates.recorder import Recorder
 from tests.unit.loaders.files import FileBuilder, accumulator, svdf
@@ -546,16 +546,6 @@ class TestControlFlow:
         with pytest.raises(DelegateError, match="invoke"):
             interpreter.invoke()
 
-    def test_a_loop_that_never_ends_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        class Stopping(Recorder):
-            def _write(self, context: DelegateContext, tensor: DelegateTensor, value: Any) -> None:
-                tensor.data[...] = 1
-
-        monkeypatch.setattr("penstock.delegates.steps.MAXIMUM_LOOP_TIMEOUT_NS", 10_000_000)
-        interpreter = opened(models.doubling(), Stopping("ADD"))
-        with pytest.raises(RuntimeError, match="a loop took longer"):
-            run(interpreter, np.array([3], np.int32))
-
     def test_closing_frees_what_is_inside(self) -> None:
         delegate = Recorder("ADD")
         opened(models.doubling(), delegate).close()
@@ -623,21 +613,12 @@ def test_a_forked_child_makes_kernels_of_its_own() -> None:
     interpreter = opened(graphs.chain("NEG", "ABS", "NEG"), delegate)
     run(interpreter, X)
     delegate.events.clear()
-    # The child is not to close engines that tests before have left: their threads are not in it.
-    gc.collect()
-    gc.freeze()
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
 
-    def work() -> None:
+    def work() -> tuple[list[float], list[str]]:
         answer = run(interpreter, X)[0].tolist()
-        queue.put((answer, [e[0] for e in delegate.events]))
+        return answer, [e[0] for e in delegate.events]
 
-    child = context.Process(target=work)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
-    answer, events = queue.get()
+    answer, events = in_child(work)
     assert answer == (-np.abs(X)).tolist()
     assert events == ["init"] * 2 + ["kernel prepare"] * 2 + ["invoke"] * 2
     np.testing.assert_array_equal(run(interpreter, X)[0], -np.abs(X))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import importlib.util
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -20,6 +20,7 @@ from penstock import delegates, tflite
 from penstock.delegates import DelegateNotLoaded, NativeDelegate
 from penstock.errors import DelegateError, NotAvailable
 from penstock.testing.contract.delegates import Subject, run_delegate_contract
+from tests.support_forks import in_child
 from tests.unit.delegates import graphs
 from tests.unit.loaders.files import FileBuilder, accumulator, svdf
 
@@ -102,6 +103,55 @@ def test_a_graph_that_it_takes_whole_is_opened_once(library: str) -> None:
     interpreter = opened(graphs.chain("NEG"), delegates.load_delegate(library, {"bias": 3}))
     assert counts() == (1, 1, 0)
     np.testing.assert_array_equal(run(interpreter, X), -X + 3)
+
+
+@pytest.mark.parametrize("module", ["ai_edge_litert.interpreter", "penstock.tflite"])
+class TestAsProgramsOfLitertUseIt:
+    """What programs do with the library of a delegate, in LiteRT and here."""
+
+    def test_the_functions_of_its_library_can_be_called(self, library: str, module: str) -> None:
+        tflite = importlib.import_module(module)
+        gc.collect()
+        delegate = tflite.load_delegate(library, {"bias": 1})
+        lib = delegate._library
+        lib.forget_counts()
+        assert isinstance(lib, ctypes.PyDLL)
+        interpreter = tflite.Interpreter(
+            model_content=graphs.chain("NEG"), experimental_delegates=[delegate]
+        )
+        assert interpreter._delegates[0]._library is lib
+        assert (lib.count_created(), lib.count_destroyed(), lib.count_prepared()) == (0, 0, 1)
+        other = tflite.Interpreter(
+            model_content=graphs.chain("NEG"), experimental_delegates=[delegate]
+        )
+        assert (lib.count_created(), lib.count_destroyed(), lib.count_prepared()) == (0, 0, 2)
+        for one in (interpreter, other):
+            one.allocate_tensors()
+            np.testing.assert_array_equal(run(one, X), -X + 1)
+        del delegate, interpreter, other, one
+        assert (lib.count_created(), lib.count_destroyed()) == (0, 1)
+
+    def test_it_is_destroyed_after_its_kernels(self, library: str, module: str) -> None:
+        tflite = importlib.import_module(module)
+        gc.collect()
+        delegate = tflite.load_delegate(library)
+        lib, left = delegate._library, list[int]()
+        kernels = ctypes.c_int.in_dll(lib, "kernels")
+        before = kernels.value
+        notify = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda _: left.append(kernels.value))
+        lib.set_on_destroy(notify)
+        interpreter = tflite.Interpreter(
+            model_content=graphs.chain("NEG"), experimental_delegates=[delegate]
+        )
+        del delegate
+        assert (left, kernels.value) == ([], before + 1)
+        del interpreter
+        lib.set_on_destroy(None)
+        assert left == [before]
+
+    def test_its_pointer_is_that_of_the_library(self, library: str, module: str) -> None:
+        delegate = importlib.import_module(module).load_delegate(library)
+        assert delegate._get_native_delegate_pointer() > 0
 
 
 def test_it_passes_the_suite(library: str) -> None:
@@ -212,7 +262,7 @@ def test_what_tflite_has_no_form_for_is_not_shown(
 def test_without_litert_the_extra_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.delegates.native.find_litert", lambda: None)
     with pytest.raises(
-        DelegateNotLoaded, match=r"not installed: pip install 'penstock\[xnnpack\]'"
+        DelegateNotLoaded, match=r"not installed: pip install 'penstock-nn\[xnnpack\]'"
     ):
         tflite.load_delegate(library)
 
@@ -273,13 +323,5 @@ def test_it_goes_on_in_a_forked_child(library: str) -> None:
     interpreter = opened(MIXED, tflite.load_delegate(library, {"bias": 1}))
     wanted = np.abs(-X + 1) + 1
     np.testing.assert_array_equal(run(interpreter, X), wanted)
-    # The child is not to close engines that tests before have left: their threads are not in it.
-    gc.collect()
-    gc.freeze()
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    child = context.Process(target=lambda: queue.put(run(interpreter, X)))
-    child.start()
-    np.testing.assert_array_equal(queue.get(), wanted)
-    child.join()
+    np.testing.assert_array_equal(in_child(lambda: run(interpreter, X)), wanted)
     np.testing.assert_array_equal(run(interpreter, X), wanted)

@@ -70,7 +70,7 @@ CASES: Final[dict[str, tuple[Model, Examine, AccuracyClass, str]]] = {
     "float32, ONNX Runtime": (sums(F32), by_onnxruntime, "faithful", ""),
     "float32, OpenVINO": (sums(F32), by_openvino, "faithful", ""),
     "8 bits, ONNX Runtime": (sums(I8), by_onnxruntime, "stepwise", STEPS),
-    "8 bits, OpenVINO": (sums(I8), by_openvino, "faithful", ""),
+    "8 bits, OpenVINO": (sums(I8), by_openvino, "stepwise", STEPS),
     "8 bits by a curve, OpenVINO": (curved(), by_openvino, "stepwise", STEPS),
     "float32 by int8, ONNX Runtime": (hybrid(), by_onnxruntime, "relaxed", HYBRID),
     "float32 by int8, OpenVINO": (hybrid(), by_openvino, "relaxed", HYBRID),

@@ -690,7 +690,8 @@ class TestNotAvailable:
 
     @pytest.mark.parametrize("arguments", [{"cache": True}, {"cache": False}, {"isolate": None}])
     def test_their_defaults_are_taken(self, device: NumpyDevice, arguments: Any) -> None:
-        penstock.compile(add_relu(), devices=[device], **arguments).close()
+        with penstock.compile(add_relu(), devices=[device], **arguments) as compiled:
+            assert [step.device for step in compiled.plan.steps] == [device.name]
 
 
 @pytest.mark.parametrize(

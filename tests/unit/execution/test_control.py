@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.builder import SubgraphBuilder
 from penstock.partitioning import Policy, place
 from penstock.partitioning.plan import Control
+from penstock.testing.copies import assert_no_copies
 from penstock.testing.devices import find_devices
 from penstock.testing.doubles import FaultyDevice, SubsetDevice
 from tests.unit.execution.fakes import f32
@@ -257,6 +260,41 @@ class TestWhile:
             pytest.raises(MissedDeadlineTransient, match="a WHILE ran longer than its timeout"),
         ):
             loop(variant, -1e30, loop_timeout_ns=1_000_000)
+
+    def test_without_one_it_takes_as_long_as_it_takes(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, looks = time.monotonic_ns, iter(range(10**6))
+        with running(looping(), "WHILE", LOOP, only(*ADDER)) as variant:
+            monkeypatch.setattr(time, "monotonic_ns", lambda: real() + next(looks) * 20 * 10**9)
+            (n, _, _), _ = loop(variant)
+        assert n.tolist() == [3]
+
+    def test_its_copies_are_folded_where_they_are_many(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Pooled(Cheap):
+            @property
+            def capabilities(self) -> Capabilities:
+                return replace(super().capabilities, accepts_host_memory=False)
+
+        pooled = Pooled(find_devices("reference")[0], "a", lambda *_: True)
+        totals, counts = [], []
+        for most in (1000, 4):
+            monkeypatch.setattr("penstock.execution.control.MOST_COPIES", most)
+            with (
+                running(looping(), "WHILE", LOOP, pooled) as variant,
+                assert_no_copies(1 << 20) as watch,
+            ):
+                _, trace = loop(variant)
+            sums = Counter[object]()
+            for copy in trace.copies:
+                sums[copy.source, copy.destination, copy.operand] += copy.nbytes
+            totals.append(sums)
+            counts.append(len(trace.copies))
+            assert sum(sums.values()) == sum(c.nbytes for c in watch)
+        assert totals[0] == totals[1]
+        assert counts[0] > 3 * counts[1]
 
     @pytest.mark.parametrize("failing_call", [1, 2, 3])
     def test_a_step_of_its_body_falls_back_in_whichever_round(self, failing_call: int) -> None:

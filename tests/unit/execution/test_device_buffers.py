@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import nnapi
 from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import ReferenceDevice
 from penstock.drivers.sample import SampleDevice
@@ -117,6 +118,64 @@ def test_a_value_stays_on_the_device_between_models(device: Device) -> None:
             decoder.run({"u": state, "v": other}, out={"sum": result})
         assert np.array_equal(result.numpy(), np.maximum(VALUE, 0) + VALUE)
         assert state.shape == (2, 3)
+
+
+class Early(ReferenceDevice):
+    """A device of an early feature *level*, whose `allocate` answers all the same, and counts how often."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.feature_level, self.asked = level, 0
+
+    def allocate(self, desc: Any, roles: Any) -> Any:
+        self.asked += 1
+        return super().allocate(desc, roles)
+
+
+def nnapi_memory(device: Device) -> nnapi.MemoryDesc:
+    """A descriptor of memory for the output of RELU on *device* alone."""
+    model = nnapi.Model()
+    kind = nnapi.OperandType.TENSOR_FLOAT32
+    x, y = (model.add_operand(kind, (2, 3)) for _ in range(2))
+    model.add_operation(nnapi.OperationCode.RELU, [x], [y])
+    model.identify_inputs_and_outputs([x], [y])
+    model.finish()
+    compilation = nnapi.Compilation.create_for_devices(model, [device])
+    compilation.finish()
+    desc = nnapi.MemoryDesc()
+    desc.add_output_role(compilation, 0)
+    desc.finish()
+    return desc
+
+
+@pytest.mark.parametrize("level", range(1, 9))
+def test_below_hal_1_3_no_door_asks_a_device_for_memory_of_its_own(level: int) -> None:
+    """Feature level 4 is HAL 1.3, the first with memory domains."""
+    has_domains, device = level >= 4, Early(level)
+    told = f"device reference has feature level {level}; memory of its own needs 4"
+    with compiled_on(relu(), device) as compiled:
+        with compiled.allocate(outputs=["y"]) as buffer:
+            assert buffer.device == ("reference" if has_domains else None)
+            assert buffer.fallback_reason == ("" if has_domains else told)
+            outputs = compiled.run([VALUE], out=[buffer])
+            assert np.array_equal(buffer.numpy(), np.maximum(VALUE, 0))
+            assert any(told in note for note in outputs.receipt.notes) is not has_domains
+        role = OutputRole(compiled, "y")
+        if has_domains:
+            allocate([role], fallback=False).close()
+        else:
+            with pytest.raises(PlacementError, match=told):
+                allocate([role], fallback=False)
+    assert (device.asked > 0) is has_domains
+    device.asked = 0
+    desc = nnapi_memory(device)
+    if has_domains:
+        with nnapi.Memory.create_from_desc(desc) as memory:
+            assert memory.is_in_device
+    else:
+        with pytest.raises(nnapi.NnapiError, match=told):
+            nnapi.Memory.create_from_desc(desc)
+    assert (device.asked > 0) is has_domains
 
 
 def test_bursts_take_buffers_without_copies(device: Device) -> None:

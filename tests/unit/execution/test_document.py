@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock.execution.burst import Burst
-from penstock.hal import DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS
+from penstock.nnapi import get_default_loop_timeout, get_maximum_loop_timeout
 from penstock.testing.devices import find_devices
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "execution-modes.md").read_text("utf-8")
@@ -40,8 +40,8 @@ def test_every_argument_of_a_run_is_explained() -> None:
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    assert (DEFAULT_LOOP_TIMEOUT_NS, MAXIMUM_LOOP_TIMEOUT_NS) == (2 * 10**9, 15 * 10**9)
-    assert "2 unless you say otherwise, never more than 15" in PAGE
+    assert (get_default_loop_timeout(), get_maximum_loop_timeout()) == (2 * 10**9, 15 * 10**9)
+    assert "NNAPI's: 2 s unless set, 15 s at most" in PAGE
 
 
 @pytest.mark.parametrize("driver", ["null", "sample", "reference", "lab"])

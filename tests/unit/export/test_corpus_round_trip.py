@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from penstock import loaders
 from penstock.export.tflite import write
+from tests.golden.arrays import golden
+from tests.golden.cases import case_groups, invoke
 from tests.unit.loaders.corpus import Entry, entries, parameters, path_of, stops_at
 
 litert = pytest.importorskip("ai_edge_litert.interpreter")
@@ -39,36 +40,16 @@ def test_what_is_not_refused_at_load_survives_too(entry: Entry) -> None:
 
 
 def run_cases(content: bytes, entry: Entry, arrays: Any) -> list[Any]:
-    """Outputs of the recorded cases without a signature, one interpreter a group."""
-    made: dict[str, Any] = {}
+    """Outputs of the recorded cases in their order, one interpreter a group."""
     outputs: list[Any] = []
-    for case in entry["golden"]["cases"]:
-        if case.get("signature"):
-            continue
-        if case["group"] not in made:
-            runner = litert.Interpreter(
-                model_content=content,
-                num_threads=1,
-                experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-            )
-            details = runner.get_input_details()
-            for position, shape in (case.get("resize_inputs") or {}).items():
-                runner.resize_tensor_input(details[int(position)]["index"], shape)
-            runner.allocate_tensors()
-            made[case["group"]] = runner
-        runner = made[case["group"]]
-        details = runner.get_input_details()
-        for position in case["inputs"]:
-            value = arrays[f"{case['id']}/in/{position}"]
-            runner.set_tensor(
-                details[int(position)]["index"],
-                value.astype(object) if value.dtype.kind == "S" else value,
-            )
-        runner.invoke()
-        outputs += [
-            runner.get_tensor(runner.get_output_details()[int(k)]["index"]).copy()
-            for k in case["outputs"]
-        ]
+    for cases in case_groups(entry).values():
+        runner = litert.Interpreter(
+            model_content=content,
+            num_threads=1,
+            experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        )
+        for position, case in enumerate(cases):
+            outputs += invoke(runner, case, arrays, first=position == 0)
     return outputs
 
 
@@ -86,11 +67,12 @@ def runnable() -> list[Any]:
 @pytest.mark.parametrize("entry", runnable())
 def test_litert_runs_the_written_file_like_the_original(entry: Entry) -> None:
     original = path_of(entry).read_bytes()
-    with np.load(path_of(entry).parents[1] / entry["golden"]["file"], allow_pickle=False) as arrays:
-        heavy = (entry.get("macs") or 0) > HEAVY_MACS / 5
-        cases = {**entry, "golden": {"cases": entry["golden"]["cases"][: 1 if heavy else None]}}
-        expected = run_cases(original, cases, arrays)
-        found = run_cases(write(loaders.load(original)), cases, arrays)
+    arrays = golden(path_of(entry).parents[1] / entry["golden"]["file"])
+    heavy = (entry.get("macs") or 0) > HEAVY_MACS / 5
+    cases = {**entry, "golden": {"cases": entry["golden"]["cases"][: 1 if heavy else None]}}
+    expected = run_cases(original, cases, arrays)
+    found = run_cases(write(loaders.load(original)), cases, arrays)
+    assert expected
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
         assert (

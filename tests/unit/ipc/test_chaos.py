@@ -53,7 +53,7 @@ def sample() -> list[Point]:
 
 def test_every_message_has_its_chaos() -> None:
     assert set(CALLS) == MESSAGES
-    assert set(RING_KINDS) == set(range(ring.UNBIND + 1))
+    assert set(RING_KINDS) == set(range(ring.BIND + 1))
     assert len(chaos.GRID) == 2 * len(FAULTS) * len(MESSAGES)
     assert {point.fault for point in sample()} == set(FAULTS) == set(chaos.NAMED)
 

@@ -27,24 +27,20 @@ from penstock.ir import Model
 from penstock.testing.contract.cases import every_case
 from penstock.testing.doubles import InterceptingDevice
 from penstock.testing.loopback import LoopbackDevice
+from tests.support_local import LocalChannel
 
 CASE = every_case()[0]
 
 
-class Scripted:
+class Scripted(LocalChannel):
     """A channel to a real dispatcher, whose replies a function may replace."""
 
     def __init__(self) -> None:
-        self.dispatcher = Dispatcher(create())
+        super().__init__(Dispatcher(create()))
         self.replace: Callable[[Frame], Frame] = lambda reply: reply
 
-    copies_arrays = False
-
-    def call(self, frame: Frame) -> Frame:
-        return self.replace(self.dispatcher.answer(frame))
-
-    def drop(self, number: int) -> None:
-        self.dispatcher.answer(Packer().frame(wire.Close(number)))
+    def answer(self, frame: Frame) -> Frame:
+        return self.replace(super().answer(frame))
 
 
 @pytest.fixture

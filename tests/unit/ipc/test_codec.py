@@ -24,6 +24,7 @@ from penstock.hal import (
     CancelToken,
     EventFence,
     ExecutionConfig,
+    ExtensionAttribute,
     HostMemory,
     Memory,
     PoolArgument,
@@ -50,6 +51,7 @@ from penstock.ir import (
     ConstantPool,
     DataLocation,
     DType,
+    ExtensionType,
     Lifetime,
     Model,
     ModelBuilder,
@@ -241,6 +243,10 @@ def test_configurations_come_back_whole() -> None:
         accuracy="exact",
         num_threads=3,
         options=(("a", "1"), ("b", "2")),
+        attributes=(
+            ExtensionAttribute("com.example.a", 0, b"\x00"),
+            ExtensionAttribute("com.example.b", 9, bytes(300)),
+        ),
         progress=events.append,
         cancel=CancelToken(),
     )
@@ -250,14 +256,20 @@ def test_configurations_come_back_whole() -> None:
     assert isinstance(call, wire.PrepareFromCache)
     assert Unpacker(pack.handles).prepare_config(call.config) == config
 
-    run = ExecutionConfig(
-        deadline_ns=1, loop_timeout_ns=2, measure=True, priority="low", cancel=CancelToken()
-    )
-    pack = Packer()
-    frame = pack.frame(wire.Execute(1, None, pack.execution_config(run)))
-    call = decode_call(frame.data)
-    assert isinstance(call, wire.Execute)
-    assert Unpacker(frame.handles).execution_config(call.config) == run
+    for loop_timeout_ns in (2, 2**62, None):
+        run = ExecutionConfig(
+            deadline_ns=1,
+            loop_timeout_ns=loop_timeout_ns,
+            measure=True,
+            priority="low",
+            attributes=(ExtensionAttribute("com.example.a", 65535, b"a"),),
+            cancel=CancelToken(),
+        )
+        pack = Packer()
+        frame = pack.frame(wire.Execute(1, None, pack.execution_config(run)))
+        call = decode_call(frame.data)
+        assert isinstance(call, wire.Execute)
+        assert Unpacker(frame.handles).execution_config(call.config) == run
 
 
 @pytest.mark.parametrize("field", ["preference", "priority", "accuracy"])
@@ -329,7 +341,7 @@ def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
         lambda: take.memory(wire.MemoryForm("ashmem", 0, 1)),
         lambda: take.model(wire.ModelForm((), (0,), (), {}, 0)),
         lambda: take.request(wire.RequestForm((wire.HostForm(0),), (), ())),
-        lambda: take.execution_config(wire.ExecutionForm(None, 1, False, "low", 0)),
+        lambda: take.execution_config(wire.ExecutionForm(None, 1, False, "low", (), 0)),
         lambda: take.fence(0),
         lambda: take.prepare_config(_prepare_form(model_cache=(0,))),
         lambda: take.prepare_config(_prepare_form(progress=0)),
@@ -404,3 +416,46 @@ def test_a_message_beyond_the_limit_cannot_be_sent_or_read() -> None:
         encode(reason)
     with pytest.raises(WireError, match="the limit is"):
         decode_reply(bytes(wire.MAX_FRAME + 1))
+
+
+def extended() -> Model:
+    """A model of one extension operation on a scalar of the extension's own."""
+    kind = ExtensionType("com.example.a", 0, 8, is_tensor=False, data=bytes(range(256)))
+    builder = ModelBuilder()
+    x = builder.input(DType.UINT8, (8,), "x", extension=kind)
+    attributes: dict[str, AttributeValue] = {"extension": "com.example.a", "code": 1}
+    return builder.build(builder.operation("EXTENSION", [x], [(DType.FLOAT32, (1,))], attributes))
+
+
+def test_a_model_of_extensions_comes_back_whole() -> None:
+    model = extended()
+    pack = Packer()
+    frame = pack.frame(wire.SupportedOperations(pack.model(model)))
+    call = decode_call(frame.data)
+    assert isinstance(call, wire.SupportedOperations)
+    received = Unpacker(frame.handles).model(call.model)
+    assert received == model
+    assert received.inputs[0].extension == model.inputs[0].extension
+
+
+@pytest.mark.parametrize("changed", [
+    {"extension": "no name"}, {"code": 1 << 16}, {"code": -1}, {"byte_size": 0}, {"byte_size": 9}, {"is_tensor": True},
+])  # fmt: skip
+def test_a_malformed_extension_type_does_not_arrive(changed: dict[str, object]) -> None:
+    import msgspec
+
+    pack = Packer()
+    form = pack.model(extended())
+    (graph,) = form.subgraphs
+    x = graph.operands[0]
+    assert x.extension is not None
+    kind = msgspec.structs.replace(x.extension, **changed)
+    if changed == {"is_tensor": True}:
+        x = msgspec.structs.replace(x, shape=None)
+        kind = msgspec.structs.replace(kind, is_tensor=False)
+    operands = (msgspec.structs.replace(x, extension=kind), *graph.operands[1:])
+    bad = msgspec.structs.replace(
+        form, subgraphs=(msgspec.structs.replace(graph, operands=operands),)
+    )
+    with pytest.raises(WireError, match="not valid"):
+        Unpacker(pack.handles).model(bad)

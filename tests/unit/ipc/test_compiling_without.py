@@ -41,7 +41,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 60.0)
     entries = (
         Entry("fragile", "tests.support_isolated:fragile", "somebody-elses"),
-        Entry("reference", "penstock.drivers.reference:create", "penstock"),
+        Entry("reference", "penstock.drivers.reference:create", "penstock-nn"),
     )
     monkeypatch.setattr("penstock.runtime.session.manager", Manager(lambda: entries))
     monkeypatch.setattr(isolation, "_supervisors", {})
@@ -227,12 +227,12 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
     support.stop(link.pid)
     try:
         began = time.monotonic()
-        with compiled(["fragile"], timeout=2) as model:
-            assert time.monotonic() - began < 2
+        with compiled(["fragile"], timeout=8) as model:
+            assert time.monotonic() - began < 8
             fell_back(model, "", "MissedDeadlineTransient: ")
         with pytest.raises(PlacementError, match="did not answer before the deadline"):
             compiled(["fragile"], ALONE, timeout=0.4)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     finally:
         os.kill(link.pid, signal.SIGKILL)
 
@@ -253,8 +253,8 @@ def test_a_process_that_stops_as_it_prepares_leaves_the_other_half_of_the_time(
     monkeypatch.setattr(RemoteDevice, "prepare_model", stopping)
     try:
         began = time.monotonic()
-        with compiled(["fragile"], timeout=0.8) as model:
-            assert time.monotonic() - began < 0.8
+        with compiled(["fragile"], timeout=6) as model:
+            assert time.monotonic() - began < 6
             fell_back(model, "is stopped, and does not answer before the deadline")
         # A pause is no death: it goes on, and so does the driver.
         os.kill(link.pid, signal.SIGCONT)

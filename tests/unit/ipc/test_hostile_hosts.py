@@ -97,7 +97,7 @@ def test_what_comes_for_others_without_end_holds_no_call(
 
     waiting = threading.Thread(target=other, daemon=True)
     waiting.start()
-    number = decode_to_host(Connection(theirs).receive(soon(5)).data).call  # type: ignore[union-attr]
+    number = decode_to_host(Connection(theirs).receive(soon(60)).data).call  # type: ignore[union-attr]
     event = encode(wire.Progress(ProgressEvent("compile", "x", 1, 2), number))
     flood = (HEADER.pack(0, len(event)) + event) * 50_000
 
@@ -114,10 +114,10 @@ def test_what_comes_for_others_without_end_holds_no_call(
     began = time.monotonic()
     with pytest.raises(MissedDeadlineTransient):
         session.call(0, Frame(CHECK, (), soon(0.2)))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     session.end("enough")
-    waiting.join(5)
-    drowning.join(5)
+    waiting.join(60)
+    drowning.join(60)
     assert not waiting.is_alive()
     assert not drowning.is_alive()
 

@@ -175,11 +175,11 @@ def test_a_host_maps_no_memory_that_may_shrink(
 
 
 def test_a_pool_that_shrinks_between_runs_ends_no_host(rude: RemoteDevice, fd: int) -> None:
-    from penstock.ipc.burst import RingBurst
+    from tests.support_ring import ring_burst
 
     prepared = rude.prepare_model(MODEL, PrepareConfig())
     life, end = os.pipe()
-    burst = RingBurst(prepared, life)
+    burst = ring_burst(prepared, life)
     request = request_in(Memory("mmap_fd", MappedFd(fd), SIZE))
     try:
         with pytest.raises(InvalidArgument, match="may shrink"):

@@ -23,7 +23,7 @@ from penstock.ipc.transport import close_all
 resource = pytest.importorskip("resource", reason="limits of resources are Unix's")
 
 PLACE = Place("domains", "tests.support_isolated:domains")
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ from penstock.errors import (
     PlacementError,
     StateError,
 )
-from penstock.hal import CancelToken
+from penstock.hal import CancelToken, CarriedResult, ExecutionConfig, HostMemory, Request
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.evidence import last_crash
-from penstock.ipc.resilient import IsolatedPreparedModel
+from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
 from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
 from penstock.runtime import discovery, isolation
@@ -39,6 +39,7 @@ from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry
 from penstock.testing.resources import Resources
 from tests import support_isolated as support
+from tests.support_waiting import eventually
 
 MODEL = support.add_one()
 X = np.full(support.SHAPE, 3, np.float32)
@@ -51,8 +52,8 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "file")
     entries = (
-        Entry("misbehaving", support.ENTRY, "penstock"),
-        Entry("reference", "penstock.drivers.reference:create", "penstock"),
+        Entry("misbehaving", support.ENTRY, "penstock-nn"),
+        Entry("reference", "penstock.drivers.reference:create", "penstock-nn"),
     )
     manager = Manager(lambda: entries)
     monkeypatch.setattr("penstock.runtime.session.manager", manager)
@@ -108,6 +109,19 @@ def compiled(policy: Policy | None = None) -> CompiledModel:
     return penstock.compile(
         MODEL, devices=["misbehaving"], isolate=True, cache=False, policy=policy or Policy()
     )
+
+
+def test_a_device_that_is_closed_takes_nothing_from_others_of_its_process() -> None:
+    with compiled() as model, model.burst() as burst:
+        for _ in range(3):
+            model.run([X])
+            burst.run(X)
+        (supervisor,) = isolation.supervisors()
+        IsolatedDevice(supervisor, 0).close()
+        for outputs in (model.run([X]), burst.run(X)):
+            assert np.array_equal(outputs[0], X + 1)
+            assert outputs.receipt.notes == ()
+        assert (supervisor.starts, supervisor.ends) == (1, 0)
 
 
 def host() -> int:
@@ -183,7 +197,7 @@ def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
     with compiled(ALONE) as model:
         with pytest.raises(DeadObject, match="was ended by SIGKILL"):
             model(support.order(support.KILL))
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             with suppress(DeadObject):
                 check(model(X))
@@ -202,7 +216,7 @@ def test_nobody_waits_beyond_his_deadline_for_another_who_prepares_anew() -> Non
         began = time.monotonic()
         with prepared._lock, pytest.raises(DeadObject, match="still being prepared"):
             prepared.living(time.monotonic_ns() + 50_000_000)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 20
         check(model(X))
 
 
@@ -219,14 +233,35 @@ def test_one_death_is_one_death_however_many_runs_found_it() -> None:
         pid = host()
         support.stop(pid)
         runs = [threads.submit(model, X) for _ in range(8)]
-        time.sleep(0.3)
+        (supervisor,) = isolation.supervisors()
+        assert eventually(lambda: len(supervisor.underway) == 8)
         os.kill(pid, signal.SIGKILL)
         for run in runs:
             outputs = run.result(30)
             check(outputs)
             assert "run repeated" in " ".join(outputs.receipt.notes)
-        (supervisor,) = isolation.supervisors()
         assert supervisor.starts == 2
+
+
+def test_a_run_that_is_repeated_on_a_process_that_another_had_started_says_so() -> None:
+    with compiled(ALONE) as model:
+        check(model(X))
+        (step,) = model._base.compilation.steps
+        prepared = step.prepared
+        while not isinstance(prepared, IsolatedPreparedModel):
+            prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
+        os.kill(host(), signal.SIGKILL)
+        check(model(X))
+        out = np.zeros_like(X)
+        request = Request((HostMemory(X),), (HostMemory(out),))
+        result = prepared.run(
+            lambda again: again.execute(request, ExecutionConfig()),
+            request,
+            ExecutionConfig(),
+            tried=DeadObject("its process died"),
+        )
+        assert isinstance(result, CarriedResult)
+        assert "run repeated" in " ".join(result.incidents)
 
 
 def test_a_late_burial_leaves_the_process_that_lives() -> None:
@@ -249,7 +284,7 @@ def test_a_stopped_process_is_found_while_the_settings_cannot_be_read(
         monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "soon")
         support.stop(pid)
         (supervisor,) = isolation.supervisors()
-        patience = time.monotonic() + 10
+        patience = time.monotonic() + 60
         while supervisor.running is not None:
             assert time.monotonic() < patience
             time.sleep(0.05)
@@ -268,11 +303,14 @@ def test_a_stopped_process_is_hung_and_killed(monkeypatch: pytest.MonkeyPatch) -
         began = time.monotonic()
         outputs = model(X)
         check(outputs)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 40
         assert "no sign of life" in " ".join(outputs.receipt.notes), outputs.receipt.show()
 
 
-def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline() -> None:
+def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "60000")
     with compiled() as model:
         check(model(X))
         pid = host()
@@ -280,7 +318,7 @@ def test_a_stopped_process_does_not_hold_a_call_beyond_its_deadline() -> None:
         began = time.monotonic()
         with pytest.raises(MissedDeadline):
             model.run([X], timeout=0.3)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 20
         os.kill(pid, signal.SIGKILL)
         check(model(X))
 
@@ -294,7 +332,7 @@ def test_a_thread_that_hangs_is_left_at_the_deadline_and_at_a_cancellation() -> 
         began = time.monotonic()
         with pytest.raises(Cancelled):
             model.run([support.order(support.HANG)], cancel=token)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         check(model(X))
 
 
@@ -570,14 +608,14 @@ def test_a_system_that_cannot_isolate_says_why(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_third_party_drivers_are_isolated_by_themselves() -> None:
-    own, other = Entry("a", "m:f", "penstock"), Entry("b", "m:f", "somebody-elses")
+    own, other = Entry("a", "m:f", "penstock-nn"), Entry("b", "m:f", "somebody-elses")
     assert [isolation.is_isolated(e, None) for e in (own, other)] == [False, True]
     assert [isolation.is_isolated(e, False) for e in (own, other)] == [False, False]
     assert [isolation.is_isolated(e, True) for e in (own, other)] == [True, True]
 
 
 def test_a_service_alone_isolates_penstocks_own_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Entry("a", "m:f", "penstock")
+    own = Entry("a", "m:f", "penstock-nn")
     assert not discovery._is_isolated(own, None)
     monkeypatch.setenv("PENSTOCK_SERVICES", "a=/run/a.sock")
     assert discovery._is_isolated(own, None)
@@ -585,7 +623,7 @@ def test_a_service_alone_isolates_penstocks_own_driver(monkeypatch: pytest.Monke
 
 def test_the_setting_decides_for_each_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", "a, b=no")
-    own, other = Entry("a", "m:f", "penstock"), Entry("b", "m:f", "somebody-elses")
+    own, other = Entry("a", "m:f", "penstock-nn"), Entry("b", "m:f", "somebody-elses")
     assert [isolation.is_isolated(e, None) for e in (own, other)] == [True, False]
     monkeypatch.setenv("PENSTOCK_ISOLATE", "a=perhaps")
     with pytest.raises(penstock.errors.InputError, match="a=perhaps"):

@@ -33,7 +33,6 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.account import PAGE_TABLE_SHARE, Account, Accounts, Charge
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import decode_to_client, encode
@@ -47,6 +46,7 @@ from penstock.ir import DataLocation, DType, Model, ModelBuilder
 from penstock.memory import MemoryPool
 from penstock.memory.limits import MIB, available_memory, of_cgroup
 from tests import support_isolated as support
+from tests.support_ring import ring_burst
 
 if sys.platform != "linux":
     pytest.skip("drivers have processes of their own on Linux", allow_module_level=True)
@@ -272,7 +272,7 @@ def ways(device: RemoteDevice, fd: int, nbytes: int) -> dict[str, Callable[[], A
 
     def ring() -> None:
         life, end = os.pipe()
-        burst = RingBurst(prepared, life)
+        burst = ring_burst(prepared, life)
         try:
             burst.execute(request, PLAIN)
         finally:

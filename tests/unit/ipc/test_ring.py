@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -36,13 +34,15 @@ from penstock.hal import (
     Request,
 )
 from penstock.ipc import ring, ring_client, wakeup
-from penstock.ipc.burst import MOST_BOUND, RingBurst
+from penstock.ipc.burst import RingBurst
 from penstock.ipc.client import Channel, RemoteDevice
+from penstock.ipc.ring_requests import MOST_BOUND
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.memory import MemoryPool
 from penstock.testing.contract.cases import every_case
 from penstock.testing.contract.trial import PLAIN, Trial
 from tests.support_ring import ChildChannel, InProcess, child
+from tests.support_waiting import descriptors, eventually
 from tests.unit.ipc.slow import SlowDevice, slow_model
 
 SLOW = "tests.unit.ipc.slow:create"
@@ -204,8 +204,8 @@ def test_a_deadline_is_kept_and_the_next_calls_are_right(
     burst = opened(slow)
     began = time.monotonic()
     with pytest.raises(MissedDeadlineTransient):
-        burst.execute(host(four(-0.4 if stubborn else 20.0), four()), within(0.1))
-    assert time.monotonic() - began < 0.35
+        burst.execute(host(four(-3.0 if stubborn else 20.0), four()), within(0.1))
+    assert time.monotonic() - began < 2.5
     for value in (0.0, 0.001):
         y = four(9.0)
         burst.execute(host(four(value), y), PLAIN)
@@ -225,10 +225,11 @@ def test_a_device_that_answers_nothing_is_not_asked_without_end(slow: ChildChann
     x = four(0.0)
     request = host(x, four())
     burst.execute(request, PLAIN)
-    x[...] = -0.5
-    for _ in range(ring.DEFAULT_LAYOUT.slots):
+    x[...] = -5.0
+    # The first has to reach the device before its deadline: a late one would be answered at once.
+    for seconds in (1.0, *(0.02,) * (ring.DEFAULT_LAYOUT.slots - 1)):
         with pytest.raises(MissedDeadlineTransient):
-            burst.execute(request, within(0.02))
+            burst.execute(request, within(seconds))
     with pytest.raises(GeneralFailure, match="not answered the last"):
         burst.execute(request, within(0.02))
     burst.close()
@@ -241,8 +242,8 @@ def test_a_token_stops_a_run(slow: ChildChannel, stubborn: bool) -> None:
     timer.start()
     began = time.monotonic()
     with pytest.raises(Cancelled):
-        burst.execute(host(four(-0.5 if stubborn else 20.0), four()), ExecutionConfig(cancel=token))
-    assert time.monotonic() - began < 0.45
+        burst.execute(host(four(-3.0 if stubborn else 20.0), four()), ExecutionConfig(cancel=token))
+    assert time.monotonic() - began < 2.5
     timer.join()
     y = four(9.0)
     burst.execute(host(four(), y), ExecutionConfig(cancel=CancelToken()))
@@ -258,7 +259,7 @@ def test_a_process_that_dies_in_a_run_is_noticed(alone: ChildChannel) -> None:
     began = time.monotonic()
     with pytest.raises(DeadObject, match="ended"):
         burst.execute(host(four(20.0), four()), PLAIN)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 15
     timer.join()
     with pytest.raises(DeadObject):
         burst.execute(host(four(), four()), PLAIN)
@@ -267,9 +268,9 @@ def test_a_process_that_dies_in_a_run_is_noticed(alone: ChildChannel) -> None:
 
 def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -> None:
     burst = opened(slow)
-    thread = threading.Thread(target=burst.execute, args=(host(four(0.2), four()), PLAIN))
+    thread = threading.Thread(target=burst.execute, args=(host(four(3.0), four()), PLAIN))
     thread.start()
-    time.sleep(0.05)
+    assert eventually(burst._running.locked)
     with pytest.raises(GeneralFailure, match="already"):
         burst.execute(host(four(), four()), PLAIN)
     thread.join()
@@ -281,22 +282,23 @@ def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -
 
 def test_nothing_stays_open(alone: ChildChannel) -> None:
     def counts() -> tuple[int, int]:
-        gc.collect()
-        own, other = (Path(f"/proc/{pid}/fd") for pid in ("self", alone.pid))
-        return len(list(own.iterdir())), len(list(other.iterdir()))
+        # What was dropped is told with the next message.
+        RemoteDevice(alone).check()
+        return descriptors(), descriptors(alone.pid)
 
     opened(alone).close()
+    # A ring's thread closes what it has after the answer.
+    assert eventually(lambda: counts() == counts())
     before = counts()
     for _ in range(5):
         burst = opened(alone)
         with MemoryPool.anonymous(4096) as pool:
             burst.execute(host(pool.view(np.float32, 4), four()), PLAIN)
         burst.close()
-    assert counts() == before
+    assert eventually(lambda: counts() == before)
     for _ in range(5):
         opened(alone)
-    RemoteDevice(alone).check()
-    assert counts() == before
+    assert eventually(lambda: counts() == before)
 
 
 def test_without_total_store_order_and_pipes_that_never_wait(
@@ -326,7 +328,7 @@ def test_after_a_long_run_the_next_request_is_looked_for_longer(
         return seen
 
     monkeypatch.setattr(ring.Watch, "spin", spin)
-    monkeypatch.setattr(ring_client.RingClient, "_looks", lambda _: True)
+    monkeypatch.setattr(ring_client.RingClient, "_looks", lambda *_: True)
     with knobs.override(ring_spin_us=50):
         channel = InProcess(SlowDevice())
         burst = opened(channel)
@@ -349,7 +351,7 @@ def test_the_other_sides_death_is_noticed_by_whatever_tells_of_it(here: InProces
     timer = threading.Timer(0.05, here.die)
     timer.start()
     with pytest.raises(DeadObject, match="ended"):
-        burst.execute(host(four(-0.5), four()), PLAIN)
+        burst.execute(host(four(-3.0), four()), PLAIN)
     timer.join()
     burst.close()
 
@@ -371,7 +373,7 @@ def test_alarms_without_an_answer_end_the_ring(
 
     def shake() -> None:
         while not stop.wait(0.001):
-            burst._ring._to_client.ring()
+            burst._ring._client._to_client.ring()
 
     thread = threading.Thread(target=shake)
     thread.start()

@@ -22,19 +22,21 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import ExecutionConfig, Memory, PrepareConfig
-from penstock.ipc import ring, wakeup, wire
+from penstock.ipc import ring, ring_client, ring_server, wakeup, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region
+from penstock.ipc.ring_binding import LentPool
 from penstock.ipc.ring_client import RingClient
-from penstock.ipc.ring_server import LentPool, RingServer
+from penstock.ipc.ring_server import RingServer
 from penstock.ipc.wakeup import Doorbell, Listener
 from penstock.ir import DataLocation
 from penstock.memory import MemoryPool
 from penstock.testing.contract.trial import PLAIN
+from tests.checked import does_not_raise
 from tests.unit.ipc.slow import SlowDevice, slow_model
 
 LAYOUT = Layout(4, 1024)
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 class Rig:
@@ -50,7 +52,7 @@ class Rig:
     def serve(self) -> RingServer:
         burst = SlowDevice().prepare_model(slow_model(), PrepareConfig()).configure_burst()
         self.server = RingServer(
-            burst,
+            lambda _: (burst.execute, False),
             self.find,
             self.fd,
             self.to_device.listen_fd,
@@ -115,7 +117,7 @@ def rig() -> Iterator[Rig]:
 def bindable() -> bytes:
     given = wire.LentForm(DataLocation(0, 0, 16), "float32", (4,))
     wanted = wire.LentForm(DataLocation(0, 64, 16), "float32", (4,))
-    return encode(wire.RingRequest((given,), (wanted,), (1,)))
+    return encode(wire.RingRequest(1, (given,), (wanted,), (1,)))
 
 
 def test_a_region_of_another_size_or_that_could_shrink_is_not_mapped() -> None:
@@ -186,14 +188,14 @@ def test_a_priority_that_there_is_none_of_ends_the_ring(rig: Rig) -> None:
         (2**64 - 1, bindable()),
         (0, b""),
         (0, b"\xc1" * 100),
-        (0, encode(wire.RingRequest((), (), (7,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "object", (2,)),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(3, 0, 16), "int8", (16,)),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 4090, 16), "int8", (16,)),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, -16, 16), "int8", (16,)),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "int8", (-4, -4)),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 0), "int8", (0,) * 33),), (), (1,)))),
-        (0, encode(wire.RingRequest((wire.LentForm(DataLocation(0, 0, 16), "int8", (2**40, 2**40)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (), (), (7,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "object", (2,)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(3, 0, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 4090, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, -16, 16), "int8", (16,)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "int8", (-4, -4)),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 0), "int8", (0,) * 33),), (), (1,)))),
+        (0, encode(wire.RingRequest(1, (wire.LentForm(DataLocation(0, 0, 16), "int8", (2**40, 2**40)),), (), (1,)))),
     ],
     ids=lambda value: str(value)[-24:],
 )  # fmt: skip
@@ -255,11 +257,12 @@ def test_a_slot_that_changes_while_it_is_read(rig: Rig) -> None:
     thread = threading.Thread(target=race)
     thread.start()
     try:
-        for number in range(1, 200):
-            rig.put(number, number, ring.BIND, 0, 1, 0, 0, len(payload), payload=payload)
-            rig.publish(number)
-            if rig.answered(number) == ring.CLOSED:
-                break
+        with does_not_raise():
+            for number in range(1, 200):
+                rig.put(number, number, ring.BIND, 0, 1, 0, 0, len(payload), payload=payload)
+                rig.publish(number)
+                if rig.answered(number) == ring.CLOSED:
+                    break
     finally:
         stop.set()
         thread.join()
@@ -306,8 +309,8 @@ def test_an_answer_against_the_rules_is_named(
     thread.start()
     began = time.monotonic()
     with pytest.raises(error, match=said):
-        client.call(ring.EMPTY, 0, ExecutionConfig(deadline_ns=time.monotonic_ns() + 4 * 10**9))
-    assert time.monotonic() - began < 4
+        client.call(ring.EMPTY, 0, ExecutionConfig(deadline_ns=time.monotonic_ns() + 30 * 10**9))
+    assert time.monotonic() - began < 30
     thread.join()
 
 
@@ -425,8 +428,10 @@ def udp() -> int:
 
 @pytest.mark.usefixtures("kind")
 def test_a_client_that_rings_for_ever_loses_its_ring(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Each alarm takes the interpreter from one thread to the other.
+    monkeypatch.setattr(ring_server, "MOST_FALSE_ALARMS", 200)
     rig.serve()
     stop = threading.Event()
 
@@ -471,7 +476,10 @@ def test_a_client_that_fills_what_it_listens_to_is_answered_all_the_same(rig: Ri
 
 
 @pytest.mark.usefixtures("kind")
-def test_a_host_that_fills_and_rings_and_closes_keeps_no_call(rig: Rig) -> None:
+def test_a_host_that_fills_and_rings_and_closes_keeps_no_call(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_client, "MOST_FALSE_ALARMS", 200)
     client = rig.client()
     fill(rig.to_device.ring_fd)
     rig.region.words[ring.SERVER_WAITS] = 1
@@ -512,7 +520,7 @@ def test_a_pools_region_is_mapped_once_and_its_descriptor_is_its_own() -> None:
         LentPool(Memory("ashmem", None, 16))
 
 
-def test_a_ring_that_cannot_tell_of_its_end_lets_go_of_its_burst(
+def test_a_ring_that_cannot_tell_of_its_end_gives_back_its_place(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = rig.serve()
@@ -522,6 +530,6 @@ def test_a_ring_that_cannot_tell_of_its_end_lets_go_of_its_burst(
         raise OSError("no such descriptor")
 
     monkeypatch.setattr(server._rung, "ring", cannot)
-    monkeypatch.setattr(server._burst, "close", closed.set)
+    monkeypatch.setattr(server, "_at_end", closed.set)
     server.close()
     assert closed.wait(SECONDS)

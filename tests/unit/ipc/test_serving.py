@@ -23,7 +23,6 @@ from penstock.hal import (
     Request,
 )
 from penstock.ipc import wire
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, decode_to_host, encode
@@ -33,6 +32,7 @@ from penstock.ipc.host.serving import Client
 from penstock.ipc.transport import Connection
 from penstock.testing.doubles import InterceptingDevice
 from tests.support_isolated import SHAPE, add_one, order
+from tests.support_ring import ring_burst
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ def test_what_is_copied_for_a_device_lies_as_it_prefers(
         assert prepared.execute_fenced(request, [], ExecutionConfig()).wait(10**10)
     else:
         life, end = os.pipe()
-        burst = RingBurst(prepared, life)
+        burst = ring_burst(prepared, life)
         burst.execute(request, ExecutionConfig())
         burst.close()
         os.close(end)

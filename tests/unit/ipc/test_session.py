@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from penstock.errors import DeadObject, DriverError, InvalidArgument, MissedDeadlineTransient
+from penstock.hal import NO_CACHE_REPORT
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
-from penstock.ipc.codec import Frame, decode_to_host, encode
+from penstock.ipc.codec import Frame, Packer, decode_to_host, encode
 from penstock.ipc.dispatch import refusal
 from penstock.ipc.transport import Connection, close_all
 from penstock.memory import MemoryPool, live_mappings
@@ -134,6 +135,43 @@ def test_memory_of_a_call_that_failed_is_lent_anew() -> None:
         session.call(0, frame._replace(deadline_ns=soon(0.2)))
     serving.join(10)
     assert len(set(lent)) == 2
+    session.close()
+    host.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "dropped"), [(wire.Made(7), 7), (wire.Reported(NO_CACHE_REPORT), None)]
+)
+def test_what_an_abandoned_call_made_is_dropped_and_nothing_else(
+    made: wire.Made | wire.Reported, dropped: int | None
+) -> None:
+    ours, theirs = socket.socketpair()
+    session, host = Session(Connection(ours)), Connection(theirs)
+    told: list[wire.ToHost] = []
+
+    def serve() -> None:
+        late: list[wire.CallId] = []
+        while len(late) < 3:
+            message = decode_to_host(host.receive(soon(10)).data)
+            if not isinstance(message, wire.Ask):
+                told.append(message)
+                continue
+            late.append(message.call)
+            if len(late) == 2:
+                # The first has been given up by now.
+                host.send(encode(wire.Answer(late[0], Packer().frame(made).data)))
+            if len(late) > 1:
+                host.send(encode(wire.Answer(message.call, Packer().frame(wire.Done()).data)))
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with pytest.raises(MissedDeadlineTransient):
+        session.call(0, CALL._replace(deadline_ns=soon(0.05)))
+    session.call(0, CALL)
+    session.call(0, CALL)
+    serving.join(10)
+    drops = [message.target for message in told if isinstance(message, wire.Drop)]
+    assert drops == ([] if dropped is None else [dropped])
     session.close()
     host.close()
 

@@ -68,9 +68,9 @@ def test_who_waits_for_a_start_waits_until_the_deadline_and_finds_it_later(
         began = time.monotonic()
         with pytest.raises(DeadObject, match="still being started"):
             supervisor.link(soon(0.05))
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 20
     links.ready.set()
-    link = supervisor.link(soon(5))
+    link = supervisor.link(soon(60))
     assert supervisor.running is link
     assert links.made == supervisor.starts == 1
     supervisor.close()
@@ -81,7 +81,7 @@ def test_everybody_who_waits_gets_the_one_that_is_started(links: type[_Link]) ->
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(supervisor.link) for _ in range(4)]
         links.ready.set()
-        assert len({id(w.result(5)) for w in waiting}) == 1
+        assert len({id(w.result(60)) for w in waiting}) == 1
     assert links.made == 1
     supervisor.close()
 
@@ -91,7 +91,7 @@ def test_a_start_that_fails_is_told_and_counted(links: type[_Link]) -> None:
     links.ready.set()
     supervisor = Supervisor(PLACE)
     with pytest.raises(DeadObject, match="no such driver"):
-        supervisor.link(soon(5))
+        supervisor.link(soon(60))
     assert supervisor.last_end == "could not be started: no such driver"
     supervisor.close()
 
@@ -113,8 +113,8 @@ def test_one_that_is_there_after_close_is_left(
     supervisor.close()
     links.ready.set()
     with pytest.raises(DeadObject, match="is closed"):
-        supervisor.link(soon(5))
-    assert made[0].closed.wait(5)
+        supervisor.link(soon(60))
+    assert made[0].closed.wait(60)
     assert supervisor.running is None
 
 
@@ -145,7 +145,7 @@ def test_a_call_waits_for_the_record_of_a_death_until_its_deadline(
 
     with pytest.raises(DeadObject):
         die()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     assert supervisor.underway == {}
     supervisor._ended(link, "was killed")
     crash = last_crash()
@@ -158,29 +158,37 @@ def test_a_short_pause_after_a_second_death_is_waited_for(
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
     links.ready.set()
-    for deadline_ns in (None, soon(5)):
+    for deadline_ns in (None, soon(60)):
         supervisor = Supervisor(PLACE)
         for _ in range(2):
             supervisor._count("was ended by SIGKILL")
         began = time.monotonic()
         link = supervisor.link(deadline_ns)
-        assert 0.09 <= time.monotonic() - began < 3
+        assert time.monotonic() - began >= 0.09
         assert supervisor.running is link
         supervisor.close()
 
 
-@pytest.mark.parametrize(("pause", "deadline"), [(60.0, None), (60.0, 30.0), (1.5, 1.0)])
+@pytest.mark.parametrize(
+    ("pause", "most", "deadline"), [(60.0, 2.0, None), (60.0, 2.0, 30.0), (50.0, 60.0, 40.0)]
+)
 def test_a_pause_that_is_long_or_ends_too_late_is_not(
-    links: type[_Link], monkeypatch: pytest.MonkeyPatch, pause: float, deadline: float | None
+    links: type[_Link],
+    monkeypatch: pytest.MonkeyPatch,
+    pause: float,
+    most: float,
+    deadline: float | None,
 ) -> None:
     monkeypatch.setattr(supervision, "FIRST_PAUSE", pause)
+    monkeypatch.setattr(supervision, "MOST_PAUSE", pause)
+    monkeypatch.setattr(supervision, "MOST_WAITED", most)
     supervisor = Supervisor(PLACE)
     for _ in range(2):
         supervisor._count("was ended by SIGKILL")
     began = time.monotonic()
     with pytest.raises(DeadObject, match=r"was ended by SIGKILL; it is started again in \d"):
         supervisor.link(None if deadline is None else soon(deadline))
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 20
     assert links.made == 0
     supervisor.close()
 
@@ -189,7 +197,9 @@ def test_a_pause_that_is_long_or_ends_too_late_is_not(
 def test_a_pause_ends_with_what_it_is_for(
     links: type[_Link], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(supervision, "FIRST_PAUSE", 1.9)
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 50.0)
+    monkeypatch.setattr(supervision, "MOST_PAUSE", 50.0)
+    monkeypatch.setattr(supervision, "MOST_WAITED", 60.0)
     links.ready.set()
     supervisor = Supervisor(PLACE)
     for _ in range(2):
@@ -201,10 +211,10 @@ def test_a_pause_ends_with_what_it_is_for(
         getattr(supervisor, how)()
         if how == "close":
             with pytest.raises(DeadObject, match="is closed"):
-                waiting.result(5)
+                waiting.result(30)
         else:
-            assert waiting.result(5) is supervisor.running
-    assert time.monotonic() - began < 1.5
+            assert waiting.result(30) is supervisor.running
+    assert time.monotonic() - began < 30
     supervisor.close()
 
 
@@ -240,6 +250,8 @@ def test_a_driver_that_cannot_be_loaded_is_tried_less_and_less_often(
     links: type[_Link], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(supervision, "FIRST_PAUSE", 40.0)
+    monkeypatch.setattr(supervision, "MOST_PAUSE", 50.0)
     links.ready.set()
     links.failure = NotStarted("its process refuses: no licence", died=False)
     supervisor = Supervisor(PLACE)
@@ -247,9 +259,9 @@ def test_a_driver_that_cannot_be_loaded_is_tried_less_and_less_often(
         with pytest.raises(DeadObject, match="refuses: no licence"):
             supervisor.link()
     began = time.monotonic()
-    with pytest.raises(DeadObject, match=r"no licence; it is started again in 0\.\d s"):
+    with pytest.raises(DeadObject, match=r"no licence; it is started again in \d+\.\d s"):
         supervisor.link()
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < 20
     assert links.made == 2
     for _ in range(2000):
         supervisor._count("no licence", died=False)

@@ -30,6 +30,7 @@ from penstock.ipc.dispatch import Dispatcher
 from penstock.ir import Signature
 from penstock.testing.contract.cases import every_case
 from penstock.testing.contract.trial import PLAIN, Trial
+from tests.support_local import LocalChannel
 
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "call": decode_call,
@@ -38,24 +39,19 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
 }
 
 
-class Transcript:
+class Transcript(LocalChannel):
     """A channel that keeps every frame."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
+        super().__init__(dispatcher)
         self.calls: list[Frame] = []
         self.replies: list[Frame] = []
 
-    copies_arrays = False
-
-    def call(self, frame: Frame) -> Frame:
-        reply = self.dispatcher.answer(frame)
+    def answer(self, frame: Frame) -> Frame:
+        reply = super().answer(frame)
         self.calls.append(frame)
         self.replies.append(reply)
         return reply
-
-    def drop(self, number: int) -> None:
-        self.dispatcher.answer(Packer().frame(wire.Close(number)))
 
 
 @cache
@@ -81,7 +77,7 @@ def transcript() -> Transcript:
             channel.call(pack.frame(wire.LendPool(pack.memory(memory))))
             pack = Packer()
             handle = pack.handle(Descriptor(0))
-            channel.call(pack.frame(wire.OpenRing(1, handle, handle, handle, 4, 16384)))
+            channel.call(pack.frame(wire.OpenRing(handle, handle, handle, 4, 16384)))
             pack = Packer()
             channel.call(pack.frame(wire.CopyTo(1, pack.memory(memory))))
             pack = Packer()
@@ -201,9 +197,9 @@ class TestDispatcher:
         "call",
         [
             wire.Execute(
-                1, wire.RequestForm((), (), ()), wire.ExecutionForm(None, 1, False, "low", None)
+                1, wire.RequestForm((), (), ()), wire.ExecutionForm(None, 1, False, "low", (), None)
             ),
-            wire.Execute(1, None, wire.ExecutionForm(None, 1, False, "low", None)),
+            wire.Execute(1, None, wire.ExecutionForm(None, 1, False, "low", (), None)),
             wire.ConfigureBurst(1),
             wire.ConfigureBurst(0),
             wire.CreateReusableExecution(-1, wire.RequestForm((), (), ())),
@@ -221,7 +217,7 @@ class TestDispatcher:
         model, config = pack.model(every_case()[0].model), pack.prepare_config(PrepareConfig())
         made = decode_reply(dispatcher.answer(pack.frame(wire.Prepare(model, config))).data)
         assert isinstance(made, wire.Made)
-        run = wire.Execute(made.target, None, wire.ExecutionForm(None, 1, False, "low", None))
+        run = wire.Execute(made.target, None, wire.ExecutionForm(None, 1, False, "low", (), None))
         assert "is no reusable execution" in refusal(dispatcher, Frame(encode(run)))
         assert dispatcher.live_objects == 1
         dispatcher.close()

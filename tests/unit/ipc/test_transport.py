@@ -17,6 +17,7 @@ from penstock.errors import GeneralFailure, WireError
 from penstock.ipc import transport, wire
 from penstock.ipc.transport import BATCH, HEADER, Connection, close_all
 from penstock.testing.resources import Resources
+from tests.checked import does_not_raise
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def pair() -> Iterator[tuple[Connection, Connection]]:
 
 
 def soon() -> int:
-    return time.monotonic_ns() + 5_000_000_000
+    return time.monotonic_ns() + 60_000_000_000
 
 
 def descriptors(count: int) -> list[int]:
@@ -259,9 +260,9 @@ def test_descriptors_that_are_not_taken_by_the_deadline_go_before_the_next_frame
         target=left.send, args=(b"many", sent, time.monotonic_ns() + 50_000_000), daemon=True
     )
     sender.start()
-    sender.join(2)
+    sender.join(30)
     assert not sender.is_alive()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     close_all(sent)
     following = threading.Thread(target=left.send, args=(b"next", (), soon()))
     following.start()
@@ -281,7 +282,9 @@ def test_descriptors_kept_for_later_close_with_the_connection(
     left, _ = pair
     shorten(left)
     sent = descriptors(60)
-    left.send(b"many", sent, time.monotonic_ns() + 50_000_000)
+    # What stays open is found when both ends are closed.
+    with does_not_raise():
+        left.send(b"many", sent, time.monotonic_ns() + 50_000_000)
     close_all(sent)
 
 

@@ -79,9 +79,10 @@ def test_a_file_of_a_mount_that_is_not_seen_and_does_not_answer_is_not_taken(
     monkeypatch.setattr(untouchable, "_asking", threading.BoundedSemaphore(1))
     # The second is not asked any more.
     assert may_last(stuck)
+    monkeypatch.setattr(untouchable, "PATIENCE_SECONDS", 60.0)
     began = time.monotonic()
     assert may_last(stuck)
-    assert time.monotonic() - began < 0.05
+    assert time.monotonic() - began < 30
 
 
 @needs_fuse

@@ -37,7 +37,7 @@ except (DeadObject, ResourceExhaustedTransient) as error:
     told = str(error)
 finally:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-assert time.monotonic() - began < 4
+assert time.monotonic() - began < 20
 assert told
 rig.run(Deadline(30))
 rig.close()
@@ -73,7 +73,7 @@ def test_a_thread_that_does_not_run_is_not_waited_for(monkeypatch: pytest.Monkey
         began = time.monotonic()
         with pytest.raises(RuntimeError, match="does not run"):
             thread.start_within(0.05)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 20
     for lost in set(threading.enumerate()) - limbo:
         threading._limbo.pop(lost, None)  # type: ignore[attr-defined]
 

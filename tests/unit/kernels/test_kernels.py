@@ -24,6 +24,7 @@ from penstock.testing.contract import CHECKS, Check, NotCovered
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.trial import PLAIN, Trial
 from penstock.testing.loopback import LoopbackDevice
+from tests.checked import count_contract_checks
 from tests.conftest import ROOT
 
 F32 = DType.FLOAT32
@@ -55,6 +56,9 @@ class Several(KernelDevice):
         if site.operation.type == "FULLY_CONNECTED" and site.constant(1) is None:
             return "weights are no constant"
         return ""
+
+
+count_contract_checks()
 
 
 @pytest.mark.parametrize("wrap", [lambda device: device, LoopbackDevice])

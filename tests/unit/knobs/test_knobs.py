@@ -188,12 +188,27 @@ def test_directories_are_where_platformdirs_has_them(
         ({"lease_seconds": "inf"}, "must be a number, 0 or more, not 'inf'"),
         ({"late_write_seconds": "soon"}, "must be a number, not 'soon'"),
         ({"allow_fallback": "maybe"}, "must be true or false, not 'maybe'"),
+        ({"state_dir": "state"}, "must be an absolute path, not 'state'"),
+        ({"cache_dir": "./cache"}, "must be an absolute path, not './cache'"),
+        ({"tensor_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
+        ({"densify_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
+        ({"metadata_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
+        ({"stream_limit_mib": 0}, "must be a whole number, 1 or more, not 0"),
+        ({"lent_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
     ],
 )
 def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str) -> None:
     (name,) = values
     with override(**values), pytest.raises(InputError, match=re.escape(wanted)):
         KNOBS[name]()
+    with override(**values), pytest.raises(InputError, match=f"knob {name} "):
+        knobs.check()
+
+
+@pytest.mark.parametrize("path", ["", "~/penstock", str(Path("penstock").absolute())])
+def test_a_directory_may_be_the_user_s_own_below_a_home_or_absolute(path: str) -> None:
+    with override(cache_dir=path):
+        assert knobs.cache_dir() == path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")

@@ -27,7 +27,7 @@ def test_mutations_are_reproducible() -> None:
 
 def test_the_samples_load() -> None:
     for content in samples():
-        load(content)
+        assert load(content).operations
 
 
 def test_the_soak_counts_every_file() -> None:

@@ -17,6 +17,7 @@ from penstock.errors import (
 )
 from penstock.ir import DType, Model, StatePort
 from penstock.ir.model import constant_array
+from tests.support_runs import assert_same_runs
 from tests.unit.loaders.files import (
     FileBuilder,
     accumulator,
@@ -439,7 +440,7 @@ def test_state_that_cannot_be_lowered_is_named(
         load(file)
 
 
-def test_an_int8_variable_tensor_of_unknown_size_starts_empty() -> None:
+def test_an_int8_variable_tensor_of_open_signature_starts_at_its_zero_point() -> None:
     file = svdf()
     for tensor in file.graph["tensors"]:
         tensor["type"] = 9
@@ -447,7 +448,7 @@ def test_an_int8_variable_tensor_of_unknown_size_starts_empty() -> None:
     state = file.graph["tensors"][4]
     file.graph["inputs"] = [0, 2, 3]
     state["quantization"], state["shape_signature"] = quantization([0.5], [-3]), [-1, 12]
-    assert load(file).variables[0].value is None
+    assert load(file).variables[0].value == bytes([256 - 3]) * 12
 
 
 def test_branches_take_and_give_their_variables_in_one_order() -> None:
@@ -496,3 +497,35 @@ def test_state_inside_a_composite_is_carried_through_it() -> None:
     assert composite.inputs[1:] == tuple(p.input for p in ports)
     assert composite.outputs[1:] == tuple(p.output for p in ports)
     assert [o.type for o in model.subgraphs[1].operations] == ["IF", "ADD"]
+
+
+def with_open_state(kind: str) -> FileBuilder:
+    """One operator with its state in a variable tensor whose `shape_signature` leaves the batch open."""
+    file = svdf() if kind == "SVDF" else FileBuilder()
+    if kind == "SVDF":
+        file.graph["tensors"][-1]["shape_signature"] = [-1, 12]
+    elif kind == "ADD":
+        x, y = file.tensor("x", [1, 2]), file.tensor("y", [1, 2])
+        state = file.tensor("state", [1, 2], is_variable=True, shape_signature=[-1, 2])
+        file.operator("ADD", [x, state], [y], {})
+        file.end([x], [y])
+    else:
+        x, y = file.tensor("x", [1, 3, 2]), file.tensor("y", [1, 3, 4])
+        weights = file.tensor("weights", [4, 2], value=np.ones((4, 2), np.float32))
+        recurrent = file.tensor("recurrent", [4, 4], value=np.eye(4, dtype=np.float32))
+        bias = file.tensor("bias", [4], value=np.zeros(4, np.float32))
+        state = file.tensor("state", [1, 4], is_variable=True, shape_signature=[-1, 4])
+        file.operator(kind, [x, weights, recurrent, bias, state], [y], {})
+        file.end([x], [y])
+    return file
+
+
+@pytest.mark.parametrize("kind", ["SVDF", "ADD", "UNIDIRECTIONAL_SEQUENCE_RNN"])
+def test_what_a_signature_leaves_open_of_a_variable_tensor_is_known(kind: str) -> None:
+    (variable,) = load(with_open_state(kind)).variables
+    assert variable.shape is not None
+    assert variable.shape[0] == 1
+    content = with_open_state(kind).encode()
+    size = (1, 3, 2) if kind == "UNIDIRECTIONAL_SEQUENCE_RNN" else (1, 2)
+    runs = [[np.full(size, at + 1, np.float32)] for at in range(3)]
+    assert_same_runs(content, runs)

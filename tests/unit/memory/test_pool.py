@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from ml_dtypes import bfloat16
 
 from penstock.errors import ClosedError, InputError, ResourceExhaustedTransient
-from penstock.memory import MemoryPool, live_mappings
+from penstock.memory import MemoryPool, live_mappings, map_memory
 from penstock.memory.shared import MAX_POOL_BYTES
+from penstock.testing.resources import Resources
 
 
 def test_a_pool_is_zero_and_its_views_share_it() -> None:
@@ -197,3 +199,46 @@ def test_a_system_without_memfds_has_files_that_nobody_else_finds(
             assert other[50] == 7
     finally:
         os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"12345678",
+        bytearray(b"12345678"),
+        memoryview(b"12345678"),
+        np.frombuffer(b"12345678", np.float32),
+        np.frombuffer(b"12345678", np.float16).reshape(2, 2),
+        np.frombuffer(b"12345678", bfloat16),
+    ],
+)
+def test_a_sealed_pool_holds_its_content_and_nobody_can_write_it(content: Any) -> None:
+    with Resources.unchanged("a sealed pool"):
+        pool = MemoryPool.sealed(content)
+        assert bytes(pool.buffer) == b"12345678"
+        assert pool.readonly
+        assert pool.memory.name == "ashmem"
+        assert not pool.view(np.uint8, 8).flags.writeable
+        with map_memory(pool.memory) as mapping:
+            assert not mapping.array.flags.writeable
+            assert bytes(mapping.array) == b"12345678"
+        with pytest.raises(PermissionError):
+            os.write(pool.memory.handle, b"x")
+        pool.close()
+        del pool, mapping
+        gc.collect()
+
+
+def test_an_empty_sealed_pool_has_no_bytes() -> None:
+    with MemoryPool.sealed(b"") as pool:
+        assert pool.nbytes == 0
+        assert pool.view(np.float32, 0).size == 0
+
+
+@pytest.mark.parametrize(
+    "content",
+    [3, "text", None, [1, 2], np.zeros((4, 4))[:, ::2], np.array([None]), memoryview(b"1234")[::2]],
+)
+def test_a_sealed_pool_is_made_of_contiguous_bytes(content: Any) -> None:
+    with pytest.raises(InputError, match="a sealed pool is made of"):
+        MemoryPool.sealed(content)

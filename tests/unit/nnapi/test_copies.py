@@ -31,6 +31,6 @@ def test_a_result_that_is_not_contiguous_is_copied_twice_and_it_shows(
     )
     for result, count in ((RESULT, 1), (RESULT.T, 2)):
         copies: list[CopyReceipt] = []
-        assert running._deliver(binding, result, copies)
+        assert running._deliver(binding, result, copies, result.shape)
         assert [c.nbytes for c in copies] == [24] * count
         assert room.tobytes() == result.tobytes()

@@ -7,8 +7,10 @@ import re
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
+import pytest
 from msgspec.structs import replace
 
+from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.drawing.layout import lay_out
@@ -46,6 +48,30 @@ def branching() -> Model:
     short = net.relu("short", total)
     long = net.relu("c", net.relu("b", net.relu("a", total)))
     return net.build([net.add("both", short, long)])
+
+
+class TestTheAccuracyClass:
+    @pytest.mark.parametrize("accuracy", ["exact", "faithful"])
+    def test_is_not_counted_where_nothing_lies_below_the_default(
+        self, accuracy: AccuracyClass
+    ) -> None:
+        devices = [NumpyDevice("reference", accuracy="exact")]
+        plan = place(chain(["ADD"]), devices, Policy(accuracy=accuracy))
+        assert "accuracy:" not in plan.show()
+        assert ("exact" in plan.summary()) == (accuracy == "exact")
+
+    def test_says_how_many_operations_the_default_would_not_let_there(self) -> None:
+        quick = NumpyDevice("quick", {"ADD"}, {"float32": (0.1, 0.1)}, accuracy="stepwise")
+        devices = [quick, NumpyDevice("reference", accuracy="exact")]
+        plan = place(chain(["ADD", "RELU", "ADD"]), devices, Policy(accuracy="relaxed"))
+        assert plan.summary().startswith("3 steps, 3 operations (quick 2, reference 1), relaxed")
+        told = "accuracy: relaxed is allowed; of 3 operations, their devices declare 2 stepwise"
+        assert told in " ".join(plan.show().split())
+
+    def test_says_so_where_the_default_is_kept_all_the_same(self) -> None:
+        plan = place(chain(["ADD"]), [NumpyDevice("reference")], Policy(accuracy="stepwise"))
+        told = "stepwise is allowed; each device declares at least faithful for its operations"
+        assert told in " ".join(plan.show().split())
 
 
 class TestText:

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import InputError
+from penstock.errors import InputError, PlacementError
 from penstock.hal import Capabilities, InvalidDevice, Support
 from penstock.ir import DType, Model, Operand
 from penstock.partitioning import Policy
+from penstock.partitioning.placement import place
 from penstock.partitioning.support import collect_support
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import SHAPE, Net, chain
@@ -150,6 +151,30 @@ def test_accuracy_class(offered: Any, asked: Any, supported: bool) -> None:
     assert answers(chain(["ADD"]), device, Policy(accuracy=asked)) == [supported]
     expected = "" if supported else f"its accuracy there is {offered}; the policy asks for {asked}"
     assert reasons(chain(["ADD"]), device, Policy(accuracy=asked)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("offered", "names", "remedy"),
+    [
+        (["relaxed"], ["a"], "; accuracy='relaxed' (--accuracy relaxed) permits what is refused for that, and the"),
+        (["relaxed", "stepwise"], ["a", "b"], "; accuracy='stepwise' (--accuracy stepwise) permits"),
+        (["relaxed"], ["reference"], "; accuracy='relaxed' (--accuracy relaxed) permits what is refused for that\n"),
+    ],
+)  # fmt: skip
+def test_an_error_names_the_class_that_would_do(
+    offered: list[Any], names: list[str], remedy: str
+) -> None:
+    devices = [NumpyDevice(n, accuracy=a) for n, a in zip(names, offered, strict=True)]
+    with pytest.raises(PlacementError) as found:
+        place(chain(["ADD"]), devices, Policy())
+    assert remedy in str(found.value)
+
+
+def test_an_error_about_more_than_accuracy_names_no_class() -> None:
+    device = NumpyDevice("a", frozenset({"ADD"}), accuracy="relaxed")
+    with pytest.raises(PlacementError) as found:
+        place(chain(["ADD", "RELU"]), [device], Policy())
+    assert "--accuracy" not in str(found.value)
 
 
 def test_a_plan_quotes_how_far_off_a_device_was_measured_to_be() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.cli.failures import UsageError
+from penstock.cli.opening import check_devices
 from penstock.errors import InputError, PlacementError
 from penstock.hal import (
     Capabilities,
@@ -361,6 +363,21 @@ def test_the_knob_names_the_default_devices(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PENSTOCK_DEVICES", "a, a")
     with pytest.raises(InputError, match=r"PENSTOCK_DEVICES.*listed twice"):
         manager.choose(None)
+
+
+def test_an_unknown_name_has_the_reason_of_the_driver_whose_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    manager = manager_of(a=explode, b=lambda: FakeDevice("b"))
+    words = r"no device is named 'a-cpu'; found: a, b; 'a' cannot be used: .*no such library"
+    with pytest.raises(PlacementError, match=words):
+        manager.choose(["a-cpu"])
+    monkeypatch.setattr(penstock, "devices", manager.infos)
+    with pytest.raises(UsageError, match=words):
+        check_devices(["a-cpu"])
+    for name in ("ab-cpu", "b-cpu"):
+        with pytest.raises(PlacementError, match=f"no device is named '{name}'; found: a, b$"):
+            manager.choose([name])
 
 
 class Drivers:

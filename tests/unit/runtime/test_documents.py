@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -29,6 +30,7 @@ def test_the_examples_print_what_the_page_shows(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
     names: dict[str, Any] = {"__name__": "example"}
     page = PAGES[name]
@@ -37,6 +39,18 @@ def test_the_examples_print_what_the_page_shows(
     for code, shown in pairs:
         exec(compile(code, f"{name}.md", "exec"), names)  # our own page
         assert capsys.readouterr().out == shown
+
+
+def test_the_example_of_shadow_verification_prints_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
+    first = re.findall(r"```python\n(.*?)```", PAGES["shadow"], re.DOTALL)[0]
+    for _ in range(2):
+        exec(compile(first, "shadow.md", "exec"), {"__name__": "example"})  # our own page
+    told = capsys.readouterr().out
+    assert told == 2 * told[: len(told) // 2]
 
 
 def cells(page: str) -> set[str]:

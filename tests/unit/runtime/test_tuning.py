@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -24,6 +24,8 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import (
+    ACCURACY_RANK,
+    AccuracyClass,
     CancelToken,
     ExecutionConfig,
     ExecutionResult,
@@ -314,6 +316,64 @@ def test_a_verdict_that_the_devices_no_longer_allow_is_left(tmp_path: Path) -> N
     assert stored_plan(occasion(model, refusing, tmp_path)) is None
 
 
+class AskedDevice(TimedDevice):
+    """Remembers the accuracy class of each compile."""
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        self.asked_for: set[AccuracyClass] = set()
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> NumpyPrepared:
+        self.asked_for.add(config.accuracy)
+        return super().prepare_model(model, config)
+
+
+def with_a_quick_one(declared: AccuracyClass) -> list[TimedDevice]:
+    """One that is ten times as fast and declares a class of its own, and the reference."""
+    clock = Clock()
+    quick = AskedDevice("quick", clock, dict.fromkeys(KINDS, MS), accuracy=declared)
+    slow = dict.fromkeys(KINDS, 10 * MS)
+    return [quick, TimedDevice("reference", clock, slow, accuracy="exact")]
+
+
+@pytest.mark.parametrize("wanted", get_args(AccuracyClass))
+@pytest.mark.parametrize("declared", get_args(AccuracyClass))
+def test_tuning_stays_within_the_accuracy_class(
+    wanted: AccuracyClass, declared: AccuracyClass, tmp_path: Path
+) -> None:
+    devices = with_a_quick_one(declared)
+    config, policy = PrepareConfig(accuracy=wanted), Policy(accuracy=wanted)
+    given = occasion(chain(KINDS), devices, tmp_path, config=config, policy=policy)
+    plan = tuned_plan(given)
+    is_met = ACCURACY_RANK[declared] >= ACCURACY_RANK[wanted]
+    assert [step.device for step in plan.steps] == ["quick" if is_met else "reference"]
+    assert isinstance(devices[0], AskedDevice)
+    assert devices[0].asked_for == ({wanted} if is_met else set())
+    assert plan.accuracy == wanted
+
+
+@pytest.mark.parametrize("wanted", get_args(AccuracyClass))
+def test_a_verdict_of_another_accuracy_class_is_never_used(
+    wanted: AccuracyClass, tmp_path: Path
+) -> None:
+    given = occasion(
+        chain(KINDS), with_a_quick_one("exact"), tmp_path, policy=Policy(accuracy=wanted)
+    )
+    tuned_plan(given)
+    store = Verdicts(tmp_path)
+    (kept,) = store.every()
+    assert kept.accuracy == wanted
+    for said in get_args(AccuracyClass):
+        store.save(replace(kept, accuracy=said))
+        assert (stored_plan(given) is not None) == (said == wanted)
+
+
+def test_a_device_whose_declaration_becomes_lesser_invalidates_the_verdict(tmp_path: Path) -> None:
+    tuned_plan(occasion(chain(KINDS), with_a_quick_one("faithful"), tmp_path))
+    assert stored_plan(occasion(chain(KINDS), with_a_quick_one("faithful"), tmp_path)) is not None
+    assert stored_plan(occasion(chain(KINDS), with_a_quick_one("stepwise"), tmp_path)) is None
+
+
 def test_a_candidate_that_fails_is_out() -> None:
     clock = Clock()
     costs = dict.fromkeys(KINDS, MS)
@@ -478,3 +538,21 @@ def test_what_explains_the_cache_knows_the_verdict(tmp_path: Path) -> None:
 def test_tune_needs_something_to_choose() -> None:
     with pytest.raises(InputError, match="leaves nothing to choose"):
         penstock.compile(chain(KINDS), tune=True, policy=Policy(placement="nnapi"))
+
+
+@pytest.mark.usefixtures("briefly")
+def test_a_loop_of_a_measured_run_has_a_limit_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int | None] = []
+    execute = NumpyPrepared.execute
+
+    def recorded(self: NumpyPrepared, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        seen.append(config.loop_timeout_ns)
+        return execute(self, request, config)
+
+    monkeypatch.setattr(NumpyPrepared, "execute", recorded)
+    devices = [NumpyDevice("one"), NumpyDevice("two")]
+    penstock.compile(chain(KINDS), devices, cache=None, tune=True).close()
+    assert seen
+    assert None not in seen

@@ -25,6 +25,7 @@ from penstock.hal import CacheHandle, PrepareConfig
 from penstock.sealed import LateWriter, SaveReport, SqliteRegistry, SystemFiles
 from penstock.sealed.locks import lock, locked, unlock
 from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles, SteppedFiles, failing
+from tests.conftest import open_descriptors
 from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig, quick_connect
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -146,16 +147,29 @@ def test_files_that_hold_rubbish_are_not_taken_for_empty(new: Rig) -> None:
         assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by somebody else")
 
 
-def test_a_lock_that_is_held_is_waited_for_and_then_given_up(old: Rig, new: Rig) -> None:
+def test_a_lock_that_is_held_is_left_unless_told_to_wait(
+    old: Rig, new: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("penstock.sealed.locks.time.sleep", waits.append)
     with (
         new.late(first_published(old)) as writer,
         new.lock() as reader,
         locked(reader.fd, exclusive=False),
     ):
-        assert dropped(new.write(writer), "Unreadable: the entry is in use: its lock was not free")
+        report = new.write(writer)
+        assert dropped(report, "Unreadable: the entry is in use: its lock was not free")
+        assert report.in_use
+        assert not writer.is_free()
+        assert not waits
+        assert new.write(writer, timeout=0.02).in_use
+        assert waits
         assert writer.load(timeout=0).model[0] == OLD[0][0]
         unlock(reader.fd)
-        assert new.write(writer).saved
+        assert writer.is_free()
+        report = new.write(writer)
+        assert report.saved
+        assert not report.in_use
         lock(reader.fd, exclusive=True)
         with pytest.raises(Unreadable):
             writer.load(timeout=0)
@@ -165,7 +179,10 @@ def test_closing_is_boring(new: Rig) -> None:
     with new.late(None) as writer:
         writer.close()
         writer.close()
-        assert dropped(new.write(writer), "ClosedError: the late writer is closed")
+        assert writer.is_free()
+        report = new.write(writer)
+        assert dropped(report, "ClosedError: the late writer is closed")
+        assert not report.in_use
         with pytest.raises(ClosedError):
             writer.load()
 
@@ -196,8 +213,11 @@ def test_closing_ends_a_wait_for_the_lock(old: Rig, new: Rig) -> None:
 
 def test_a_writer_that_is_forgotten_holds_no_descriptors(new: Rig) -> None:
     with new.handles(create=True) as (model, data), new.lock() as opened:
-        LateWriter(new.seal(), model, data, TOKEN, BINDING, lock=opened, expected=None)
-    gc.collect()
+        writer = LateWriter(new.seal(), model, data, TOKEN, BINDING, lock=opened, expected=None)
+        held = open_descriptors()
+        del writer
+        gc.collect()
+        assert open_descriptors() < held
 
 
 @pytest.mark.parametrize("at", range(4))

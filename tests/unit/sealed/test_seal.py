@@ -326,16 +326,14 @@ def test_another_user_s_state_directory_is_refused(tmp_path: Path) -> None:
         Seal("lab", "1", files=(1, 0)).registry  # noqa: B018  # finding it is what is refused
 
 
-def test_a_relative_state_directory_stays_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with knobs.override(state_dir="relative to one test"):
-        first = state_directory()
-        assert first == str(tmp_path / "relative to one test")
-        (tmp_path / "below").mkdir()
-        monkeypatch.chdir(tmp_path / "below")
-        assert state_directory() == first
+def test_a_relative_state_directory_is_refused() -> None:
+    with (
+        knobs.override(state_dir="relative"),
+        pytest.raises(
+            InputError, match=r"knob state_dir .* must be an absolute path, not 'relative'"
+        ),
+    ):
+        state_directory()
 
 
 def test_owners_are_told_apart_by_digests_of_whole_names() -> None:

@@ -306,5 +306,5 @@ class TestTwoProcesses:
                         run(prepared, CASE)
                         found.add(prepared.cache_report.artefact)
         child.said()
-        assert found <= {"baseline", "optimised"}
-        assert hit(entry)[1].artefact == "optimised"
+        # A writer that never finds the lock free leaves the form that is there.
+        assert {*found, hit(entry)[1].artefact} <= {"baseline", "optimised"}

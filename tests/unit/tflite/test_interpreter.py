@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import multiprocessing
 import os
 import pickle
 import threading
@@ -26,6 +25,7 @@ from penstock.execution import CompiledModel
 from penstock.ir import NDArray
 from penstock.partitioning.policy import Policy
 from tests.support_caching import CachingDevice
+from tests.support_forks import in_child
 from tests.unit.execution.fakes import NumpyDevice
 from tests.unit.loaders.files import FileBuilder, accumulator, relu, sparse_matrix, svdf
 from tests.unit.tflite import models
@@ -514,16 +514,8 @@ class TestLife:
     def test_it_goes_on_in_a_forked_child(self) -> None:
         interpreter = opened(accumulator().encode())
         run(interpreter, np.ones(2, np.float32))
-        # The child is not to close engines that tests before have left: their threads are not in it.
-        gc.collect()
-        gc.freeze()
-        context = multiprocessing.get_context("fork")
-        queue = context.Queue()
-        child = context.Process(target=lambda: queue.put(run(interpreter, np.ones(2, np.float32))))
-        child.start()
-        np.testing.assert_array_equal(queue.get(timeout=60)[0], [3, 4])
-        child.join(60)
-        assert child.exitcode == 0
+        found = in_child(lambda: run(interpreter, np.ones(2, np.float32)))
+        np.testing.assert_array_equal(found[0], [3, 4])
         np.testing.assert_array_equal(run(interpreter, np.ones(2, np.float32))[0], [3, 4])
 
     def test_what_is_no_delegate_is_refused_as_litert_does(self) -> None:

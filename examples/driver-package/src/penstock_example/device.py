@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from penstock.hal import Capabilities, DeviceType, PerformanceInfo
-from penstock.ir import NDArray
+from penstock.ir import DType, NDArray
 from penstock.kernels import KernelDevice, Site, kernel
+from penstock_example import fixed
 
 SUMS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
 
 
 class ExampleDevice(KernelDevice):
-    """Element-wise arithmetic, RELU and LOGISTIC in float32, on the processor."""
+    """Element-wise arithmetic, RELU and LOGISTIC in float32, and the extension `com.example.fixed`, on the processor."""
 
     name = "example"
     # Changes with whatever changes a result: this package, its libraries, the hardware's features.
@@ -26,6 +27,7 @@ class ExampleDevice(KernelDevice):
         performance={"float32": PerformanceInfo(execution_time=0.8, power_usage=0.8)},
         default_performance=None,
         dispatch_ns=10_000,
+        extensions=(fixed.EXTENSION,),
     )
 
     def check(self) -> str | None:
@@ -48,7 +50,40 @@ class ExampleDevice(KernelDevice):
         result: NDArray = np.where(x >= 0, 1 / (1 + small), small / (1 + small))
         return result
 
+    @kernel(fixed.TO_FIXED_KEY, dtypes=["float32", "uint8"])
+    def to_fixed(self, site: Site, x: NDArray) -> NDArray:
+        scaled = np.ldexp(x.astype(np.float64), fixed.bits_of(site.outputs[0]) or 0)
+        down = site.hint(fixed.NAME, fixed.ROUNDING) == b"down"
+        rounded = np.floor(scaled) if down else np.rint(scaled)
+        # Beyond 62 bits, and for what is no number, the nearest end or zero: no cast is undefined.
+        limit = float(1 << 62)
+        return fixed.array_of(np.clip(np.nan_to_num(rounded), -limit, limit).astype(np.int64))
+
+    @kernel(fixed.TO_FLOAT_KEY, dtypes=["float32", "uint8"])
+    def to_float(self, site: Site, x: NDArray) -> NDArray:
+        bits = fixed.bits_of(site.inputs[0]) or 0
+        return np.ldexp(fixed.integers(x).astype(np.float64), -bits).astype(np.float32)
+
     def refuse(self, site: Site) -> str:
         """Why an operation cannot be computed, where its types alone do not say so; empty: it can."""
+        if site.operation.key in {fixed.TO_FIXED_KEY, fixed.TO_FLOAT_KEY}:
+            return _refuse_conversion(site)
         ranks = [len(o.shape or ()) for o in site.inputs if o is not None]
         return f"operands have {max(ranks)} dimensions, and the device 6" if max(ranks) > 6 else ""
+
+
+def _refuse_conversion(site: Site) -> str:
+    """Nobody but the driver knows what an operation of its extension takes: it looks at everything."""
+    if len(site.inputs) != 1 or len(site.outputs) != 1:
+        return (
+            f"a conversion has 1 input and 1 output, not {len(site.inputs)} and {len(site.outputs)}"
+        )
+    source, target = site.inputs[0], site.outputs[0]
+    fix, real = (target, source) if site.operation.key == fixed.TO_FIXED_KEY else (source, target)
+    if real is None or real.dtype is not DType.FLOAT32:
+        return "a conversion is between float32 and FIXED_TENSOR"
+    if fix is None or fixed.bits_of(fix) is None:
+        return f"a FIXED_TENSOR has data of 4 bytes: how many bits are behind the point, up to {fixed.MOST_BITS}"
+    if fix.shape is None or real.shape is None or fix.shape[:-1] != real.shape:
+        return f"shapes differ: {fix.shape} and {real.shape}"
+    return ""

@@ -49,11 +49,15 @@ class Results:
 
 
 class Answer(Protocol):
-    """A task's answer: *data* for `--json`, *notes* about how it was read out of the outputs."""
+    """A task's answer: *data* for `--json`, *notes* about how it was read out of the outputs.
+
+    *mislabelled* says why a list of labels is not used to name classes, in one clause; "" where it is.
+    """
 
     task: str
     data: dict[str, Any]
     notes: Sequence[str]
+    mislabelled: str
 
     def show(self, output: Output) -> None:
         """Prints it for people."""

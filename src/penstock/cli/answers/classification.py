@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from penstock.cli.answers.base import Results, finite
+from penstock.cli.output import percentage
 from penstock.errors import counted
 from penstock.ir import NDArray
 
@@ -22,25 +23,24 @@ ROUNDING: Final = 1e-3
 
 
 class Classification:
-    """The best classes of the model's one output."""
+    """The best classes of the model's one output. *mislabelled* says why they have no labels, where a list of labels does not fit."""
 
     task = "classification"
 
     def __init__(self, results: Results) -> None:
         scores, note = probabilities(results.real(0).reshape(-1))
         best = np.argsort(-finite(scores), kind="stable")[: results.top].tolist()
+        self.mislabelled, results = checked_labels(results, scores.size)
         top = [{"index": i, "label": results.label(i), "score": float(scores[i])} for i in best]
         self.data: dict[str, Any] = {"top": top}
-        self.notes: Sequence[str] = [
-            n for n in (note, _label_note(results.labels, scores.size)) if n
-        ]
+        self.notes: Sequence[str] = [n for n in (note, self.mislabelled) if n]
 
     def show(self, output: Output) -> None:
         rows = [
             (
                 row["index"],
                 "" if row["label"] is None else row["label"],
-                "NaN" if math.isnan(row["score"]) else f"{100 * row['score']:.1f} %",
+                percentage(row["score"]),
             )
             for row in self.data["top"]
         ]
@@ -62,12 +62,19 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
         return real, ""
     with np.errstate(invalid="ignore"):  # infinity less itself is a NaN, and is shown as one
         shifted = np.exp(real - known.max())
-    return shifted / np.nansum(
-        shifted
-    ), "the outputs are not probabilities (they leave [0, 1]): softmax applied"
+        shares = shifted / np.nansum(shifted)
+    return shares, "the outputs are not probabilities (they leave [0, 1]): softmax applied"
 
 
-def _label_note(labels: tuple[str, ...] | None, classes: int) -> str:
-    if labels is None or len(labels) == classes:
-        return ""
-    return f"{counted(len(labels), 'label')} for {counted(classes, 'class', 'classes')}; they may be shifted against each other"
+def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
+    """*results* without labels where those are not as many as the *classes*, and why, in one clause; "" where they fit.
+
+    A list of another length may name every class wrongly: a background class that it has, or lacks, shifts all others.
+    """
+    if results.labels is None or len(results.labels) == classes:
+        return "", results
+    reason = (
+        f"there are {counted(len(results.labels), 'label')} for {counted(classes, 'class', 'classes')}, so classes are shown "
+        "without labels, which may be shifted"
+    )
+    return reason, replace(results, labels=None)

@@ -22,6 +22,7 @@ class Detection:
     """Boxes, best first. A box is [ymin, xmin, ymax, xmax] as shares of the picture's height and width."""
 
     task = "detection"
+    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         order = detection_order(results)

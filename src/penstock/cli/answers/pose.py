@@ -48,6 +48,7 @@ class Pose:
     """The key points, each with its position as shares of the picture's height and width."""
 
     task = "pose"
+    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         maps = heat_maps(results)

@@ -21,6 +21,7 @@ class Segmentation:
     """The class of each pixel and each class's share of the picture, largest first."""
 
     task = "segmentation"
+    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         self.classes = class_map(results)

@@ -26,6 +26,7 @@ class Summary:
     """Least, mean and greatest value of each output, in real values; of strings the first few."""
 
     task = "outputs"
+    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         self.data: dict[str, Any] = {

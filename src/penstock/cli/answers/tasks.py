@@ -31,6 +31,10 @@ _PASSING: Final = frozenset(
 _TO_PROBABILITIES: Final = frozenset({"SOFTMAX", "LOGISTIC"})
 
 
+MOST_CLASSES: Final = 100_000
+"""A longer vector is taken for no scores of classes."""
+
+
 def recognise(results: Results) -> str:
     """The name of the task, a key of `TASKS`; "outputs" where nothing else fits."""
     if detection_order(results) is not None:
@@ -67,6 +71,18 @@ def _is_classifier(results: Results) -> bool:
     if classes < 2 or array.size != classes:
         return False
     return results.labels is not None or _origin(results) in _TO_PROBABILITIES
+
+
+def may_be_classes(results: Results) -> bool:
+    """Whether the one output has the shape of a score for each class, [1, n], though nothing says what it is.
+
+    It may be an embedding just as well, so only the caller can tell.
+    """
+    if len(results.arrays) != 1:
+        return False
+    shape, operand = results.arrays[0].shape, results.operands[0]
+    real = operand.dtype.is_float or (operand.dtype.is_integer and operand.quantization is not None)
+    return real and len(shape) == 2 and shape[0] == 1 and 2 <= shape[1] <= MOST_CLASSES
 
 
 def _origin(results: Results) -> str | None:

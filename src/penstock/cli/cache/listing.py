@@ -62,7 +62,7 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
                     v.key[:SHORT],
                     v.model[:SHORT] or "not known",
                     ", ".join(devices_of(v)),
-                    v.accuracy or "as asked",
+                    v.accuracy,
                     when(v.created),
                 )
                 for v in verdicts

@@ -1,6 +1,16 @@
 """From files on the command line to the arrays a model's inputs want."""
 
 from penstock.cli.feed.arguments import Fed, Wishes, feed
-from penstock.cli.feed.normalisation import SCHEMES, Normalisation, parse_normalisation
+from penstock.cli.feed.normalization import SCHEMES, Normalization, parse_normalization
+from penstock.cli.feed.slots import Slot, slots_of
 
-__all__ = ["SCHEMES", "Fed", "Normalisation", "Wishes", "feed", "parse_normalisation"]
+__all__ = [
+    "SCHEMES",
+    "Fed",
+    "Normalization",
+    "Slot",
+    "Wishes",
+    "feed",
+    "parse_normalization",
+    "slots_of",
+]

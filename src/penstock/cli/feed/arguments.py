@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.cli.failures import FileError, UsageError, os_reason
 from penstock.cli.feed.arrays import random_array, read_npy, read_npz
-from penstock.cli.feed.normalisation import Normalisation
+from penstock.cli.feed.files import InputFile, input_file
+from penstock.cli.feed.normalization import SCHEMES, Normalization, store
+from penstock.cli.feed.preparation import Preparation, prepare
+from penstock.cli.feed.slots import Slot
 from penstock.cli.feed.sound import read_sound
 from penstock.errors import counted
-from penstock.ir import NDArray, Operand, TensorMetadata
+from penstock.ir import NDArray, Operand
 from penstock.ir.show import show_operand
 from penstock.ir.types import is_static
+
+if TYPE_CHECKING:
+    from penstock.cli.feed.pictures import Layout
 
 Kind = Literal["picture", "sound", "npy", "npz"]
 
@@ -38,26 +43,89 @@ _BEGINNINGS: Final[tuple[tuple[bytes, Kind], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the caller asks for: a normalisation, and the seed of `random`."""
+    """What the caller asks for: a normalization, the seed of `random`, and the rate of the sounds that the model takes."""
 
-    normalisation: Normalisation | None = None
+    normalization: Normalization | None = None
     seed: int = 0
+    rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FedPicture:
+    """A picture for input number *position*: its uint8 *pixels* [height, width, 1 or 3], and how they may be prepared."""
+
+    position: int
+    operand: Operand
+    pixels: npt.NDArray[np.uint8]
+    layout: Layout
+    preparation: Preparation
+
+    def array(self, scheme: Normalization) -> NDArray:
+        """What the input stores. Raises `UsageError` for a scheme that cannot be applied."""
+        from penstock.cli.feed.pictures import arrange
+
+        return arrange(self._stored(scheme), self.layout)
+
+    def is_one_colour(self, scheme: Normalization) -> bool:
+        """Whether the input stores the same for every pixel."""
+        from penstock.cli.feed.pictures import is_one_colour
+
+        return is_one_colour(self._stored(scheme))
+
+    def _stored(self, scheme: Normalization) -> NDArray:
+        return store(self.pixels, self.operand, scheme, as_bytes=self.preparation.as_bytes)
 
 
 @dataclass(slots=True)
 class Fed:
-    """What was made of the arguments: an array an input, in order.
+    """What was made of the arguments: an array an input, in order; for a picture by the first scheme that is left.
 
     *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says for
     each input where its values come from; *assumed* has the shapes that `random` made up for unknown dimensions, by input
-    name; *notes* what was assumed or changed on the way.
+    name; *notes* what was assumed or changed on the way; *questions* what nobody says and an answer would depend on, each
+    with the option that says it; *kinds* the kinds of files.
     """
 
     arrays: list[NDArray] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    questions: list[str] = field(default_factory=list)
     assumed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     picture: Any = None
+    pictures: list[FedPicture] = field(default_factory=list)
+    kinds: set[Kind] = field(default_factory=set)
+
+    @property
+    def unstated(self) -> list[FedPicture]:
+        """The pictures for which neither the caller nor the file says how they are normalised."""
+        return [p for p in self.pictures if not p.preparation.is_stated]
+
+    @property
+    def schemes(self) -> list[str]:
+        """The names of the schemes that may be meant for those."""
+        return list(dict.fromkeys(s.name for p in self.unstated for s in p.preparation.schemes))
+
+    @property
+    def excluded(self) -> dict[str, str]:
+        """The usual schemes that cannot be meant for any of those, each with the reason."""
+        found = {n: why for p in self.unstated for n, why in p.preparation.excluded.items()}
+        return {name: why for name, why in found.items() if name not in self.schemes}
+
+    def arrays_by(self, scheme: str) -> list[NDArray]:
+        """`arrays` with those pictures prepared by the scheme of this name."""
+        arrays = list(self.arrays)
+        for picture in self.unstated:
+            own = {s.name: s for s in picture.preparation.schemes}
+            chosen = own.get(scheme) or SCHEMES.get(scheme) or picture.preparation.schemes[0]
+            arrays[picture.position] = picture.array(chosen)
+        return arrays
+
+    def assumption(self) -> list[str]:
+        """A note where a scheme was taken though none is stated, for commands that give no answer about the picture."""
+        return [
+            f"{p.preparation.because}: {p.preparation.schemes[0].name} is taken (--normalize)"
+            for p in self.unstated
+        ]
 
     def add(self, operand: Operand, array: NDArray, source: str, **more: Any) -> None:
         entry = {
@@ -70,19 +138,15 @@ class Fed:
         self.sources.append(entry | more)
 
 
-def feed(
-    arguments: Sequence[str],
-    operands: Sequence[Operand],
-    metadata: Sequence[TensorMetadata],
-    wishes: Wishes,
-) -> Fed:
-    """An array for each of *operands* from INPUT arguments, in order.
+def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed:
+    """An array for each of *slots* from INPUT arguments, in order.
 
     An `.npz` file fills every input that is left; so does a last `random`. Raises `FileError`
     for a file that is missing, unreadable or does not fit, `UsageError` for a wrong count.
     """
     fed = Fed()
     generator = np.random.default_rng(wishes.seed)
+    operands = [slot.operand for slot in slots]
     given = list(arguments)
     if given and given[-1] == "random":
         given += ["random"] * (len(operands) - len(given))
@@ -99,61 +163,75 @@ def feed(
             if not is_static(rest[0].shape):
                 fed.assumed[rest[0].name] = fed.arrays[-1].shape
             continue
-        path = Path(argument)
-        if _is_empty(path):
-            raise FileError(path, "the file is empty")
+        path = input_file(argument)
         kind = kind_of(path)
+        fed.kinds.add(kind)
         if kind == "npz":
             for operand, array in zip(rest, read_npz(path, rest), strict=True):
                 fed.add(operand, array, argument)
         elif kind == "npy":
             fed.add(rest[0], read_npy(path, rest[0]), argument)
         elif kind == "sound":
-            array, notes = read_sound(path, rest[0])
-            fed.notes += notes
-            fed.add(rest[0], array, argument)
+            sound = read_sound(path, slots[len(fed.arrays)], wishes.rate)
+            fed.notes += sound.notes
+            fed.questions += [sound.question] if sound.question else []
+            fed.add(rest[0], sound.array, argument)
         else:
-            here = metadata[len(fed.arrays)] if len(fed.arrays) < len(metadata) else None
-            _feed_picture(fed, path, rest[0], here, wishes)
+            _feed_picture(fed, path, slots[len(fed.arrays)], wishes)
     if len(fed.arrays) != len(operands):
         raise UsageError(_count(arguments, operands))
+    fed.questions += [
+        f"{source['source']}: every value is NaN (not a number), which no answer can be about: check how the file was made"
+        for source, operand, array in zip(fed.sources, operands, fed.arrays, strict=True)
+        if operand.dtype.is_float and array.size and np.isnan(array.astype(np.float64)).all()
+    ]
+    if wishes.normalization is not None and not fed.pictures:
+        fed.notes.append("--normalize is not used: no INPUT is a picture")
+    if wishes.rate is not None and "sound" not in fed.kinds:
+        fed.notes.append("--rate is not used: no INPUT is a sound")
     return fed
 
 
-def _is_empty(path: Path) -> bool:
-    """Whether it is a file without a byte; of one that cannot be looked at its reader says why."""
-    try:
-        status = path.stat()
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(status.st_mode) and not status.st_size
-
-
-def _feed_picture(
-    fed: Fed, path: Path, operand: Operand, metadata: TensorMetadata | None, wishes: Wishes
-) -> None:
+def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None:
     from penstock.cli.feed import pictures
-    from penstock.cli.feed.normalisation import choose, store
+    from penstock.cli.feed.recognition import no_picture
 
-    shape = pictures.layout(operand)
-    fed.picture = pictures.read_picture(path)
-    if shape is None:
-        raise FileError(path, pictures.not_a_picture(operand))
-    scheme, assumption = choose(operand, metadata, wishes.normalisation)
-    if assumption:
-        fed.notes.append(assumption)
-    if shape.channels == 4:
+    operand, layout = slot.operand, pictures.layout(slot.operand)
+    fed.picture, notes = pictures.open_picture(path)
+    axis = layout.axes.find("C") if layout is not None else -1
+    first = slot.first_operations(axis if axis >= 0 else None)
+    requested = wishes.normalization
+    reason = no_picture(slot, layout, first, insist=requested is not None)
+    if layout is None or reason:
+        raise FileError(path, f"is a picture, but {reason}; an .npy file gives the input as it is")
+    fed.notes += [*notes, *pictures.stretched(fed.picture, layout)]
+    if layout.channels == 4:
         fed.notes.append("the input has a fourth channel; it is fed zeros")
-    stored = store(
-        pictures.pixels(fed.picture, shape),
+    channels = min(layout.channels, 3)
+    preparation = prepare(operand, channels, slot.metadata, first, slot.model, requested)
+    pixels = pictures.pixels(fed.picture, layout)
+    picture = FedPicture(len(fed.arrays), operand, pixels, layout, preparation)
+    fed.pictures.append(picture)
+    if picture.is_one_colour(preparation.schemes[0]):
+        why = f" ({'; '.join(notes)})" if notes else ""
+        fed.questions.append(
+            f"{path}: the picture is one colour after preparation{why}, which no answer can be about: check the picture"
+            + (f" and --normalize {requested.name}" if requested is not None else "")
+        )
+    else:
+        fed.notes += pictures.flat(pixels)
+    stated = preparation.schemes[0].name if preparation.is_stated else None
+    fed.add(
         operand,
-        scheme,
-        explicit=wishes.normalisation is not None,
+        picture.array(preparation.schemes[0]),
+        str(path),
+        normalize=stated,
+        normalize_from=preparation.source,
+        because=preparation.because,
     )
-    fed.add(operand, pictures.arrange(stored, shape), str(path), normalise=scheme.name)
 
 
-def kind_of(path: Path) -> Kind:
+def kind_of(path: InputFile) -> Kind:
     """By the file's suffix, else by how it begins; whatever is nothing else is taken for a picture.
 
     Raises `FileError` for a file that cannot be opened.

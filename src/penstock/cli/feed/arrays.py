@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import zipfile
-from pathlib import Path
+import zlib
 from typing import IO, Any, Final
 
 import numpy as np
 
 from penstock.cli.failures import FileError, UsageError, reading
+from penstock.cli.feed.files import InputFile
 from penstock.cli.shapes import assumed
 from penstock.execution.inputs import fits
 from penstock.ir import DType, NDArray, Operand
@@ -26,19 +27,23 @@ EXPECTED: Final = "expected/"
 _WORDS: Final = (b"gate", b"pipe", b"river", b"turbine", b"water")
 
 
-def read_npy(path: Path, operand: Operand) -> NDArray:
+def read_npy(path: InputFile, operand: Operand) -> NDArray:
     """The one array of an `.npy` file, if it fits *operand*. Raises `FileError`."""
     with reading(path, "not an .npy file"), path.open("rb") as stream:
         return _read(stream, path, operand)
 
 
-def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
+def read_npz(path: InputFile, operands: list[Operand]) -> list[NDArray]:
     """An array for each of *operands*, by name, or by position where the file has exactly as many. Entries whose names
     begin with `expected/` and are no input's are left: they are what `compare` expects of the model.
 
     Raises `FileError`.
     """
-    with reading(path, "not an .npz file"), zipfile.ZipFile(path) as archive:
+    with (
+        reading(path, "not an .npz file"),
+        path.open("rb") as stream,
+        zipfile.ZipFile(stream) as archive,
+    ):
         names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
         wanted = [o.name for o in operands]
         names = [n for n in names if n in wanted or not n.startswith(EXPECTED)]
@@ -49,21 +54,14 @@ def read_npz(path: Path, operands: list[Operand]) -> list[NDArray]:
         return [_read_entry(archive, n, path, o) for n, o in zip(wanted, operands, strict=True)]
 
 
-def _read_entry(archive: zipfile.ZipFile, name: str, path: Path, operand: Operand) -> NDArray:
+def _read_entry(archive: zipfile.ZipFile, name: str, path: InputFile, operand: Operand) -> NDArray:
     with reading(path, f"entry {name!r} cannot be read"), archive.open(f"{name}.npy") as stream:
         return _read(stream, path, operand, f"entry {name!r} ")
 
 
-def _read(stream: IO[bytes], path: Path, operand: Operand, entry: str = "") -> NDArray:
+def _read(stream: IO[bytes], path: InputFile, operand: Operand, entry: str = "") -> NDArray:
     """The header is checked against the operand before room for the values is made."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:
-        number = ".".join(map(str, version))
-        raise FileError(path, f"version {number} of the .npy format is not known")
+    shape, fortran, dtype = _header(stream, path, entry)
     check(path, operand, dtype, shape, entry)
     data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
     array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
@@ -73,7 +71,31 @@ def _read(stream: IO[bytes], path: Path, operand: Operand, entry: str = "") -> N
     return np.asarray(array, operand.dtype.numpy, order="C")
 
 
-def _exactly(stream: IO[bytes], nbytes: int, path: Path) -> bytearray:
+def _header(
+    stream: IO[bytes], path: InputFile, entry: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the first dimension varies fastest, and dtype. Raises `FileError`."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(stream)
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:
+        # NumPy evaluates the header as Python source, and its error would be in the words of Python's parser.
+        what = f"{entry}is not" if entry else "not"
+        raise FileError(
+            path, f"{what} an .npy file, or its header is damaged; numpy.save writes one"
+        ) from error
+    number = ".".join(map(str, version))
+    raise FileError(
+        path, f"{entry}has version {number} of the .npy format; versions 1.0 and 2.0 are read"
+    )
+
+
+def _exactly(stream: IO[bytes], nbytes: int, path: InputFile) -> bytearray:
     if nbytes > MAX_BYTES:
         raise FileError(
             path, f"declares {nbytes:,} bytes of values; at most {MAX_BYTES:,} are read"
@@ -88,7 +110,7 @@ def _exactly(stream: IO[bytes], nbytes: int, path: Path) -> bytearray:
 
 
 def check(
-    path: Path, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
+    path: InputFile, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
 ) -> None:
     """Raises `FileError`, which begins with *entry*, unless an array of this dtype and shape may be
     given for *operand*.

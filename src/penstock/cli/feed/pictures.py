@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -12,12 +11,22 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from penstock.cli.failures import FileError, reading
+from penstock.cli.feed.files import InputFile
 from penstock.ir import NDArray, Operand
-from penstock.ir.show import show_operand
 
 FORMATS: Final = ("PNG", "JPEG", "BMP")
+DEEPEST: Final = 65535
+"""White in a picture of 16 bits a channel."""
+
+FLAT: Final = 0.01
+"""A picture that spans less than this share of black to white is noted: it shows a network next to nothing."""
+
 MAX_PIXELS: Final = 64 * 2**20
 """A picture of more pixels is refused before it is decoded."""
+
+ENLARGED: Final = 8
+DISTORTED: Final = 3
+"""Factors beyond which a note says that a picture is stretched: of a side, and of one side beside the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +44,8 @@ class Layout:
 def layout(operand: Operand) -> Layout | None:
     """The picture layout of an input, or None when its shape is no picture's.
 
-    Channels are 1, 3 or 4 and come last where both places would do; one picture at a time, so N is 1;
-    a height or width of 1 makes no picture.
+    Channels are 1, 3 or 4 and come last where both places would do; one picture at a time, so N is 1; a height or
+    width of 1 makes no picture. Of three dimensions an unknown first one alone is a batch of sequences, not a height.
     """
     found = _layout(operand.shape or ())
     return found if found is not None and 1 not in {found.height, found.width} else None
@@ -48,33 +57,92 @@ def _layout(shape: tuple[int | None, ...]) -> Layout | None:
             return Layout("NHWC", height, width, channels)
         case (1 | None, (1 | 3 | 4) as channels, height, width):
             return Layout("NCHW", height, width, channels)
+        case (None, int(), 1 | 3 | 4):
+            return None
         case (height, width, (1 | 3 | 4) as channels):
             return Layout("HWC", height, width, channels)
-        case (1 | None, height, width):
+        case (1 | None, height, width) if (height is None) == (width is None):
             return Layout("NHW", height, width, 1)
         case ((3 | 4) as channels, height, width):
             return Layout("CHW", height, width, channels)
-        case (height, width):
+        case (int(height), int(width)):
             return Layout("HW", height, width, 1)
         case _:
             return None
 
 
-def read_picture(path: Path) -> Image.Image:
-    """The decoded, upright picture as 8-bit RGB. Raises `FileError`."""
-    with reading(path, "the picture cannot be decoded"):
+def read_picture(path: InputFile) -> Image.Image:
+    """The decoded, upright picture as 8-bit RGB; `open_picture` without its notes. Raises `FileError`."""
+    return open_picture(path)[0]
+
+
+def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
+    """The decoded, upright picture as 8-bit RGB, and notes on what it does not hold: transparency, and further pictures of an animation.
+
+    Raises `FileError`.
+    """
+    with reading(path, "the picture cannot be decoded"), path.open("rb") as stream:
         # Pillow's own limit only warns, up to twice its size.
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
-            opened = Image.open(path, formats=FORMATS)
+            opened = Image.open(stream, formats=FORMATS)
         except UnidentifiedImageError:
-            raise FileError(path, "not a PNG, JPEG or BMP picture") from None
+            raise FileError(
+                path,
+                "not a PNG, JPEG or BMP picture; convert it to PNG (sounds are .wav files, arrays .npy or .npz)",
+            ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise FileError(path, too_large()) from None
         with opened:
             if opened.width * opened.height > MAX_PIXELS:
                 raise FileError(path, too_large(opened.width * opened.height))
-            return _to_rgb(ImageOps.exif_transpose(opened))
+            return _to_rgb(ImageOps.exif_transpose(opened)), _left_out(opened)
+
+
+def _left_out(picture: Image.Image) -> list[str]:
+    notes = []
+    # Photographs of telephones hold a preview or a map of brightness beside the picture.
+    if picture.format == "PNG" and (number := getattr(picture, "n_frames", 1)) > 1:
+        notes.append(f"the file is an animation of {number} pictures; the first is fed")
+    if picture.has_transparency_data and _least_alpha(picture) < 255:
+        notes.append("the picture has transparent parts; they are fed in the colours beneath")
+    if (
+        picture.mode.startswith("I")
+        and (greatest := int(np.asarray(picture).max())) < FLAT * DEEPEST
+    ):
+        notes.append(
+            f"the picture has 16 bits a channel, in which white is {DEEPEST}, and its greatest value is {greatest}; "
+            "scale it to the full range"
+        )
+    return notes
+
+
+def _least_alpha(picture: Image.Image) -> int:
+    return int(np.asarray(picture.convert("RGBA").getchannel("A")).min())
+
+
+def stretched(picture: Image.Image, shape: Layout) -> list[str]:
+    """A note where the picture is enlarged or distorted so much that the answer may say little about it."""
+    width, height = shape.width or picture.width, shape.height or picture.height
+    across, down = width / picture.width, height / picture.height
+    if max(across, down) <= ENLARGED and max(across, down) <= DISTORTED * min(across, down):
+        return []
+    return [f"the picture of {picture.width} x {picture.height} is stretched to {width} x {height}"]
+
+
+def is_one_colour(stored: NDArray) -> bool:
+    """Whether *stored*, [height, width, channels], has the same values in every pixel."""
+    return bool((stored == stored[:1, :1]).all())
+
+
+def flat(pixels: npt.NDArray[np.uint8]) -> list[str]:
+    """A note where all *pixels* are nearly alike."""
+    span = int((pixels.max((0, 1)) - pixels.min((0, 1))).max())
+    if span >= FLAT * 255:
+        return []
+    return [
+        f"the picture is nearly of one colour: it spans {span} of the 255 steps from black to white"
+    ]
 
 
 def too_large(pixels: int | None = None) -> str:
@@ -86,7 +154,7 @@ def too_large(pixels: int | None = None) -> str:
 def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode.startswith("I"):
         # Pillow clips 16-bit grey to 255 instead of scaling it.
-        grey = np.clip(np.asarray(picture, np.int64), 0, 65535)
+        grey = np.clip(np.asarray(picture, np.int64), 0, DEEPEST)
         return Image.fromarray((grey >> 8).astype(np.uint8)).convert("RGB")
     return picture.convert("RGB")
 
@@ -110,8 +178,3 @@ def arrange(stored: NDArray, shape: Layout) -> NDArray:
     elif shape.axes.index("C") < shape.axes.index("H"):
         stored = stored.transpose(2, 0, 1)
     return np.ascontiguousarray(stored[None] if "N" in shape.axes else stored)
-
-
-def not_a_picture(operand: Operand) -> str:
-    """Why a picture cannot be fed to this input."""
-    return f"input {operand.name!r} is {show_operand(operand)}, which is not the shape of a picture"

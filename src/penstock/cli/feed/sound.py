@@ -3,67 +3,133 @@
 from __future__ import annotations
 
 import wave
-from pathlib import Path
-from typing import Any, Final
+from io import SEEK_END
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.failures import FileError, reading
+from penstock.cli.feed.files import InputFile
+from penstock.cli.feed.recognition import amplitude, no_sound
 from penstock.execution.inputs import quantize
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand
 
+if TYPE_CHECKING:
+    from penstock.cli.feed.slots import Slot
+
 MAX_FRAMES: Final = 2**26
 """Most frames read where the input's length is unknown (over an hour at 16 kHz)."""
+
+SHORTEST: Final = 0.01
+"""Seconds that a sound has at least after it was cut: networks that take waveforms take frames of 10 ms or more."""
+
+NO_WAV: Final = "not a PCM WAV file of 8 to 32 bits (a converter makes one)"
 
 WIDTHS: Final = range(1, 5)
 """Bytes a sample may have."""
 
+SPEECH_RATE: Final = 16000
+"""Samples a second that nearly all networks of speech take: assumed of a model that states no rate."""
+
+OTHER_RATES: Final = (8000, 11025, 22050, 44100, 48000)
+"""Other usual rates. An input that takes whole seconds at one of these was probably made for that rate."""
+
+
+class Sound(NamedTuple):
+    """What an input stores for a sound: its *array*, and *notes* on what was done to the samples.
+
+    *question* says why the sound's rate may not be the model's; "" where it is, as far as the file and the caller say.
+    """
+
+    array: NDArray
+    notes: list[str]
+    question: str = ""
+
 
 def waveform_length(operand: Operand) -> int | None:
-    """How many samples an input takes, 0 where its length is unknown; None when it is no waveform.
+    """How many samples an input takes, 0 where its length is unknown; None when it does not have the shape of a waveform.
 
-    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ...
+    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ... A first dimension that is unknown beside others
+    is that of a batch, of which one is fed.
     """
     shape = operand.shape
     if shape is None or not shape:
         return None
-    long = [d for d in shape if d != 1]
-    if len(long) > 1:
-        return None
-    return (long[0] or 0) if long else 1
+    long = [d for d in _single(shape) if d != 1]
+    return long[0] or 0 if len(long) == 1 else None
 
 
-def read_sound(path: Path, operand: Operand) -> tuple[NDArray, list[str]]:
+def _single(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """The shape of one element of a batch: 1 for an unknown first dimension that has others beside it."""
+    return (1, *shape[1:]) if shape[0] is None and len(shape) > 1 else shape
+
+
+def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> Sound:
     """The file's samples as the input stores them, and what was done to them.
 
-    PCM of 8 to 32 bits becomes real values in [-1, 1); channels are averaged; the sound is cut or padded
-    with zeros to the input's length and never resampled. A float input gets the real values, a
-    quantised one what stands for them, an int16 one without quantisation 16-bit samples. Raises
-    `FileError`.
+    PCM of 8 to 32 bits becomes real values in [-1, 1), or 32768 times as much where the input's quantised range is
+    that of 16-bit samples; channels are averaged; the sound is cut or padded with zeros to the input's length and
+    never resampled. A float input gets the real values, a quantised one what stands for them, an int16 one without
+    quantisation 16-bit samples. *rate_taken* is the model's rate if the caller says it; otherwise the metadata's counts.
+    Raises `FileError`, also for an input that is no waveform, and for a sound at another rate than the model's.
     """
-    wanted = waveform_length(operand)
-    if wanted is None:
+    operand = slot.operand
+    wanted, first = waveform_length(operand), slot.first_operations()
+    if reason := no_sound(slot, wanted, first):
+        raise FileError(path, f"is a sound, but {reason}; an .npy file gives the input as it is")
+    with reading(path, NO_WAV), path.open("rb") as stream:
+        nbytes = stream.seek(0, SEEK_END)
+        stream.seek(0)
+        with wave.open(stream, "rb") as opened:
+            rate, channels = opened.getframerate(), opened.getnchannels()
+            frames, width = opened.getnframes(), opened.getsampwidth()
+            if width not in WIDTHS:
+                raise FileError(path, f"has samples of {8 * width} bits; 8, 16, 24 and 32 are read")
+            if frames > nbytes // (channels * width) or not _has_frame(opened, frames - 1):
+                raise FileError(path, f"is cut short: its header declares {frames:,} samples")
+            data = opened.readframes(min(wanted or frames, frames, MAX_FRAMES))
+    if not frames or not rate:
+        raise FileError(path, "has no samples" if rate else "has a rate of 0 samples a second")
+    if wanted and wanted < min(frames, rate * SHORTEST) and slot.content != "audio":
         raise FileError(
             path,
-            f"input {operand.name!r} is {show_operand(operand)}, which is not the shape of a sound",
+            f"has {frames} samples, and input {operand.name!r} holds {wanted} values, too few for a sound at {rate} Hz; "
+            "they look like features; an .npy file gives the input as it is",
         )
-    with reading(path, "not a PCM WAV file"), wave.open(str(path), "rb") as opened:
-        rate, channels, width = opened.getframerate(), opened.getnchannels(), opened.getsampwidth()
-        if width not in WIDTHS:
-            raise FileError(path, f"has samples of {8 * width} bits; 8, 16, 24 and 32 are read")
-        frames = opened.getnframes()
-        present = path.stat().st_size // (channels * width)
-        if frames > present or not _has_frame(opened, frames - 1):
-            raise FileError(path, f"is cut short: its header declares {frames:,} samples")
-        data = opened.readframes(min(wanted or frames, frames, MAX_FRAMES))
+    stated = rate_taken or (slot.metadata.sample_rate if slot.metadata is not None else 0)
+    if stated and stated != rate:
+        raise FileError(
+            path,
+            f"has {rate} samples a second, and the model takes {stated}: resample the sound to {stated} Hz",
+        )
+    doubt = "" if stated else _doubt_of_rate(rate, frames, wanted or 0)
     mono = _real(data, width).reshape(-1, channels).mean(axis=1, dtype=np.float64)
-    shape = tuple(d if d is not None else len(mono) for d in operand.shape or ())
+    shape = tuple(d if d is not None else len(mono) for d in _single(operand.shape or (None,)))
     samples = np.zeros(wanted or len(mono), np.float32)
-    samples[: len(mono)] = mono
-    return _store(path, samples, operand).reshape(shape), _notes(
-        rate, channels, frames, len(samples)
+    samples[: len(mono)] = mono * (amplitude(first.bounds) or 1.0)
+    return Sound(
+        _store(path, samples, operand).reshape(shape),
+        _notes(rate, channels, frames, len(samples), stated=bool(stated)),
+        f"{path}: {doubt}" if doubt else "",
+    )
+
+
+def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
+    """Why a sound at this rate may be unfit for a model that states none, with the remedy; "" for the usual rate."""
+    if rate != SPEECH_RATE:
+        why = f"networks of speech mostly take {SPEECH_RATE}"
+    elif frames == wanted or not wanted or not wanted % SPEECH_RATE:
+        return ""
+    else:
+        whole = [other for other in OTHER_RATES if not wanted % other]
+        if not whole:
+            return ""
+        why = f"its input of {wanted} samples is {wanted // whole[-1]} s at {whole[-1]} Hz"
+    return (
+        f"has {rate} samples a second, and the model's file does not say which rate it takes ({why}): "
+        f"say --rate {rate} if it takes {rate}; otherwise resample the sound to the model's rate and say that with --rate"
     )
 
 
@@ -89,7 +155,7 @@ def _real(data: bytes, width: int) -> npt.NDArray[np.floating[Any]]:
     return np.frombuffer(data, "<i4").astype(np.float64) / 2**31
 
 
-def _store(path: Path, samples: NDArray, operand: Operand) -> NDArray:
+def _store(path: InputFile, samples: NDArray, operand: Operand) -> NDArray:
     if operand.dtype.is_float:
         return samples.astype(operand.dtype.numpy)
     if operand.quantization is not None:
@@ -98,16 +164,28 @@ def _store(path: Path, samples: NDArray, operand: Operand) -> NDArray:
         whole: NDArray = np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16)
         return whole
     raise FileError(
-        path, f"a sound cannot be fed to input {operand.name!r}, {show_operand(operand)}"
+        path,
+        f"is a sound, but input {operand.name!r} is {show_operand(operand)}, which has no scale for samples; an .npy file "
+        "gives the input as it is",
     )
 
 
-def _notes(rate: int, channels: int, frames: int, length: int) -> list[str]:
-    notes = [f"the sound is fed at its own rate, {rate} Hz; nothing is resampled"]
+def _notes(rate: int, channels: int, frames: int, length: int, *, stated: bool) -> list[str]:
+    notes = []
+    if not stated:
+        notes.append(
+            f"the sound is fed at its own rate, {rate} Hz; the file does not say which the model takes, and nothing is resampled"
+        )
     if channels > 1:
         notes.append(f"{channels} channels averaged to one")
     if frames > length:
-        notes.append(f"cut from {frames} to {length} samples")
+        notes.append(
+            f"the sound is cut from {frames} to {length} samples: its first {_seconds(length, rate)} of {_seconds(frames, rate)}"
+        )
     elif frames < length:
-        notes.append(f"padded with zeros from {frames} to {length} samples")
+        notes.append(f"the sound is padded with zeros from {frames} to {length} samples")
     return notes
+
+
+def _seconds(samples: int, rate: int) -> str:
+    return f"{samples / rate:.3g} s"

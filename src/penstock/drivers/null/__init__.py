@@ -21,7 +21,8 @@ class NullDevice(hal.DeviceBase):
     capabilities = hal.Capabilities(default_performance=None, only_when_named=True)
 
     def supported_operations(self, model: Model) -> Sequence[hal.Support]:
-        return [hal.SUPPORTED] * len(model.operations)
+        answers = [hal.SUPPORTED] * len(model.operations)
+        return hal.refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: hal.PrepareConfig) -> NullPreparedModel:
         hal.validate_prepare(model, config, self.capabilities.memory_kinds)

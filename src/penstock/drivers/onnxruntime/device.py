@@ -10,7 +10,8 @@ from typing import Final
 import msgspec
 
 from penstock.drivers.onnxruntime import engine
-from penstock.drivers.onnxruntime.installation import CPU, Installation, Provider
+from penstock.drivers.onnxruntime.installation import CPU, DERIVED_WITH, Installation, Provider
+from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,
@@ -19,6 +20,7 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModelBase,
     Support,
+    refuse_unmapped,
     validate_prepare,
     validate_prepare_config,
     validate_support,
@@ -57,7 +59,7 @@ class OnnxRuntimeDevice(DeviceBase):
         self.provider, self._installation, self._given_seal = provider, installation, seal
         self.name, self.type = provider.device_name, provider.type
         self.measured = msgspec.structs.replace(provider, reason="") == CPU
-        self.capabilities = Capabilities(
+        claims = Capabilities(
             performance=PERFORMANCE,
             default_performance=OTHER,
             if_performance=BRANCH,
@@ -66,9 +68,11 @@ class OnnxRuntimeDevice(DeviceBase):
             only_when_named=not self.measured,
             dispatch_ns=DISPATCH_NS,
             families=provider.families,
-            rounds_for_class=self.measured,
             simulated=provider.simulated,
         )
+        if self.measured:
+            claims = derived_with(claims, "ONNX Runtime", DERIVED_WITH, installation.version)
+        self.capabilities = claims
         self._lock = threading.Lock()
         self._compiles = self._loads = 0
 
@@ -93,7 +97,8 @@ class OnnxRuntimeDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         from penstock.drivers.onnxruntime.export.support import examine
 
-        return examine(model, "exact" if self.measured else "relaxed")
+        answers = examine(model, "exact" if self.measured else "relaxed")
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def cache_files_needed(self) -> tuple[int, int]:
         return FILES if self.measured else (0, 0)

@@ -15,11 +15,14 @@ from typing import Final
 
 import msgspec
 
+from penstock.distribution import install_command
 from penstock.engines.installed import package_folder, processor_features
 from penstock.hal import DeviceType
 
 PACKAGE: Final = "onnxruntime"
-INSTALL: Final = "pip install 'penstock[onnxruntime]'"
+INSTALL: Final = install_command("onnxruntime")
+DERIVED_WITH: Final = "1.31"
+"""The release of ONNX Runtime whose results the rules' accuracy classes were compared with TFLite's on."""
 ADAPTER_VERSION: Final = 2
 """Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write other cache files."""
 

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from penstock.drivers.openvino import engine
-from penstock.drivers.openvino.installation import Installation, Plugin, sums_exactly
+from penstock.drivers.openvino.installation import DERIVED_WITH, Installation, Plugin, sums_exactly
+from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     AccuracyClass,
@@ -19,6 +20,7 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModelBase,
     Support,
+    refuse_unmapped,
     validate_prepare,
     validate_prepare_config,
     validate_support,
@@ -69,7 +71,8 @@ class OpenVinoDevice(DeviceBase):
         self.plugin, self._installation, self._given_seal = plugin, installation, seal
         self.name, self.uses = plugin.device_name, uses
         self.type = TYPES[plugin.name]
-        self.capabilities = Capabilities(
+        measured = plugin.name == "CPU"
+        claims = Capabilities(
             performance={
                 **dict.fromkeys(("float32", "float16"), FLOATS),
                 **dict.fromkeys(("int8", "int32"), FASTER),
@@ -77,11 +80,13 @@ class OpenVinoDevice(DeviceBase):
             },
             default_performance=None,
             dynamic_outputs=False,
-            only_when_named=plugin.name != "CPU",
+            only_when_named=not measured,
             dispatch_ns=DISPATCH_NS,
             families=FAMILIES[plugin.name],
-            rounds_for_class=plugin.name == "CPU",
         )
+        if measured:
+            claims = derived_with(claims, "OpenVINO", DERIVED_WITH, installation.version)
+        self.capabilities = claims
         self.domain: MemoryDomain | None = None
         self._lock = threading.Lock()
         self._compiles = self._imports = 0
@@ -108,7 +113,8 @@ class OpenVinoDevice(DeviceBase):
         from penstock.drivers.openvino.support import examine
 
         best: AccuracyClass = "exact" if self.plugin.name == "CPU" else "relaxed"
-        return examine(model, best, sums_exactly=sums_exactly())
+        answers = examine(model, best, sums_exactly=sums_exactly())
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def cache_files_needed(self) -> tuple[int, int]:
         return FILES

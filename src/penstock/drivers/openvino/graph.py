@@ -39,12 +39,10 @@ class Padded(msgspec.Struct, frozen=True):
 
 
 class Graph:
-    """Nodes by operand index of the entry subgraph, in one layout or in both. *brief* takes the faster of two ways to
-    round, which is not TFLite's.
-    """
+    """Nodes by operand index of the entry subgraph, in one layout or in both."""
 
-    def __init__(self, model: Model, *, brief: bool = False) -> None:
-        self.model, self.entry, self.is_brief = model, model.entry, brief
+    def __init__(self, model: Model) -> None:
+        self.model, self.entry = model, model.entry
         self.ov = openvino()
         self.op: Any = importlib.import_module(OPSET)
         self._last: dict[int, Node] = {}

@@ -14,11 +14,14 @@ from typing import Final
 
 import msgspec
 
+from penstock.distribution import install_command
 from penstock.engines.installed import package_folder, package_texts, processor_features
 
 PACKAGE: Final = "openvino"
-INSTALL: Final = "pip install 'penstock[openvino]'"
-ADAPTER_VERSION: Final = 5
+INSTALL: Final = install_command("openvino")
+DERIVED_WITH: Final = "2026.4"
+"""The release of OpenVINO whose results the rules' accuracy classes were compared with TFLite's on."""
+ADAPTER_VERSION: Final = 6
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")

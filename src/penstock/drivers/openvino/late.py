@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.drivers.openvino.executable import Executable
-from penstock.drivers.openvino.loading import imported, opened, said
-from penstock.drivers.openvino.source import Interrupts, Source
+from penstock.drivers.openvino.loading import imported, opened
+from penstock.drivers.openvino.source import Compiled, Interrupts, Source
+from penstock.engines.postponed import Payloads, PostponedWrite
 from penstock.errors import CacheError, ClosedError, DriverError
 from penstock.hal import CacheReport
 from penstock.logs import Log
-from penstock.sealed import SaveReport
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
     from penstock.sealed.late import LateWriter
 
+Better: TypeAlias = tuple[Executable, CacheReport | PostponedWrite]
+"""The optimised form, and what to say of its cache files: or the write that is still to be made."""
+
 log = Log(__name__)
 
 
 class Late:
-    """The optimised form of *source*: at once when it is asked for, or after *uses* runs. It is written through
-    *writer*, where there is one, which is then closed. Thread-safe.
+    """The optimised form of *source*: at once when it is asked for, or after *uses* runs. Where there is a *writer*, what
+    was compiled comes with a write through it, which runs attempt afterwards. Thread-safe.
     """
 
     def __init__(
@@ -37,19 +42,18 @@ class Late:
         self._device, self._source, self._writer = device, source, writer
         self._left = uses
         self._lock = threading.Lock()
-        self._done: tuple[Executable, CacheReport] | None = None
+        self._done: Better | None = None
 
-    def now(self, interrupts: Interrupts) -> tuple[Executable, CacheReport]:
+    def now(self, interrupts: Interrupts) -> Better:
         """The optimised form, from the entry where another process has written it, else compiled. Whoever asks
         meanwhile waits. Raises what `Source.compile` does; the next call tries again.
         """
         with self._lock:
             if self._done is None:
                 self._done = self._written() or self._compiled(interrupts)
-                self._let_go()
             return self._done
 
-    def after_a_run(self, interrupts: Interrupts) -> tuple[Executable, CacheReport] | None:
+    def after_a_run(self, interrupts: Interrupts) -> Better | None:
         """Counts a run. The optimised form when it was the last, in a run without a deadline; a compile that
         fails leaves things as they are.
         """
@@ -70,12 +74,12 @@ class Late:
             return None
 
     def close(self) -> None:
-        """Gives the handles back; a write under way that waits for its lock is dropped. Twice is harmless."""
+        """Gives the handles back; what was not written by then is not. Twice is harmless."""
         writer = self._writer
         if writer is not None:
             writer.close()
 
-    def _written(self) -> tuple[Executable, CacheReport] | None:
+    def _written(self) -> Better | None:
         if self._writer is None:
             return None
         try:
@@ -85,24 +89,22 @@ class Late:
             executable = imported(self._device, parts[0], self._source.manner)
         except (CacheError, ClosedError, DriverError):
             return None
+        self._writer.close()
+        self._writer = None
         return executable, CacheReport(artefact=manifest.form)
 
-    def _compiled(self, interrupts: Interrupts) -> tuple[Executable, CacheReport]:
+    def _compiled(self, interrupts: Interrupts) -> Better:
+        began = time.monotonic_ns()
         compiled = self._source.compile("optimised", interrupts)
-        saved: SaveReport | None = None
-        if self._writer is not None:
-            try:
-                model, data = compiled.payloads(self._device)
-                saved = self._writer.write(model=[model], data=[data])
-            except DriverError as error:
-                saved = _failure(error)
-        return compiled.executable, said(saved, compiled.form)
+        if self._writer is None:
+            return compiled.executable, CacheReport(artefact=compiled.form)
+        spent = time.monotonic_ns() - began
+        write = PostponedWrite(self._writer, self._payloads_of(compiled), compiled.form, spent)
+        return compiled.executable, write
 
-    def _let_go(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _payloads_of(self, compiled: Compiled) -> Callable[[], Payloads]:
+        def made() -> Payloads:
+            model, data = compiled.payloads(self._device)
+            return [model], [data]
 
-
-def _failure(error: DriverError) -> SaveReport:
-    return SaveReport(reason=f"{type(error).__name__}: {error}")
+        return made

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, cast
 
 from penstock.drivers.openvino.artefact import Ports
 from penstock.drivers.openvino.executable import Executable
-from penstock.drivers.openvino.late import Late
+from penstock.drivers.openvino.late import Better, Late
 from penstock.engines.arguments import bound
+from penstock.engines.postponed import PostponedWrite
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     CacheReport,
@@ -53,7 +54,8 @@ class OpenVinoPreparedModel(PreparedModelBase):
     ) -> None:
         # Requests are checked against inputs and outputs alone; there may be no model to show.
         self.model = cast("Model", ports.interface())
-        self.cache_report = report
+        self._report = report
+        self._write: PostponedWrite | None = None
         self._forwards = [(k, i) for k, i in enumerate(ports.forwards) if i >= 0]
         self._computed = [k for k, i in enumerate(ports.forwards) if i < 0]
         self._executable, self._late, self._closed = executable, late, False
@@ -72,12 +74,21 @@ class OpenVinoPreparedModel(PreparedModelBase):
         timing = _timing(executable, began)
         if (late := self._late) is not None:
             self._become(late.after_a_run(config))
+        if (write := self._write) is not None:
+            write.attempt(config.deadline_ns)
+            if write.is_over:
+                self._report, self._write = write.report, None
         return ExecutionResult((), timing)
+
+    @property
+    def cache_report(self) -> CacheReport:  # type: ignore[override]  # it changes with what becomes of a late write
+        return self._report if self._write is None else self._write.report
 
     def close(self) -> None:
         self._closed, self._executable, self._profiler = True, None, None
-        if (late := self._late) is not None:
-            late.close()
+        for part in (self._late, self._write):
+            if part is not None:
+                part.close()
 
     @contextmanager
     def _arguments(self, request: Request) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
@@ -120,11 +131,15 @@ class OpenVinoPreparedModel(PreparedModelBase):
             profiler = self._profiler = self._profilers(executable)
         return profiler.start(began_ns) or executable
 
-    def _become(self, better: tuple[Executable, CacheReport] | None) -> Executable | None:
+    def _become(self, better: Better | None) -> Executable | None:
         """Goes on with the optimised form; runs of other threads end with the old one."""
         if better is None:
             return None
-        executable, self.cache_report = better
+        executable, told = better
+        if isinstance(told, PostponedWrite):
+            self._write = told
+        else:
+            self._report = told
         self._late = None
         if not self._closed:
             self._executable = executable

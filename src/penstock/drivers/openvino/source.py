@@ -68,12 +68,11 @@ class ModelSource:
         self.ports = artefact.ports_of(model)
         self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
         self._device, self._model = device, model
-        self._brief = config.accuracy in {"stepwise", "relaxed"}
 
     def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
         check(interrupts)
-        graph = build_graph(self._model, brief=self._brief)
+        graph = build_graph(self._model)
         built = graph.finish("penstock")
         name_nodes(built, makers_of(graph))
         check(interrupts)
@@ -130,11 +129,11 @@ def constants_of(graph: Any) -> tuple[NDArray, ...]:
     )
 
 
-def build_graph(model: Model, *, brief: bool = False) -> Graph:
-    """OpenVINO's nodes for every operation of *model*, *brief* as of `Graph`. `GeneralFailure` names the one that fails."""
+def build_graph(model: Model) -> Graph:
+    """OpenVINO's nodes for every operation of *model*. `GeneralFailure` names the one that fails."""
     engine.core()
     try:
-        graph = Graph(model, brief=brief)
+        graph = Graph(model)
     except (PenstockError, RuntimeError, TypeError) as error:
         raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
     for index, site in enumerate(make_sites(model)):

@@ -29,6 +29,7 @@ from penstock.hal import (
     Request,
     Support,
     Timing,
+    refuse_unmapped,
     validate_prepare,
     validate_request,
 )
@@ -58,12 +59,13 @@ class ReferenceDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         kernels = examine(model, model.main)
         self._examined = weakref.ref(model, self._forget), kernels
-        return [
+        answers = [
             Support(supported=False, reason=kernel, accuracy="exact")
             if isinstance(kernel, str)
             else Support(supported=True, accuracy="exact")
             for kernel in kernels
         ]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedReference:
         validate_prepare(model, config, self.capabilities.memory_kinds)

@@ -25,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.hal import ExecutionConfig
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
+from penstock.ir.references import entered_from
 from penstock.ir.rounding import Sums, sums_of
 from penstock.ir.types import element_count, static_shape
 from penstock.memory.limits import check_bytes
@@ -161,19 +162,14 @@ def make_sites(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Site]:
-    """The operations of subgraph *index* as their builders see them. *made* has the kernels of referenced subgraphs, or
-    why there is none, which are made once each: a few that refer to each other twice have no end as a tree.
+    """The operations of subgraph *index* as their builders see them. *made* has the kernels of the subgraphs that it
+    enters, or why there is none; they are made here where it is None.
     """
-    known: dict[int, Kernel | str] = {} if made is None else made
+    known = _compile_entered(model, index) if made is None else made
     subgraph = model.subgraphs[index]
     sums = sums_of(subgraph, later)
 
     def nested(target: int) -> Kernel:
-        if target not in known:
-            try:
-                known[target] = compile_subgraph(model, target, made=known).as_kernel()
-            except Unsupported as refusal:
-                known[target] = str(refusal)
         found = known[target]
         if isinstance(found, str):
             raise Unsupported(found)
@@ -197,6 +193,19 @@ def make_sites(
         )
 
     return [make(operation) for operation in subgraph.operations]
+
+
+def _compile_entered(model: Model, index: int) -> dict[int, Kernel | str]:
+    """The kernels of all subgraphs that *index* enters, directly or not, or why there is none. Each is made once, after
+    those it enters: as a tree they may have no end, and they may be nested deeper than Python's stack.
+    """
+    made: dict[int, Kernel | str] = {}
+    for target in entered_from(model, index):
+        try:
+            made[target] = compile_subgraph(model, target, made=made).as_kernel()
+        except Unsupported as refusal:
+            made[target] = str(refusal)
+    return made
 
 
 def _frees(subgraph: Subgraph, constants: dict[int, NDArray]) -> list[tuple[int, ...]]:

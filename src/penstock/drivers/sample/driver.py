@@ -41,6 +41,7 @@ from penstock.hal import (
     Support,
     Timing,
     TokenArgument,
+    refuse_unmapped,
     validate_prepare,
     validate_prepare_config,
     validate_request,
@@ -77,7 +78,8 @@ class SampleDevice(DeviceBase):
         self._lock = threading.Lock()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        return [support(model.entry, operation) for operation in model.operations]
+        answers = [support(model.entry, operation) for operation in model.operations]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def cache_files_needed(self) -> tuple[int, int]:
         return 1, 1

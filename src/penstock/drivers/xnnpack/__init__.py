@@ -5,11 +5,11 @@ Nothing here imports the engine before a model is prepared.
 
 from __future__ import annotations
 
-from penstock.drivers.xnnpack.device import XnnpackDevice
+from penstock.drivers.xnnpack.device import BuiltinDevice, XnnpackDevice
 
-__all__ = ["XnnpackDevice", "create"]
+__all__ = ["BuiltinDevice", "XnnpackDevice", "create"]
 
 
-def create() -> XnnpackDevice:
-    """The entry point of `penstock.drivers`: one device, which says where LiteRT is missing."""
-    return XnnpackDevice()
+def create() -> list[XnnpackDevice]:
+    """The entry point of `penstock.drivers`: LiteRT with XNNPACK, and without. Both say where LiteRT is missing."""
+    return [XnnpackDevice(), BuiltinDevice()]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from penstock.drivers.xnnpack.installation import Installation, find_installation
+from penstock.drivers.xnnpack.installation import DERIVED_WITH, Installation, find_installation
+from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,
@@ -15,10 +16,12 @@ from penstock.hal import (
     PerformanceInfo,
     PrepareConfig,
     Support,
+    refuse_unmapped,
     validate_prepare,
 )
 
 if TYPE_CHECKING:
+    from penstock.drivers.xnnpack.engine import Kernels
     from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
     from penstock.ir import Model
 
@@ -37,6 +40,8 @@ BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
 """An IF beside what its branches compute."""
 
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
+BUILTIN: Final = PerformanceInfo(execution_time=0.5, power_usage=0.5)
+"""LiteRT's own kernels, roughly: whoever names the device wants its results, not its speed."""
 DISPATCH_NS: Final = 3_000
 
 
@@ -45,7 +50,7 @@ class XnnpackDevice(DeviceBase):
 
     name = "xnnpack"
     type = DeviceType.CPU
-    capabilities = Capabilities(
+    claims = Capabilities(
         performance=PERFORMANCE,
         default_performance=OTHER,
         if_performance=BRANCH,
@@ -54,12 +59,20 @@ class XnnpackDevice(DeviceBase):
         families=("xnnpack", "litert"),
     )
 
+    kernels: tuple[Kernels, ...] = ("xnnpack", "builtin")
+    """The kernel sets that it chooses from."""
+
     def __init__(self, installation: Installation | None = None) -> None:
         self._given = installation
 
     @cached_property
     def _installation(self) -> Installation:
         return self._given or find_installation()
+
+    @cached_property
+    def capabilities(self) -> Capabilities:  # type: ignore[override]  # known once the files were looked at
+        """Its claims, and the version of LiteRT that they were derived with."""
+        return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 
     @cached_property
     def version(self) -> str:
@@ -74,7 +87,7 @@ class XnnpackDevice(DeviceBase):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         from penstock.drivers.xnnpack.support import examine
 
-        return examine(model)
+        return refuse_unmapped(model, examine(model, self.kernels), self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)
@@ -82,4 +95,17 @@ class XnnpackDevice(DeviceBase):
             raise DeviceUnavailable(f"device {self.name}: {reason}")
         from penstock.drivers.xnnpack.preparation import prepare
 
-        return prepare(model, config)
+        return prepare(model, config, self.kernels)
+
+
+class BuiltinDevice(XnnpackDevice):
+    """The processor, through LiteRT's own optimised kernels alone: LiteRT's `BUILTIN_WITHOUT_DEFAULT_DELEGATES`."""
+
+    name = "xnnpack-builtin"
+    claims = Capabilities(
+        default_performance=BUILTIN,
+        dispatch_ns=DISPATCH_NS,
+        families=("litert",),
+        only_when_named=True,
+    )
+    kernels = ("builtin",)

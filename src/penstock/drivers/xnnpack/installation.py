@@ -10,10 +10,13 @@ from typing import Final
 
 import msgspec
 
+from penstock.distribution import install_command
 from penstock.engines.installed import package_folder, package_texts, processor_features
 
 PACKAGE: Final = "ai_edge_litert"
-INSTALL: Final = "pip install 'penstock[xnnpack]'"
+INSTALL: Final = install_command("xnnpack")
+DERIVED_WITH: Final = "2.3"
+"""The release of LiteRT whose results the rules' accuracy classes were compared with its reference kernels' on."""
 ADAPTER_VERSION: Final = 5
 """Raised whenever this driver would hand LiteRT another file for the same model, or choose other kernels."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from penstock.drivers.xnnpack.engine import told
+from penstock.drivers.xnnpack.engine import Kernels, told
 from penstock.drivers.xnnpack.interpreter import File
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.segments import Segment, make_segments
@@ -22,11 +23,13 @@ DEFAULT_THREADS: Final = 1
 """What LiteRT uses itself where nothing is said."""
 
 
-def prepare(model: Model, config: PrepareConfig) -> XnnpackPreparedModel:
-    """Writes each segment of *model* and opens it. Raises `GeneralFailure` with the operation or LiteRT's words."""
+def prepare(
+    model: Model, config: PrepareConfig, kernels: Sequence[Kernels]
+) -> XnnpackPreparedModel:
+    """Writes each segment of *model*, for one of *kernels* each, and opens it. Raises `GeneralFailure` with the operation or LiteRT's words."""
     _check(config)
     shaped = shaped_beforehand(flattened(model))
-    segments = make_segments(shaped.model, classify(shaped.model), config.accuracy)
+    segments = make_segments(shaped.model, classify(shaped.model, kernels), config.accuracy)
     threads = config.num_threads or DEFAULT_THREADS
     files, runners = [], []
     for planned in segments:

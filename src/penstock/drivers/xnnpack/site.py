@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.engines.site import Refused, require
+from penstock.engines.site import Refused
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
@@ -60,7 +60,8 @@ class Site(msgspec.Struct, frozen=True):
     """An operation with its operands (None: omitted), and how the subgraph reads and gives them.
 
     *is_input*, *is_output* say of an operand's index whether the entry subgraph has it among its inputs or
-    outputs; *readers* how many operations read it.
+    outputs; *readers* how many operations read it. *judged* is for whoever judges subgraphs, each once: what was found,
+    by its own keys, which all sites of one model share.
     """
 
     operation: Operation
@@ -71,10 +72,11 @@ class Site(msgspec.Struct, frozen=True):
     is_output: Callable[[int], bool]
     readers: Callable[[int], int]
     model: Model
+    judged: dict[tuple[str, int], Any]
 
     def sites_of(self, index: int) -> list[Site]:
         """The operations of a subgraph that the operation refers to."""
-        return make_sites(self.model, index)
+        return make_sites(self.model, index, self.judged)
 
     def has(self, position: int) -> bool:
         return position < len(self.inputs) and self.inputs[position] is not None
@@ -112,15 +114,6 @@ class Site(msgspec.Struct, frozen=True):
         return str(self.operation.attributes.get("fused_activation_function", "NONE"))
 
 
-def scale_of(operand: Operand) -> tuple[float, int]:
-    """Scale and zero point of an activation quantised as a whole; a normal positive number."""
-    quantization = operand.quantization
-    if quantization is None or not 1e-37 < quantization.scale < 1e37:
-        raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
-    require(not quantization.per_channel, "activations quantised by channel are not computed here")
-    return quantization.scale, quantization.zero_point
-
-
 def same_scale(first: Operand, *others: Operand) -> None:
     """Of integer operands that are moved as they are: one scale and zero point for all, or none."""
     for other in others:
@@ -128,8 +121,11 @@ def same_scale(first: Operand, *others: Operand) -> None:
             raise Refused("it would change the scale of values that LiteRT moves as they are")
 
 
-def make_sites(model: Model, index: int | None = None) -> list[Site]:
+def make_sites(
+    model: Model, index: int | None = None, judged: dict[tuple[str, int], Any] | None = None
+) -> list[Site]:
     """The operations of subgraph *index* (None: the entry), in order."""
+    judged = {} if judged is None else judged
     subgraph = model.entry if index is None else model.subgraphs[index]
     given, made = frozenset(subgraph.inputs), frozenset(subgraph.outputs)
     readers = Counter(i for operation in subgraph.operations for i in operation.inputs)
@@ -144,6 +140,7 @@ def make_sites(model: Model, index: int | None = None) -> list[Site]:
             made.__contains__,
             readers.__getitem__,
             model,
+            judged,
         )
         for operation in subgraph.operations
     ]

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.rules import RULES
 from penstock.drivers.xnnpack.site import (
     EXACT,
@@ -17,7 +18,7 @@ from penstock.drivers.xnnpack.site import (
     make_sites,
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
-from penstock.engines.answers import LEFT_OUT, STUMBLES, joined
+from penstock.engines.answers import LEFT_OUT, POSITIONS, STUMBLES, joined, read_by_unsteady
 from penstock.engines.control import fits
 from penstock.engines.site import Refused, require
 from penstock.engines.unrolling import flattened
@@ -26,16 +27,24 @@ from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.ir import Attributes, Model
 from penstock.ir.operations.custom_options import dot_product_attention
+from penstock.ir.references import entered_from
 from penstock.ir.settled import branches_of
 from penstock.ir.types import is_static, static_shape
 
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
-def examine(model: Model) -> list[Support]:
-    """One answer an operation, with the better class of LiteRT's two kernel sets."""
+def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
+    """One answer an operation, with the best class of LiteRT's kernel sets *kernels*."""
     flat = flattened(model)
-    return joined(model, flat, map(_support, classify(flat.model)))
+    answers = [*map(_support, classify(flat.model, kernels))]
+    if "xnnpack" not in kernels:
+        # LiteRT computes unsteady operations by XNNPACK alone, so other kernels before them are not what it runs.
+        unsteady = read_by_unsteady(flat.model.operations)
+        for at, operation in enumerate(flat.model.operations):
+            if answers[at].supported and unsteady.intersection(operation.outputs):
+                answers[at] = Support(True, "", "relaxed", POSITIONS)
+    return joined(model, flat, answers)
 
 
 def _support(known: Classes | str) -> Support:
@@ -44,11 +53,37 @@ def _support(known: Classes | str) -> Support:
     return Support(True, "", known.best)
 
 
-def classify(model: Model) -> Sequence[Classes | str]:
-    """For each operation of the entry subgraph how well each kernel set computes it, or why none does. Of a model
+def classify(
+    model: Model, kernels: Sequence[Kernels] = ("xnnpack", "builtin")
+) -> Sequence[Classes | str]:
+    """For each operation of the entry subgraph how well each of *kernels* computes it, or why none does. Of a model
     that is `flattened`.
     """
-    return [answer(site) for site in make_sites(model)]
+    sites = make_sites(model)
+    if any(site.operation.key in CHECKS for site in sites):
+        # The innermost first: subgraphs may be nested deeper than Python's stack.
+        for index in entered_from(model, model.main):
+            _answers(sites[0], index)
+    found = [answer(site) for site in sites]
+    return found if "xnnpack" in kernels else [_without_xnnpack(known) for known in found]
+
+
+def _without_xnnpack(known: Classes | str) -> Classes | str:
+    if isinstance(known, str):
+        return known
+    return XNNPACK_ALONE if known.builtin is None else Classes(None, known.builtin)
+
+
+XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far off: XNNPACK does"
+
+
+def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
+    """The operations of a subgraph that *site*, or what it enters, enters: each with its answer."""
+    key = "answers", index
+    if key not in site.judged:
+        site.judged[key] = [(inner, answer(inner)) for inner in site.sites_of(index)]
+    found: list[tuple[Site, Classes | str]] = site.judged[key]
+    return found
 
 
 def answer(site: Site) -> Classes | str:
@@ -96,8 +131,27 @@ def check_composite(site: Site) -> Classes:
     wrongly (docs/differences.md).
     """
     attributes = site.operation.attributes
-    for inner in site.sites_of(attributes.integer("decomposition_subgraph_index")):
-        found = answer(inner)
+    index = attributes.integer("decomposition_subgraph_index")
+    key = "composite", index
+    if key not in site.judged:
+        site.judged[key] = _refusal_of_parts(site, index)
+    require(not site.judged[key], site.judged[key])
+    if attributes.text("name") == ATTENTION and not _attends_rightly(site):
+        return Classes(None, "faithful")
+    return FAITHFUL
+
+
+def _refusal_of_parts(site: Site, index: int) -> str:
+    """Why what a composite does is not computed; empty where it is."""
+    try:
+        _check_parts(site, index)
+    except Refused as refusal:
+        return str(refusal)
+    return ""
+
+
+def _check_parts(site: Site, index: int) -> None:
+    for inner, found in _answers(site, index):
         if isinstance(found, str):
             raise Refused(f"its {inner.operation.key}: {found}")
         require(
@@ -108,9 +162,6 @@ def check_composite(site: Site) -> Classes:
         require(
             is_shaped_once(inner.operation, inner.inputs), "its subgraph makes shapes of values"
         )
-    if attributes.text("name") == ATTENTION and not _attends_rightly(site):
-        return Classes(None, "faithful")
-    return FAITHFUL
 
 
 def _attends_rightly(site: Site) -> bool:
@@ -143,20 +194,38 @@ def check_if(site: Site) -> Classes:
         require(alike, "shapes in its branches are not known, or differ")
         distinct = len(set(graph.outputs)) == len(graph.outputs)
         require(distinct, "a branch gives one value twice, which LiteRT mixes up")
-        known += map(_within, site.sites_of(index))
-    if not known:
-        return EXACT
-    xnnpack = [_worst([c.xnnpack, c.builtin]) for c in known]
-    found = Classes(_worst(xnnpack), _worst([c.builtin for c in known]))
+        key = "branch", index
+        if key not in site.judged:
+            site.judged[key] = _as_branch(site, index)
+        branch: Classes | str = site.judged[key]
+        if isinstance(branch, str):
+            raise Refused(branch)
+        known.append(branch)
+    found = _all_of(known)
     require(found.xnnpack or found.builtin, "no kernel set computes all of its branches")
     return found
 
 
-def _within(inner: Site) -> Classes:
+def _as_branch(site: Site, index: int) -> Classes | str:
+    """How well a subgraph is computed as the branch of an IF, or why it is not."""
+    try:
+        known = [_within(inner, found) for inner, found in _answers(site, index)]
+    except Refused as refusal:
+        return str(refusal)
+    return _all_of([Classes(_worst([c.xnnpack, c.builtin]), c.builtin) for c in known])
+
+
+def _all_of(known: Sequence[Classes]) -> Classes:
+    """The class of what is computed by all of them together."""
+    if not known:
+        return EXACT
+    return Classes(_worst([c.xnnpack for c in known]), _worst([c.builtin for c in known]))
+
+
+def _within(inner: Site, found: Classes | str) -> Classes:
     """How well an operation of a branch is computed."""
     operation = inner.operation
     kind = operation.key
-    found = answer(inner)
     if isinstance(found, str):
         raise Refused(f"its {kind}: {found}")
     shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]

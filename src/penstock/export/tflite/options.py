@@ -27,7 +27,7 @@ class OperatorCodes:
         """The index of the code of *operation*; `NotExportable` when TFLite has no such operator."""
         number = TFLITE.numbers("BuiltinOperator").get(operation.type)
         if number is None:
-            raise NotExportable(f"TFLite has no operator {operation.type}", where=where)
+            raise NotExportable(f"TFLite has no operator {operation.key}", where=where)
         origin = operation.origin
         version = (
             origin.version

@@ -83,6 +83,11 @@ class SubgraphWriter:
         if operand.lifetime is Lifetime.NO_VALUE:
             return OMITTED
         if index not in self.known:
+            if operand.extension is not None:
+                raise NotExportable(
+                    f"operand {operand.name!r} has an extension's type, {operand.extension.name}, which TFLite does not have",
+                    where=f"subgraph {self.index}",
+                )
             self.known[index] = len(self.tensors)
             variable = index in self.state.variable_tensors
             self.tensors.append(

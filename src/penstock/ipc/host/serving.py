@@ -21,6 +21,7 @@ from penstock.errors import (
     PenstockError,
     ResourceExhaustedTransient,
     WireError,
+    without_frames,
 )
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire
@@ -35,6 +36,7 @@ from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import NDArray
 from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.shared import is_write_sealed
 
 logger: Final = logging.getLogger(__name__)
 
@@ -106,9 +108,9 @@ class Client:
                 self._perform(job)
                 with self._lock:
                     self._idle += 1
-        except BaseException as error:  # it would end this thread, and nobody would know
+        except BaseException:  # it would end this thread, and nobody would know
             # Without room for an answer, say: a client that sees its end does not wait.
-            if not isinstance(error, MemoryError | RuntimeError | OSError):
+            with suppress(MemoryError, RuntimeError, OSError):
                 logger.exception("a call could not be answered")
             self.finish()
         finally:
@@ -147,8 +149,12 @@ class Client:
             while not self._over:
                 try:
                     job = self._take(self._connection.receive())
-                except (EOFError, WireError):
+                except EOFError:
+                    self.finish()
+                    break
+                except WireError as error:
                     # Whoever sends what is no message is no client of ours.
+                    logger.warning("a client is let go: %s", error)
                     self.finish()
                     break
                 if job is not None:
@@ -246,7 +252,7 @@ class Client:
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
         except (WireError, DriverError) as error:
             # Without its frames, which have this client.
-            self._memories[lend.memory] = error.with_traceback(None)
+            self._memories[lend.memory] = without_frames(error)
 
     def _drop(self, drop: wire.Drop) -> None:
         if not 0 <= drop.device < len(self._dispatchers):
@@ -295,9 +301,10 @@ class Client:
                     reply = refusal(error)
                 del frame
                 del handles
+            # Whoever has the answer may use the number again.
+            self._calls.pop(ask.call, None)
             self._answer(ask.call, reply)
         finally:
-            self._calls.pop(ask.call, None)
             job.fences.clear()
             job.charge.release()
             if not lease.kept:
@@ -328,8 +335,8 @@ class Client:
             case wire.DescriptorForm(place=place):
                 # One that is not taken is as one that was not open: without its cache files a model is prepared all the same.
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
-            case wire.ConstantsForm(place=place, size=size, kind=kind):
-                return mapped(self._taken(job, place), size, kind, self._account)
+            case wire.ConstantsForm(place=place, size=size, kind=kind, offset=offset):
+                return mapped(self._taken(job, place), size, kind, self._account, offset)
             case wire.ArrayForm():
                 return self._array(form)
             case wire.CancelForm(is_set=is_set):
@@ -395,6 +402,11 @@ class Client:
             )
 
 
+def _access(fd: int) -> int:
+    """How memory that is lent is mapped: what is sealed against writing, before Linux 6.7, can be mapped privately only."""
+    return mmap.ACCESS_COPY if is_write_sealed(fd) else mmap.ACCESS_WRITE
+
+
 def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads it."""
     charge = NOTHING
@@ -406,7 +418,7 @@ def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
             raise WireError("memory that may shrink cannot be lent")
         if account is not None:
             charge = account.memory(fd, size)
-        region = mmap.mmap(fd, size, access=mmap.ACCESS_WRITE)
+        region = mmap.mmap(fd, size, access=_access(fd))
     except OSError as error:
         charge.release()
         if error.errno not in OUT_OF_ROOM:
@@ -419,4 +431,6 @@ def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
     # Runs that use it keep it, whatever its owner takes back.
     weakref.finalize(region, charge.release).atexit = False
     array: NDArray = np.frombuffer(region, np.uint8)
+    if is_write_sealed(fd):
+        array.flags.writeable = False
     return array

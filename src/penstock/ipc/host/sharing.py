@@ -60,6 +60,7 @@ class SharingDevice:
             config.accuracy,
             config.num_threads,
             config.options,
+            config.attributes,
         )
         with self._lock:
             known = self._entries.get(key)

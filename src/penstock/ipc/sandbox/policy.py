@@ -96,7 +96,7 @@ class SandboxPolicy(NamedTuple):
             sys.exec_prefix,
             *sys.path,
             *_installed(),
-            settings_path(),
+            *([settings] if (settings := settings_path()) is not None else []),
         ]
         return _existing([*SYSTEM_FILES, *own, *self.read])
 

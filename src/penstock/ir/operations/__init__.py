@@ -1,7 +1,8 @@
 """The operation table: one row for every operation of TFLite and of NNAPI, driver or no driver.
 
 `OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator that
-has a row of its own) to its `OperationSpec`. Rows stand in one file an operation family.
+has a row of its own) to its `OperationSpec`. Rows stand in one file an operation family. Every operation of a
+vendor's extension has the row EXTENSION.
 """
 
 from __future__ import annotations
@@ -114,6 +115,7 @@ FAMILIES: Final[Mapping[str, str]] = {
         "CHANNEL_SHUFFLE GROUPED_CONV_2D INSTANCE_NORMALIZATION RANDOM_MULTINOMIAL "
         "QUANTIZED_16BIT_LSTM QUANTIZED_LSTM DENSIFY_LEVELS"
     ),
+    "extension": "EXTENSION",
     "nnapi_detection": (
         "ROI_ALIGN ROI_POOLING AXIS_ALIGNED_BBOX_TRANSFORM BOX_WITH_NMS_LIMIT "
         "DETECTION_POSTPROCESSING GENERATE_PROPOSALS HEATMAP_MAX_KEYPOINT"

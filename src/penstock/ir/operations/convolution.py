@@ -20,6 +20,7 @@ from penstock.ir.operations.rules import (
     agree,
     constant_integers,
     dimension,
+    elements,
     length,
     positive,
     ranked,
@@ -35,8 +36,9 @@ BIASED: Final = Port("bias", BIAS, optional=True)
 
 
 def _check_bias(context: ShapeContext, index: int, channels: Dimension) -> None:
+    """A bias has an element for each output channel, in any shape (TFLite's kernels count the elements)."""
     if context.has(index):
-        agree(length(context, index), channels, "bias length and output channels")
+        agree(elements(context, index), channels, "elements of the bias and output channels")
 
 
 def _spatial(context: ShapeContext, image: Shape, extents: Shape, axes: str) -> list[Dimension]:
@@ -78,7 +80,8 @@ def _depthwise(context: ShapeContext) -> Sequence[Shape]:
         raise ShapeMismatch(
             f"{outputs} output channels are not a multiple of {channels} input channels"
         )
-    _check_bias(context, 2, outputs)
+    if context.has(2):
+        agree(length(context, 2), outputs, "bias length and output channels")
     size = _spatial(context, image, None if filters is None else filters[1:3], "hw")
     return ((dimension(image, 0), *size, outputs),)
 

@@ -62,7 +62,9 @@ def _detections(context: ShapeContext) -> Sequence[Shape]:
     anchors = ranked(context, 2, 2)
     agree(dimension(boxes, 0), 1, "number of images")
     places = agree(dimension(boxes, 1), dimension(scores, 1), "boxes and scores")
-    agree(places, dimension(anchors, 0), "boxes and anchors")
+    known = dimension(anchors, 0)
+    if known is not None and places is not None and known < places:
+        raise ShapeMismatch(f"{places} boxes and {known} anchors; there is one a box, or more")
     options = detection_post_process(context.attributes)
     count = bounded(options.max_detections * options.max_classes_per_detection)
     return fill(context, (1, count, 4), (1, count), (1, count), (1,))

@@ -209,7 +209,7 @@ ROWS: Final = (
         "ONE_HOT",
         (
             Port("indices", INDEX),
-            Port("depth", INT32),
+            Port("depth", INDEX),
             Port("on", VALUE, "T"),
             Port("off", VALUE, "T"),
         ),

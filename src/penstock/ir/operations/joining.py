@@ -22,7 +22,7 @@ from penstock.ir.operations.rules import (
     normalize_axis,
 )
 from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import INDEX, INT32, VALUE
+from penstock.ir.operations.types import INDEX, VALUE
 from penstock.ir.types import NDArray, Shape
 
 MANY: Final = (Port("first", VALUE, "T"), Port("more", VALUE, "T", variadic=True))
@@ -178,7 +178,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "SPLIT",
-        (Port("axis", INT32), Port("input", VALUE, "T")),
+        (Port("axis", INDEX), Port("input", VALUE, "T")),
         PARTS,
         _split,
         (integer("num_splits"),),
@@ -187,7 +187,7 @@ ROWS: Final = (
     ),
     OperationSpec(
         "SPLIT_V",
-        (Port("input", VALUE, "T"), Port("sizes", INDEX), Port("axis", INT32)),
+        (Port("input", VALUE, "T"), Port("sizes", INDEX), Port("axis", INDEX)),
         PARTS,
         _split_v,
         (integer("num_splits"),),

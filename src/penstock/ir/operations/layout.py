@@ -16,6 +16,7 @@ from penstock.ir.operations.rules import (
     bounded,
     constant_integers,
     dimension,
+    elements,
     length,
     normalize_axis,
     positive,
@@ -72,6 +73,11 @@ def _pad(context: ShapeContext) -> Sequence[Shape]:
             for size, (before, after) in zip(shape, pads, strict=True)
         ),
     )
+
+
+def _pad_with(context: ShapeContext) -> Sequence[Shape]:
+    agree(elements(context, 2), 1, "elements of the padding value")
+    return _pad(context)
 
 
 def _mirror_pad(context: ShapeContext) -> Sequence[Shape]:
@@ -226,7 +232,7 @@ ROWS: Final = (
         "PADV2",
         (X, PADDINGS, Port("value", VALUE, "T")),
         Y,
-        _pad,
+        _pad_with,
         feature_level=3,
         nnapi_name="PAD_V2",
         doc="The input with a given scalar before and after each dimension.",

@@ -21,8 +21,8 @@ from penstock.ir.operations.rules import (
     broadcast,
     check_blocks,
     dimension,
+    elements,
     fill,
-    length,
     product,
     ranked,
 )
@@ -32,25 +32,32 @@ from penstock.ir.types import Shape
 
 
 def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
-    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`."""
+    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. The work space of shuffled weights
+    keeps its declared shape (TFLite).
+    """
     shape, weights = context.shape(0), ranked(context, 1, 2)
     units, depth = dimension(weights, 0), dimension(weights, 1)
     if context.has(2):
-        agree(length(context, 2), units, "bias length and units")
+        agree(elements(context, 2), units, "elements of the bias and units")
     check_blocks(context, 3)
     if context.attributes.flag("keep_num_dims"):
         if shape is None:
-            return fill(context, None)
+            return _with_space(context, None)
         if not shape:
             raise ShapeMismatch("keep_num_dims needs an input of rank 1 or more")
         agree(shape[-1], depth, "last input dimension and weight columns")
-        return fill(context, (*shape[:-1], units))
-    elements = None if shape is None else product(shape)
-    if elements is None or depth is None:
-        return fill(context, (None, units))
-    if depth == 0 or elements % depth:
+        return _with_space(context, (*shape[:-1], units))
+    size = None if shape is None else product(shape)
+    if size is None or depth is None:
+        return _with_space(context, (None, units))
+    if depth == 0 or size % depth:
         raise ShapeMismatch(f"an input of shape {shape} does not make rows of {depth}")
-    return fill(context, (elements // depth, units))
+    return _with_space(context, (size // depth, units))
+
+
+def _with_space(context: ShapeContext, output: Shape) -> Sequence[Shape]:
+    space = [context.declared(i) for i in range(1, context.output_count)]
+    return fill(context, output, *space)
 
 
 def _batch_matmul(context: ShapeContext) -> Sequence[Shape]:

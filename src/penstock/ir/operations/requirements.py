@@ -39,7 +39,7 @@ def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requir
     *data* is the position of the input; filter and bias follow it, or stand around it as in
     TRANSPOSE_CONV. *channels* is the filter's dimension of output channels: scales per channel run
     along it, and need signed activations. The bias's scale is compared where TFLite reads it: for
-    uint8, and in any type where *checks_bias*.
+    uint8, and in any type where *checks_bias*; there scales too many are left out.
     """
 
     def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
@@ -53,8 +53,9 @@ def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requir
         if len(filters.scales) > 1:
             if source.dtype is DType.UINT8:
                 raise InvalidQuantization("a filter quantised per channel needs a signed input")
-            shape = weights.shape
-            if shape is not None and shape[channels] not in {None, len(filters.scales)}:
+            shape, count = weights.shape, len(filters.scales)
+            wanted = None if shape is None else shape[channels]
+            if wanted is not None and (count < wanted if checks_bias else count != wanted):
                 raise InvalidQuantization(
                     f"{len(filters.scales)} scales for a filter of shape {shape}, "
                     f"whose channels are dimension {channels}"
@@ -75,8 +76,10 @@ def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requir
 
 
 def _check_bias(product: float, bias: Operand, output: Operand) -> None:
+    """TFLite reads a bias without a scale, or with one a channel, as one of scale 0."""
     wanted = _quantization(output, "the output").scale
-    found = _quantization(bias, "the bias").scale
+    known = bias.quantization
+    found = 0.0 if known is None or known.per_channel else known.scale
     if abs(product - found) > BIAS_TOLERANCE * wanted:
         raise InvalidQuantization(
             f"the bias has scale {found}, input and filter have {product} together"
@@ -117,10 +120,18 @@ def fixed_output(
 
 
 def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point."""
+    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point. Scales a channel count as none, as
+    the kernels take them (TFLite).
+    """
+    wanted = of_tensor(given[0].quantization)
     for index, output in enumerate(written):
-        if output.dtype in QUANTIZED and output.quantization != given[0].quantization:
+        if output.dtype in QUANTIZED and of_tensor(output.quantization) != wanted:
             raise InvalidQuantization(f"output {index} is quantised otherwise than input 0")
+
+
+def of_tensor(quantization: Quantization | None) -> Quantization | None:
+    """*quantization* where it has one scale; None where it has one a channel."""
+    return None if quantization is None or quantization.per_channel else quantization
 
 
 def joined(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:

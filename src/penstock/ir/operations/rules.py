@@ -169,6 +169,12 @@ def length(context: ShapeContext, index: int) -> Dimension:
     return None if shape is None else shape[0] if shape else 1
 
 
+def elements(context: ShapeContext, index: int) -> Dimension:
+    """Number of elements of an input of any rank, where known."""
+    shape = context.shape(index)
+    return None if shape is None else product(shape)
+
+
 def product(dimensions: Sequence[Dimension]) -> Dimension:
     """Product of dimensions; a zero wins over an unknown."""
     result: Dimension = 1

@@ -7,11 +7,12 @@ inference and feature level; validation, documentation and coverage tests read i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, InvalidOperation
+from penstock.ir.extension import EXTENSION
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.types import DType, NDArray, Shape
@@ -115,7 +116,7 @@ class OperationSpec(Struct, frozen=True):
     attributes: tuple[AttributeSpec, ...] = ()
     fold: FoldRule | None = None
     require: Requirement | None = None
-    vocabulary: Literal["tflite", "nnapi", "custom"] = "tflite"
+    vocabulary: Literal["tflite", "nnapi", "custom", "extension"] = "tflite"
     feature_level: int | None = None
     nnapi_name: str = ""
     doc: str = ""
@@ -128,6 +129,8 @@ class OperationSpec(Struct, frozen=True):
         """
         given = [operands[i] for i in operation.inputs]
         written = [operands[i] for i in operation.outputs]
+        if self.name not in OPAQUE:
+            _check_plain(self.name, given, written)
         self._check_ports("input", self.inputs, given)
         self._check_ports("output", self.outputs, written)
         self._check_vars(given, written)
@@ -183,6 +186,18 @@ class OperationSpec(Struct, frozen=True):
         """*attributes* with the defaults of this row filled in."""
         defaults = {s.name: s.default for s in self.attributes if s.default is not None}
         return Attributes({**defaults, **attributes})
+
+
+OPAQUE: Final = frozenset({EXTENSION, "IF", "WHILE", "CALL"})
+"""Operations that may have operands of extensions' types: those of extensions, and those that hand values on."""
+
+
+def _check_plain(name: str, given: Sequence[Operand], written: Sequence[Operand]) -> None:
+    for operand in (*given, *written):
+        if operand.extension is not None:
+            raise InvalidOperation(
+                f"{name} cannot have the operand {operand.name!r} of an extension's type, {operand.extension.name}"
+            )
 
 
 def check_attribute(spec: AttributeSpec, value: AttributeValue) -> None:

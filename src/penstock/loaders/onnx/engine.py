@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from penstock.distribution import install_command
 from penstock.errors import NotAModel, NotAvailable
 from penstock.ir.types import Shape
 
-MISSING = "loading an ONNX file needs the onnx package: install it by 'pip install penstock[onnx]'"
+MISSING: Final = f"loading an ONNX file needs the onnx package: {install_command('onnx')}"
 MAX_MESSAGE = 200
 
 

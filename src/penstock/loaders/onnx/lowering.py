@@ -36,7 +36,7 @@ LOWERED_PER_NODE: Final = 50
 LOWERED_ALLOWANCE: Final = 5_000
 """How often nodes may be lowered, bodies of loops and functions again and again: so often each on average."""
 
-MAX_CALL_DEPTH: Final = 32
+MAX_CALL_DEPTH: Final = 64
 
 MALFORMED: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
 """What arithmetic on numbers raises that no file of an exporter has."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from penstock.errors import LimitExceeded, TruncatedModel
 
-MAX_DEPTH: Final = 16
+MAX_DEPTH: Final = 33
 """How deep graphs may stand in graphs."""
 
 MEMORY_PER_BYTE: Final = 64
@@ -96,6 +96,35 @@ def recognizes(content: memoryview) -> bool:
             return False
         seen.add(number)
     return GRAPH in seen
+
+
+def may_begin(head: memoryview, size: int | None) -> bool:
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* may be an ONNX model: the fields that begin
+    there are those of a model.
+    """
+    if size is not None and size <= len(head):
+        return recognizes(head)
+    if not len(head) or head[0] >> 3 not in MODEL_FIELDS:
+        return False
+    cursor = _Cursor(head, 0, len(head))
+    while cursor.at < cursor.end:
+        begin = cursor.at
+        try:
+            number, kind, _, _ = cursor.field()
+        except TruncatedModel:
+            return _is_field(_Cursor(head, begin, len(head)))
+        if MODEL_FIELDS.get(number) != kind:
+            return False
+    return True
+
+
+def _is_field(cursor: _Cursor) -> bool:
+    """Whether the field that begins here, of which the end is not there, may be a model's."""
+    try:
+        key = cursor.varint()
+    except TruncatedModel:
+        return cursor.end - cursor.at < MAX_VARINT
+    return MODEL_FIELDS.get(key >> 3) == key & 7
 
 
 def check(content: memoryview) -> None:

@@ -17,7 +17,6 @@ from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.calls import (
-    BRANCHES,
     CALLS,
     ENTERED_ANEW,
     LOOPS,
@@ -29,7 +28,7 @@ from penstock.loaders.tflite.calls import (
     value_of,
 )
 from penstock.loaders.tflite.lowering import Body
-from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
+from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 if TYPE_CHECKING:
     from penstock.loaders.tflite.states import StateLowering

@@ -14,13 +14,10 @@ from msgspec.structs import replace
 
 from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
 from penstock.export.tflite.state import state_positions
-from penstock.ir.calls import callees_first
+from penstock.ir.calls import MAX_DEPTH, callees_first
 from penstock.ir.operand import Operand
 from penstock.ir.types import Shape
-from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
-
-BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
-"""Operators that enter one of several subgraphs, by their first input."""
+from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 """Operators that enter a condition and a body in turn."""
@@ -33,13 +30,7 @@ RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL",
 ENTERED_ANEW: Final = frozenset({"random", "tensor"})
 """Kinds of state that an operation leaves in no subgraph that it has entered: the next entry begins with the initial value."""
 
-MAX_PASSES: Final = 64
-MAX_DEPTH: Final = 64
-LOOP_ROUNDS: Final = 5
-"""How often shape inference may follow a loop's subgraphs."""
-
-STEPS_PER_OPERATOR: Final = 16
-STEP_ALLOWANCE: Final = 100_000
+MAX_PASSES: Final = 2 * MAX_DEPTH
 STATE_PER_OPERAND: Final = 8
 STATE_ALLOWANCE: Final = 4096
 
@@ -54,30 +45,8 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
     """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when too deep."""
-    order = callees_first([sorted({t for o in s.operators for t in o.targets}) for s in subgraphs])
-    _check_work(subgraphs, order)
-    return order[::-1]
-
-
-def _check_work(subgraphs: list[RawSubgraph], callees_first: list[int]) -> None:
-    """Refuses subgraphs that enter each other so deeply, or so often, that following them never ends."""
-    allowed = STEP_ALLOWANCE + STEPS_PER_OPERATOR * sum(len(s.operators) for s in subgraphs)
-    depth = [1] * len(subgraphs)
-    steps = [len(s.operators) for s in subgraphs]
-    for index in callees_first:
-        for operator in subgraphs[index].operators:
-            for target in operator.targets:
-                depth[index] = max(depth[index], depth[target] + 1)
-                steps[index] += steps[target] * (LOOP_ROUNDS if operator.type in LOOPS else 1)
-        if depth[index] > MAX_DEPTH:
-            raise LimitExceeded(
-                f"subgraphs enter each other more than {MAX_DEPTH} deep", where=f"subgraph {index}"
-            )
-        if steps[index] > allowed:
-            raise LimitExceeded(
-                f"one pass through it and what it enters takes more than {allowed} operations",
-                where=f"subgraph {index}",
-            )
+    calls = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
+    return callees_first(calls)[::-1]
 
 
 def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:

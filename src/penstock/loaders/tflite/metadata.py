@@ -148,6 +148,7 @@ def _tensor(table: Values, files: Mapping[str, bytes]) -> TensorMetadata:
         _floats(stats.get("min")),
         _floats(stats.get("max")),
         _labels(table, files),
+        properties.get("sample_rate", 0),
     )
 
 

@@ -52,6 +52,10 @@ class OperatorCode(Struct, frozen=True):
     custom_code: str
 
 
+BRANCHES: Final = frozenset({"IF", "STABLEHLO_CASE"})
+"""Operators that enter one of several subgraphs, by their first input."""
+
+
 class RawOperator(Struct):
     """An operator before network state is lowered; *attributes* are the IR's."""
 

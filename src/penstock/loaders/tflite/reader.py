@@ -9,12 +9,13 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
+from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
-from penstock.loaders.flatbuffer import Values
+from penstock.loaders.flatbuffer import Values, check_header
 from penstock.loaders.tflite.file import (
     ARCHIVE_END,
     END_OF_ARCHIVE,
@@ -30,6 +31,7 @@ from penstock.loaders.tflite.operators import (
     read_codes,
     read_operator,
 )
+from penstock.loaders.tflite.output_types import settle
 from penstock.loaders.tflite.tensors import BLOCKWISE, read_operand
 from penstock.logs import Log
 
@@ -40,13 +42,20 @@ log = Log("penstock.loaders")
 
 INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
 
-RETYPING_OPERATORS = frozenset({"ADD", "SUB", "MUL", "DIV", "SQUARED_DIFFERENCE"})
-"""Operators whose output has the type of the second input, whatever the file says (TFLite's kernels)."""
-
 
 def recognizes(content: memoryview) -> bool:
     """Whether *content* carries TFLite's file identifier."""
     return bytes(content[4:8]) == FILE_IDENTIFIER
+
+
+def may_begin(head: memoryview, size: int | None) -> bool:
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file. Raises as `load` for one
+    whose root lies outside.
+    """
+    if not recognizes(head):
+        return False
+    check_header(head, size, TFLITE)
+    return True
 
 
 def load(pool: ConstantPool) -> Model:
@@ -61,6 +70,7 @@ def load(pool: ConstantPool) -> Model:
     codes = read_codes(file)
     dense = _Dense(knobs.densify_limit_mib() * MIB)
     raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(tables)]
+    settle(file, raw)
     lowered = lower(raw, file.data, dense.left)
     pools = (pool, *dense.pools())
     signatures = _signatures(file, lowered, raw)
@@ -149,9 +159,10 @@ def _subgraph(
     for operator in operators:
         if operator.type in INTERMEDIATE_OPERATORS:
             operator.attributes.update(_intermediates(operator, operands))
-        elif operator.type in RETYPING_OPERATORS:
-            _retype(operator, operands)
     variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"]).difference(inputs)
+    for i in variables:
+        # Its memory is there before the first run, and nobody resizes it: what `shape_signature` leaves open is known.
+        operands[i] = replace(operands[i], shape=integers(tensors[i]["shape"]))
     # What has been read is let go, or it would stand in memory beside all that is made of it.
     table["tensors"] = table["operators"] = None
     return RawSubgraph(index, table["name"] or "", operands, operators, inputs, outputs, variables)
@@ -166,13 +177,6 @@ def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[st
         "intermediate_scales": tuple(0.0 if q is None else q.scale for q in found),
         "intermediate_zero_points": tuple(0 if q is None else q.zero_point for q in found),
     }
-
-
-def _retype(operator: RawOperator, operands: list[Operand]) -> None:
-    if len(operator.inputs) == 2 and len(operator.outputs) == 1 and operator.inputs[1] >= 0:
-        wanted, output = operands[operator.inputs[1]].dtype, operands[operator.outputs[0]]
-        if output.dtype is not wanted and not output.is_constant:
-            operands[operator.outputs[0]] = replace(output, dtype=wanted)
 
 
 def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[str, Signature]:

@@ -28,7 +28,6 @@ from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
 from penstock.loaders.tflite.calls import (
-    BRANCHES,
     CALLS,
     LOOPS,
     StateUse,
@@ -40,7 +39,7 @@ from penstock.loaders.tflite.calls import (
     value_of,
 )
 from penstock.loaders.tflite.lowering import Lowered
-from penstock.loaders.tflite.operators import Key, RawOperator, RawSubgraph
+from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 RESOURCE_OPERATORS: Final = frozenset(
     {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}

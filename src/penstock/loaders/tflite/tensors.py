@@ -60,8 +60,12 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
                 "its value is in another file (external_buffer), which cannot be loaded"
             )
         full = _dimensions(tensor, dtype)
-        quantization = read_quantization(tensor["quantization"], dtype, full)
         place = file.buffer(tensor["buffer"], "")
+        # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any other.
+        is_declared = bool(full) or tensor["has_rank"] or place is not None
+        quantization = read_quantization(
+            tensor["quantization"], dtype, full if is_declared else None
+        )
         origin = Origin(subgraph, index)
         name = tensor["name"] or ""
         if place is None or tensor["sparsity"] is not None:
@@ -72,8 +76,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
                 name,
                 quantization,
                 origin=origin,
-                # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any other.
-                shape_declared=bool(full) or tensor["has_rank"],
+                shape_declared=is_declared,
             )
         file.charge(min(place.length, MAX_COPIED_VALUE))
         if tensor["is_variable"]:
@@ -94,10 +97,10 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 
 
 def read_quantization(
-    table: Values | None, dtype: DType, shape: tuple[int, ...]
+    table: Values | None, dtype: DType, shape: tuple[int, ...] | None
 ) -> Quantization | None:
-    """Quantisation parameters; None when the table has no scales, says "not quantised", or leaves
-    the scales to blocks (`blocks`).
+    """Quantisation parameters of a tensor of that shape, None where the file declares none; None when the table has no
+    scales, says "not quantised", or leaves the scales to blocks (`blocks`).
     """
     if table is None or table["details_type"] == BLOCKWISE:
         return None
@@ -113,12 +116,12 @@ def read_quantization(
         count = 0 if zero_points is None else len(zero_points)
         raise InvalidQuantization(f"{len(scales)} scales and {count} zero points")
     if axis < 0 or (shape and axis >= len(shape)):
-        raise InvalidQuantization(f"quantised dimension {axis} of a rank-{len(shape)} tensor")
+        raise InvalidQuantization(f"quantised dimension {axis} of a rank-{len(shape or ())} tensor")
     if len(scales) > 1 and shape and len(scales) != shape[axis]:
         raise InvalidQuantization(
             f"{len(scales)} scales for dimension {axis} of size {shape[axis]}"
         )
-    if len(scales) > 1 and not shape:
+    if len(scales) > 1 and shape == ():
         raise InvalidQuantization(f"{len(scales)} scales for a scalar")
     values: list[float] = scales.tolist()
     if not any(values):

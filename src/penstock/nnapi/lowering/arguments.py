@@ -17,7 +17,7 @@ from penstock.errors import (
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.model import constant_array
 from penstock.ir.types import Shape
-from penstock.nnapi.description import NnapiOperand, NnapiOperation, OperandType
+from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation
 from penstock.nnapi.lowering.graph import Graph, ValueType, show
 from penstock.nnapi.lowering.operands import ir_operand, value_type
 
@@ -45,7 +45,7 @@ class Arguments:
         self.feature_level = lowering.feature_level
 
     @property
-    def types(self) -> Mapping[str, OperandType]:
+    def types(self) -> Mapping[str, AnyType]:
         """The operand types of the form's variables."""
         return self.match.types
 
@@ -69,8 +69,11 @@ class Arguments:
         first = self.match.inputs.get(name)
         if first is None:
             return []
-        places = range(first, first + self.match.repeats)
-        return [self._lowering.value(self.operation.inputs[p]) for p in places]
+        given = self.operation.inputs[first : first + self.match.repeats]
+        return [
+            self.graph.omitted() if self._lowering.is_omitted(i) else self._lowering.value(i)
+            for i in given
+        ]
 
     def constant(self, name: str) -> NDArray | None:
         """The value of an input where it is known before running."""
@@ -211,7 +214,8 @@ class Arguments:
             len(theirs) == len(ours), f"{name} {verb} {len(theirs)} operands, not {len(ours)}"
         )
         for place, (a, b) in enumerate(zip(theirs, ours, strict=True)):
-            alike = a.type is b.type and (a.scale, a.zero_point) == (b.scale, b.zero_point)
+            alike = a.type == b.type and (a.scale, a.zero_point) == (b.scale, b.zero_point)
+            alike = alike and a.extension_data == b.extension_data
             if alike and a.dimensions is not None and b.dimensions is not None:
                 alike = len(a.dimensions) == len(b.dimensions) and all(
                     x is None or y is None or x == y

@@ -49,5 +49,8 @@ def while_loop(site: Site) -> None:
         cond_subgraph_index=site.subgraph("condition"),
         body_subgraph_index=site.subgraph("body", passed),
     )
+    for value, result in zip(values, results, strict=True):
+        # Of what stays inside the loop nothing else says so.
+        site.graph.annotate(result, site.ir(value).extension)
     for place in range(len(outputs)):
         site.bind(place, results[place])

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.nnapi.description import NnapiLifetime, NnapiOperand, OperandType
+from penstock.nnapi.description import AnyType, NnapiLifetime, NnapiOperand, OperandType
 
 KINDS: Final[Mapping[str, OperandType]] = {
     "f": OperandType.FLOAT32,
@@ -41,7 +41,7 @@ EVERY: Final = "any"
 
 _ARGUMENT: Final = re.compile(r"(\w+):(\w+)(?:@(\d+))?([?*+]?)")
 
-Levels = Mapping[OperandType, int]
+Levels = Mapping[AnyType, int]
 """Operand types, each with the feature level from which it may stand there."""
 
 
@@ -78,7 +78,7 @@ class Match:
     inputs: Mapping[str, int]
     outputs: Mapping[str, int]
     repeats: int
-    types: Mapping[str, OperandType]
+    types: Mapping[str, AnyType]
 
 
 class Misfit(Exception):  # never leaves this package's matching
@@ -101,7 +101,7 @@ def parse_form(text: str) -> Form:
 
 def parse_types(text: str) -> Levels:
     """The types of a variable: short names, `@n` the feature level from which each may be used."""
-    found: dict[OperandType, int] = {}
+    found: dict[AnyType, int] = {}
     for word in text.split():
         name, _, level = word.partition("@")
         kinds = [t for t in OperandType if t.is_tensor] if name == EVERY else [KINDS[name]]
@@ -136,7 +136,7 @@ def match_form(
     feature_level: int,
 ) -> Match:
     """How the operands fill *form*; raises `Misfit` where they do not."""
-    types: dict[str, OperandType] = {}
+    types: dict[str, AnyType] = {}
     places, repeats = _fill(
         "input", form.inputs, form.ends, inputs, variables, types, feature_level
     )
@@ -152,7 +152,7 @@ def _fill(
     ends: frozenset[int],
     operands: Sequence[NnapiOperand],
     variables: Mapping[str, Levels],
-    types: dict[str, OperandType],
+    types: dict[str, AnyType],
     feature_level: int,
 ) -> tuple[dict[str, int], int]:
     repeated = next((a for a in arguments if a.repeated), None)
@@ -183,7 +183,7 @@ def _check_kind(
     argument: Argument,
     operand: NnapiOperand,
     variables: Mapping[str, Levels],
-    types: dict[str, OperandType],
+    types: dict[str, AnyType],
     depth: int,
 ) -> None:
     if operand.lifetime is NnapiLifetime.NO_VALUE and not argument.optional:
@@ -191,6 +191,7 @@ def _check_kind(
     kind, found = argument.kind, operand.type
     if kind == EVERY:
         return
+    wanted: AnyType
     if kind == REAL:
         half = OperandType.TENSOR_FLOAT16 in types.values()
         wanted = OperandType.FLOAT16 if half else OperandType.FLOAT32

@@ -16,6 +16,7 @@ from penstock.ir import (
     ConstantPool,
     DataLocation,
     DType,
+    ExtensionType,
     Lifetime,
     Model,
     NDArray,
@@ -209,6 +210,11 @@ class Graph:
         shape = joined(operand.shape, declared)
         if shape != operand.shape or not operand.name:
             self.operands[index] = replace(operand, shape=shape, name=operand.name or name)
+
+    def annotate(self, index: int, extension: ExtensionType | None) -> None:
+        """The operand is of an extension's type, or of none."""
+        if self.operands[index].extension != extension:
+            self.operands[index] = replace(self.operands[index], extension=extension)
 
     def finish(self, inputs: Sequence[int], outputs: Sequence[int], name: str = "") -> Subgraph:
         """The subgraph; temporaries among *outputs* become subgraph outputs."""

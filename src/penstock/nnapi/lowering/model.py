@@ -17,9 +17,10 @@ from penstock.nnapi.description import (
     NnapiOperand,
     NnapiOperation,
     NnapiSubgraph,
+    ir_shape,
 )
 from penstock.nnapi.lowering.graph import Assembly, Graph
-from penstock.nnapi.lowering.operands import ir_operand
+from penstock.nnapi.lowering.operands import ir_extension, ir_operand
 from penstock.nnapi.lowering.registry import rule_of
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.structure import check_structure
@@ -156,7 +157,8 @@ class SubgraphLowering:
         made = self.graph.operands[result].dtype
         if made is not source.type.dtype:
             raise InvalidOperation(f"an output of type {source.type.name} is {made.value}")
-        self.graph.refine(result, source.dimensions, source.name)
+        self.graph.refine(result, ir_shape(source.type, source.dimensions), source.name)
+        self.graph.annotate(result, ir_extension(source))
         self._values[index] = result
 
     def referenced(self, index: int | None) -> NnapiSubgraph:

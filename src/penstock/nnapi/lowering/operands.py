@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
 from penstock.errors import InvalidOperand, InvalidQuantization, OffsetOutOfBounds
-from penstock.ir import ConstantPool, DType, Lifetime, Operand, Quantization
-from penstock.ir.types import byte_size, is_static
-from penstock.nnapi.description import NnapiLifetime, NnapiOperand, OperandType
+from penstock.ir import (
+    ConstantPool,
+    DType,
+    ExtensionType as IrExtensionType,
+    Lifetime,
+    Operand,
+    Quantization,
+)
+from penstock.ir.types import is_static
+from penstock.nnapi.description import (
+    AnyType,
+    ExtensionType,
+    NnapiLifetime,
+    NnapiOperand,
+    OperandType,
+    ir_shape,
+    value_size,
+)
 
-ZERO_POINTS: Final = {
+ZERO_POINTS: Final[Mapping[AnyType, tuple[int, int]]] = {
     OperandType.TENSOR_QUANT8_ASYMM: (0, 255),
     OperandType.TENSOR_QUANT8_ASYMM_SIGNED: (-128, 127),
     OperandType.TENSOR_QUANT16_ASYMM: (0, 65535),
@@ -46,6 +61,8 @@ def check_operand(
         raise InvalidOperand(f"a {kind.name} cannot have the lifetime {operand.lifetime.value}")
     _check_dimensions(operand, feature_level)
     _check_quantization(operand)
+    if operand.extension_data and not isinstance(kind, ExtensionType):
+        raise InvalidOperand(f"a {kind.name} is no extension's type and has no extension data")
     if kind is OperandType.SUBGRAPH:
         if operand.subgraph is None or not 0 <= operand.subgraph < subgraphs:
             raise InvalidOperand(f"refers to subgraph {operand.subgraph} of {subgraphs}")
@@ -70,8 +87,8 @@ def _check_dimensions(operand: NnapiOperand, feature_level: int) -> None:
     if any(d is not None and not 0 <= d < 2**32 for d in dimensions):
         raise InvalidOperand(f"a dimension of {dimensions} is out of range")
     if operand.type is not OperandType.SUBGRAPH and is_static(dimensions):
-        size = byte_size(operand.type.dtype, dimensions)
-        if size is not None and size > MAX_BYTES:
+        size = value_size(operand.type, dimensions)
+        if size > MAX_BYTES:
             raise InvalidOperand(f"{size} bytes are more than 32 bits can count")
 
 
@@ -127,7 +144,7 @@ def _check_value(operand: NnapiOperand, pools: Sequence[ConstantPool]) -> None:
         return
     if operand.dimensions is None or not is_static(operand.dimensions):
         raise InvalidOperand("a constant's dimensions must be known")
-    expected = byte_size(operand.type.dtype, operand.dimensions)
+    expected = value_size(operand.type, operand.dimensions)
     if length != expected:
         raise InvalidOperand(f"{length} bytes of value, where {expected} are needed")
 
@@ -147,12 +164,23 @@ def ir_operand(operand: NnapiOperand) -> Operand:
     """The IR's operand of an input, a constant or an output."""
     return Operand(
         operand.type.dtype,
-        operand.dimensions,
+        ir_shape(operand.type, operand.dimensions),
         LIFETIMES[operand.lifetime],
         operand.name,
         quantization_of(operand),
         operand.value,
         operand.location,
+        extension=ir_extension(operand),
+    )
+
+
+def ir_extension(operand: NnapiOperand) -> IrExtensionType | None:
+    """The extension's type that an operand has in the IR."""
+    kind = operand.type
+    if not isinstance(kind, ExtensionType):
+        return None
+    return IrExtensionType(
+        kind.extension, kind.code, kind.byte_size, kind.is_tensor, operand.extension_data
     )
 
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import InvalidOperation, UnknownOperator
+from penstock.ir.extension import split_key
 from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand
 from penstock.nnapi.lowering.forms import (
     Form,
@@ -112,7 +113,11 @@ def rules() -> Mapping[str, Rule]:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of one operation; `UnknownOperator` where NNAPI has none of that name."""
+    """The rule of one operation, of an extension's by its key; `UnknownOperator` where NNAPI has none of that name."""
+    if split_key(name) is not None:
+        from penstock.nnapi.lowering.extension import rule_of_extension
+
+        return rule_of_extension(name)
     found = _RULES.get(name) or rules().get(name)
     if found is None:
         raise UnknownOperator(f"{name!r} is not an operation of NNAPI")

@@ -17,10 +17,11 @@ from penstock.hal import (
     PoolArgument,
     PrepareConfig,
     Request,
+    Support,
     mappable_kinds,
     preferred_memory,
 )
-from penstock.ir import ConstantPool, DataLocation, DType, Lifetime, Model, NDArray
+from penstock.ir import ConstantPool, DataLocation, DType, Lifetime, Model, ModelBuilder, NDArray
 from penstock.memory import (
     MEMORY_KINDS,
     HardwareBuffer,
@@ -33,7 +34,7 @@ from penstock.memory.arena import lay_out
 from penstock.memory.images import PIXELS, map_image
 from penstock.testing.contract.cases import Case, one_case, static_cases
 from penstock.testing.contract.pools import memory_kinds, pool_of
-from penstock.testing.contract.promise import Check, NotCovered, needs_values, refused
+from penstock.testing.contract.promise import Check, NotCovered, needs_values, refused, require
 from penstock.testing.contract.trial import PLAIN, Trial, compare, prepare
 
 IMAGE: Final = "hardware_buffer"
@@ -83,13 +84,41 @@ def check_every_kind_serves_constants(device: Device) -> None:
         compare(device, case, found, case.outputs, f"with constants in {kind} memory")
 
 
-def check_constants_of_other_kinds_fail_the_preparation(device: Device) -> None:
-    """Constants in memory that the device does not map, or in an image, are `GeneralFailure` when it prepares."""
+def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> None:
+    """An operation that reads a constant in memory that the device does not map, or in an image, gets a no that names the
+    kind when support is asked, and `prepare_model` refuses it with `GeneralFailure`; operations beside it keep their yes.
+    """
     case = _with_constants(device)
+    own = len(case.model.operations)
     for kind in dict.fromkeys((*_others(device), IMAGE, UNKNOWN)):
-        pools = tuple(ConstantPool(p.view, p.owner, kind) for p in case.model.pools)
+        model = _beside_itself(case.model, kind)
+        answers = device.supported_operations(model)
+        for index, operation in enumerate(model.operations):
+            read = [model.operands[i].location for i in operation.inputs]
+            if any(place is not None and place.pool == 0 for place in read):
+                _require_refusal(answers[index], kind, f"operation {index} ({operation.key})")
+            elif index >= own:
+                told = f"operation {index} ({operation.key}) reads nothing in {kind} memory"
+                require(
+                    answers[index].supported, f"{told}, and is refused: {answers[index].reason}"
+                )
         with refused(f"a constant in {kind} memory", GeneralFailure):
-            device.prepare_model(replace(case.model, pools=pools), PrepareConfig())
+            device.prepare_model(model, PrepareConfig())
+
+
+def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> None:
+    """An IF is refused when support is asked, with a reason that names the kind, where a branch reads a constant in memory
+    that the device does not map.
+    """
+    model = _branch_with_a_constant()
+    if not all(answer.supported for answer in device.supported_operations(model)):
+        raise NotCovered("it does not support IF with ADD in a branch")
+    for kind in dict.fromkeys((*_others(device), IMAGE, UNKNOWN)):
+        moved = _all_in(model, kind)
+        (answer,) = device.supported_operations(moved)
+        _require_refusal(answer, kind, "an IF")
+        with refused(f"a constant of a branch in {kind} memory", GeneralFailure):
+            device.prepare_model(moved, PrepareConfig())
 
 
 def check_memory_at_odds_with_its_name(device: Device) -> None:
@@ -195,7 +224,9 @@ def _described(name: str, fd: int, kind: int, size: int, width: int | None = Non
 
 def _with_constants(device: Device) -> Case:
     for case in static_cases(device):
-        if any(o.lifetime is Lifetime.CONSTANT_POOL for o in case.model.operands):
+        model = case.model
+        plain = len(model.subgraphs) == 1 and not model.entry.states
+        if plain and any(o.lifetime is Lifetime.CONSTANT_POOL for o in model.operands):
             return case
     raise NotCovered("it supports no model of this suite with a constant in a pool")
 
@@ -207,6 +238,59 @@ def _constants_in(model: Model, kind: str) -> Iterator[Model]:
     with pool_of(kind, len(own)) as pool:
         pool.view(np.uint8, len(own))[:] = np.frombuffer(own.view, np.uint8)
         yield replace(model, pools=(pool.constants(),))
+
+
+def _require_refusal(answer: Support, kind: str, what: str) -> None:
+    require(not answer.supported, f"{what} reads a constant in {kind} memory, and has a yes")
+    require(kind in answer.reason, f"{what}: the no does not name {kind} memory: {answer.reason!r}")
+
+
+def _all_in(model: Model, kind: str) -> Model:
+    """*model* with every pool of constants said to be in memory of that kind."""
+    return replace(model, pools=tuple(ConstantPool(p.view, p.owner, kind) for p in model.pools))
+
+
+def _beside_itself(model: Model, kind: str) -> Model:
+    """*model*, whose constants are said to be in memory of that kind, and once more beside it with constants in memory of the
+    process.
+    """
+    entry, count = model.entry, len(model.operands)
+    (own,) = model.pools
+
+    def shifted(indexes: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(i + count for i in indexes)
+
+    operands = tuple(
+        o if o.location is None else replace(o, location=replace(o.location, pool=1))
+        for o in entry.operands
+    )
+    operations = tuple(
+        replace(o, inputs=shifted(o.inputs), outputs=shifted(o.outputs)) for o in entry.operations
+    )
+    both = replace(
+        entry,
+        operands=(*entry.operands, *operands),
+        operations=(*entry.operations, *operations),
+        inputs=(*entry.inputs, *shifted(entry.inputs)),
+        outputs=(*entry.outputs, *shifted(entry.outputs)),
+    )
+    pools = ConstantPool(own.view, own.owner, kind), own
+    return replace(model, subgraphs=(both,), pools=pools)
+
+
+def _branch_with_a_constant() -> Model:
+    """IF: x and a constant of 512 bytes added, or x and x."""
+    b, shape = ModelBuilder(), (8, 16)
+    chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(DType.FLOAT32, shape, "x")
+    targets = []
+    for constant in (True, False):
+        inner = b.subgraph("branch")
+        i = inner.input(DType.FLOAT32, shape, "i")
+        k = inner.constant(np.ones(shape, np.float32), "k") if constant else i
+        added = inner.operation("ADD", [i, k], [(DType.FLOAT32, shape)])
+        targets.append(b.add_subgraph(inner.finish(added)))
+    branches = {"then_subgraph_index": targets[0], "else_subgraph_index": targets[1]}
+    return b.build(b.operation("IF", [chosen, x], [(DType.FLOAT32, shape)], branches))
 
 
 def _picture(device: Device) -> Case:
@@ -231,7 +315,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_every_kind_serves_inputs_and_outputs,
     check_other_kinds_fail_the_execution,
     check_every_kind_serves_constants,
-    check_constants_of_other_kinds_fail_the_preparation,
+    check_operations_on_constants_of_other_kinds_are_refused,
+    check_branches_on_constants_of_other_kinds_are_refused,
     check_memory_at_odds_with_its_name,
     check_padding_is_accepted,
     check_images_serve_inputs_and_outputs,

@@ -152,12 +152,10 @@ def check_prepare_refuses_every_mutation(device: Device) -> None:
 
 
 def _refuses_model(device: Device, what: str, mutate: Callable[[], Model]) -> None:
-    try:
+    with allowed(what, ModelError) as refusals:
         model = mutate()
-    except ModelError:
+    if refusals:
         return
-    except Exception as error:
-        raise Violation(f"{what}: {describe(error)}") from error
     with refused(what, InvalidArgument):
         device.prepare_model(model, PrepareConfig()).close()
 

@@ -18,6 +18,7 @@ from penstock.testing.contract import (
     caching,
     caching_security,
     execute,
+    extensions,
     fenced,
     generated,
     lifetime,
@@ -52,6 +53,7 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
         "fenced": fenced.CHECKS,
         "generated": generated.CHECKS,
         "quality": quality.CHECKS,
+        "extensions": extensions.CHECKS,
         "lifetime": lifetime.CHECKS,
     }
 )
@@ -75,6 +77,7 @@ READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "fenced": ("bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"),
         "generated": ("executing", "PreparedModel"),
         "quality": ("executing", "ExecutionConfig"),
+        "extensions": ("extensions", "Extension"),
         "lifetime": ("letting-go", "PreparedModel.close"),
     }
 )

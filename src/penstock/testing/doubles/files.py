@@ -5,11 +5,12 @@ Each is a `penstock.sealed.FileSystem`, to be given to a `Seal` or a `penstock.c
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from penstock.sealed import FileSystem, SystemFiles
 from penstock.sealed.files import StrPath
@@ -26,6 +27,35 @@ class QuickFiles(SystemFiles):
 
 
 QUICK_FILES: Final = QuickFiles()
+
+
+class ReadOnlyFiles(QuickFiles):
+    """The system's files on a read-only mount: whatever would write raises `OSError(EROFS)`."""
+
+    def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+        return super().open(path, flags, mode)
+
+    def link(self, source: StrPath, target: StrPath) -> None:
+        self._refuse(target)
+
+    def replace(self, source: StrPath, target: StrPath) -> None:
+        self._refuse(target)
+
+    def unlink(self, path: StrPath) -> None:
+        self._refuse(path)
+
+    def touch(self, path: StrPath, modified_ns: int) -> None:
+        self._refuse(path)
+
+    def mkdir(self, path: StrPath, mode: int = 0o700) -> None:
+        if Path(path).exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        self._refuse(path)
+
+    def _refuse(self, path: StrPath) -> NoReturn:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
 
 class Crash(BaseException):

@@ -9,6 +9,7 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
     Support,
+    refuse_unmapped,
     validate_prepare,
     validate_support,
 )
@@ -30,10 +31,11 @@ class SubsetDevice(InterceptingDevice):
         self._supports = supports
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        return [
+        answers = [
             self._narrowed(answer, self._supports(model, index))
             for index, answer in enumerate(super().supported_operations(model))
         ]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)

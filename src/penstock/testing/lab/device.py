@@ -25,6 +25,7 @@ from penstock.hal import (
     PrepareConfig,
     ProgressEvent,
     Support,
+    refuse_unmapped,
     validate_prepare,
     validate_prepare_config,
     validate_support,
@@ -175,7 +176,8 @@ class LabDevice(DeviceBase):
         return self._needed
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        return [support(model, operation) for operation in model.operations]
+        answers = [support(model, operation) for operation in model.operations]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> LabPreparedModel:
         validate_prepare(model, config, self.capabilities.memory_kinds)

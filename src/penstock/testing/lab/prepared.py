@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from penstock.engines.postponed import PostponedWrite
 from penstock.errors import CacheError, ClosedError, GeneralFailure
 from penstock.hal import (
     CacheReport,
@@ -31,8 +34,8 @@ class LabPreparedModel(PreparedModelBase):
     """Executes *program*, which was deserialised from the three payloads of an entry.
 
     Without one yet, it reads or compiles *model* at its first run. One that is *improving* does the same for the
-    optimised form once it has run often enough. Both write through *writer*, where they have one, in the
-    thread of the run that has come so far, and then let go of the handles.
+    optimised form once it has run often enough. Both write through *writer*, where they have one, at the end of that run or
+    of a later one, and then let go of the handles.
     """
 
     def __init__(
@@ -48,8 +51,9 @@ class LabPreparedModel(PreparedModelBase):
         if program is not None:
             model = interface(program)
         assert model is not None
-        self._device, self.model, self.cache_report = device, model, report
+        self._device, self.model, self._report = device, model, report
         self._program, self._writer = program, writer
+        self._write: PostponedWrite | None = None
         self._uses_left = device.uses if improving else 0
         self._changing = threading.Lock()
         self._laid_out: tuple[Program | None, LaidOut] = None, LaidOut()
@@ -61,6 +65,8 @@ class LabPreparedModel(PreparedModelBase):
         result = self._run(program, request, config)
         if self._uses_left:
             self._count_use()
+        if (write := self._write) is not None:
+            self._attempt(write, config)
         return result
 
     @property
@@ -78,18 +84,23 @@ class LabPreparedModel(PreparedModelBase):
         with domain.claim(self, request) as claim:
             return execute(program, request, config, machine, laid_out[1], claim)
 
+    @property
+    def cache_report(self) -> CacheReport:  # type: ignore[override]  # it changes with what becomes of a late write
+        return self._report if self._write is None else self._write.report
+
     def close(self) -> None:
         with self._changing:
-            self._let_go()
+            for part in (self._writer, self._write):
+                if part is not None:
+                    part.close()
 
     def _first(self) -> Program:
         """The program, compiled just in time unless another process has written it meanwhile."""
         with self._changing:
             if self._program is None:
                 self._program = self._written() or self._late(
-                    self._device.compile(self.model, "optimised")
+                    lambda: self._device.compile(self.model, "optimised")
                 )
-                self._let_go()
             return self._program
 
     def _count_use(self) -> None:
@@ -99,38 +110,45 @@ class LabPreparedModel(PreparedModelBase):
         try:
             self._uses_left = max(0, self._uses_left - 1)
             if not self._uses_left and (baseline := self._program) is not None:
-                self._program = self._written() or self._late(self._device.improve(baseline))
-                self._let_go()
+                self._program = self._written() or self._late(
+                    lambda: self._device.improve(baseline)
+                )
         finally:
             self._changing.release()
 
     def _written(self) -> Program | None:
         """The optimised form, where the entry has it by now."""
-        if self._writer is None:
+        writer = self._writer
+        if writer is None:
             return None
         try:
-            loaded = self._writer.load()
+            loaded = writer.load()
             program = self._device.deserialise(loaded.model, loaded.data)
         except (CacheError, ClosedError, GeneralFailure):
             return None
         if program.artefact != "optimised":
             return None
         self._device.count("loads")
-        self.cache_report = CacheReport(artefact=program.artefact)
+        self._report = CacheReport(artefact=program.artefact)
+        writer.close()
         return program
 
-    def _late(self, compiled: Compiled) -> Program:
-        """The program, which is written to the entry."""
-        report = None
+    def _late(self, compile_now: Callable[[], Compiled]) -> Program:
+        """The program; runs write it to the entry as soon as they can without waiting."""
+        began = time.monotonic_ns()
+        compiled = compile_now()
+        spent = time.monotonic_ns() - began
+        form = compiled.program.artefact
+        self._report = CacheReport(artefact=form)
         if self._writer is not None:
-            report = self._writer.write(model=compiled.model, data=compiled.data)
-        self.cache_report = self._device.report(report, compiled.program.artefact)
+            self._write = PostponedWrite(
+                self._writer, lambda: (compiled.model, compiled.data), form, spent
+            )
         return compiled.program
 
-    def _let_go(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+    def _attempt(self, write: PostponedWrite, config: ExecutionConfig) -> None:
+        if write.attempt(config.deadline_ns) and write.report.save == "saved":
+            self._device.count("saves")
 
 
 def said(report: SaveReport | None, artefact: str, *, later: bool = False) -> CacheReport:

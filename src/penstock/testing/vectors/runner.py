@@ -23,6 +23,7 @@ from penstock.hal import (
 )
 from penstock.hal.loading import describe, is_device
 from penstock.ir import NDArray, infer_shapes
+from penstock.nnapi.execution import DEFAULT_LOOP_TIMEOUT_NS
 from penstock.nnapi.lowering import lower
 from penstock.testing.vectors.comparison import difference
 from penstock.testing.vectors.derive import Run, runs_of
@@ -122,8 +123,9 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     accuracy: AccuracyClass = "faithful" if claimed == "exact" else claimed
     prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
     alignment = device.capabilities.alignment if pools else None
-    endless = run.case.is_infinite_loop
-    config = ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS) if endless else ExecutionConfig()
+    # A loop whose model was damaged may not end either.
+    limit = LOOP_TIMEOUT_NS if run.case.is_infinite_loop else DEFAULT_LOOP_TIMEOUT_NS
+    config = ExecutionConfig(loop_timeout_ns=limit)
     try:
         with Layout(model, fed, _room(run), alignment) as layout:
             return layout.results(prepared.execute(layout.request, config))

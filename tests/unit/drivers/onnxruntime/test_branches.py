@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.onnxruntime.export.graph import Node
-from penstock.drivers.onnxruntime.export.support import MOST_IN_BRANCHES, in_branches
+from penstock.drivers.onnxruntime.export.support import MOST_IN_BRANCHES, MOST_NESTED, in_branches
 from penstock.drivers.onnxruntime.export.wire import build
 from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure
@@ -14,6 +14,7 @@ from penstock.hal import PrepareConfig
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operation, Subgraph
 from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from tests.support_nesting import nested as chained
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import run_on
 
@@ -37,7 +38,7 @@ def nested(depth: int) -> Model:
 @pytest.mark.parametrize("depth", [1, 3, 11])
 def test_every_branch_is_counted_as_often_as_it_is_written(depth: int) -> None:
     branches = sum(2**k for k in range(1, depth + 1))
-    assert in_branches(flattened(nested(depth)).model) == 2 * branches
+    assert in_branches(flattened(nested(depth)).model) == (2 * branches, depth)
 
 
 def test_branches_that_would_become_too_much_are_refused_by_name() -> None:
@@ -78,3 +79,14 @@ def test_a_value_that_is_two_outputs_has_both_names() -> None:
     again = [b.operation("RESHAPE", [v, shape], [(DType.FLOAT32, (2,))])[0] for v in (y, x)]
     (got,) = run_on([cpu()], b.build([y, *again]), [[np.array([1, -2], np.float32)]])
     assert [v.tolist() for v in got] == [[-1, 2], [-1, 2], [1, -2]]
+
+
+def test_branches_nested_deeper_than_onnxruntime_reads_are_refused_by_name() -> None:
+    for depth in (MOST_NESTED, MOST_NESTED + 1):
+        model = chained("IF", depth)
+        (answer,) = cpu().supported_operations(model)
+        assert answer.supported is (depth == MOST_NESTED), answer.reason
+        if answer.supported:
+            cpu().prepare_model(model, PrepareConfig()).close()
+        else:
+            assert f"ONNX Runtime reads {MOST_NESTED} at most" in answer.reason

@@ -90,7 +90,7 @@ def test_without_onnxruntime_there_is_one_device_that_says_so(monkeypatch: pytes
     device = lacking("onnxruntime", monkeypatch)
     assert device.name == "onnxruntime-cpu"
     assert "onnxruntime missing" in device.version
-    assert device.check() == "ONNX Runtime is not installed: pip install 'penstock[onnxruntime]'"
+    assert device.check() == "ONNX Runtime is not installed: pip install 'penstock-nn[onnxruntime]'"
     with pytest.raises(DeviceUnavailable, match="not installed"):
         device.prepare_model(relu(), PrepareConfig())
     with pytest.raises(DeviceUnavailable, match="not installed"):
@@ -102,7 +102,7 @@ def test_without_onnxruntime_there_is_one_device_that_says_so(monkeypatch: pytes
 @needs_onnxruntime
 def test_without_onnx_there_is_one_device_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = lacking("onnx", monkeypatch).check()
-    assert reason == "the package onnx is not installed: pip install 'penstock[onnxruntime]'"
+    assert reason == "the package onnx is not installed: pip install 'penstock-nn[onnxruntime]'"
 
 
 def test_what_it_supports_is_told_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_without_openvino_there_is_one_device_that_says_so(monkeypatch: pytest.M
     device = absent(monkeypatch)
     assert device.name == "openvino-cpu"
     assert "openvino missing" in device.version
-    assert device.check() == "OpenVINO is not installed: pip install 'penstock[openvino]'"
+    assert device.check() == "OpenVINO is not installed: pip install 'penstock-nn[openvino]'"
     with pytest.raises(DeviceUnavailable, match="not installed"):
         device.prepare_model(relu(), PrepareConfig())
     with pytest.raises(DeviceUnavailable, match="not installed"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,10 +15,21 @@ import msgspec
 import numpy as np
 import pytest
 
+import penstock
 from penstock import knobs
 from penstock.drivers.openvino import OpenVinoDevice
+from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
 from penstock.errors import InvalidArgument
-from penstock.hal import CacheHandle, PrepareConfig
+from penstock.hal import (
+    CacheHandle,
+    CacheReport,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    PreparedModelBase,
+    Request,
+)
+from penstock.sealed import locks
 from tests.support_artefacts import answer, network, run
 from tests.support_openvino import cpu, needs_openvino
 from tests.unit.drivers.openvino.test_caching import opened
@@ -152,8 +164,11 @@ def test_nothing_is_written_late_without_a_lock(tmp_path: Path) -> None:
 
 
 def test_a_prepared_model_that_never_ran_gives_its_handles_back(tmp_path: Path) -> None:
+    device = cpu()
+    before = sorted(Path("/proc/self/fd").iterdir())
     with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
-        cpu().prepare_model(network(), config).close()
+        device.prepare_model(network(), config).close()
+    assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_another_word_for_when_is_refused() -> None:
@@ -162,3 +177,114 @@ def test_another_word_for_when_is_refused() -> None:
         pytest.raises(InvalidArgument, match=r"openvino_compilation .* not 'sometimes'"),
     ):
         cpu().prepare_model(network(), PrepareConfig())
+
+
+@pytest.fixture
+def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError(f"somebody waits {seconds} s for a lock")
+
+    monkeypatch.setattr("penstock.sealed.locks.time.sleep", sleep)
+
+
+@contextmanager
+def used_by_another(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
+    """A block in which another opening of the entry's lock file has the lock."""
+    fd = os.open(folder / "lock", os.O_RDWR)
+    try:
+        with locks.locked(fd, exclusive=exclusive, timeout=0) as held:
+            assert held
+            yield
+    finally:
+        os.close(fd)
+
+
+def first_run(folder: Path, device: OpenVinoDevice) -> OpenVinoPreparedModel:
+    with knobs.override(openvino_compilation="first_run"), entry(folder) as config:
+        prepared = device.prepare_model(network(), config)
+    assert isinstance(prepared, OpenVinoPreparedModel)
+    return prepared
+
+
+@pytest.mark.usefixtures("nobody_waits")
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_a_first_run_does_not_wait_for_the_entrys_lock(tmp_path: Path, exclusive: bool) -> None:
+    device = cpu()
+    prepared = first_run(tmp_path, device)
+    with used_by_another(tmp_path, exclusive=exclusive):
+        for _ in range(2):
+            assert is_right(prepared)
+            report = prepared.cache_report
+            assert (report.save, report.later, report.artefact) == ("none", True, "optimised")
+            assert report.reason.startswith("NotYetWritten: another process uses the entry")
+    assert (tmp_path / "model0").read_bytes() == b""
+    assert is_right(prepared)
+    assert prepared.cache_report == CacheReport("saved", artefact="optimised")
+    assert is_right(prepared)
+    assert device.compiles == 1
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
+
+
+@pytest.mark.usefixtures("nobody_waits")
+def test_a_run_that_improves_a_baseline_does_not_wait_for_the_entrys_lock(tmp_path: Path) -> None:
+    device = impatient()
+    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+        prepared = device.prepare_model(network(), config)
+    with used_by_another(tmp_path):
+        assert is_right(prepared)
+        assert is_right(prepared)
+        assert device.compiles == 2
+        assert "another process uses the entry" in prepared.cache_report.reason
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "baseline"]
+    assert is_right(prepared)
+    assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
+
+
+def test_a_run_without_time_for_it_leaves_the_write_to_a_later_one(tmp_path: Path) -> None:
+    device = cpu()
+    prepared = first_run(tmp_path, device)
+    assert is_right(prepared_with_deadline(prepared, seconds=0.9))
+    assert "had time for it before its deadline" in prepared.cache_report.reason
+    assert (tmp_path / "model0").read_bytes() == b""
+    assert is_right(prepared_with_deadline(prepared, seconds=60))
+    assert prepared.cache_report.save == "saved"
+
+
+def test_what_no_run_could_write_is_not_written_and_told(tmp_path: Path) -> None:
+    prepared = first_run(tmp_path, cpu())
+    with used_by_another(tmp_path):
+        assert is_right(prepared)
+    prepared.close()
+    report = prepared.cache_report
+    assert (report.save, report.later) == ("failed", False)
+    assert report.reason.startswith("NotYetWritten: the model was closed first: another process")
+    assert (tmp_path / "model0").read_bytes() == b""
+
+
+def test_the_receipt_of_a_run_says_what_a_late_write_waits_for(tmp_path: Path) -> None:
+    with knobs.override(openvino_compilation="first_run"):
+        compiled = penstock.compile(network(), devices=["openvino-cpu"], cache=tmp_path)
+    (lock,) = tmp_path.rglob("*.lock")
+    given = [np.zeros((2, 40), np.float32)]
+    with compiled, lock.open("r+b") as other:
+        with locks.locked(other.fileno(), exclusive=False, timeout=0) as held:
+            assert held
+            outcome = compiled.run(given, timeout=4).receipt.steps[0].cache
+            assert not outcome.saved
+            assert "not saved: NotYetWritten: another process uses the entry" in str(outcome)
+        outcome = compiled.run(given).receipt.steps[0].cache
+        assert outcome.saved
+        assert not outcome.not_saved
+
+
+def prepared_with_deadline(prepared: OpenVinoPreparedModel, *, seconds: float) -> PreparedModelBase:
+    """*prepared*, whose runs are to end after so many seconds."""
+
+    class Hurried(PreparedModelBase):
+        model = prepared.model
+
+        def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+            deadline = time.monotonic_ns() + int(seconds * 1e9)
+            return prepared.execute(request, msgspec.structs.replace(config, deadline_ns=deadline))
+
+    return Hurried()

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
+    multiply_saturating,
     multiply_wide_by_quantized_multiplier,
     quantize_multiplier,
     quantize_multipliers,
@@ -33,9 +33,16 @@ def half_away(x: Fraction) -> int:
     return half_up(x) if x >= 0 else -half_up(-x)
 
 
+def wrap(x: int) -> int:
+    """What 32 bits hold of *x*."""
+    return (x + 2**31) % 2**32 - 2**31
+
+
 def scaled(x: int, mantissa: int, shift: int) -> int:
-    """The definition: a left shift that wraps, a product halves up, a quotient halves away from zero."""
-    wrapped = (x * 2 ** max(shift, 0) + 2**31) % 2**32 - 2**31
+    """The definition: a left shift by the last five bits of a number of places, which wraps, a product halves up, a quotient
+    halves away from zero.
+    """
+    wrapped = wrap(x * 2 ** (max(shift, 0) % 32))
     high = half_up(Fraction(wrapped * mantissa, 2**31))
     return half_away(Fraction(high, 2 ** max(-shift, 0)))
 
@@ -71,13 +78,25 @@ def test_multipliers_of_a_layer_are_quantised_together() -> None:
     assert pairs == [quantize_multiplier(r) for r in reals]
 
 
-@pytest.mark.parametrize("real", [2.0**30, math.inf, math.nan])
-def test_multipliers_beyond_32_bits_are_refused(real: float) -> None:
-    with pytest.raises(Unsupported, match="multiplier"):
-        quantize_multiplier(real)
+@pytest.mark.parametrize("real", [math.inf, math.nan])
+def test_multipliers_that_are_no_finite_number_make_everything_zero(real: float) -> None:
+    assert quantize_multiplier(real) == (0, 0)
 
 
-@given(INT32, MANTISSA, st.integers(-31, 30))
+@given(st.floats(2.0**30, 1e300))
+def test_a_multiplier_of_any_finite_size_is_quantised(real: float) -> None:
+    mantissa, shift = quantize_multiplier(real)
+    assert math.ldexp(mantissa, shift - 31) == pytest.approx(real, rel=2.0**-31)
+
+
+@given(INT32, MANTISSA, st.integers(-31, 130))
+def test_saturating_scaling_ends_at_32_bits(x: int, mantissa: int, shift: int) -> None:
+    shifted = max(-(2**31), min(x * 2 ** max(shift, 0), 2**31 - 1))
+    wanted = half_away(Fraction(half_up(Fraction(shifted * mantissa, 2**31)), 2 ** max(-shift, 0)))
+    assert multiply_saturating(np.array([x]), mantissa, shift).tolist() == [wanted]
+
+
+@given(INT32, MANTISSA, st.integers(-31, 130))
 def test_scaling_is_as_defined(x: int, mantissa: int, shift: int) -> None:
     got = multiply_by_quantized_multiplier(np.array([x]), mantissa, shift)
     assert got.tolist() == [scaled(x, mantissa, shift)]
@@ -108,7 +127,7 @@ def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
 ) -> None:
     reduced = (mantissa + 2**15) >> 16 if mantissa < 0x7FFF0000 else 0x7FFF
     got = multiply_wide_by_quantized_multiplier(np.array([x]), mantissa, shift)
-    assert got.tolist() == [half_up(Fraction(x * reduced, 2 ** (15 - shift)))]
+    assert got.tolist() == [wrap(half_up(Fraction(x * reduced, 2 ** (15 - shift))))]
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,6 @@ CHANNELS = Operand(
             r"CONV_2D of \(int8, int8\) -> \(int16\)",
         ),
         ({"activation": "GELU"}, "GELU is no activation that may be fused"),
-        ({"target": Operand(I8, None, quantization=q(1e-12))}, "a multiplier of"),
     ],
 )
 def test_what_is_not_computed_is_refused_with_its_reason(

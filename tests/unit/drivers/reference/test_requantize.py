@@ -98,5 +98,16 @@ def test_sums_that_leave_32_bits_wrap() -> None:
 def test_real_scaling_rounds_once_halves_away_from_zero() -> None:
     sums = np.array([[1, 3, -1, -3, 400]])
     out = np.empty((1, 5), np.int8)
-    RealRequantizer(np.array([0.5]), 10, (-128, 127), np.zeros(1))(sums, out)
+    RealRequantizer(np.array([0.5]), 10, (-128, 127), np.zeros(1), np.full(1, 1e3), wide=False)(
+        sums, out
+    )
     assert out.tolist() == [[11, 12, 9, 8, 127]]
+
+
+def test_wide_real_sums_wrap_at_64_bits() -> None:
+    sums, out = np.array([[0.0, 1.0, 5.0]]), np.empty((1, 3), np.int16)
+    bias = np.full(3, 2**63 - 1, np.int64)
+    RealRequantizer(np.array([1e-16]), 0, (-32768, 32767), bias, np.full(3, 8.0), wide=True)(
+        sums, out
+    )
+    assert out.tolist() == [[922, -922, -922]]

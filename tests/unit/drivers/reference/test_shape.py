@@ -40,14 +40,14 @@ def test_a_shape_of_one_zero_in_the_attribute_is_a_scalar() -> None:
 @pytest.mark.parametrize("target", [(-1, -1), (5, -1), (-2, 3), (7,)])
 def test_targets_that_do_not_fit_fail(target: tuple[int, ...]) -> None:
     kernel = kernel_of("RESHAPE", [Operand(DType.FLOAT32, (6,)), WHOLE], [WHOLE])
-    with pytest.raises(ValueError, match=r"reshape|target"):
+    with pytest.raises(ValueError, match=r"target shape|does not have the elements"):
         kernel([np.ones(6, np.float32), np.array(target, np.int32)])
 
 
 def test_empty_arrays_reshape() -> None:
     kernel = kernel_of("RESHAPE", [Operand(DType.FLOAT32, (0, 3)), WHOLE], [WHOLE])
     (got,) = kernel([np.ones((0, 3), np.float32), np.array([0, -1], np.int32)])
-    assert got.shape == (0, 0)
+    assert got.shape == (0, 3)
 
 
 def test_squeezing_a_dimension_that_is_not_1_fails() -> None:

@@ -179,7 +179,9 @@ def test_any_list_is_sorted_stably(keys: list[int]) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 100])
 def test_no_step_touches_an_element_twice(count: int) -> None:
-    for first, second in exchanges(count):
+    steps = list(exchanges(count))
+    assert (not steps) == (count < 2)
+    for first, second in steps:
         touched = np.concatenate([first, second])
         assert len(set(touched.tolist())) == touched.size
         assert touched.max() < count

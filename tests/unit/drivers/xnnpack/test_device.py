@@ -19,7 +19,7 @@ from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model
 from tests.support_xnnpack import F32, device, needs_litert, one, q
 
-ABSENT = Installation("", "LiteRT is not installed: pip install 'penstock[xnnpack]'")
+ABSENT = Installation("", "LiteRT is not installed: pip install 'penstock-nn[xnnpack]'")
 I8, U8, I16, I32 = DType.INT8, DType.UINT8, DType.INT16, DType.INT32
 
 
@@ -64,7 +64,7 @@ def python(program: str, timeout: float = 120) -> subprocess.CompletedProcess[st
 MODEL = (
     "import os, sys\n"
     "import numpy as np, penstock\n"
-    "from penstock.drivers.xnnpack import create\n"
+    "from penstock.drivers.xnnpack import XnnpackDevice as create\n"
     "from penstock.ir import DType, ModelBuilder\n"
     "b = ModelBuilder()\n"
     "x = b.input(DType.FLOAT32, (4,), 'x')\n"

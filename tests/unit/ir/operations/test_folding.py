@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.ir.infer import _Inference, infer_shapes
+from penstock.ir.infer import Inferred, _Inference, infer_shapes
 from penstock.ir.operations.folding import MAX_FOLDED_ELEMENTS
 from tests.unit.ir.operations.single import (
     FLOAT,
@@ -30,8 +30,9 @@ BOOL, LONG = DType.BOOL, DType.INT64
 
 def folded(model: Model) -> list[NDArray | None]:
     """The followed value of each output of the entry."""
-    inference = _Inference(model, model.main)
-    inference.run([model.operands[i].shape for i in model.entry.inputs])
+    shapes = tuple(model.operands[i].shape for i in model.entry.inputs)
+    inference = _Inference(model, (model.main, shapes), Inferred())
+    inference.run()
     return [inference.value(i) for i in model.entry.outputs]
 
 

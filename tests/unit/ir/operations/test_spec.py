@@ -11,6 +11,7 @@ from penstock.ir import Attributes, DType, Lifetime, Operand, Operation
 from penstock.ir.operations import AttributeSpec, OperationSpec, Port
 from penstock.ir.operations.rules import like
 from penstock.ir.operations.spec import check_attribute
+from tests.checked import does_not_raise
 
 FLOAT, INT = DType.FLOAT32, DType.INT32
 REAL = frozenset({FLOAT, DType.FLOAT16})
@@ -48,7 +49,8 @@ def check(
 def test_optional_operands_may_be_left_out(
     inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> None:
-    check(ROW, inputs, outputs, n=1)
+    with does_not_raise():
+        check(ROW, inputs, outputs, n=1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
@@ -12,7 +12,8 @@ from penstock.engines.answers import answered, joined
 from penstock.engines.site import Site, make_sites, require
 from penstock.engines.unrolling import flattened
 from penstock.hal import AccuracyClass, Support
-from penstock.ir import Model, Operation
+from penstock.ir import Model
+from penstock.ir.references import entered_from
 from penstock.ir.settled import has_control_flow
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
@@ -22,6 +23,9 @@ MAX_BYTES: Final = 1 << 31
 
 MOST_IN_BRANCHES: Final = 1 << 12
 """Operations and branches that all IFs of a model may become: ONNX Runtime takes 0.3 ms and 20 KB for each branch."""
+
+MOST_NESTED: Final = 31
+"""How deep branches may be nested: protobuf reads messages nested 100 deep, of which each branch is three."""
 
 ROOM: Final = 1 << 24
 """Kept free for everything besides the constants."""
@@ -33,9 +37,13 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
     flat = flattened(model)
-    grown = in_branches(flat.model)
+    grown, depth = in_branches(flat.model)
 
     def judged(site: Site) -> AccuracyClass:
+        require(
+            site.operation.type != "IF" or depth <= MOST_NESTED,
+            f"the model's branches are nested {depth} deep: ONNX Runtime reads {MOST_NESTED} at most",
+        )
         require(
             site.operation.type != "IF" or grown <= MOST_IN_BRANCHES,
             f"the model's branches have {grown} operations and branches, each as often as it is written: "
@@ -46,24 +54,21 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
     return joined(model, flat, answered(make_sites(flat.model), judged, best))
 
 
-def in_branches(model: Model) -> int:
+def in_branches(model: Model) -> tuple[int, int]:
     """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model, which has no subgraphs that
-    several nodes share, holds it.
+    several nodes share, holds it; and how deep the branches are nested.
     """
-    return _written(model, (o for o in model.operations if o.type == "IF"), {})
-
-
-def _written(model: Model, operations: Iterable[Operation], known: dict[int, int]) -> int:
-    """What *operations* enter, each subgraph in *known* with what it comes to. A closure that calls itself would keep the
-    model, and the file that it maps, until garbage is collected.
-    """
-    total = 0
-    for target in chain.from_iterable(map(subgraph_references, operations)):
-        if target not in known:
-            inner = model.subgraphs[target].operations
-            known[target] = len(inner) + _written(model, inner, known)
-        total += 1 + known[target]
-    return total
+    written: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    for index in entered_from(model, model.main):
+        operations = model.subgraphs[index].operations
+        entered = list(chain.from_iterable(map(subgraph_references, operations)))
+        written[index] = len(operations) + sum(1 + written[target] for target in entered)
+        depths[index] = max((1 + depths[target] for target in entered), default=0)
+    choosing = (o for o in model.operations if o.type == "IF")
+    entered = list(chain.from_iterable(map(subgraph_references, choosing)))
+    grown = sum(1 + written[target] for target in entered)
+    return grown, max((1 + depths[target] for target in entered), default=0)
 
 
 def constant_bytes(model: Model) -> int:

@@ -93,6 +93,7 @@ def _check_cast(site: Site) -> AccuracyClass:
     if target not in CONVERTED or (source.dtype not in CONVERTED and not stored):
         site.refuse_types()
     require(source.dtype is not F32 or target is F32, "a float32 cut to a whole number")
+    require(not (stored and source.is_constant), "a constant of 8 bits without a scale")
     return "exact"
 
 

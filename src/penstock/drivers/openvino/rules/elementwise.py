@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from penstock.drivers.openvino.rules.rounding import (
     step_ratio,
 )
 from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.types import alike
 from penstock.engines.computing import keeps_channels_first
 from penstock.engines.site import Site, require
 from penstock.engines.types import F32, activation, activations, numbers, one_scale
@@ -66,8 +68,9 @@ BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
     "SQUARED_DIFFERENCE": lambda op, a, b: op.squared_difference(a, b),
 }
 
-ROUNDED: Final = frozenset({"ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"})
-"""Of 8 bits, what is rounded here as in TFLite."""
+EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
+ROUNDED: Final = EXTREMES | {"MUL"}
+"""Of 8 bits, what is rounded here as in TFLite; of sums and differences six in 100,000 are not."""
 
 
 def _check_unary(site: Site) -> AccuracyClass:
@@ -78,8 +81,11 @@ def _check_unary(site: Site) -> AccuracyClass:
         require(site.input().dtype is F32, "only float32 values are computed here")
     accuracy = activations(site, quantized="faithful")
     if site.is_quantized and site.operation.type not in CURVES:
-        alike = site.operation.type == "RELU" and rounds_alike(step_ratio(site))
-        return "faithful" if alike else "stepwise"
+        ratio = step_ratio(site)
+        # The limits lie on the input's grid there, on the output's in TFLite.
+        if site.operation.type in CLAMPS and ratio > 1:
+            return "relaxed"
+        return "faithful" if site.operation.type == "RELU" and rounds_alike(ratio) else "stepwise"
     return accuracy
 
 
@@ -112,7 +118,32 @@ def _check_binary(site: Site) -> AccuracyClass:
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
         )
     require(kind != "DIV" or dtype is not DType.INT32, "whole numbers are divided as float32")
-    return numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
+    accuracy = numbers(site, (DType.INT32,), "faithful" if kind in ROUNDED else "stepwise")
+    if not site.is_quantized:
+        return accuracy
+    if kind in EXTREMES:
+        same = all(alike(o, site.output()) for o in (site.input(0), site.input(1)))
+        require(same, "values of several scales, which TFLite compares as they are")
+    return "relaxed" if _is_coarse(site) else accuracy
+
+
+def _is_coarse(site: Site) -> bool:
+    """Whether one operand is a constant number, and a step of the other more than one of the output: OpenVINO then takes the
+    limits of the output to the other's grid.
+    """
+    for position, other in ((0, 1), (1, 0)):
+        if not site.input(position).is_constant or math.prod(site.shape(position)) != 1:
+            continue
+        scale, zero = one_scale(site.input(position))
+        number = abs(scale * (float(site.constant(position, "a number").reshape(())) - zero))
+        ratio = one_scale(site.input(other))[0] / one_scale(site.output())[0]
+        if site.operation.type == "MUL":
+            ratio *= number
+        elif site.operation.type == "DIV" and number:
+            ratio /= number
+        if ratio > 1:
+            return True
+    return False
 
 
 @rule(*BINARY, check=_check_binary)

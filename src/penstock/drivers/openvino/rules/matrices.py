@@ -7,7 +7,7 @@ from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.engines.computing import require_rows
 from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation, activations, one_scale
+from penstock.engines.types import F32, activation, activations, one_scale, require_shares
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -65,6 +65,8 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
 
 def _check_softmax(site: Site) -> AccuracyClass:
     require(len(site.shape()) >= 1, "a scalar has no axis")
+    if site.is_quantized:
+        require_shares(site.output())
     return activations(site, quantized="faithful")
 
 

@@ -18,8 +18,11 @@ from penstock.hal import AccuracyClass
 
 
 def _check(site: Site) -> AccuracyClass:
-    reduced_axes(site), site.output_shape()
+    axes, _ = reduced_axes(site), site.output_shape()
     accuracy = activations(site, [0], "faithful")
+    if site.is_quantized and not axes and step_ratio(site) > 1:
+        # Nothing is reduced: the limits of the output are taken to the input's grid.
+        return "relaxed"
     if not site.is_quantized or site.operation.type == "SUM" or _is_mean_above_zero(site):
         return accuracy
     return "stepwise"

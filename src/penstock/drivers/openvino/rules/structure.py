@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import STEPPED, carried, moved, moves
+from penstock.drivers.openvino.types import PLAIN, STEPPED, carried, moved, moves
 from penstock.engines.moving import (
     MAX_PIECES,
     axis_of,
@@ -19,7 +19,7 @@ from penstock.engines.moving import (
     split_axis,
 )
 from penstock.engines.site import Site, require
-from penstock.engines.types import activation
+from penstock.engines.types import F32, activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -209,6 +209,8 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
 
 def _check_shape(site: Site) -> AccuracyClass:
     site.shape()
+    if site.input().dtype not in PLAIN | STEPPED | {F32}:
+        site.refuse_types()
     require(site.output().dtype is DType.INT32, "a shape of another type")
     return "exact"
 

@@ -7,9 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    EXECUTION,
+    Kernel,
+    Site,
+    check_interrupts,
+    kernel,
+    require,
+)
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
-from penstock.hal import MAXIMUM_LOOP_TIMEOUT_NS
 from penstock.ir import NDArray
 
 
@@ -30,21 +36,22 @@ def if_else(site: Site) -> Kernel:
 def while_loop(site: Site) -> Kernel:
     """The body's outputs become its next inputs while the condition subgraph says so.
 
-    The time is looked at after each evaluation of the condition: past the loop timeout of the
-    execution (at most 15 s) it is `MissedDeadlineTransient` (NNAPI section 4.5).
+    After each evaluation of the condition the loop checks its limits: past the execution's loop timeout, if it has
+    one, it raises `MissedDeadlineTransient` (NNAPI section 4.5), and it ends with the execution's deadline or
+    cancellation.
     """
     condition = site.subgraphs(site.attributes.integer("cond_subgraph_index"))
     body = site.subgraphs(site.attributes.integer("body_subgraph_index"))
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         config = EXECUTION.get()
-        limit = time.monotonic_ns() + min(config.loop_timeout_ns, MAXIMUM_LOOP_TIMEOUT_NS)
+        timeout_ns = config.loop_timeout_ns
+        limit = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         values = [v for v in inputs if v is not None]
         while _truth(condition(values)[0]):
-            if time.monotonic_ns() >= limit:
+            if limit is not None and time.monotonic_ns() >= limit:
                 raise MissedDeadlineTransient("a WHILE ran longer than its loop timeout")
-            if config.cancel is not None:
-                config.cancel.check()
+            check_interrupts(config)
             values = list(body(values))
         return values
 

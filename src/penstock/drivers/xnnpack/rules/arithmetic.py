@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -12,12 +13,11 @@ from penstock.drivers.xnnpack.site import (
     EXACT,
     EXACT_BUILTIN,
     FAITHFUL,
-    QUANTIZED,
     Classes,
     Site,
-    scale_of,
 )
 from penstock.engines.site import require
+from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
@@ -36,6 +36,10 @@ PAIRS: Final = {
     "SQUARED_DIFFERENCE": types_of("float32 int8 int32"),
     "POW": types_of("float32"),
 }
+SUMS: Final = frozenset({"ADD", "SUB"})
+MOST_STEPS: Final = 1024.0
+"""Steps of the output in one of an operand, or of a product: of more LiteRT's kernels overflow, and in the end they end the process."""
+
 LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
 """Pairs whose quantised values are compared as they are."""
 
@@ -59,7 +63,11 @@ def check_pair(site: Site) -> Classes:
     if first.dtype in PLAIN:
         require(site.activation == "NONE", "integers with a fused activation are not computed here")
         return EXACT
-    scales = [scale_of(o) for o in site.types((0, 1))]
+    scales = [one_scale(o) for o in site.types((0, 1))]
+    if kind in SUMS | {"MUL"}:
+        one, other, made = (scale for scale, _ in scales)
+        largest = one * other if kind == "MUL" else max(one, other)
+        require(largest / made < MOST_STEPS, "steps that are thousands of the output's")
     if first.dtype is DType.INT16:
         require(not any(zero for _, zero in scales), "int16 values with a zero point")
         require(not site.flag("pot_scale_int16"), "int16 with scales that are powers of two")
@@ -102,6 +110,21 @@ UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
 """Of floats, operations that give one and the same value however they are computed."""
 
 
+CURVES: Final = frozenset({"TANH", "LOGISTIC"})
+STEEPEST: Final = 65535 / (3 * 4096)
+"""The scale of int16 values from which on a value times LiteRT's multiplier takes more than 32 bits."""
+
+LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
+    "EXP": lambda _, most: float(np.exp(most)),
+    "LOG": lambda least, most: float(max(abs(np.log(least)), abs(np.log(most)))),
+    "SQRT": lambda _, most: most**0.5,
+    "RSQRT": lambda least, _: least**-0.5,
+    "ELU": lambda _, most: most,
+    "GELU": lambda _, most: most,
+}
+"""The largest results of what LiteRT looks up in a table, by the least value above zero and the greatest."""
+
+
 @rule(*UNARY)
 def check_unary(site: Site) -> Classes:
     kind, first, result = site.operation.type, site.input(), site.output()
@@ -113,11 +136,16 @@ def check_unary(site: Site) -> Classes:
         return EXACT if kind in UNCHANGED else FAITHFUL
     if first.dtype in PLAIN:
         return EXACT
-    for operand in (first, result):
-        _, zero = scale_of(operand)
-        require(first.dtype is not DType.INT16 or zero == 0, "int16 values with a zero point")
-    if first.dtype in QUANTIZED and kind == "ABS":
-        require(scale_of(first)[0] > 0, "values without a scale")
+    (scale, zero), (made, made_zero) = one_scale(first), one_scale(result)
+    bare = zero == made_zero == 0
+    require(first.dtype is not DType.INT16 or bare, "int16 values with a zero point")
+    if kind in CURVES and first.dtype is DType.INT16:
+        require(scale < STEEPEST, "a curve so steep that LiteRT's sums overflow")
+    if kind in LARGEST:
+        values = np.iinfo(first.dtype.numpy)
+        with np.errstate(over="ignore"):
+            largest = LARGEST[kind](scale, scale * (int(values.max) - int(values.min)))
+        require(largest / made < 2.0**31, "results beyond LiteRT's table of 32 bits")
     return EXACT_BUILTIN
 
 
@@ -129,7 +157,7 @@ def check_prelu(site: Site) -> Classes:
     if first.dtype is F32:
         return FAITHFUL
     for operand in site.types((0, 1)):
-        scale_of(operand)
+        one_scale(operand)
     return EXACT_BUILTIN
 
 
@@ -194,12 +222,12 @@ def check_cast(site: Site) -> Classes:
 def check_quantize(site: Site) -> Classes:
     first, result = site.input(), site.output()
     among(result, types_of("int8 uint8 int16 int32"), "results")
-    scale_of(result)
+    one_scale(result)
     if first.dtype is F32:
         require(result.dtype in EIGHT_BITS | {DType.INT16}, "floats to int32")
         return Classes("faithful", "faithful")
     among(first, types_of("int8 uint8 int16 int32"))
-    scale_of(first)
+    one_scale(first)
     narrow = first.dtype in EIGHT_BITS and result.dtype in EIGHT_BITS
     return FAITHFUL if narrow else EXACT
 
@@ -210,7 +238,8 @@ def check_dequantize(site: Site) -> Classes:
     among(first, types_of("int8 uint8 int16 float16"))
     among(site.output(), types_of("float32"), "results")
     if first.dtype is DType.FLOAT16:
+        require(first.quantization is None, "a scale of values that have none")
         site.constant(0, "its value")
         return EXACT
-    scale_of(first)
+    one_scale(first)
     return FAITHFUL

@@ -16,10 +16,10 @@ from penstock.drivers.xnnpack.site import (
     Classes,
     Site,
     same_scale,
-    scale_of,
 )
 from penstock.drivers.xnnpack.whole_numbers import can_expand
 from penstock.engines.site import Refused, require
+from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
@@ -115,7 +115,7 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
     if expected is DType.INT8:
         require(not any(quantization.zero_points), "int8 weights with a zero point")
     for operand in (given, site.output()):
-        _, zero = scale_of(operand)
+        _, zero = one_scale(operand)
         require(given.dtype in EIGHT_BITS or zero == 0, "int16 values with a zero point")
     if site.has(bias):
         site.constant(bias, "its quantised bias")
@@ -161,7 +161,7 @@ def check_batch_matmul(site: Site) -> Classes:
     else:
         operands = site.types((0, 1))
     for operand in operands:
-        _, zero = scale_of(operand)
+        _, zero = one_scale(operand)
         require(first.dtype is DType.INT8 or zero == 0, "int16 values with a zero point")
     return FAITHFUL if first.dtype is DType.INT8 else EXACT
 
@@ -174,7 +174,7 @@ def check_pool(site: Site) -> Classes:
     if first.dtype is F32:
         return EXACT if site.operation.type == "MAX_POOL_2D" else FAITHFUL
     same_scale(first, site.output())
-    scale_of(first)
+    one_scale(first)
     return EXACT_BUILTIN
 
 
@@ -194,5 +194,5 @@ def check_bilinear(site: Site) -> Classes:
     if first.dtype is F32:
         return FAITHFUL
     same_scale(first, site.output())
-    scale_of(first)
+    one_scale(first)
     return FAITHFUL

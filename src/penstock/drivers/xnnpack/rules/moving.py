@@ -7,11 +7,13 @@ from typing import Final
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
     EXACT,
+    QUANTIZED,
     Classes,
     Site,
     same_scale,
 )
 from penstock.engines.site import require
+from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 ALL: Final = types_of("float32 int8 uint8 int16 int32 int64 bool")
@@ -38,6 +40,10 @@ SHAPED: Final[dict[str, tuple[int, ...]]] = {
 AT_RUN_TIME: Final = frozenset({"RESHAPE", "SLICE", "STRIDED_SLICE", "TILE"})
 """Of these those whose shape LiteRT takes from values, too, and checks."""
 
+FILLING: Final = frozenset({"PAD", "SPACE_TO_BATCH_ND"})
+NARROW: Final = frozenset({"TRANSPOSE", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"})
+"""Those that read integers of 64 bits as ones of 32."""
+
 ORDINARY: Final = types_of("float32 int8 uint8 int32 int64")
 FEWER_TYPES: Final = {
     "RESHAPE": ALL | {DType.COMPLEX64},
@@ -61,8 +67,15 @@ def check_moving(site: Site) -> Classes:
         if kind not in AT_RUN_TIME:
             site.constant(position, "what it makes the shape of")
         among(site.input(position), types_of("int32 int64"), "shapes")
-    if kind == "TRANSPOSE":
-        among(site.input(1), types_of("int32"), "orders")
+        if kind in NARROW:
+            among(site.input(position), types_of("int32"), "shapes")
+    if kind == "SLICE":
+        require(site.input(1).dtype is site.input(2).dtype, "beginnings and sizes of two types")
+    if kind in FILLING:
+        bare = first.dtype in QUANTIZED or first.quantization is None
+        require(bare, "a scale of values that have none, whose zero point LiteRT fills in")
+    if kind == "EXPAND_DIMS":
+        require(first.quantization == result.quantization, "operands of two scales")
     if kind == "STRIDED_SLICE":
         _check_strided(site)
     return EXACT
@@ -114,6 +127,9 @@ def check_concatenation(site: Site) -> Classes:
     require(len(result.shape or ()) <= MAX_RANK, f"more than {MAX_RANK} dimensions")
     if result.dtype is DType.INT8:
         same_scale(result, *given)
+    elif len({o.quantization for o in (*given, result)}) > 1:
+        for operand in (*given, result):
+            one_scale(operand)
     return EXACT
 
 
@@ -153,6 +169,7 @@ def check_gather_nd(site: Site) -> Classes:
 def check_scatter_nd(site: Site) -> Classes:
     among(site.input(), types_of("int32"), "indexes")
     among(site.input(1), types_of("float32 int32"))
+    among(site.input(2), types_of("int32"), "shapes")
     site.constant(2, "its shape")
     return EXACT
 

@@ -28,6 +28,9 @@ def check_recurrent(site: Site) -> Classes:
         require(kept and not site.is_output(index), "its new state is read by another operation")
     first = site.input()
     among(first, types_of("float32 int8"))
+    require(site.output().dtype is first.dtype, "a result of another type")
+    for position, state in zip(positions, site.outputs[1:], strict=True):
+        require(site.input(position).dtype is state.dtype, "new state of another type")
     weights = site.input(1) if site.has(1) else site.input(2)
     if first.dtype is DType.FLOAT32:
         among(weights, types_of("float32"), "weights")

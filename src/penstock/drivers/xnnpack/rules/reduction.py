@@ -12,9 +12,9 @@ from penstock.drivers.xnnpack.site import (
     Classes,
     Site,
     same_scale,
-    scale_of,
 )
 from penstock.engines.site import require
+from penstock.engines.types import one_scale, require_shares
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
@@ -35,6 +35,7 @@ def check_reduction(site: Site) -> Classes:
     kind, first = site.operation.type, site.input()
     among(first, REDUCED[kind])
     site.constant(1, "its axes")
+    among(site.input(1), types_of("int32"), "axes")
     if kind in PICKED:
         same_scale(first, site.output())
         return EXACT
@@ -43,7 +44,7 @@ def check_reduction(site: Site) -> Classes:
     if first.dtype in {DType.INT32, DType.INT64}:
         return EXACT
     for operand in (first, site.output()):
-        scale_of(operand)
+        one_scale(operand)
     return FAITHFUL
 
 
@@ -63,27 +64,19 @@ def check_cumsum(site: Site) -> Classes:
 
 @rule("SOFTMAX")
 def check_softmax(site: Site) -> Classes:
-    """A quantised share has one scale, which LiteRT takes for given: 1/256, of int16 1/32768. Of int8 it makes
-    int16 of any scale.
-    """
+    """Of int8 LiteRT makes int16 shares of any scale; others have one scale, which it takes for given."""
     first, result = site.input(), site.output()
     among(first, types_of("float32 int8 uint8 int16"))
     require(site.rank() >= 1, "a scalar")
     if first.dtype is F32:
         return FAITHFUL
-    scale_of(first)
+    one_scale(first)
     if (first.dtype, result.dtype) == (DType.INT8, DType.INT16):
-        scale_of(result)
+        one_scale(result)
         return FAITHFUL
-    expected = {
-        (DType.INT8, DType.INT8): (1 / 256, -128),
-        (DType.UINT8, DType.UINT8): (1 / 256, 0),
-        (DType.INT16, DType.INT16): (1 / 32768, 0),
-    }.get((first.dtype, result.dtype))
-    require(
-        expected is not None, f"{first.dtype.value} to {result.dtype.value} is not computed here"
-    )
-    require(scale_of(result) == expected, "shares that are not in the scale TFLite has for them")
+    same = result.dtype is first.dtype
+    require(same, f"{first.dtype.value} to {result.dtype.value} is not computed here")
+    require_shares(result)
     return FAITHFUL
 
 
@@ -102,5 +95,5 @@ def check_l2_normalization(site: Site) -> Classes:
     if site.input().dtype is F32:
         return FAITHFUL
     for operand in site.types():
-        scale_of(operand)
+        one_scale(operand)
     return EXACT_BUILTIN

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site, scale_of
+from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site
 from penstock.engines.site import require
+from penstock.engines.types import one_scale
 from penstock.ir import DType
+from penstock.ir.operations.custom_options import transpose_conv_bias
 from penstock.ir.types import static_shape
 
 XNNPACK_ALONE = Classes("faithful", None)
@@ -28,10 +30,16 @@ def check_rfft(site: Site) -> Classes:
 
 @rule("CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D", "CUSTOM:Convolution2DTransposeBias")
 def check_mediapipe(site: Site) -> Classes:
+    """XNNPACK has no transposed convolution whose filter is smaller than its stride."""
     for operand in site.inputs:
         if operand is not None:
             among(operand, types_of("float32"))
             require(static_shape(operand.shape) is not None, "shapes known only when it runs")
+    if site.operation.key == "CUSTOM:Convolution2DTransposeBias":
+        filters = static_shape(site.input(1).shape) or ()
+        options = transpose_conv_bias(site.operation.attributes)
+        smaller = filters[1] < options.stride_h or filters[2] < options.stride_w
+        require(not smaller, "a filter smaller than its stride")
     return XNNPACK_ALONE
 
 
@@ -48,6 +56,6 @@ def check_detection(site: Site) -> Classes:
     for position in range(3):
         require(site.rank(position) in {2, 3}, "operands of another rank")
         if site.input(position).dtype is DType.UINT8:
-            scale_of(site.input(position))
+            one_scale(site.input(position))
     require(np.all(np.isfinite(site.constant(2, "its anchors"))), "anchors that are no numbers")
     return FAITHFUL

@@ -131,7 +131,11 @@ def _check_binary(site: Site) -> AccuracyClass:
         # The engine leaves these to the processor, which stops the process.
         divisor = site.constant(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
-    return numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
+    accuracy = numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
+    if site.is_quantized and kind in EXTREMES:
+        require(len(site.output_shape()) > 0, "a scalar of 8 bits")
+        require(_one_grid(site), "values of several scales, which TFLite compares as they are")
+    return accuracy
 
 
 @rule(*BINARY, check=_check_binary)
@@ -341,6 +345,7 @@ def _check_select(site: Site) -> AccuracyClass:
     quantized = site.output().dtype in QUANTIZED
     same = all(site.input(p).quantization == site.output().quantization for p in (1, 2))
     require(same or not quantized, "a choice between values of another scale")
+    require(not quantized or len(site.output_shape()) > 0, "a scalar of 8 bits")
     require(site.input(1).dtype is site.input(2).dtype, "a choice between two types")
     return moves(site, 1)
 
@@ -352,7 +357,13 @@ def emit_select(graph: Graph, site: Site) -> None:
     if site.operation.type == "SELECT" and len(shape) == 1:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
     a, b = (graph.get(site.input_indexes[p]) for p in (1, 2))
-    graph.define(site, graph.node("Where", condition, a, b))
+    if site.output().dtype is not DType.BOOL:
+        graph.define(site, graph.node("Where", condition, a, b))
+        return
+    # ONNX Runtime has no Where of truth values.
+    chosen = graph.node("And", condition, a)
+    other = graph.node("And", graph.node("Not", condition), b)
+    graph.define(site, graph.node("Or", chosen, other))
 
 
 def _check_zeros(site: Site) -> AccuracyClass:

@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.drivers.onnxruntime.export.graph import ACTIVATIONS, Graph, Value, raised
 from penstock.engines.site import QUANTIZED, Refused, Site, require
-from penstock.engines.types import F32, activation, activations, one_scale
+from penstock.engines.types import F32, activation, activations, one_scale, one_scale_a_channel
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
@@ -25,11 +25,13 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
         return accuracy
     if site.has(bias):
         require(site.input(bias).dtype is F32, "a bias that is not float32")
+        require(len(site.input(bias).shape or ()) == 1, "a bias of another rank than 1")
     if kind is F32:
         return accuracy
     require(kind in QUANTIZED, f"{kind.value} weights beside float32 values are not computed here")
     site.constant(weights, "its quantised filter")
     require(site.input(weights).quantization is not None, "quantised weights without a scale")
+    one_scale_a_channel(site, weights)
     return "relaxed"
 
 
@@ -42,6 +44,7 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
     require(quantization is not None, "quantised weights without a scale")
     if quantization is not None:
         require(min(quantization.scales) > 0, "a filter with a scale of zero")
+    one_scale_a_channel(site, weights)
     one_scale(site.input(data))
     if site.has(bias):
         site.constant(bias, "its quantised bias")
@@ -90,7 +93,8 @@ def real_bias(
     if operand.dtype is F32:
         return [graph.get(site.input_indexes[bias])]
     steps = weight_scales(site, weights) * np.float32(one_scale(site.input(data))[0])
-    return [graph.constant(site.constant(bias, "its bias").astype(np.float32) * steps)]
+    value = site.constant(bias, "its bias").reshape(-1).astype(np.float32)
+    return [graph.constant(value * steps)]
 
 
 def weight_scales(site: Site, weights: int) -> NDArray:
@@ -129,7 +133,7 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
     """The int32 bias; zeros where there is none."""
     if not site.has(bias):
         return np.zeros(channels, np.int32)
-    return site.constant(bias, "its bias")
+    return site.constant(bias, "its bias").reshape(-1)
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:

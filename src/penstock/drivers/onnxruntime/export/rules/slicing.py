@@ -124,6 +124,8 @@ def _check_gather_nd(site: Site) -> AccuracyClass:
     depth = site.shape(1)[-1] if site.shape(1) else 1
     require(1 <= depth <= len(site.shape()), f"indexes of {depth} numbers")
     site.output_shape()
+    same = site.input().quantization == site.output().quantization
+    require(same, "values of another scale, which TFLite moves as they are")
     return moves(site, unscaled=True)
 
 

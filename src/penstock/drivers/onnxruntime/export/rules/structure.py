@@ -14,7 +14,7 @@ from penstock.drivers.onnxruntime.export.graph import (
 )
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import moved, moves
+from penstock.drivers.onnxruntime.export.types import PLAIN, moved, moves
 from penstock.engines.moving import (
     MAX_PIECES,
     axis_of,
@@ -187,6 +187,7 @@ def _check_pad(site: Site) -> AccuracyClass:
     pads_of(site), site.output_shape()
     if site.operation.type == "PADV2":
         require(site.constant(2, "its value").size == 1, "a padding of several values")
+        require(site.input().dtype is not DType.BOOL, "a padding with truth values")
         return moved(site, [site.input(0), site.input(2)])
     return moves(site)
 
@@ -282,6 +283,8 @@ def emit_reverse(graph: Graph, site: Site) -> None:
 
 def _check_shape(site: Site) -> AccuracyClass:
     site.shape()
+    if site.input().dtype not in PLAIN | QUANTIZED:
+        site.refuse_types()
     require(site.output().dtype in {DType.INT32, DType.INT64}, "a shape of another type")
     return "exact"
 

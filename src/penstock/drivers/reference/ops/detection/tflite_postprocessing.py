@@ -43,7 +43,10 @@ def detection_postprocess(site: Site) -> Kernel:
         encodings, predictions, anchors = (
             read(value) for read, value in zip(readers, inputs, strict=True)
         )
-        boxes = decode(encodings[0], anchors, options)
+        places = encodings.shape[1]
+        boxes = np.empty((0, 4), np.float32)
+        if places:
+            boxes = decode(encodings[0], anchors[:places], options)
         found = choose(boxes, predictions[0], options)
         places = options.max_detections * options.max_classes_per_detection
         return _outputs(boxes, found, places)

@@ -21,7 +21,10 @@ from penstock.drivers.reference.ops.numerics.activation_range import (
     quantized_range,
 )
 from penstock.drivers.reference.ops.numerics.fixed_point import (
+    INT32_MAX,
+    INT32_MIN,
     multiply_by_quantized_multiplier,
+    multiply_saturating,
     quantize_multiplier,
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
@@ -43,9 +46,6 @@ from penstock.ir import DType, NDArray, Quantization
 
 SUBTRACTED: Final = frozenset({DType.FLOAT32, DType.INT32, DType.INT64})
 ADDED: Final = SUBTRACTED | {DType.FLOAT16}
-
-FLOAT_RANGE: Final = (float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))
-"""What float results are clamped to where the activation does not: infinities become finite."""
 
 
 @kernel("ADD", "SUB")
@@ -91,31 +91,36 @@ def _is_quantized(site: Site) -> bool:
 
 
 def _plain(site: Site, function: Pair) -> Kernel:
-    """Real or unquantised arithmetic, clamped to the activation's bounds; integers wrap."""
+    """Real or unquantised arithmetic, clamped to the activation's bounds; integers wrap, and infinities become the type's
+    greatest numbers.
+    """
     low, high = activation_bounds(site.attributes.text("fused_activation_function"))
     dtype = site.output().dtype
     if dtype.is_float:
-        low = FLOAT_RANGE[0] if low is None else low
-        high = FLOAT_RANGE[1] if high is None else high
+        greatest = float(np.finfo(dtype.numpy).max)
+        low = -greatest if low is None else low
+        high = greatest if high is None else high
     # A bound below zero wraps in an unsigned type.
     kind = np.dtype(np.float32) if dtype.is_float else dtype.numpy
     wide = np.float64 if dtype.is_float else np.int64
     least = None if low is None else np.array(low, wide).astype(kind)
-    greatest = None if high is None else np.array(high, wide).astype(kind)
+    most = None if high is None else np.array(high, wide).astype(kind)
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         result = function(a, b)
         result = result if least is None else np.maximum(result, least)
-        return result if greatest is None else np.minimum(result, greatest)
+        return result if most is None else np.minimum(result, most)
 
     return with_pair(compute)
 
 
 def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
+    """Quotients cut off toward zero; the one that no int32 holds, -2**31 by -1, saturates."""
     if not b.all():
         raise ZeroDivisionError("DIV of integers by zero")
     size = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))
-    return np.where((a < 0) ^ (b < 0), -size, size).astype(a.dtype)
+    quotient = np.where((a < 0) ^ (b < 0), -size, size)
+    return np.minimum(quotient, np.iinfo(a.dtype).max).astype(a.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +154,9 @@ def _quantizations(site: Site) -> _Quantizations:
 
 
 def _quantized_sum(site: Site, subtract: bool) -> Kernel:
-    """Both operands at 2**-20 (int16: 2**-15) of twice the larger scale, added, and rescaled."""
+    """Both operands at 2**-20 (int16: 2**-15) of twice the larger scale, added, and rescaled; what leaves 32 bits saturates
+    (TFLite's own result is undefined there).
+    """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = (float(s) for s in these.scales)
     if dtype is DType.INT16 and site.attributes.flag("pot_scale_int16"):
@@ -164,7 +171,7 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
         total = prepare_a(a) + prepare_b(b)
-        return these.store(multiply_by_quantized_multiplier(total, *multiplier), dtype)
+        return these.store(multiply_saturating(total, *multiplier), dtype)
 
     return with_pair(compute)
 
@@ -221,7 +228,7 @@ def _quantized_quotient(site: Site) -> Kernel:
     """`a` times the reciprocal of `b`, with all the bits that `a` leaves free; int16 operands of one
     shape in float32.
 
-    Quotients that are shifted out altogether are 0 (TFLite's own are undefined there).
+    Quotients that are shifted out altogether are 0, those that leave 32 bits saturate (TFLite's own are undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
@@ -242,7 +249,8 @@ def _quantized_quotient(site: Site) -> Kernel:
         )
         fine = saturating_rounding_doubling_high_mul(wide_a << headroom, inverse)
         scaled = saturating_rounding_doubling_high_mul(fine, mantissa)
-        right = np.minimum(bits + headroom - shift, 62)
-        return these.store(rounding_divide_by_pot(scaled, right), dtype)
+        right = bits + headroom - shift
+        saturated = np.clip(scaled << np.clip(-right, 0, 31), INT32_MIN, INT32_MAX)
+        return these.store(rounding_divide_by_pot(saturated, np.clip(right, 0, 62)), dtype)
 
     return with_pair(compute, whole=True)

@@ -85,8 +85,23 @@ def _quantized_squared_difference(site: Site) -> Kernel:
 @kernel("POW")
 def power(site: Site) -> Kernel:
     """`a` to the power of `b`; integers have no negative exponents."""
-    check_types(site, {DType.FLOAT32, DType.INT32})
-    return with_pair(np.power)
+    if check_types(site, {DType.FLOAT32, DType.INT32}).is_float:
+        return with_pair(np.power)
+    return with_pair(_integer_power, whole=True)
+
+
+def _integer_power(a: NDArray, b: NDArray) -> NDArray:
+    """TFLite multiplies integers, which wrap, where one exponent is broadcast; else it takes the power of doubles, of which
+    -2**31 is left where no int32 holds it.
+    """
+    if (b < 0).any():
+        raise ValueError("POW of integers by a negative exponent")
+    if b.size == 1 and a.shape != b.shape:
+        return np.asarray(np.power(a, b))
+    real = np.power(a.astype(np.float64), b.astype(np.float64))
+    held = np.abs(real) < 2.0**31
+    result: NDArray = np.where(held, real, -(2.0**31)).astype(np.int32)
+    return result
 
 
 @kernel("FLOOR_DIV")

@@ -88,21 +88,24 @@ def dequantize(site: Site) -> Kernel:
 def fake_quant(site: Site) -> Kernel:
     """Floats rounded to the nearest value that a quantisation of min..max to num_bits has.
 
-    The range is moved so that zero is among those values; what is not a number becomes its least one.
+    The range is moved so that zero is among those values; what is not a number becomes its least one. A range without
+    extent makes everything not a number. TFLite holds the place of zero in 16 bits.
     """
     attributes = site.attributes
     bits = attributes.integer("num_bits")
-    require(site.input(0).dtype is DType.FLOAT32 and 2 <= bits <= 16, f"{bits} bits of FAKE_QUANT")
+    require(site.input(0).dtype is DType.FLOAT32 and 0 <= bits <= 31, f"{bits} bits of FAKE_QUANT")
     least = np.float32(1 if attributes.flag("narrow_range") else 0)
     greatest = np.float32(2**bits - 1)
     low, high = np.float32(attributes.number("min")), np.float32(attributes.number("max"))
-    require(bool(low <= 0 <= high and low < high), f"FAKE_QUANT over {low}..{high}")
     scale = (high - low) / (greatest - least)
-    zero = np.clip(round_half_away_from_zero(np.asarray(least - low / scale)), least, greatest)
+    place = round_half_away_from_zero(np.asarray(least - low / scale))
+    zero = np.float32(int(np.clip(place, least, greatest)) % 2**16 if np.isfinite(place) else 0)
     bottom, top = (least - zero) * scale, (greatest - zero) * scale
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        values = np.fmin(np.fmax(given(inputs[0]), bottom), top)
+        values = given(inputs[0])
+        values = np.where(bottom < values, values, bottom)
+        values = np.where(values < top, values, top)
         values -= bottom
         values *= np.float32(1) / scale
         values = round_half_away_from_zero(values)
@@ -115,7 +118,7 @@ def fake_quant(site: Site) -> Kernel:
 
 def _quantization(operand: Operand) -> Quantization:
     if operand.quantization is None:
-        raise Unsupported(f"{operand.dtype.value} without a scale and zero point")
+        raise Unsupported(f"{operand.dtype.value} without one scale and zero point")
     return operand.quantization
 
 

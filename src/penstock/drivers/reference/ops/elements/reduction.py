@@ -20,10 +20,12 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_wide_by_quantized_multiplier,
     quantize_multiplier,
+    wrapped,
 )
 from penstock.drivers.reference.ops.numerics.tables import QUANTIZED
 from penstock.drivers.reference.ops.structure.shape import dimensions, normal_axis
 from penstock.ir import DType, NDArray
+from penstock.ir.operations.requirements import of_tensor
 
 Axes = tuple[int, ...]
 Reduce = Callable[[NDArray, Axes], NDArray]
@@ -78,7 +80,9 @@ def _mean(x: NDArray, axes: Axes) -> NDArray:
     total = np.add.reduce(x, axes, np.int64, keepdims=True)
     if count == 0:
         return np.zeros(total.shape, x.dtype)
-    cut: NDArray = (np.sign(total) * (np.abs(total) // count)).astype(x.dtype)
+    quotient = total // count
+    quotient += (total < 0) & (quotient * count != total)
+    cut: NDArray = quotient.astype(x.dtype)
     return cut
 
 
@@ -96,8 +100,7 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
         if x.size == 0:
             return np.zeros(total.shape, x.dtype)
         multiplier = _divided(mantissa, shift, count) if mean else (mantissa, shift)
-        wrapped = total.astype(np.int32).astype(np.int64)
-        scaled = multiply_by_quantized_multiplier(wrapped, *multiplier) + made.zero_point
+        scaled = multiply_by_quantized_multiplier(wrapped(total), *multiplier) + made.zero_point
         clamped: NDArray = np.clip(scaled, *limits).astype(dtype.numpy)
         return clamped
 
@@ -122,7 +125,8 @@ def extreme(site: Site) -> Kernel:
     if dtype not in PLAIN | QUANTIZED:
         raise site.unsupported_types()
     if dtype in QUANTIZED:
-        given, made = site.input(0).quantization, site.output().quantization
+        # Scales a channel count as none, as LiteRT's kernel takes them.
+        given, made = (of_tensor(o.quantization) for o in (site.input(0), site.output()))
         require(given == made, f"{site.operation.type} to another scale or zero point")
     largest = site.operation.type == "REDUCE_MAX"
     function = np.fmax if largest else np.fmin
@@ -208,7 +212,11 @@ def arg_extreme(site: Site) -> Kernel:
         along = normal_axis(axis, x.ndim)
         found = np.asarray(function(x, along))
         if x.dtype.kind == "f" and (unordered := np.isnan(x)).any():
-            found = np.asarray(function(np.where(unordered, -extreme, x), along))
+            ordered = np.where(unordered, -extreme, x)
+            best = np.take_along_axis(
+                ordered, np.expand_dims(function(ordered, along), along), along
+            )
+            found = np.asarray(np.argmax((ordered == best) & ~unordered, along))
         return (found.astype(dtype),)
 
     return run

@@ -139,11 +139,11 @@ def hard_swish(site: Site) -> Kernel:
         if gate_exponent > 0:
             gate = _clip16(gate << 1)
         elif gate_exponent < 0:
-            gate = rounding_divide_by_pot(gate, -gate_exponent)
+            gate = _divide_16(gate, -gate_exponent)
         gate = (gate + (1 << 15)) >> 1
         product = gate * _doubling_high_mul_16(x, out_multiplier)
         product = np.sign(product) * (np.abs(product) >> 15)
-        return rounding_divide_by_pot(product, -exponent) + made.zero_point
+        return _divide_16(product, -exponent) + made.zero_point
 
     return tabulated(site, compute)
 
@@ -166,6 +166,13 @@ def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
     """`a * b / 2**15` to the nearest, halves up, of int16 values."""
     result: NDArray = np.minimum((a * b + (1 << 14)) >> 15, 2**15 - 1)
     return result
+
+
+def _divide_16(x: NDArray, exponent: int) -> NDArray:
+    """`rounding_divide_by_pot` of int16 values in 16 bits: of more than 15 places nothing is left but a step away from zero."""
+    if exponent > 15:
+        return np.where(x >= 0, 1, -1)
+    return rounding_divide_by_pot(x, exponent)
 
 
 def _steps(real: float, scale: float) -> int:

@@ -11,7 +11,6 @@ from penstock.drivers.reference.ops.kernel import (
     Site,
     Unsupported,
     kernel,
-    require,
     tensor_quantization,
 )
 from penstock.drivers.reference.ops.numerics.activation_range import integer_range
@@ -19,12 +18,12 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
     NARROW,
     quantize_rows,
-    weight_scales,
     weight_values,
 )
 from penstock.drivers.reference.ops.numerics.products import exact_dtype
 from penstock.drivers.reference.ops.numerics.requantize import Requantizer
 from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 
 INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
@@ -150,14 +149,22 @@ def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> N
 
 
 def _hybrid(site: Site) -> Kernel:
-    """Each row of the left side is quantised over its own range."""
+    """Each row of the left side is quantised over its own range.
+
+    Scales a channel of the right side are those of the product's columns, in order, whatever dimension they are said to
+    belong to (TFLite); there may be more of them than columns.
+    """
     b = site.input(1)
-    scales = weight_scales(b, axis=-1)
-    require(scales.size == 1, "a right side with scales a channel")
+    if b.quantization is None:
+        raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
+    every = np.array(b.quantization.scales, np.float32)
     asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         a, y = _operands(site, inputs)
+        scales = every[: y.shape[-1]] if every.size > 1 else every
+        if every.size > 1 and scales.size < y.shape[-1]:
+            raise ShapeMismatch(f"{every.size} scales for {y.shape[-1]} columns of a product")
         weights = weight_values(y, b)
         dtype = exact_dtype(float(2 * MAGNITUDE * 128 * a.shape[-1]))
         rows = quantize_rows(

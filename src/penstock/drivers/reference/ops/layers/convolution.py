@@ -10,6 +10,7 @@ from penstock.drivers.reference.ops.layers.padding import Axis, Steps, pad, patc
 from penstock.drivers.reference.ops.numerics.activation_range import (
     activation_bounds,
     clamp_in_place,
+    clamp_to_finite,
 )
 from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
@@ -102,15 +103,18 @@ def _output(image: NDArray, window: tuple[Axis, Axis], filters: NDArray, dtype: 
     return np.empty((len(image), rows.outputs, across.outputs, len(filters)), dtype.numpy)
 
 
-def float_finish(bias: NDArray | None, activation: str) -> Finish:
-    """Adds the bias to sums in place, applies the fused activation, and stores them."""
+def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
+    """Adds the bias to sums in place, applies the fused activation, and stores them; where they are to be *finite*, with
+    the greatest floats for infinities.
+    """
     activation_bounds(activation)
+    clamp = clamp_to_finite if finite else clamp_in_place
     offset = None if bias is None else bias.reshape(-1).astype(np.float32)
 
     def finish(sums: NDArray, out: NDArray) -> None:
         if offset is not None:
             np.add(sums, offset, out=sums)
-        np.copyto(out, clamp_in_place(sums, activation), casting="unsafe")
+        np.copyto(out, clamp(sums, activation), casting="unsafe")
 
     return finish
 

@@ -21,6 +21,7 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.numerics.products import Columns, float_product, multiply_rows
+from penstock.drivers.reference.ops.numerics.shuffled import shuffled_layer
 from penstock.drivers.reference.ops.numerics.weights import (
     QUANTIZED,
     REAL,
@@ -35,10 +36,11 @@ from penstock.ir import DType, NDArray
 
 @kernel("FULLY_CONNECTED")
 def fully_connected(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid; shuffled uint8 weights."""
     source, weights, target = site.input(0), site.input(1), site.output()
-    layout = site.attributes.text("weights_format")
-    require(layout == "DEFAULT" and len(site.outputs) == 1, f"weights in the format {layout}")
+    if site.attributes.text("weights_format") == "SHUFFLED4x16INT8":
+        return shuffled_layer(site)
+    require(len(site.outputs) == 1, "a work space beside weights in the usual order")
     if site.has(3):
         return block_scaled(site)
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
@@ -98,7 +100,7 @@ def _quantized_layer(site: Site) -> Prepare:
     def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
         units, depth = weights.shape
         columns = Columns(centred(weights, operand), signed.magnitude)
-        finish = scaling.real_requantizer(columns.sums, bias)
+        finish = scaling.real_requantizer(columns.bound, columns.sums, bias)
 
         def layer(source: NDArray) -> NDArray:
             out = make(source, weights)

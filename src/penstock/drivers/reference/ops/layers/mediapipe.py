@@ -49,7 +49,7 @@ def convolution_transpose_bias(site: Site) -> Kernel:
             for i in (0, 1)
         )
         out = np.empty((len(image), height, width, len(filters)), np.float32)
-        spread(image, filters, extents, steps, out, float_finish(bias, "NONE"))
+        spread(image, filters, extents, steps, out, float_finish(bias, "NONE", finite=False))
         return [out]
 
     return run
@@ -62,7 +62,9 @@ def _spread_size(size: int, extent: int, stride: int, padding: str) -> int:
 
 @kernel("CUSTOM:MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(site: Site) -> Kernel:
-    """The greatest value of each window, and its place there; the first of equals."""
+    """The greatest value of each window, and its place there; the first of equals. What is not a number counts only where
+    a window begins with it, and then nothing is greater (XNNPACK).
+    """
     _require_float(site)
     options = windowed_pool(site.attributes)
     activation_bounds(options.fused_activation_function)
@@ -78,7 +80,9 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
         batch, height, width, tall, wide, depth = windows.shape
         by_column = windows.transpose(0, 1, 2, 4, 3, 5)
         flat = by_column.reshape(batch, height, width, tall * wide, depth)
-        places = flat.argmax(axis=3)
+        lost = np.isnan(flat)
+        lost[:, :, :, 0] = False
+        places = np.where(lost, -np.inf, flat).argmax(axis=3)
         values = np.take_along_axis(flat, places[:, :, :, None], axis=3)[:, :, :, 0]
         clamped = clamp_in_place(values, options.fused_activation_function)
         return [clamped, places.astype(np.uint32).view(np.float32)]

@@ -11,7 +11,7 @@ from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported, ker
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, pad
 from penstock.drivers.reference.ops.numerics.activation_range import (
     activation_bounds,
-    clamp_in_place,
+    clamp_to_finite,
     quantized_range,
 )
 from penstock.drivers.reference.ops.numerics.weights import given
@@ -64,7 +64,7 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
         if limits is not None:
             np.clip(pooled, *limits, out=pooled)
         elif dtype.is_float:
-            clamp_in_place(pooled, activation)
+            clamp_to_finite(pooled, activation)
         return (pooled.astype(dtype.numpy, copy=False),)
 
     return run
@@ -104,8 +104,11 @@ def _counts(axes: tuple[Axis, Axis]) -> NDArray:
 
 
 def _maximum(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
+    """The greatest value; what is not a number does not count."""
     least = np.iinfo(image.dtype).min if image.dtype.kind in "iu" else -np.inf
-    return _combine(pad(image, *axes, least), axes, np.maximum)
+    greatest = _combine(pad(image, *axes, least), axes, np.fmax)
+    np.fmax(greatest, greatest.dtype.type(least), out=greatest)
+    return greatest
 
 
 def _average(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:

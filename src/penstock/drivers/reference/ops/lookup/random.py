@@ -24,7 +24,7 @@ from penstock.drivers.reference.ops.numerics.philox import (
     words,
 )
 from penstock.drivers.reference.ops.numerics.weights import given
-from penstock.drivers.reference.ops.structure.shape import checked, dimensions
+from penstock.drivers.reference.ops.structure.shape import checked, dimensions, scalar
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray
 
@@ -96,7 +96,7 @@ def _signed(seed: int) -> int:
 
 
 def _count(position: NDArray | None) -> int:
-    return 0 if position is None else int(position.reshape(()))
+    return 0 if position is None else int(scalar(position, "a position"))
 
 
 def _results(site: Site, value: NDArray, position: NDArray | None, blocks: int) -> list[NDArray]:

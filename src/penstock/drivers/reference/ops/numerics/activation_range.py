@@ -24,6 +24,9 @@ TFLite's layers clamp and know no other activation: where a file asks for TANH o
 """
 
 
+GREATEST: Final = np.finfo(np.float32).max
+
+
 def activation_bounds(activation: str) -> tuple[float | None, float | None]:
     """The real bounds of a fused activation; `Unsupported` for one that TFLite has not."""
     if activation not in BOUNDS:
@@ -41,6 +44,15 @@ def clamp_in_place(values: NDArray, activation: str) -> NDArray:
     return values
 
 
+def clamp_to_finite(values: NDArray, activation: str) -> NDArray:
+    """`clamp_in_place` of float32 values as layers and pooling have it: what the activation does not bound ends with the
+    greatest float, so that infinities become finite.
+    """
+    low, high = activation_bounds(activation)
+    least = -GREATEST if low is None else np.float32(low)
+    return np.clip(values, least, GREATEST if high is None else np.float32(high), out=values)
+
+
 def integer_range(dtype: DType) -> tuple[int, int]:
     """(least, greatest) value that an integer type holds."""
     bits = dtype.bits or 0
@@ -55,13 +67,13 @@ def quantized_range(
     """(least, greatest) stored value after a fused activation: its real bounds as
     zero point + round(bound / scale) in float32, within the type's range (NNAPI section 8.1).
 
-    *quantization* may be None where the activation is NONE.
+    Only where the activation is NONE, *quantization* may be None, or have a scale a channel.
     """
     least, greatest = integer_range(dtype)
     low, high = activation_bounds(activation)
-    if quantization is None:
+    if quantization is None or quantization.per_channel:
         if (low, high) != (None, None):
-            raise Unsupported(f"{activation} on {dtype.value} without a scale and zero point")
+            raise Unsupported(f"{activation} on {dtype.value} without one scale and zero point")
         return least, greatest
     scale, zero_point = np.float32(quantization.scale), quantization.zero_point
     if low is not None:

@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.ir import NDArray
 
 INT32_MAX: Final = 2**31 - 1
@@ -21,22 +20,15 @@ INT32_MIN: Final = -(2**31)
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
-    """(mantissa, shift) of a multiplier >= 0; those under 2**-32 become (0, 0).
-
-    `Unsupported` where it is 2**30 or more, or not a number.
-    """
+    """(mantissa, shift) of a multiplier >= 0; those under 2**-32, and those that are no finite number, become (0, 0)."""
     mantissas, shifts = quantize_multipliers([real])
     return int(mantissas[0]), int(shifts[0])
 
 
 def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDArray]:
-    """`quantize_multiplier` of each: (mantissas, shifts), int64 arrays.
-
-    `Unsupported` where one is not finite, or too great for any 32-bit value to keep its own.
-    """
+    """`quantize_multiplier` of each: (mantissas, shifts), int64 arrays."""
     multipliers = np.asarray(reals, np.float64)
-    if not np.all(np.abs(multipliers) < 2.0**30):
-        raise Unsupported(f"a multiplier of {multipliers.max(initial=0.0)}")
+    multipliers = np.where(np.isfinite(multipliers), multipliers, 0.0)
     fractions, exponents = np.frexp(multipliers)
     mantissas = np.floor(fractions * 2.0**31 + 0.5).astype(np.int64)
     shifts = exponents.astype(np.int64)
@@ -46,6 +38,11 @@ def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDA
     mantissas[shifts < -31] = 0
     shifts[mantissas == 0] = 0
     return mantissas, shifts
+
+
+def wrapped(values: NDArray) -> NDArray:
+    """int64 values as 32 bits hold them, as int64."""
+    return values.astype(np.int32).astype(np.int64)
 
 
 def round_half_away(real: float) -> float:
@@ -92,27 +89,38 @@ def multiply_by_quantized_multiplier(
 ) -> NDArray:
     """The int32 values *x* times a quantised multiplier, as int64; multiplier and shift broadcast.
 
-    Left shifts wrap at 32 bits.
+    Left shifts wrap at 32 bits; of the number of places only the last five bits count, as in processors (C++
+    leaves more than 31 places undefined).
     """
     shift = np.asarray(shift, np.int64)
     left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
     wide = np.asarray(x, np.int64)
     if left.any():
-        wide = (wide << left).astype(np.int32).astype(np.int64)
+        wide = wrapped(wide << (left & 31))
     return rounding_divide_by_pot(saturating_rounding_doubling_high_mul(wide, mantissa), right)
+
+
+def multiply_saturating(x: NDArray, mantissa: int, shift: int) -> NDArray:
+    """As `multiply_by_quantized_multiplier`, save that left shifts saturate at 32 bits."""
+    left = min(max(shift, 0), 32)
+    wide = np.clip(np.asarray(x, np.int64) << left, INT32_MIN, INT32_MAX)
+    return rounding_divide_by_pot(
+        saturating_rounding_doubling_high_mul(wide, mantissa), max(-shift, 0)
+    )
 
 
 def multiply_wide_by_quantized_multiplier(
     x: NDArray, mantissa: NDArray | int, shift: NDArray | int
 ) -> NDArray:
-    """The 64-bit accumulators *x* (under 2**47) times a quantised multiplier, as int64.
+    """The 64-bit accumulators *x* times a quantised multiplier, as int64.
 
-    Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up.
+    Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up. What they make wraps at 32
+    bits, and of a number of places the last six bits count, where accumulators reach 2**47 or multipliers 2**8.
     """
     mantissa = np.asarray(mantissa, np.int64)
     reduced = np.where(mantissa < 0x7FFF0000, (mantissa + (1 << 15)) >> 16, 0x7FFF)
     total = 15 - np.asarray(shift, np.int64)
     result: NDArray = np.asarray(np.asarray(x, np.int64) * reduced)
-    result += np.int64(1) << (total - 1)
-    result >>= total
-    return result
+    result += np.int64(1) << (total - 1 & 63)
+    result >>= total & 63
+    return wrapped(result)

@@ -46,13 +46,20 @@ class Rows:
 
 
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
-    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1."""
+    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1.
+
+    A row that is not finite has no range: its scale is not a number, which makes its results none either (TFLite makes
+    integers of what no integer holds, which C++ leaves undefined).
+    """
+    lost = np.asarray(~np.isfinite(rows).all(axis=1, keepdims=True))
+    if lost.any():
+        rows = np.where(lost, np.float32(0), rows)
     steps, inverse, offsets, _ = _ranges(rows, asymmetric=asymmetric)
     values = _round(rows * inverse)
     if asymmetric:
         values += offsets
     _limit(values, LEAST if asymmetric else -GREATEST, GREATEST)
-    scales = np.reshape(steps, -1)
+    scales = np.where(lost[:, 0], np.float32(np.nan), np.reshape(steps, -1))
     every = np.broadcast_to(np.reshape(offsets, -1), scales.shape)
     return Rows(values.astype(np.int8), scales, every.astype(np.int64))
 

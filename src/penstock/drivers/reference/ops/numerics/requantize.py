@@ -17,6 +17,7 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_wide_by_quantized_multiplier,
     quantize_multipliers,
     round_half_away_from_zero,
+    wrapped,
 )
 from penstock.ir import DType, NDArray
 
@@ -85,7 +86,7 @@ class Requantizer:
         zero by a factor that is too small to move anything else across a half. Wide products are
         multiples of 2**(shift - 15) below 2**52 of them, and so is what is added to them.
         """
-        bias, total = self._bias, bound + np.abs(self._bias)
+        bias, total = self._bias, bound + np.abs(self._bias.astype(np.float64))
         left, right = np.maximum(self._shifts, 0), np.maximum(-self._shifts, 0)
         if self._wide:
             mantissas = np.where(
@@ -96,6 +97,7 @@ class Requantizer:
                 np.all(total < 2.0**37) and np.all(left == 0) and np.all(right <= widest)
             )
             scale = mantissas * 2.0 ** (self._shifts - 15)
+            self._exact = self._exact and bool(np.all(total * scale < 2.0**31))
             foldable = self._exact
         else:
             small = total * 2.0**left < 2.0**22
@@ -164,8 +166,7 @@ class Requantizer:
         if self._wide:
             scaled = multiply_wide_by_quantized_multiplier(wide, self._mantissas, self._shifts)
         else:
-            wrapped = wide.astype(np.int32).astype(np.int64)
-            scaled = multiply_by_quantized_multiplier(wrapped, self._mantissas, self._shifts)
+            scaled = multiply_by_quantized_multiplier(wrapped(wide), self._mantissas, self._shifts)
         scaled += self._zero_point
         np.clip(scaled, *self._limits, out=scaled)
         np.copyto(out, scaled, casting="unsafe")
@@ -174,18 +175,33 @@ class Requantizer:
 class RealRequantizer:
     """Scales in float64 and rounds once, halves away from zero, as FULLY_CONNECTED does.
 
-    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel.
+    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel; *bound* the greatest
+    magnitude of an accumulator before the bias, a channel. Accumulators wrap at 32 bits, at 64 where they are *wide*.
     """
 
     def __init__(
-        self, multipliers: NDArray, zero_point: int, limits: tuple[int, int], bias: NDArray
+        self,
+        multipliers: NDArray,
+        zero_point: int,
+        limits: tuple[int, int],
+        bias: NDArray,
+        bound: NDArray,
+        *,
+        wide: bool,
     ) -> None:
-        self._multipliers, self._bias = multipliers, bias.astype(np.float64)
+        self._multipliers, self._bias = multipliers, bias
         self._zero_point, self._limits = zero_point, limits
+        self._wide = wide
+        reach = bound + np.abs(bias.astype(np.float64))
+        self._wraps = bool(np.any(reach >= (2.0**63 if wide else 2.0**31)))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
         """Fills *out* [rows, channels] from *accumulators* of the same shape, which hold integers."""
-        real = np.add(accumulators, self._bias, dtype=np.float64)
+        if self._wraps:
+            whole = accumulators.astype(np.int64) + self._bias.astype(np.int64)
+            real = (whole if self._wide else wrapped(whole)).astype(np.float64)
+        else:
+            real = np.add(accumulators, self._bias, dtype=np.float64)
         np.multiply(real, self._multipliers, out=real)
         real = round_half_away_from_zero(real)
         np.add(real, self._zero_point, out=real)

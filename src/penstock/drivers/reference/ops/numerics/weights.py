@@ -81,18 +81,25 @@ def centred(values: NDArray, operand: Operand) -> NDArray:
 
 
 def channel_scales(operand: Operand, axis: int) -> NDArray:
-    """The weights' scales, float64: one, or one a channel along *axis*; `Unsupported` for other axes."""
+    """The weights' scales, float64: one, or one a channel along *axis*.
+
+    Of matrices, TFLite's kernels take the scales for those of the channels, in order, whatever dimension they are said to
+    belong to, and leave out those that are too many. Others along another dimension, and too few, are `Unsupported`.
+    """
     quantization = operand.quantization
     if quantization is None:
         raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
     scales = np.array(quantization.scales, np.float64)
     channels = None if operand.shape is None else operand.shape[axis]
-    if scales.size > 1 and (quantization.dimension != axis or channels not in {None, scales.size}):
+    matrix = operand.shape is not None and len(operand.shape) == 2
+    fitting = quantization.dimension == axis and channels in {None, scales.size}
+    enough = matrix and channels is not None and channels <= scales.size
+    if scales.size > 1 and not (fitting or enough):
         raise Unsupported(
             f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
             f"{operand.shape}, where one or one a channel of dimension {axis} is needed"
         )
-    return scales
+    return scales if scales.size == 1 else scales[:channels]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +176,17 @@ class Scaling:
             wide=self.wide,
         )
 
-    def real_requantizer(self, sums: NDArray, bias: NDArray | None) -> RealRequantizer:
+    def real_requantizer(
+        self, bound: NDArray, sums: NDArray, bias: NDArray | None
+    ) -> RealRequantizer:
         """As `requantizer`, for kernels that scale in float64."""
         return RealRequantizer(
             self.multipliers(single=False),
             self._zero_point,
             self._limits,
             self._offsets(sums, bias),
+            bound,
+            wide=self.wide,
         )
 
     @property

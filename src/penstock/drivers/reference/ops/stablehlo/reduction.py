@@ -22,7 +22,7 @@ from penstock.drivers.reference.ops.layers.volumes import check_padded
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.drivers.reference.ops.stablehlo.region import COMBINERS, Apply, region
 from penstock.drivers.reference.ops.stablehlo.structure import padded
-from penstock.drivers.reference.ops.structure.shape import dimensions, normal_axis
+from penstock.drivers.reference.ops.structure.shape import dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
@@ -45,7 +45,7 @@ def reduce(site: Site) -> Kernel:
         shape = tuple(arrays[0].shape[axis] for axis in kept)
         size = math.prod(arrays[0].shape[axis] for axis in chosen)
         rows = [x.transpose(*chosen, *kept).reshape(size, *shape) for x in arrays[:count]]
-        first = [np.broadcast_to(x.reshape(()), shape) for x in arrays[count:]]
+        first = [np.broadcast_to(scalar(x, "an initial value"), shape) for x in arrays[count:]]
         if not size:
             return [np.array(x) for x in first]
         return [np.array(x) for x in apply(*first, *halved(rows, apply))]
@@ -84,7 +84,7 @@ class Windows:
     ) -> list[NDArray]:
         """From the initial values on, the elements of each window in row-major order."""
         shape = self._outputs(operands[0].shape)
-        totals = [np.broadcast_to(x.reshape(()), shape) for x in initial]
+        totals = [np.broadcast_to(scalar(x, "an initial value"), shape) for x in initial]
         if 0 in shape:
             return totals
         config = EXECUTION.get(None)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.structure.shape import MOST_ELEMENTS, checked
+from penstock.drivers.reference.ops.structure.shape import MOST_ELEMENTS, checked, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 from penstock.ir.types import static_shape
@@ -119,7 +119,7 @@ def _block(x: NDArray, sizes: Sequence[int], starts: Sequence[NDArray | None]) -
             f"a block of {tuple(sizes)} at {len(starts)} indices of an operand of shape {x.shape}"
         )
     first = [
-        min(max(int(np.asarray(start).reshape(())), 0), whole - size)
+        min(max(int(scalar(start, "a start index")), 0), whole - size)
         for start, size, whole in zip(starts, sizes, x.shape, strict=True)
     ]
     return tuple(slice(at, at + size) for at, size in zip(first, sizes, strict=True))
@@ -165,7 +165,7 @@ def padded(
         source.append(slice(first, max(first, last)))
         start = before + first * step
         target.append(slice(start, max(start, start + (last - first) * step), step))
-    result = np.full(checked(shape, "padding"), value.reshape(()), x.dtype)
+    result = np.full(checked(shape, "padding"), scalar(value, "a padding value"), x.dtype)
     part = x[tuple(source)]
     if part.size:
         result[tuple(target)] = part

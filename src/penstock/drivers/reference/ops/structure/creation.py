@@ -12,7 +12,12 @@ import numpy as np
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
 from penstock.drivers.reference.ops.numerics.activation_range import integer_range
 from penstock.drivers.reference.ops.numerics.parts import by_parts
-from penstock.drivers.reference.ops.structure.shape import MOST_ELEMENTS, checked, dimensions
+from penstock.drivers.reference.ops.structure.shape import (
+    MOST_ELEMENTS,
+    checked,
+    dimensions,
+    scalar,
+)
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 from penstock.ir.types import PACKED
@@ -115,7 +120,7 @@ def fill(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         target = checked(dimensions(inputs[0]), "FILL")
-        return (np.full(target, np.asarray(inputs[1]).reshape(()), dtype),)
+        return (np.full(target, scalar(inputs[1], "a value to fill with"), dtype),)
 
     return run
 
@@ -136,7 +141,7 @@ def arange(site: Site) -> Kernel:
         raise site.unsupported_types()
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        start, limit, delta = (np.asarray(x).reshape(()) for x in inputs)
+        start, limit, delta = (scalar(x, "a bound of a range") for x in inputs)
         count = _count(start, limit, delta)
         terms = np.full(count + 1, delta, dtype.numpy)
         terms[0] = start

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis
+from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 
@@ -130,7 +130,7 @@ def sparse_to_dense(site: Site) -> Kernel:
         indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
         shape = dimensions(inputs[1])
         result = _zeros(shape, values.dtype)
-        result[...] = np.asarray(inputs[3]).reshape(())
+        result[...] = scalar(inputs[3], "a default value")
         vectors = indices.reshape(-1, len(shape)) if indices.ndim == 2 else indices.reshape(-1, 1)
         result[_split_indices(vectors, shape)] = values
         return (result,)
@@ -145,7 +145,7 @@ def one_hot(site: Site) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         indices, (depth,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        on, off = (np.asarray(x).reshape(()) for x in inputs[2:])
+        on, off = (scalar(x, "a value of ONE_HOT") for x in inputs[2:])
         checked((depth, *indices.shape), "ONE_HOT")
         at = normal_axis(axis, indices.ndim + 1)
         places = np.arange(depth).reshape(-1, *[1] * (indices.ndim - at))
@@ -196,7 +196,8 @@ def top_k(site: Site) -> Kernel:
         if x.ndim == 0 or not 0 <= k <= x.shape[-1]:
             raise ShapeMismatch(f"the {k} largest of a shape {x.shape}")
         # Sorting the reversed row and reversing that keeps equal elements in order, for every type.
-        backward = np.argsort(x[..., ::-1], axis=-1, kind="stable")[..., ::-1]
+        sorted_by = np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x
+        backward = np.argsort(sorted_by[..., ::-1], axis=-1, kind="stable")[..., ::-1]
         order = x.shape[-1] - 1 - backward[..., :k]
         return np.take_along_axis(x, order, axis=-1), order.astype(dtype)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis
+from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
-from penstock.ir import NDArray
+from penstock.ir import DType, NDArray, Operand
+
+QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 
 
 @kernel("TRANSPOSE")
@@ -26,17 +29,30 @@ def transpose(site: Site) -> Kernel:
 
 @kernel("PAD", "PADV2")
 def pad(site: Site) -> Kernel:
-    """Before and after each dimension zeros (quantised: the output's zero point), or a given scalar."""
-    quantization = site.output().quantization
-    zero = quantization.zero_point if quantization is not None else 0
+    """Before and after each dimension zeros (quantised: the output's zero point), or a given scalar.
+
+    Signed integers of 8 and 16 bits count as quantised where the input is (TFLite).
+    """
+    signed = site.output().dtype in {DType.INT8, DType.INT16}
+    zero = 0 if signed and site.input(0).quantization is None else _zero(site.output())
     given = site.operation.type == "PADV2"
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
-        value = np.asarray(inputs[2]).reshape(()) if given else zero
+        value = scalar(inputs[2], "a padding value") if given else zero
         return (padded(x, pads, value),)
 
     return run
+
+
+def _zero(operand: Operand) -> int:
+    """What stands for 0. Types that kernels do not quantise have parameters beside them now and then, which say nothing;
+    of scales a channel the kernels take neither scale nor zero point.
+    """
+    quantization = operand.quantization
+    if operand.dtype not in QUANTIZED or quantization is None or quantization.per_channel:
+        return 0
+    return quantization.zero_point
 
 
 def padded(x: NDArray, pads: Sequence[tuple[int, int]], value: NDArray | int) -> NDArray:
@@ -101,7 +117,7 @@ def dilate(site: Site) -> Kernel:
         if len(factors) != x.ndim or min(factors, default=1) < 1:
             raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
         shape = [max((n - 1) * f + 1, 0) for n, f in zip(x.shape, factors, strict=True)]
-        value = np.asarray(inputs[2]).reshape(())
+        value = scalar(inputs[2], "a padding value")
         result = np.full(checked(shape, "DILATE"), value, x.dtype)
         result[tuple(slice(None, None, f) for f in factors)] = x
         return (result,)
@@ -130,6 +146,8 @@ def reverse_sequence(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
         axes = normal_axis(along, x.ndim), normal_axis(batch, x.ndim)
+        if not x.size:
+            return (x.copy(),)
         size = x.shape[axes[0]]
         if axes[0] == axes[1] or len(lengths) != x.shape[axes[1]] or (lengths > size).any():
             raise ShapeMismatch(f"REVERSE_SEQUENCE of shape {x.shape} by {len(lengths)} lengths")
@@ -150,7 +168,7 @@ def space_to_depth(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         n, h, w, c = np.asarray(inputs[0]).shape
         cut = np.asarray(inputs[0]).reshape(n, h // block, block, w // block, block, c)
-        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // block, w // block, -1),)
+        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h // block, w // block, c * block**2),)
 
     return run
 
@@ -164,7 +182,7 @@ def depth_to_space(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         n, h, w, c = np.asarray(inputs[0]).shape
         cut = np.asarray(inputs[0]).reshape(n, h, w, block, block, c // block**2)
-        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, -1),)
+        return (cut.transpose(0, 1, 3, 2, 4, 5).reshape(n, h * block, w * block, c // block**2),)
 
     return run
 
@@ -172,8 +190,7 @@ def depth_to_space(site: Site) -> Kernel:
 @kernel("SPACE_TO_BATCH_ND")
 def space_to_batch(site: Site) -> Kernel:
     """Blocks of the padded dimensions after the first moved into the first."""
-    quantization = site.output().quantization
-    zero = quantization.zero_point if quantization is not None else 0
+    zero = _zero(site.output())
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         blocks, pads = dimensions(inputs[1]), _paddings(inputs[2])

@@ -43,6 +43,8 @@ def matrix_set_diag(site: Site) -> Kernel:
         result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])
         if result.ndim < 2:
             raise ShapeMismatch(f"a matrix of shape {result.shape}")
+        if not result.size:
+            return (result,)
         shape = (*result.shape[:-2], min(result.shape[-2:]))
         if diagonal.shape != shape:
             raise ShapeMismatch(f"a diagonal of {diagonal.shape}, where {shape} is needed")

@@ -22,6 +22,14 @@ def dimensions(value: NDArray | None) -> tuple[int, ...]:
     return tuple(int(d) for d in np.asarray(value).reshape(-1))
 
 
+def scalar(value: NDArray | None, what: str) -> NDArray:
+    """The one element of an input, with no dimensions; `ShapeMismatch` where it has none or several."""
+    array = np.asarray(value)
+    if array.size != 1:
+        raise ShapeMismatch(f"{what} of shape {array.shape}, where one element is needed")
+    return array.reshape(())
+
+
 def normal_axis(axis: int, rank: int) -> int:
     """A negative axis counted from the end; `ShapeMismatch` outside [-rank, rank)."""
     if not -rank <= axis < rank:
@@ -54,12 +62,15 @@ def reshape(site: Site) -> Kernel:
 
 
 def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
-    """One dimension may be -1, whatever remains; nothing, where another one is 0."""
-    known = math.prod(d for d in target if d != -1)
+    """One dimension may be -1, whatever remains: where there is a 0, of the dimensions that are none (LiteRT)."""
     if target.count(-1) > 1 or any(d < -1 for d in target):
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
-    if known == 0 and -1 in target:
-        target = tuple(0 if d == -1 else d for d in target)
+    known = math.prod(d for d in target if d != -1)
+    if x.size % known if known and -1 in target else x.size != known:
+        raise ShapeMismatch(f"an input of shape {x.shape} does not have the elements of {target}")
+    if known == 0:
+        whole, others = (math.prod(d for d in s if d > 0) for s in (x.shape, target))
+        target = tuple(whole // others if d == -1 else d for d in target)
     return x.reshape(target)
 
 

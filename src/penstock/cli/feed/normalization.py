@@ -1,0 +1,185 @@
+"""The ways in which 8-bit picture values become a model's real values.
+
+The names are those of `--normalize`; x is a channel value, 0 to 255:
+
+    raw, f255    x                          bgr, bgr255  x, channels in the order blue, green, red
+    unit         x / 255                    m127d128     (x - 127) / 128
+    pm1          x / 127.5 - 1              imagenet     (x / 255 - mean) / std, ImageNet's mean and std
+    caffe        x - mean, channels in the order blue, green, red
+    MEAN,STD     (x - MEAN) / STD; with three channels also six numbers, the means first
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cli.failures import UsageError
+from penstock.execution.inputs import quantize
+from penstock.ir import DType, NDArray, Operand
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
+IMAGENET_STD: Final = (0.229, 0.224, 0.225)
+CAFFE_MEAN: Final = (103.939, 116.779, 123.68)
+"""Blue, green, red: the means that networks trained with Caffe, and Keras's ResNet and VGG, subtract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """A scheme: its name, and the function from float32 [..., channels] in 0..255 to real values.
+
+    *bgr*: the function is given the channels in the order blue, green, red. *channels* is how many the picture must have,
+    0 where any number will do. *formula* says the function in words.
+    """
+
+    name: str
+    apply: Callable[[Floats], Floats]
+    formula: str = ""
+    bgr: bool = False
+    channels: int = 0
+
+
+def _floats(values: tuple[float, ...]) -> Floats:
+    return np.array(values, np.float32)
+
+
+def _same(x: Floats) -> Floats:
+    return x
+
+
+def _unit(x: Floats) -> Floats:
+    return x / np.float32(255)
+
+
+def _pm1(x: Floats) -> Floats:
+    return x / np.float32(127.5) - np.float32(1)
+
+
+def _imagenet(x: Floats) -> Floats:
+    unit = x / np.float32(255)
+    return (unit - _floats(IMAGENET_MEAN)) / _floats(IMAGENET_STD)
+
+
+def _standardized(x: Floats, mean: Floats, std: Floats) -> Floats:
+    # Numbers that float32 cannot hold give infinities or NaN, which `store` refuses by name.
+    with np.errstate(all="ignore"):
+        return (x - mean) / std
+
+
+def mean_std(
+    name: str, mean: tuple[float, ...], std: tuple[float, ...], *, bgr: bool = False
+) -> Normalization:
+    """(x - mean) / std, one value for all channels or one a channel."""
+    channels = max(len(mean), len(std))
+    parts = [",".join(f"{v:g}" for v in values) for values in (mean, std)]
+    return Normalization(
+        name,
+        lambda x: _standardized(x, _floats(mean), _floats(std)),
+        f"(x - {parts[0]}) / {parts[1]}",
+        bgr=bgr,
+        channels=0 if channels == 1 else channels,
+    )
+
+
+RAW: Final = Normalization("raw", _same, "x")
+UNIT: Final = Normalization("unit", _unit, "x / 255")
+PM1: Final = Normalization("pm1", _pm1, "x / 127.5 - 1")
+F255: Final = Normalization("f255", _same, "x")
+IMAGENET: Final = Normalization(
+    "imagenet", _imagenet, "(x / 255 - mean) / std of ImageNet", channels=3
+)
+CAFFE: Final = mean_std("caffe", CAFFE_MEAN, (1.0,), bgr=True)
+BGR255: Final = Normalization("bgr255", _same, "x, blue first", bgr=True)
+
+SCHEMES: Final = {
+    scheme.name: scheme
+    for scheme in (
+        RAW,
+        UNIT,
+        PM1,
+        F255,
+        IMAGENET,
+        CAFFE,
+        Normalization("bgr", _same, "x, blue first", bgr=True),
+        BGR255,
+        mean_std("m127d128", (127.0,), (128.0,)),
+    )
+}
+
+
+def usual(channels: int) -> tuple[Normalization, ...]:
+    """The schemes that networks without a word about it are trained with: those that are compared."""
+    return (UNIT, PM1, F255, IMAGENET, CAFFE) if channels == 3 else (UNIT, PM1, F255)
+
+
+def parse_normalization(text: str) -> Normalization:
+    """The scheme that *text* names. Raises `UsageError`."""
+    if text in SCHEMES:
+        return SCHEMES[text]
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    half = len(numbers) // 2
+    usable = all(map(math.isfinite, numbers)) and all(numbers[half:])
+    if len(numbers) not in {2, 6} or not usable:
+        raise UsageError(
+            f"--normalize {text!r} is neither one of {', '.join(SCHEMES)} nor MEAN,STD (2 or 6 numbers, STD not 0)"
+        )
+    return mean_std(text, tuple(numbers[:half]), tuple(numbers[half:]))
+
+
+def ends(scheme: Normalization, channels: int) -> tuple[npt.NDArray[np.float64], ...]:
+    """What the scheme makes of 0 and of 255: two arrays, float64 [channels]."""
+    width = scheme.channels or channels
+    low, high = (
+        scheme.apply(np.full(width, value, np.float32)).astype(np.float64) for value in (0, 255)
+    )
+    return low, high
+
+
+def store(
+    pixels: npt.NDArray[np.uint8], operand: Operand, scheme: Normalization, *, as_bytes: bool
+) -> NDArray:
+    """What the input stores for *pixels*, uint8 [..., channels]: the scheme's real values, quantised.
+
+    raw and bgr, *as_bytes* and integers without quantisation leave the 8-bit values as they are; int8 holds x - 128
+    then. Raises `UsageError` for a scheme of another number of channels, and for one whose values are not finite.
+    """
+    dtype = operand.dtype
+    if scheme.channels not in {0, pixels.shape[-1]}:
+        raise UsageError(
+            f"normalization {scheme.name} is for {scheme.channels} channels; input {operand.name!r} takes "
+            f"{pixels.shape[-1]}"
+        )
+    if scheme.bgr:
+        pixels = pixels[..., ::-1]
+    if not dtype.is_integer:
+        with np.errstate(over="ignore"):
+            stored: NDArray = scheme.apply(pixels.astype(np.float32)).astype(dtype.numpy)
+        _check_finite(stored, scheme, operand)
+        return stored
+    if scheme.name in {"raw", "bgr"} or as_bytes or operand.quantization is None:
+        return (
+            (pixels.astype(np.int16) - 128).astype(np.int8)
+            if dtype is DType.INT8
+            else pixels.astype(dtype.numpy)
+        )
+    real = scheme.apply(pixels.astype(np.float32))
+    _check_finite(real, scheme, operand)
+    return quantize(real, operand.quantization, dtype)
+
+
+def _check_finite(values: NDArray, scheme: Normalization, operand: Operand) -> None:
+    if not np.isfinite(values.astype(np.float64)).all():
+        raise UsageError(
+            f"normalization {scheme.name} gives values that {operand.dtype.value} does not hold (infinite, or not a number): "
+            "choose a smaller MEAN or a greater STD with --normalize"
+        )

@@ -1,0 +1,291 @@
+"""How a picture becomes the values of one input: what the file says, and which schemes are left where it says nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+
+from penstock.cli.failures import UsageError
+from penstock.cli.feed.first_operations import Bounds, FirstOperations
+from penstock.cli.feed.indications import excluded_by_indications
+from penstock.cli.feed.normalization import (
+    BGR255,
+    CAFFE,
+    F255,
+    IMAGENET,
+    PM1,
+    RAW,
+    UNIT,
+    Normalization,
+    ends,
+    mean_std,
+    usual,
+)
+from penstock.ir import DType, Model, Operand, TensorMetadata
+
+Source = Literal["option", "metadata", "quantization", "arithmetic", "type", "indications", ""]
+
+TOLERANCE: Final = 0.02
+"""How far, as a share of its width, a range may lie from a usual one and still be that one."""
+
+CLIPPED: Final = 0.25
+"""A scheme is out of the question where a quantised input would clip more than this share of its range off one end."""
+
+LEAST_COVERED: Final = 0.2
+"""A scheme is out of the question where its values fill a smaller share of a quantised input's range."""
+
+OTHER_RANGES: Final = (
+    mean_std("128,1", (128.0,), (1.0,)),
+    mean_std("127.5,255", (127.5,), (255.0,)),
+)
+"""Less usual schemes that a range shows without doubt: [-128, 127] and [-0.5, 0.5]."""
+
+SUBTRACTED: Final = (
+    mean_std("123.68,116.779,103.939,1,1,1", (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)),
+)
+"""The means that TF-Slim's VGG and ResNet subtract, red first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """The schemes that may be meant for one input.
+
+    *source* says who chose: the caller's option, or what the file states; then there is one scheme. "indications" is
+    one scheme that is left after others were excluded, and "" several. *because* says it in words. *excluded* has the
+    usual schemes that are out of the question, each with its reason. *as_bytes*: the picture's bytes are what the
+    input stores.
+    """
+
+    schemes: tuple[Normalization, ...]
+    source: Source
+    because: str = ""
+    excluded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    as_bytes: bool = False
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether the caller or the file itself says how, so that nothing has to be inferred."""
+        return self.source not in {"", "indications"}
+
+
+def prepare(
+    operand: Operand,
+    channels: int,
+    metadata: TensorMetadata | None,
+    first: FirstOperations,
+    model: Model,
+    requested: Normalization | None,
+) -> Preparation:
+    """How a picture of so many *channels* (1 or 3) becomes the values of *operand*.
+
+    What the caller asks for comes first. An integer input takes what its quantised range means, else what the
+    metadata says; without quantisation it takes the bytes. A float input takes what the metadata, the range of a
+    first quantisation and the arithmetic that the graph begins with say, if they agree. Raises `UsageError` for a
+    scheme that the input cannot take.
+    """
+    if requested is not None:
+        _check_requested(operand, requested)
+        return Preparation((requested,), "option")
+    if operand.dtype.is_integer and operand.quantization is None:
+        return Preparation((RAW,), "type", f"{operand.dtype.value} without quantization")
+    stated = _statements(operand, channels, metadata, first)
+    if not stated:
+        return _unstated(operand, channels, first, model)
+    if operand.dtype.is_float:
+        stated += _objections(stated, channels, first, model)
+    schemes = [scheme for scheme, _, _ in stated]
+    if all(_alike(schemes[0], other, channels) for other in schemes[1:]):
+        scheme, source, because = stated[0]
+        as_bytes = source == "quantization" and operand.dtype is DType.UINT8
+        return Preparation((scheme,), source, because, as_bytes=as_bytes)
+    distinct = {s.name: s for s in schemes}
+    said = ", but ".join(dict.fromkeys(f"{because}" for _, _, because in stated))
+    return Preparation(tuple(distinct.values()), "", f"the file contradicts itself: {said}")
+
+
+def _check_requested(operand: Operand, requested: Normalization) -> None:
+    plain = operand.dtype.is_integer and operand.quantization is None
+    if plain and requested.name not in {"raw", "bgr"}:
+        raise UsageError(
+            f"--normalize {requested.name}: the input is {operand.dtype.value} without quantisation and takes "
+            "raw or bgr only"
+        )
+
+
+def _statements(
+    operand: Operand, channels: int, metadata: TensorMetadata | None, first: FirstOperations
+) -> list[tuple[Normalization, Source, str]]:
+    """What the file says, each with its source and in words; the first counts most."""
+    found: list[tuple[Normalization, Source, str]] = []
+    said = metadata_scheme(metadata, channels)
+    if said is not None:
+        found.append((said, "metadata", f"the metadata says {said.formula}"))
+    meant = range_scheme(first.bounds, channels)
+    if meant is not None and first.bounds is not None:
+        where = "the input" if operand.dtype.is_integer else "the first quantization"
+        if not first.bounds.quantized:
+            where = "the first operation, which clips,"
+        low, high = first.bounds.low, first.bounds.high
+        found.append((meant, "quantization", f"{where} holds {low:.3g} to {high:.3g}"))
+    if operand.dtype.is_integer:
+        return found[-1:]
+    expected = arithmetic_scheme(first, channels)
+    if expected is not None:
+        scale, offset = (",".join(f"{v:.4g}" for v in n) for n in (first.scale, first.offset))
+        found.append((expected, "arithmetic", f"the graph begins with {scale} * input + {offset}"))
+    return found
+
+
+def _objections(
+    stated: Sequence[tuple[Normalization, Source, str]],
+    channels: int,
+    first: FirstOperations,
+    model: Model,
+) -> list[tuple[Normalization, Source, str]]:
+    """What speaks against a first quantization alone, which is calibrated on whatever it was given: the schemes that
+    the rest of the file leaves.
+    """
+    if [source for _, source, _ in stated] != ["quantization"]:
+        return []
+    excluded = excluded_by_indications(model, first, channels)
+    if stated[0][0].name not in excluded:
+        return []
+    reason = excluded[stated[0][0].name]
+    return [(s, "indications", reason) for s in usual(channels) if s.name not in excluded]
+
+
+def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normalization | None:
+    """The normalization in the file's metadata, named as `--normalize` takes it; None where there is none, or none
+    that can be computed.
+    """
+    if metadata is None or metadata.normalization is None:
+        return None
+    mean, std = metadata.normalization
+    if not mean or not std or {len(mean), len(std)} - {1, channels}:
+        return None
+    if not all(map(math.isfinite, (*mean, *std))) or not all(std):
+        return None
+    width = max(len(mean), len(std))
+    numbers = [*(mean * width)[:width], *(std * width)[:width]]
+    return mean_std(",".join(f"{n:.9g}" for n in numbers), mean, std)
+
+
+def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
+    """The scheme whose values fill *bounds*, within 2 % of its width; None where none or several do."""
+    if bounds is None or bounds.symmetric:
+        return None
+    known: list[Normalization] = [PM1, UNIT, F255, *OTHER_RANGES]
+    if channels == 3:
+        known.append(IMAGENET)
+    for scheme in known:
+        low, high = _range(scheme, channels)
+        margin = TOLERANCE * (high - low)
+        if abs(bounds.low - low) <= margin and abs(bounds.high - high) <= margin:
+            return scheme
+    return None
+
+
+def arithmetic_scheme(first: FirstOperations, channels: int) -> Normalization | None:
+    """The scheme that, followed by the graph's own arithmetic, gives a usual range; None where none or several do.
+
+    A usual range is that of a usual scheme; failing that one in which 0 lies where the mean of pictures may be,
+    and 1 is a standard deviation that pictures may have.
+    """
+    if first.is_identity or first.scale.size not in {1, channels} or bool(np.any(first.scale <= 0)):
+        return None
+    meant = [s for s in (UNIT, PM1, F255) if _gives_usual_range(s, first, channels)]
+    if len(meant) == 1:
+        return meant[0]
+    if channels == 3 and _subtracts_caffe_means(first):
+        return BGR255
+    meant = [s for s in (UNIT, PM1, F255) if _standardizes(s, first, channels)]
+    return meant[0] if len(meant) == 1 else None
+
+
+def _gives_usual_range(scheme: Normalization, first: FirstOperations, channels: int) -> bool:
+    begins, finishes = (first.scale * e + first.offset for e in ends(scheme, channels))
+    others = (UNIT, PM1, F255, *OTHER_RANGES, *((IMAGENET, *SUBTRACTED) if channels == 3 else ()))
+    for other in others:
+        if other is scheme:
+            continue
+        low, high = ends(other, channels)
+        margin = TOLERANCE * (high - low)
+        if np.all(np.abs(begins - low) <= margin) and np.all(np.abs(finishes - high) <= margin):
+            return True
+    return False
+
+
+def _subtracts_caffe_means(first: FirstOperations) -> bool:
+    offset = np.broadcast_to(first.offset, 3)
+    return bool(
+        np.all(np.abs(first.scale - 1) < TOLERANCE)
+        and np.all(np.abs(offset - ends(CAFFE, 3)[0]) < 255 * TOLERANCE)
+        and np.all(np.diff(offset) < 0)
+    )
+
+
+def _standardizes(scheme: Normalization, first: FirstOperations, channels: int) -> bool:
+    if np.all(np.abs(first.offset) < TOLERANCE):
+        return False
+    low, high = ends(scheme, channels)
+    mean = (-first.offset / first.scale - low) / (high - low)
+    std = 1 / first.scale / (high - low)
+    plausible = np.all((std >= 0.15) & (std <= 0.5)) or np.all(np.abs(first.scale - 1) < 0.02)
+    return bool(plausible and np.all((mean >= 0.1) & (mean <= 0.7)))
+
+
+def _range(scheme: Normalization, channels: int) -> tuple[float, float]:
+    low, high = ends(scheme, channels)
+    return float(low.min()), float(high.max())
+
+
+def _alike(one: Normalization, other: Normalization, channels: int) -> bool:
+    """Whether two schemes give the same values, within 2 % of their range."""
+    if one.bgr != other.bgr:
+        return False
+    (low, high), (other_low, other_high) = ends(one, channels), ends(other, channels)
+    margin = TOLERANCE * np.maximum(high - low, other_high - other_low)
+    return bool(
+        np.all(np.abs(low - other_low) <= margin) and np.all(np.abs(high - other_high) <= margin)
+    )
+
+
+def _unstated(operand: Operand, channels: int, first: FirstOperations, model: Model) -> Preparation:
+    """The usual schemes, less those that what else is in the file excludes."""
+    schemes: Sequence[Normalization] = usual(channels)
+    because = "the file does not say how pictures are normalized"
+    bounds = first.bounds
+    excluded: dict[str, str] = {}
+    if bounds is not None and bounds.quantized:
+        because = (
+            f"the quantized range {bounds.low:.3g} to {bounds.high:.3g} does not say how pictures "
+            "are normalized"
+        )
+        reason = f"does not fit the quantized range {bounds.low:.3g} to {bounds.high:.3g}"
+        excluded |= {s.name: reason for s in schemes if not _fits(s, bounds, channels)}
+        if operand.dtype.is_integer:
+            schemes = (RAW, *schemes)
+    excluded |= excluded_by_indications(model, first, channels)
+    left = tuple(s for s in schemes if s.name not in excluded)
+    if not left:
+        return Preparation(tuple(schemes), "", because)
+    source: Source = "indications" if len(left) == 1 else ""
+    if source:
+        reasons = dict.fromkeys(r for n, r in excluded.items() if n != left[0].name)
+        because = f"{because}, but {'; '.join(reasons)}"
+    return Preparation(left, source, because, MappingProxyType(excluded))
+
+
+def _fits(scheme: Normalization, bounds: Bounds, channels: int) -> bool:
+    low, high = _range(scheme, channels)
+    most = CLIPPED * (high - low)
+    covered = min(high, bounds.high) - max(low, bounds.low)
+    width = bounds.high if bounds.symmetric and low >= 0 else bounds.width
+    return (
+        low >= bounds.low - most and high <= bounds.high + most and covered >= LEAST_COVERED * width
+    )

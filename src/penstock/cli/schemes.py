@@ -1,0 +1,191 @@
+"""What `penstock run` does where nobody says how a picture is normalised: an answer under each scheme that is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli.failures import UsageError
+from penstock.cli.output import percentage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock import CompiledModel
+    from penstock.cli.answers import Answer, Results
+    from penstock.cli.feed import Fed
+    from penstock.cli.output import Output
+
+COMPARABLE: Final = "classification"
+"""The task whose answers under several schemes can be compared: by their best class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The best classes under each scheme that may be meant, and under those that are excluded.
+
+    A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of each scheme, best first.
+    *doubts* has the schemes under which no class is best, each with the reason. *task* is "outputs" where nothing says that
+    the outputs are classes.
+    """
+
+    tops: Mapping[str, list[dict[str, Any]]]
+    excluded: Mapping[str, str]
+    doubts: Mapping[str, str]
+    task: str = COMPARABLE
+
+    @property
+    def agree(self) -> bool:
+        """Whether the outputs are classes, and every scheme that may be meant gives the same best one."""
+        return self.task == COMPARABLE and self._same
+
+    @property
+    def _same(self) -> bool:
+        best = {self.tops[name][0]["index"] for name in self._meant}
+        return len(best) == 1 and not any(name in self.doubts for name in self._meant)
+
+    @property
+    def _meant(self) -> list[str]:
+        """The schemes that may be meant."""
+        return [name for name in self.tops if name not in self.excluded]
+
+    def disagreement(self) -> str:
+        """The error where they do not agree."""
+        from penstock.cli.answers import REMEDY
+
+        names = self._meant
+        if all(name in self.doubts for name in names):
+            return f"{self.doubts[names[0]]}, however the picture is normalized ({', '.join(names)}): {REMEDY}"
+        if self.task != COMPARABLE:
+            return (
+                "the file says neither that its output is a score for each class nor how the picture is normalized: say "
+                "--task classification (or name the classes with --labels) if it is"
+                + ("" if self._same else ", and choose with --normalize")
+                + "; otherwise say --normalize"
+            )
+        return (
+            f"the model does not give the same class however the picture is normalized ({', '.join(names)}), "
+            "and the file does not say how: say it with --normalize"
+        )
+
+    def notes(self, fed: Fed) -> list[str]:
+        """What the user has to know about an answer on which the schemes agree."""
+        names = self._meant
+        text = (
+            f"{_because(fed)}; {', '.join(names)} all give this best class, and the scores are those of "
+            f"{names[0]} (--normalize chooses)"
+        )
+        return [text, *_exclusions(self.excluded)]
+
+    def data(self) -> list[dict[str, Any]]:
+        """The same for `--json`: an object for each scheme."""
+        rows = [
+            {
+                "normalize": name,
+                "top": None if name in self.doubts else top,
+                "excluded": self.excluded.get(name),
+                **({"doubt": self.doubts[name]} if name in self.doubts else {}),
+            }
+            for name, top in self.tops.items()
+        ]
+        return rows + [
+            {"normalize": name, "top": None, "excluded": reason}
+            for name, reason in self.excluded.items()
+            if name not in self.tops
+        ]
+
+    def show(self, output: Output, fed: Fed) -> None:
+        """Prints the schemes side by side, and the JSON object of a command that ends without an answer."""
+        notes = [*fed.notes, _because(fed)]
+        if self.task != COMPARABLE:
+            notes.append(
+                "the file does not say what its output is; here it is read as a score for each class"
+            )
+        output.notes(notes)
+        rows = []
+        for name, top in self.tops.items():
+            best, remark = top[0], "excluded" if name in self.excluded else ""
+            shown = (best["index"], best["label"] or "", percentage(best["score"]), remark)
+            if name in self.doubts:
+                shown = ("", "", "", "; ".join(filter(None, (remark, self.doubts[name]))))
+            rows.append((f"--normalize {name}", *shown))
+        output.table(("preparation", "class", "label", "probability", ""), rows)
+        output.notes(_exclusions(self.excluded))
+        output.json(
+            {
+                "task": self.task,
+                "top": None,
+                "preparations": self.data(),
+                "inputs": fed.sources,
+                "notes": [*notes, *_exclusions(self.excluded)],
+                "error": {"type": UsageError.__name__, "message": self.disagreement()},
+            }
+        )
+
+
+def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
+    """Raises `UsageError` where nobody says how a picture is normalised and the answers of *task* cannot be compared.
+
+    *may_be_classes*: the outputs look like scores of classes, whatever the task is recognised as.
+    """
+    if not fed.unstated or task == COMPARABLE or may_be_classes:
+        return
+    names = list(dict.fromkeys([*fed.schemes, *fed.excluded]))
+    raise UsageError(
+        f"{_because(fed)}, and answers of the task {task} cannot be compared: say it with --normalize "
+        f"({', '.join(names)} are usual)"
+    )
+
+
+def compare(
+    compiled: CompiledModel, fed: Fed, results: Results, found: Answer
+) -> Comparison | None:
+    """The classes under every scheme that may be meant for *fed*; None where there is one scheme, and the task is known.
+
+    *results* and *found* are those of the first. Each other run starts from the model's initial state. Where the
+    classes differ, the excluded schemes are run as well, to be shown beside the others.
+    """
+    from penstock.cli.answers import answer, why_undecided
+
+    names = fed.schemes
+    if not names or (len(names) == 1 and found.task == COMPARABLE):
+        return None
+    first = found if found.task == COMPARABLE else answer(results, COMPARABLE)
+    tops, doubts = {names[0]: first.data["top"]}, {names[0]: why_undecided(results, COMPARABLE)}
+
+    def add(schemes: Iterable[str]) -> Comparison:
+        for name in schemes:
+            under = _results(compiled, fed, results, name)
+            tops[name] = answer(under, COMPARABLE).data["top"]
+            doubts[name] = why_undecided(under, COMPARABLE)
+        undecided = {n: why for n, why in doubts.items() if why}
+        return Comparison(tops, fed.excluded, undecided, found.task)
+
+    comparison = add(names[1:])
+    return comparison if comparison.agree else add(fed.excluded)
+
+
+def inferred(fed: Fed) -> list[str]:
+    """A note for each picture whose scheme is the only one that is left."""
+    return [
+        f"{p.preparation.because}: normalized as {p.preparation.schemes[0].name}; --normalize says otherwise"
+        for p in fed.unstated
+    ]
+
+
+def _results(compiled: CompiledModel, fed: Fed, results: Results, scheme: str) -> Results:
+    """What the model gives under another scheme."""
+    outputs = compiled.run(fed.arrays_by(scheme), state=compiled.new_state())
+    return replace(results, arrays=tuple(outputs))
+
+
+def _because(fed: Fed) -> str:
+    return "; ".join(dict.fromkeys(p.preparation.because for p in fed.unstated))
+
+
+def _exclusions(excluded: Mapping[str, str]) -> list[str]:
+    reasons = dict.fromkeys(excluded.values())
+    return [
+        f"{', '.join(n for n, why in excluded.items() if why == reason)}: excluded, {reason}"
+        for reason in reasons
+    ]

@@ -1,0 +1,83 @@
+"""FULLY_CONNECTED whose weights the converter has reordered: the format SHUFFLED4x16INT8.
+
+The weights [units, depth] lie in blocks of 4 rows and 16 columns, one row of a block after the other, and their highest
+bit is flipped, which makes int8 of them. Both zero points count as 128, whatever the operands say. The second output is the
+work space of TFLite's kernel, which holds the input, its highest bit flipped, in the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.ops.kernel import Kernel, Site, require, tensor_quantization
+from penstock.drivers.reference.ops.numerics.activation_range import quantized_range
+from penstock.drivers.reference.ops.numerics.products import Columns
+from penstock.drivers.reference.ops.numerics.requantize import Requantizer
+from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.errors import ShapeMismatch
+from penstock.ir import DType, NDArray
+from penstock.ir.types import element_count, static_shape
+
+ROWS: Final = 4
+COLUMNS: Final = 16
+BATCHES: Final = (1, 4)
+"""How many rows of inputs TFLite's kernel takes."""
+
+FLIP: Final = np.uint8(0x80)
+
+
+def shuffled_layer(site: Site) -> Kernel:
+    """uint8 inputs [1 or 4, depth] and weights [units, depth] to int16 [rows, units]; units are a multiple of 4, depth one
+    of 16.
+    """
+    types = [site.input(0).dtype, site.input(1).dtype, site.output().dtype]
+    if types != [DType.UINT8, DType.UINT8, DType.INT16]:
+        raise site.unsupported_types()
+    require(len(site.outputs) == 2, "shuffled weights without a work space")
+    source, filters = (tensor_quantization(site.input(i), f"input {i}").scale for i in (0, 1))
+    target = tensor_quantization(site.output(), "an output")
+    product = float(np.float32(source) * np.float32(filters))
+    limits = quantized_range(site.attributes.text("fused_activation_function"), DType.INT16, target)
+    keep = site.attributes.flag("keep_num_dims")
+    space = static_shape(site.outputs[1].shape)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, stored = given(inputs[0]), given(inputs[1])
+        units, depth = stored.shape
+        if units % ROWS or depth % COLUMNS or not depth or x.size // depth not in BATCHES:
+            raise ShapeMismatch(f"shuffled weights {stored.shape} with an input of {x.shape}")
+        work = (x ^ FLIP).view(np.int8).reshape(-1, depth)
+        blocks = stored.view(np.int8).reshape(units // ROWS, depth // COLUMNS, ROWS, COLUMNS)
+        weights = blocks.transpose(0, 2, 1, 3).reshape(units, depth)
+        columns = Columns(weights.astype(np.int32), 128)
+        bias = inputs[2] if site.has(2) else None
+        finish = Requantizer(
+            [product / target.scale],
+            units,
+            columns.bound,
+            DType.INT16,
+            0,
+            limits,
+            None if bias is None else bias.reshape(-1),
+        )
+        out = np.empty((len(work), units), np.int16)
+        finish(np.matmul(work.astype(columns.values.dtype), columns.values.T), out)
+        shape = (*x.shape[:-1], units) if keep else out.shape
+        return out.reshape(shape), _work_space(work, space)
+
+    return run
+
+
+def _work_space(rows: NDArray, shape: tuple[int, ...] | None) -> NDArray:
+    """The input as the kernel leaves it behind, in the declared *shape*."""
+    count, depth = rows.shape
+    blocks = rows.reshape(count, depth // COLUMNS, COLUMNS).transpose(1, 0, 2)
+    flat = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)
+    if shape is None:
+        return flat.reshape(count, depth)
+    if element_count(shape) != flat.size:
+        raise ShapeMismatch(f"a work space of shape {shape} for an input of {flat.size} elements")
+    return flat.reshape(shape)

@@ -1,0 +1,105 @@
+"""Writing a compiled model into its cache entry from a run, without holding the run up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from penstock.errors import NotYetWritten, PenstockError
+from penstock.hal import CacheReport
+from penstock.sealed import SaveReport
+
+if TYPE_CHECKING:
+    from penstock.sealed.late import LateWriter
+
+Payloads: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
+"""What goes into an entry's model files, and into its data files."""
+
+LEAST_NS: Final = 1_000_000_000
+"""Time that a run must have left until its deadline to write, whatever the compile took."""
+
+IN_USE: Final = "another process uses the entry; a later run writes it"
+NO_TIME: Final = "no run has had time for it before its deadline; a later run writes it"
+NO_RUN: Final = "the run that compiles it writes it"
+CLOSED: Final = "the model was closed first"
+
+
+class PostponedWrite:
+    """A late write through *writer* that waits for nobody.
+
+    A driver calls `attempt` at the end of each run, when the outputs are written. The attempt makes the write where the
+    entry's lock is free at that moment and the run has time; else it leaves the write to the next attempt. *payloads* is
+    called once the lock was seen to be free; *compile_ns* is what the compile took, as long as a write may take. *form* names
+    the artefact. Where no attempt succeeds before `close`, nothing is written.
+
+    Thread-safe: of attempts at the same time one writes, and the others return at once.
+    """
+
+    def __init__(
+        self, writer: LateWriter, payloads: Callable[[], Payloads], form: str, compile_ns: int = 0
+    ) -> None:
+        self._writer = writer
+        self._payloads: Callable[[], Payloads] | None = payloads
+        self._form, self._needed_ns = form, max(LEAST_NS, compile_ns)
+        self._lock = threading.Lock()
+        self._why = NO_RUN
+        self._saved: SaveReport | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was written, has failed, or was given up: further attempts do nothing."""
+        return self._saved is not None
+
+    @property
+    def report(self) -> CacheReport:
+        """What a prepared model says of it by now. `later` is True while an attempt may succeed; the reason says what it
+        waits for.
+        """
+        saved = self._saved
+        if saved is None:
+            return CacheReport("none", str(NotYetWritten(self._why)), True, self._form)
+        return CacheReport(
+            "saved" if saved.saved else "failed", saved.reason or "", artefact=self._form
+        )
+
+    def attempt(self, deadline_ns: int | None = None) -> bool:
+        """Writes, if the entry's lock is free and the calling run, which is to end at *deadline_ns* of the monotonic clock, has
+        time. Whether this call ended the matter. Never raises.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._saved is None and self._payloads is not None:
+                self._attempt(self._payloads, deadline_ns)
+                return self.is_over
+            return False
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Gives the write up, if it was not made, and the handles back; twice is harmless."""
+        self._writer.close()
+        with self._lock:
+            if self._saved is None:
+                self._saved = SaveReport(reason=str(NotYetWritten(f"{CLOSED}: {self._why}")))
+            self._payloads = None
+
+    def _attempt(self, payloads: Callable[[], Payloads], deadline_ns: int | None) -> None:
+        if deadline_ns is not None and deadline_ns - time.monotonic_ns() < self._needed_ns:
+            self._why = NO_TIME
+            return
+        if not self._writer.is_free():
+            self._why = IN_USE
+            return
+        try:
+            model, data = payloads()
+            saved = self._writer.write(model=model, data=data)
+        except PenstockError as error:
+            saved = SaveReport(reason=f"{type(error).__name__}: {error}")
+        if saved.in_use:
+            self._why = IN_USE
+            return
+        self._saved, self._payloads = saved, None
+        self._writer.close()

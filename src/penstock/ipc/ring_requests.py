@@ -1,0 +1,293 @@
+"""`Ring`: executions through one ring, with their arguments in memory that both sides map.
+
+What a call is given is bound on the device's side the first time, and from then on sent as a number. Arrays in pools
+go by their places, the others are copied into a pool of the ring, and out of it again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.errors import (
+    DriverError,
+    InvalidArgument,
+    ResourceExhaustedTransient,
+)
+from penstock.hal import (
+    ArgumentCopy,
+    CarriedResult,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    Memory,
+    Request,
+    RequestArgument,
+)
+from penstock.ipc import ring, wire
+from penstock.ipc.bound import BoundRequest, key_of
+from penstock.ipc.codec import encode
+from penstock.ipc.lending import lend
+from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
+from penstock.ipc.ring_client import Pace, RingClient
+from penstock.ipc.staging import ALIGNMENT, LEAST_BYTES
+from penstock.ipc.steady import may_shrink
+from penstock.ir import NDArray
+from penstock.memory import MemoryPool, pool_of
+from penstock.memory.regions import PoolPlace
+
+if TYPE_CHECKING:
+    from penstock.ipc.client import Channel, RemotePool, RemoteRing
+
+MOST_BOUND: Final = 32
+"""Requests that a ring keeps bound on the device's side; the one unused for longest goes first."""
+
+PAGE: Final = 4096
+
+
+class _Lent(NamedTuple):
+    """A memory that the device's side knows as *pool*; *watch* tells when nobody here has it any more."""
+
+    pool: RemotePool
+    watch: weakref.finalize[..., Any]
+
+    def is_of(self, memory: Memory) -> bool:
+        """Whether it is *memory*, and not another that had its `id`."""
+        found = self.watch.peek()
+        return found is not None and found[0] is memory
+
+    def close(self) -> None:
+        """Lets the device's side forget it, which is told with the next message."""
+        self.watch.detach()
+        self.pool.forget()
+
+
+class Ring:
+    """One ring to the device behind *channel*; for one thread at a time.
+
+    It lends the device's side memory for as long as a bound request lies there, and no longer than somebody in this
+    process has that memory.
+    """
+
+    def __init__(self, channel: Channel, client: RingClient, remote: RemoteRing) -> None:
+        self._channel, self._client, self._remote = channel, client, remote
+        self._bound: OrderedDict[Any, BoundRequest] = OrderedDict()
+        self._latest: dict[int, BoundRequest] = {}
+        self._free = list(range(MOST_BOUND))
+        self._pools: dict[int, _Lent] = {}
+        # Memory that was lent, and is gone; filled by finalizers.
+        self._gone: deque[int] = deque()
+        self._staging: MemoryPool | None = None
+        self.idle_since = 0.0
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is of no use any more: the device's process is gone, or breaks the rules."""
+        return self._client.broken is not None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a child's copy, made by `fork`, of its parent's."""
+        return self._client.is_inherited
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the device is still at a request that nobody waits for any more, and may write its outputs."""
+        return self._client.is_behind
+
+    def bind(
+        self,
+        target: int,
+        request: Request,
+        deadline_ns: int | None = None,
+        is_lasting: Callable[[Memory], bool] = lambda _: True,
+    ) -> BoundRequest | None:
+        """The binding of *request* to the prepared model, or burst, *target*: made now, by the deadline, if there is none.
+
+        None for one that no ring can carry: a memory of it cannot be lent, or is not worth it, being none that
+        *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an array that no other process can be
+        given.
+        """
+        if self._gone:
+            self._sweep()
+        latest = self._latest.get(target)
+        if latest is not None and latest.takes(request):
+            return latest
+        key = key_of(target, request)
+        bound = self._bound.get(key)
+        if bound is not None:
+            self._bound.move_to_end(key)
+            self._latest[target] = bound
+            return bound
+        if not self._free:
+            self._drop(next(iter(self._bound)))
+        unit: int = getattr(self._channel, "unit", ALIGNMENT)
+        lent = lend(request, self._place_of, self._staged_in, unit)
+        staging = None if self._staging is None else self._staging.memory
+        for memory in lent.pools:
+            known = id(memory) in self._pools or memory is staging
+            if not known and not is_lasting(memory):
+                return None
+        try:
+            pools = tuple([self._number(memory, deadline_ns) for memory in lent.pools])
+        except (InvalidArgument, ResourceExhaustedTransient):
+            self._release_unused()
+            return None
+        payload = encode(wire.RingRequest(target, lent.inputs, lent.outputs, pools))
+        if len(payload) > DEFAULT_LAYOUT.slot_bytes - REQUEST.size:
+            self._release_unused()
+            return None
+        memories = tuple(map(id, lent.pools))
+        made = BoundRequest(self._free.pop(), payload, lent, memories, request)
+        self._bound[key] = self._latest[target] = made
+        return made
+
+    def run(
+        self, bound: BoundRequest, request: Request, config: ExecutionConfig, pace: Pace
+    ) -> ExecutionResult:
+        """Executes *request*, whose binding *bound* is; *pace* is that of its prepared model. The result tells of what was
+        copied, and so does an error. Raises what `RingClient.call` does.
+        """
+        copies: list[ArgumentCopy] = []
+        for position, view in bound.incoming:
+            array = _array(request.inputs[position])
+            copies.append(_copied(position, view, array, out=False))
+        try:
+            result = self._client.call(bound.kind, bound.number, config, bound.payload, pace)
+        except BaseException as error:
+            self._failed(bound, error)
+            if isinstance(error, DriverError):
+                error.copies = tuple(copies)
+            raise
+        bound.sent()
+        if not bound.is_staged:
+            return result
+        for position, view in bound.outgoing:
+            array = _array(request.outputs[position])
+            copies.append(_copied(position, array, view, out=True))
+        return CarriedResult(result.output_shapes, result.timing, tuple(copies))
+
+    def ping(self) -> None:
+        """One empty request and its answer: the way there and back alone."""
+        self._client.call(ring.EMPTY)
+
+    def forget(self, target: int) -> None:
+        """Drops what is bound to *target*, which is closed."""
+        for key in [key for key in self._bound if key[0] == target]:
+            self._drop(key)
+
+    def close(self) -> None:
+        """Lets go of everything; the device's side is told with the next message. A child made by `fork` closes its copies
+        alone.
+        """
+        self._client.close()
+        self._bound.clear()
+        self._latest.clear()
+        self._staging = None
+        lent, self._pools = self._pools, {}
+        for each in lent.values():
+            each.close()
+        if not self.is_inherited:
+            self._remote.forget()
+
+    def _failed(self, bound: BoundRequest, error: BaseException) -> None:
+        """After an error of a call: what may have become useless is not used again."""
+        if self._client.broken is not None:
+            end: Callable[[str], None] | None = getattr(self._channel, "end", None)
+            if end is not None:
+                # A ring shows a death before the connection does; a process that breaks the rules has to end.
+                end(str(error))
+            return
+        behind = self._client.is_behind
+        if bound.kind == ring.BIND or (behind and bound.is_staged):
+            # The device's side may have been unable to map it, or still write to it.
+            for key in [key for key, each in self._bound.items() if each is bound]:
+                self._drop(key)
+            if bound.is_staged:
+                self._drop_staging()
+
+    def _place_of(self, array: NDArray) -> PoolPlace | None:
+        """Where *array* lies in a pool that cannot shrink, at an address that its type may have."""
+        place = pool_of(array) if array.flags.aligned else None
+        if place is None or id(place.memory) in self._pools or not may_shrink(place.memory):
+            return place
+        return None
+
+    def _staged_in(self, nbytes: int) -> MemoryPool:
+        """The pool that arrays are copied to, of at least *nbytes*."""
+        if self._staging is None or self._staging.nbytes < nbytes:
+            self._drop_staging()
+            size = max(nbytes + -nbytes % PAGE, LEAST_BYTES)
+            self._staging = MemoryPool.anonymous(size)
+        return self._staging
+
+    def _drop_staging(self) -> None:
+        staging, self._staging = self._staging, None
+        if staging is None:
+            return
+        self._gone.append(id(staging.memory))
+        self._sweep()
+        staging.close()
+
+    def _number(self, memory: Memory, deadline_ns: int | None) -> wire.ObjectId:
+        """The number of *memory* on the device's side, which is told of it if it does not know it."""
+        known = self._pools.get(id(memory))
+        if known is None or not known.is_of(memory):
+            from penstock.ipc.client import lend_pool
+
+            pool = lend_pool(self._channel, memory, deadline_ns)
+            watch = weakref.finalize(memory, _ended, self._gone, id(memory), pool.forget)
+            watch.atexit = False
+            known = self._pools[id(memory)] = _Lent(pool, watch)
+        return known.pool.number
+
+    def _sweep(self) -> None:
+        """Drops what is bound to memory that is gone."""
+        gone = set()
+        while self._gone:
+            gone.add(self._gone.popleft())
+        for key in [key for key, bound in self._bound.items() if not gone.isdisjoint(bound.pools)]:
+            self._drop(key)
+        self._release(gone)
+
+    def _drop(self, key: Any) -> None:
+        """Makes room for another binding, which takes this one's number. Its pools go where no other binding uses them."""
+        bound = self._bound.pop(key)
+        if self._latest.get(key[0]) is bound:
+            del self._latest[key[0]]
+        self._free.append(bound.number)
+        bound.drop()
+        self._release_unused()
+
+    def _release_unused(self) -> None:
+        used = {number for bound in self._bound.values() for number in bound.pools}
+        if self._staging is not None:
+            used.add(id(self._staging.memory))
+        self._release(self._pools.keys() - used)
+
+    def _release(self, memories: Iterable[int]) -> None:
+        for number in memories:
+            known = self._pools.pop(number, None)
+            if known is not None:
+                known.close()
+
+
+def _ended(gone: deque[int], number: int, forget: Callable[[], None]) -> None:
+    """A finalizer: a memory is gone, and the device's side need not keep it."""
+    gone.append(number)
+    forget()
+
+
+def _array(argument: RequestArgument) -> NDArray:
+    if not isinstance(argument, HostMemory):
+        raise InvalidArgument(f"a {type(argument).__name__} for an array")
+    return argument.array
+
+
+def _copied(position: int, destination: NDArray, source: NDArray, *, out: bool) -> ArgumentCopy:
+    began = perf_counter_ns()
+    destination[...] = source
+    return ArgumentCopy(position, out, source.nbytes, began, perf_counter_ns() - began)

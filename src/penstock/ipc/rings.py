@@ -1,0 +1,186 @@
+"""The rings of one device: opened when executions need them, and kept for the next ones."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import ResourceExhaustedTransient
+from penstock.hal import ExecutionConfig, ExecutionResult, Memory, Request
+from penstock.ipc import ring
+from penstock.ipc.ring import DEFAULT_LAYOUT, Region
+from penstock.ipc.ring_client import Pace, RingClient
+from penstock.ipc.ring_requests import Ring
+from penstock.ipc.transport import close_all
+from penstock.ipc.wakeup import Doorbell
+
+if TYPE_CHECKING:
+    from penstock.ipc.client import Channel, RemoteRing
+
+MOST_RINGS: Final = 16
+"""Rings for executions that are no burst's: as many run at a time without a message each."""
+
+IDLE_SECONDS: Final = 10.0
+"""A ring that was not needed for so long is closed, while others are used."""
+
+REFUSED_SECONDS: Final = 1.0
+"""How long no ring is asked for after the device's side, or this one, had no room for one."""
+
+
+class Rings:
+    """The rings to the device behind *channel*. Thread-safe.
+
+    The ring that was used last is used next, so that a thread alone stays on one. One whose last run is still under way,
+    though nobody waits for it, is not used until that has ended.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._idle: list[Ring] = []
+        self._behind: list[Ring] = []
+        self._count = 0
+        self._not_before = 0.0
+        self._closed = False
+        self._process = os.getpid()
+        self._seen: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
+        forgotten = weakref.finalize(self, _close_all, self._process, self._idle, self._behind)
+        forgotten.atexit = False
+
+    def execute(
+        self, target: int, request: Request, config: ExecutionConfig, pace: Pace
+    ) -> ExecutionResult | None:
+        """Executes *request* to the prepared model *target*, whose *pace* that is; None, with nothing run, where no ring is
+        to be had, or can carry it.
+        """
+        found = self._take(config.deadline_ns)
+        if found is None:
+            return None
+        try:
+            bound = found.bind(target, request, config.deadline_ns, self._is_lasting)
+            return None if bound is None else found.run(bound, request, config, pace)
+        finally:
+            self._put_back(found)
+
+    def open(self, deadline_ns: int | None = None) -> Ring | None:
+        """A ring for one user alone, by the deadline; None where the channel does not tell of the other process's death.
+        Raises `ResourceExhaustedTransient` where either side is short of what it takes.
+        """
+        life: Callable[[], int | None] | None = getattr(self._channel, "life", None)
+        life_fd = None if life is None else life()
+        return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
+
+    def forget(self, target: int) -> None:
+        """*target* is closed: the rings that nobody uses now let go of what is bound to it."""
+        for each in self._taken_all():
+            each.forget(target)
+            self._put_back(each)
+
+    def close(self) -> None:
+        """Closes the rings, those in use when they are put back; twice is harmless."""
+        self._closed = True
+        self.trim()
+
+    def trim(self) -> None:
+        """Closes the rings that nobody uses now."""
+        dropped = self._taken_all()
+        with self._lock:
+            self._count -= len(dropped)
+        for each in dropped:
+            each.close()
+
+    def _taken_all(self) -> list[Ring]:
+        if self._process != os.getpid():
+            return []
+        with self._lock:
+            every = [*self._idle, *self._behind]
+            self._idle.clear()
+            self._behind.clear()
+        return every
+
+    def _take(self, deadline_ns: int | None) -> Ring | None:
+        if self._process != os.getpid():
+            return None
+        with self._lock:
+            if self._behind:
+                for ring in [r for r in self._behind if not r.is_behind]:
+                    self._behind.remove(ring)
+                    self._idle.append(ring)
+            if self._idle:
+                return self._idle.pop()
+            if self._closed or self._count >= MOST_RINGS or time.monotonic() < self._not_before:
+                return None
+            self._count += 1
+        made = None
+        try:
+            made = self.open(deadline_ns)
+        except ResourceExhaustedTransient:
+            self._not_before = time.monotonic() + REFUSED_SECONDS
+        finally:
+            if made is None:
+                with self._lock:
+                    self._count -= 1
+        return made
+
+    def _put_back(self, used: Ring) -> None:
+        now = time.monotonic()
+        with self._lock:
+            dropped = []
+            if self._closed or used.broken:
+                dropped.append(used)
+            elif used.is_behind:
+                self._behind.append(used)
+            else:
+                used.idle_since = now
+                self._idle.append(used)
+                if self._idle[0].idle_since < now - IDLE_SECONDS:
+                    dropped.append(self._idle.pop(0))
+            self._count -= len(dropped)
+        for each in dropped:
+            each.close()
+
+    def _is_lasting(self, memory: Memory) -> bool:
+        """Whether *memory* has been here before: one that comes once goes with its message, which takes less than lending
+        it to a ring.
+        """
+        if self._seen.get(id(memory)) is memory:
+            return True
+        self._seen[id(memory)] = memory
+        return False
+
+
+def _close_all(process: int, *rings: list[Ring]) -> None:
+    """Closes what a device that nobody has any more kept."""
+    if process == os.getpid():
+        for each in itertools.chain(*rings):
+            each.close()
+
+
+def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ring:
+    """A ring to the device behind *channel*, by the deadline. *life_fd* is the ring's."""
+    from penstock.ipc.client import open_ring
+
+    layout = DEFAULT_LAYOUT
+    descriptors = [life_fd]
+    try:
+        fd = ring.create_region(layout)
+        descriptors.append(fd)
+        region = Region(fd, layout)
+        to_device, to_client = Doorbell.create(), Doorbell.create()
+        bells = to_device.listen_fd, to_client.ring_fd
+        remote: RemoteRing = open_ring(channel, fd, *bells, layout, deadline_ns)
+        descriptors.remove(life_fd)
+    finally:
+        close_all(descriptors)
+
+    def gone() -> str:
+        told: str = getattr(channel, "gone", "")
+        return told
+
+    client = RingClient(region, to_device, to_client, life_fd, gone=gone)
+    return Ring(channel, client, remote)

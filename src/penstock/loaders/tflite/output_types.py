@@ -1,0 +1,217 @@
+"""Element types of computed tensors: what LiteRT makes of them, which is not always what the file declares.
+
+Before it runs, most kernels of LiteRT give their output the type that follows from the inputs, and a wrong declaration
+does not matter (`OVERWRITTEN`). Some leave the declaration as it is and write what they compute under it (`LABELLED`): the
+bytes of a float32 sum that is declared int32 are read as int32. That has a meaning where both types are equally
+wide, and is a BITCAST here. Of other widths LiteRT's output overruns its tensor or leaves a part of it unwritten;
+there the declaration stands, and the operation table refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.ir.calls import callees_first
+from penstock.ir.operand import Operand, Origin
+from penstock.ir.types import DType
+from penstock.loaders.tflite.file import File
+from penstock.loaders.tflite.operators import (
+    ARGUMENT_MEMORY,
+    BRANCHES,
+    OPERATOR_MEMORY,
+    RawOperator,
+    RawSubgraph,
+)
+from penstock.loaders.tflite.tensors import OPERAND_MEMORY
+
+Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
+"""The type of an operator's outputs by the types of its inputs (None: left out); None where it is open."""
+
+
+def _input(position: int) -> Rule:
+    def rule(_: RawOperator, types: Sequence[DType | None]) -> DType | None:
+        return types[position] if position < len(types) else None
+
+    return rule
+
+
+def _always(dtype: DType) -> Rule:
+    return lambda _, __: dtype
+
+
+def _attribute(name: str) -> Rule:
+    def rule(operator: RawOperator, _: Sequence[DType | None]) -> DType | None:
+        value = operator.attributes.get(name)
+        return DType[value] if isinstance(value, str) and value in DType.__members__ else None
+
+    return rule
+
+
+def _float(_: RawOperator, types: Sequence[DType | None]) -> DType | None:
+    """The first input's type where that is a float: kernels for integers look at the output."""
+    return types[0] if types and types[0] is not None and types[0].is_float else None
+
+
+def _float_or_int16(operator: RawOperator, types: Sequence[DType | None]) -> DType | None:
+    """As `_float`, and int16 likewise: of integers of 8 bits the kernel looks at the output."""
+    return types[0] if types and types[0] is DType.INT16 else _float(operator, types)
+
+
+def _rows(names: str, rule: Rule) -> dict[str, Rule]:
+    return dict.fromkeys(names.split(), rule)
+
+
+OVERWRITTEN: Final[dict[str, Rule]] = {
+    **_rows(
+        "ADD_N BITWISE_XOR CEIL DYNAMIC_UPDATE_SLICE EXP EXPAND_DIMS FAKE_QUANT FLOOR FLOOR_DIV FLOOR_MOD "
+        "GATHER GATHER_ND MATRIX_DIAG MATRIX_SET_DIAG MAXIMUM MINIMUM NEG POW PRELU RANGE RESIZE_BILINEAR "
+        "RESIZE_NEAREST_NEIGHBOR RIGHT_SHIFT ROUND SPLIT_V STABLEHLO_SHIFT_LEFT ZEROS_LIKE",
+        _input(0),
+    ),
+    **_rows("ADD SUB DIV SQUARED_DIFFERENCE FILL SCATTER_ND SELECT SELECT_V2 SPLIT", _input(1)),
+    **_rows("ONE_HOT SPARSE_TO_DENSE", _input(2)),
+    **_rows(
+        "EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR",
+        _always(DType.BOOL),
+    ),
+    **_rows("BUCKETIZE RANK NON_MAX_SUPPRESSION_V4", _always(DType.INT32)),
+    "WHERE": _always(DType.INT64),
+    "RFFT2D": _always(DType.COMPLEX64),
+    **_rows(
+        "DEQUANTIZE CUSTOM:NumericVerify CUSTOM:TFLite_Detection_PostProcess",
+        _always(DType.FLOAT32),
+    ),
+    **_rows("ARG_MAX ARG_MIN", _attribute("output_type")),
+    "SHAPE": _attribute("out_type"),
+}
+"""Operators whose kernels set the type of every output."""
+
+LABELLED: Final[dict[str, Rule]] = {
+    **_rows(
+        "CUMSUM MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RESHAPE SEGMENT_SUM SQUEEZE SUM "
+        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
+        "STABLEHLO_SCATTER UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
+        "UNSORTED_SEGMENT_SUM CUSTOM:aeq.hadamard_rotation BATCH_MATMUL SVDF",
+        _input(0),
+    ),
+    **_rows(
+        "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN LSTM "
+        "UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM",
+        _float,
+    ),
+    "SOFTMAX": _float_or_int16,
+    "LSH_PROJECTION": _always(DType.INT32),
+}
+"""Operators whose kernels write values of this type, whatever type their output is declared with."""
+
+SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
+"""Types of the outputs of NON_MAX_SUPPRESSION_V5: which boxes, their scores, how many."""
+
+
+ENTERING: Final = frozenset({"IF", "WHILE", "STABLEHLO_COMPOSITE", "STABLEHLO_CASE"})
+"""Operators that give the inputs of the subgraphs they enter their own inputs' types; of a subgraph that several enter, the
+first does. Their outputs have the types that the subgraph gives which they enter last; STABLEHLO_CASE leaves the label.
+"""
+
+BITCAST_MEMORY: Final = OPERAND_MEMORY + OPERATOR_MEMORY + 2 * ARGUMENT_MEMORY
+
+
+def settle(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
+    """Gives computed tensors of all *subgraphs* their types, and the inputs of those that are entered the types of what
+    they are given; *file* is charged for what is added. Raises `CyclicModel` where a subgraph enters itself.
+    """
+    calls = [[t for o in s.operators for t in o.targets] for s in subgraphs]
+    settled: set[int] = set()
+    for index in reversed(callees_first(calls)):
+        _settle_subgraph(file, index, subgraphs, settled)
+
+
+def _settle_subgraph(
+    file: File, index: int, subgraphs: Sequence[RawSubgraph], settled: set[int]
+) -> None:
+    if index in settled:
+        return
+    settled.add(index)
+    subgraph = subgraphs[index]
+    fixed = subgraph.variables.union(subgraph.inputs)
+    operators: list[RawOperator] = []
+    for operator in subgraph.operators:
+        for target in operator.targets:
+            # The main subgraph's inputs are whoever runs the model's.
+            if target and target not in settled:
+                _give_types(operator, subgraph.operands, subgraphs[target])
+            _settle_subgraph(file, target, subgraphs, settled)
+        operators.append(operator)
+        operators += _settle(file, operator, subgraph.operands, fixed, subgraphs)
+    subgraph.operators = operators
+
+
+def _give_types(operator: RawOperator, operands: Sequence[Operand], target: RawSubgraph) -> None:
+    """The inputs of *target* have the types of what *operator* gives them, whatever they are declared with."""
+    given = operator.inputs[1:] if operator.type in BRANCHES else operator.inputs
+    if operator.type not in ENTERING or len(given) != len(target.inputs):
+        return
+    for argument, index in zip(given, target.inputs, strict=True):
+        if argument >= 0 and operands[argument].dtype is not target.operands[index].dtype:
+            dtype = operands[argument].dtype
+            target.operands[index] = replace(target.operands[index], dtype=dtype)
+
+
+def _settle(
+    file: File,
+    operator: RawOperator,
+    operands: list[Operand],
+    fixed: Collection[int],
+    subgraphs: Sequence[RawSubgraph],
+) -> list[RawOperator]:
+    """Types the outputs of one operator, and returns what has to follow it. Tensors that are *fixed* keep their type."""
+    types, labelled = _made(operator, operands, subgraphs)
+    following: list[RawOperator] = []
+    for position, (index, dtype) in enumerate(zip(operator.outputs, types, strict=False)):
+        output = operands[index]
+        if dtype is None or dtype is output.dtype or output.is_constant or index in fixed:
+            continue
+        if not labelled:
+            operands[index] = replace(output, dtype=dtype)
+        elif dtype.bits is not None and dtype.bits == output.dtype.bits:
+            file.charge(BITCAST_MEMORY, operator.place)
+            following.append(_bitcast(operator, position, dtype, operands))
+    return following
+
+
+def _made(
+    operator: RawOperator, operands: Sequence[Operand], subgraphs: Sequence[RawSubgraph]
+) -> tuple[Sequence[DType | None], bool]:
+    """The types of the outputs, None where the declaration decides; and whether the outputs keep their labels."""
+    kind, count = operator.type, len(operator.outputs)
+    code = operator.attributes.get("custom_code")
+    if kind == "CUSTOM" and isinstance(code, str):
+        kind = f"CUSTOM:{code}"
+    if operator.targets and kind in ENTERING:
+        target = subgraphs[operator.targets[-1]]
+        outputs = [target.operands[i].dtype for i in target.outputs]
+        return (outputs if len(outputs) == count else ()), kind == "STABLEHLO_CASE"
+    if kind == "NON_MAX_SUPPRESSION_V5":
+        return SUPPRESSION_V5, False
+    labelled = kind in LABELLED
+    rule = LABELLED.get(kind) or OVERWRITTEN.get(kind)
+    if rule is None:
+        return (), False
+    given = [operands[i].dtype if i >= 0 else None for i in operator.inputs]
+    return [rule(operator, given)] * count, labelled
+
+
+def _bitcast(
+    operator: RawOperator, position: int, dtype: DType, operands: list[Operand]
+) -> RawOperator:
+    """What reads the bytes of an output of *operator* as the declared type; the operator writes a new operand."""
+    declared = operator.outputs[position]
+    operands.append(replace(operands[declared], dtype=dtype, origin=None))
+    outputs = list(operator.outputs)
+    outputs[position] = len(operands) - 1
+    operator.outputs = tuple(outputs)
+    origin = Origin(operator.origin.subgraph, operator.origin.index)
+    return RawOperator("BITCAST", (outputs[position],), (declared,), {}, origin)

@@ -1,0 +1,226 @@
+"""The vendor extensions of this process: which devices offer them, and the numbers that stand for their types (NNAPI section
+8.6).
+
+An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the number of the operation or
+operand type within the extension. An extension gets its prefix when it is first asked for, and keeps it for the life of the
+process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Final
+
+from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
+from penstock.hal.extensions import MAX_ATTRIBUTES
+from penstock.ir.extension import MAX_CODE, extension_key, name_fault
+from penstock.logs import Log
+from penstock.nnapi.description import ExtensionType
+from penstock.nnapi.failures import bad_data, translated, unexpected_null
+from penstock.runtime.discovery import DeviceInfo
+
+log = Log(__name__)
+
+TYPE_BITS: Final = 16
+"""Low bits of an identifier: the number within the extension."""
+
+MAX_PREFIX: Final = 0x7FFF
+"""The largest prefix: identifiers are positive numbers of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An extension that is offered by the device *first*, and whether others agree: *conflict* says how one does not."""
+
+    extension: Extension
+    first: str
+    conflict: str = ""
+
+
+class Registry:
+    """The prefixes of extensions, and the devices besides the installed ones. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[Extension, ...]] = {}
+        self._names: list[str] = []
+        self._told: set[str] = set()
+        self._lock = Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = Lock()
+
+    def give(self, device: str, extensions: Iterable[Extension]) -> None:
+        """Makes the *extensions* of a device object known that no installed driver has."""
+        with self._lock:
+            self._given[device] = tuple(extensions)
+
+    def prefix_of(self, name: str) -> int:
+        """The prefix of an extension; BAD_DATA where no more are left."""
+        with self._lock:
+            if name not in self._names:
+                if len(self._names) == MAX_PREFIX:
+                    raise bad_data(f"{MAX_PREFIX} extensions are in use, and no more are possible")
+                self._names.append(name)
+            return self._names.index(name) + 1
+
+    def name_of(self, prefix: int) -> str | None:
+        """The extension with that prefix, or None."""
+        return self._names[prefix - 1] if 0 < prefix <= len(self._names) else None
+
+    def offers(self) -> Mapping[str, Offer]:
+        """Every extension that a usable device offers, by name; of two devices' declarations that differ the log has a warning,
+        once.
+        """
+        found: dict[str, Offer] = {}
+        for device, extensions in self._devices():
+            for extension in extensions:
+                known = found.get(extension.name)
+                if known is None:
+                    found[extension.name] = Offer(extension, device)
+                elif not known.conflict and not _alike(known.extension, extension):
+                    conflict = (
+                        f"devices {known.first} and {device} declare other operand types for the extension "
+                        f"{extension.name}, which is therefore disabled"
+                    )
+                    found[extension.name] = Offer(known.extension, known.first, conflict)
+                    self._tell(conflict)
+        return found
+
+    def _devices(self) -> list[tuple[str, tuple[Extension, ...]]]:
+        from penstock.nnapi.devices import usable_infos
+
+        installed = [(info.name, info.capabilities.extensions) for info in usable_infos()]
+        names = {name for name, _ in installed}
+        with self._lock:
+            given = [(name, e) for name, e in self._given.items() if name not in names]
+        return [*installed, *given]
+
+    def _tell(self, conflict: str) -> None:
+        with self._lock:
+            if conflict in self._told:
+                return
+            self._told.add(conflict)
+        log.warning("%s", conflict)
+
+
+registry: Final = Registry()
+
+
+def register_extensions(device: HalDevice) -> None:
+    """Makes the extensions of *device* known: an object that is given to `Compilation.create_for_devices`, and that no
+    installed driver has. Another device of its name takes its place.
+
+    BAD_DATA for what is no usable device.
+    """
+    from penstock.nnapi.devices import choose_devices
+
+    (chosen,) = choose_devices([device])[1]
+    with translated():
+        registry.give(chosen.name, chosen.capabilities.extensions)
+
+
+def is_supported(info: DeviceInfo, name: str) -> bool:
+    """Whether the device offers the extension, and no other device contradicts it."""
+    if all(extension.name != name for extension in info.capabilities.extensions):
+        return False
+    offer = registry.offers().get(name)
+    return offer is None or not offer.conflict
+
+
+def identifier(name: str, code: int) -> int:
+    """The identifier of operation or operand type *code* of an extension. BAD_DATA unless a device offers the extension."""
+    usable_offer(name)
+    return registry.prefix_of(name) << TYPE_BITS | code
+
+
+def usable_offer(name: str) -> Offer:
+    """The extension of that name; BAD_DATA where no device offers it, or two devices contradict each other."""
+    if fault := name_fault(name):
+        raise bad_data(fault)
+    offer = registry.offers().get(name)
+    if offer is None:
+        raise bad_data(f"no device offers the extension {name}")
+    if offer.conflict:
+        raise bad_data(offer.conflict)
+    return offer
+
+
+def operand_type_of(number: int) -> ExtensionType | None:
+    """The operand type with that identifier; None for a number without a prefix. BAD_DATA where it stands for none."""
+    if number >> TYPE_BITS == 0:
+        return None
+    return _declared(*_split(number))
+
+
+def checked_type(kind: ExtensionType) -> ExtensionType:
+    """*kind*, which stands for itself; BAD_DATA unless it is what devices declare now."""
+    declared = _declared(kind.extension, kind.code)
+    if declared != kind:
+        raise bad_data(f"{kind.name} is not declared as {kind}")
+    return declared
+
+
+def _declared(name: str, code: int) -> ExtensionType:
+    kind = usable_offer(name).extension.type_of(code)
+    if kind is None:
+        raise bad_data(f"the extension {name} has no operand type {code}")
+    return ExtensionType(name, code, kind.byte_size, kind.is_tensor)
+
+
+def operation_of(number: int) -> str | None:
+    """The key of the operation with that identifier; None for a number without a prefix. BAD_DATA for an unknown prefix.
+    Whether the extension has such an operation its driver alone knows.
+    """
+    if number >> TYPE_BITS == 0:
+        return None
+    name, code = _split(number)
+    usable_offer(name)
+    return extension_key(name, code)
+
+
+def with_attribute(
+    attributes: tuple[ExtensionAttribute, ...],
+    device: HalDevice,
+    given: tuple[object, object, object, object],
+) -> tuple[ExtensionAttribute, ...]:
+    """*attributes* and one more for *device*: the extension's name, the number, the value and its length, as a caller passes
+    them. BAD_DATA or UNEXPECTED_NULL as `Compilation.add_extension_attribute` says.
+    """
+    from penstock.nnapi import arguments
+
+    name = arguments.text(given[0], "the extension's name")
+    code = arguments.code_within(given[1], "the number of the attribute")
+    if given[2] is None:
+        raise unexpected_null("the value of the attribute")
+    value = arguments.extension_bytes(given[2], given[3], "the value of the attribute")
+    with translated():
+        offered = {extension.name for extension in device.capabilities.extensions}
+    if name not in offered:
+        raise bad_data(f"device {device.name} does not offer the extension {name}")
+    offer = registry.offers().get(name)
+    if offer is not None and offer.conflict:
+        raise bad_data(offer.conflict)
+    if any((a.extension, a.code) == (name, code) for a in attributes):
+        raise bad_data(f"attribute {code} of the extension {name} is set already")
+    if len(attributes) == MAX_ATTRIBUTES:
+        raise bad_data(f"{MAX_ATTRIBUTES} attributes are set, and no more are possible")
+    return (*attributes, ExtensionAttribute(name, code, value))
+
+
+def _split(number: int) -> tuple[str, int]:
+    prefix = number >> TYPE_BITS
+    name = registry.name_of(prefix)
+    if name is None:
+        raise bad_data(f"{number:#010x} has the prefix {prefix}, and no extension has")
+    return name, number & MAX_CODE
+
+
+def _alike(one: Extension, other: Extension) -> bool:
+    """Whether both declare the same operand types, in any order."""
+    return set(one.operand_types) == set(other.operand_types)

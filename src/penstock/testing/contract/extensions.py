@@ -1,0 +1,283 @@
+"""What a device that offers vendor extensions promises about them (NNAPI sections 5.2 and 8.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import product
+from typing import Final, TypeAlias
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.errors import DriverError, InvalidArgument
+from penstock.hal import (
+    Device,
+    ExecutionConfig,
+    Extension,
+    ExtensionAttribute,
+    PrepareConfig,
+    PreparedModel,
+    Support,
+)
+from penstock.hal.extensions import fault_of_extensions
+from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
+from penstock.ir.extension import MAX_CODE
+from penstock.testing.contract.cases import Case, renamed, unheard_of
+from penstock.testing.contract.promise import Check, NotCovered, describe, refused, require
+from penstock.testing.contract.trial import Trial, kinds
+
+ELSEWHERE: Final = "org.penstock.contract.unheard_of"
+PROBED: Final = range(8)
+"""Numbers of operations that are tried: vendors count from 0."""
+
+LENGTHS: Final = (0, 4, 16)
+"""Bytes of extension data, all zeros, that operands are tried with: none, and those of usual parameters."""
+
+DIMENSIONS: Final = ((1,), (2, 3))
+"""Dimensions that all tensors of an operation are tried with."""
+
+MOST_TYPES: Final = 4
+"""Operand types of one extension that are tried."""
+
+MOST_CASES: Final = 4
+"""Signatures of one operation that are run, of those that are supported."""
+
+NONSENSE: Final = b"\x00\xffpenstock contract"
+
+
+Kind: TypeAlias = "DType | ExtensionType"
+"""The type of an operand: one of NNAPI's own, or an extension's."""
+
+Signature: TypeAlias = "tuple[tuple[Kind, ...], Kind, tuple[int, ...]]"
+"""What an operation takes, the one value that it gives, and the dimensions of every tensor."""
+
+
+def check_extensions_are_well_formed(device: Device) -> None:
+    """Names are reversed domain names, each once, operand types have numbers of 16 bits, each once, and a size; nothing of it
+    changes.
+    """
+    offered = _offered(device)
+    fault = fault_of_extensions(offered)
+    require(fault is None, f"of its extensions, {fault}")
+    device.supported_operations(_probes(offered[0])[0])
+    require(device.capabilities.extensions == offered, "its extensions change from call to call")
+
+
+def check_extension_support_is_pure(device: Device) -> None:
+    """Equal models of extension operations get equal answers, however they are named, and a no has a reason."""
+    for extension in _offered(device):
+        model, _ = _probes(extension)
+        first = list(device.supported_operations(model))
+        require(
+            len(first) == len(model.operations),
+            f"{extension.name}: {len(first)} answers for {len(model.operations)} operations",
+        )
+        for again in (model, renamed(model, "other_")):
+            answers = list(device.supported_operations(again))
+            require(answers == first, f"{extension.name}: an equal model gets another answer")
+        for answer in first:
+            require(answer.supported or answer.reason, f"{extension.name}: a no without a reason")
+
+
+def check_other_extensions_are_refused(device: Device) -> None:
+    """An operation of an extension that is not offered gets a no, and so does one on an operand type that its extension does
+    not have.
+    """
+    offered = _offered(device)
+    if any(answer.supported for answer in device.supported_operations(unheard_of())):
+        raise NotCovered("it supports everything")
+    for answer in device.supported_operations(_probes(Extension(ELSEWHERE))[0]):
+        require(not answer.supported, "an operation of an extension that is not offered has a yes")
+    for extension in offered:
+        known = {kind.code for kind in extension.operand_types}
+        unknown = next(code for code in range(MAX_CODE, -1, -1) if code not in known)
+        foreign = ExtensionType(extension.name, unknown, 8)
+        model, _ = _model(extension, [((foreign,), foreign, DIMENSIONS[0])])
+        for answer in device.supported_operations(model):
+            require(not answer.supported, f"{foreign.name}, which is not declared, has a yes")
+
+
+def check_supported_extension_operations_run(device: Device) -> None:
+    """An extension operation with a yes is prepared. It runs, leaves its inputs and the memory around its outputs as they are,
+    and gives equal outputs for equal inputs; or it fails with a `DriverError`, as it may for values.
+    """
+    succeeded = 0
+    for case in _supported(device):
+        for prepared in _prepared(device, case, PrepareConfig()):
+            for inputs, kind in product((case.inputs, _ones(case)), kinds(device)):
+                with Trial(case, kind, inputs=inputs) as trial:
+                    succeeded += _check_runs(trial, prepared)
+    if not succeeded:
+        raise NotCovered("it refuses the values that this suite makes up")
+
+
+def check_attributes_are_checked(device: Device) -> None:
+    """Attributes that the driver does not know, and values that make no sense, are ignored, by compiles and by runs; attributes
+    that are malformed or given twice are `InvalidArgument`.
+    """
+    case = _supported(device)[0]
+    (extension, *_) = _offered(device)
+    odd = tuple(ExtensionAttribute(extension.name, code, NONSENSE) for code in (0, 1, MAX_CODE))
+    for prepared in _prepared(device, case, PrepareConfig(attributes=odd)):
+        with Trial(case, kinds(device)[0]) as trial:
+            wanted = _outcome(trial, prepared, ExecutionConfig())
+            got = _outcome(trial, prepared, ExecutionConfig(attributes=odd))
+            require(type(got) is type(wanted), f"{case.name}: attributes of no sense change a run")
+    for name, bad in (
+        ("an attribute twice", (odd[0], odd[0])),
+        ("an attribute without a value", (replace(odd[0], value=b""),)),
+        ("an attribute of no extension", (replace(odd[0], extension="no name"),)),
+        ("an attribute beyond 16 bits", (replace(odd[0], code=MAX_CODE + 1),)),
+    ):
+        with refused(name, InvalidArgument):
+            device.prepare_model(case.model, PrepareConfig(attributes=bad)).close()
+
+
+def check_extensions_are_the_same_through_messages(device: Device) -> None:
+    """In a process of its own the driver declares the same and answers the same: nothing depends on sharing objects with the
+    caller.
+    """
+    offered = _offered(device)
+    from penstock.testing.loopback import LoopbackDevice
+
+    far = LoopbackDevice(device)
+    require(far.capabilities.extensions == offered, "other extensions through messages")
+    for extension in offered:
+        model, _ = _probes(extension)
+        near: list[Support] = list(device.supported_operations(model))
+        require(list(far.supported_operations(model)) == near, "other answers through messages")
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_extensions_are_well_formed,
+    check_extension_support_is_pure,
+    check_other_extensions_are_refused,
+    check_supported_extension_operations_run,
+    check_attributes_are_checked,
+    check_extensions_are_the_same_through_messages,
+)
+
+
+def _offered(device: Device) -> tuple[Extension, ...]:
+    if not (offered := device.capabilities.extensions):
+        raise NotCovered("it offers no extension")
+    return offered
+
+
+def _supported(device: Device) -> list[Case]:
+    """Models of one operation each, those of the probes that *device* supports."""
+    found: list[Case] = []
+    for extension in _offered(device):
+        model, signatures = _probes(extension)
+        answers = device.supported_operations(model)
+        for operation, signature, answer in zip(model.operations, signatures, answers, strict=True):
+            code = operation.attributes.integer("code")
+            if answer.supported and sum(operation.key in c.name for c in found) < MOST_CASES:
+                alone, _ = _model(extension, [signature], codes=[code])
+                found.append(_case(f"{operation.key} {len(found)}", alone))
+    if not found:
+        raise NotCovered("it supports none of the extension operations that this suite makes up")
+    return found
+
+
+def _ones(case: Case) -> list[NDArray]:
+    """As the case's inputs, each number a 1, and each element of an extension the bytes of a little-endian 1."""
+    made = []
+    for zeros, operand in zip(case.inputs, case.model.inputs, strict=True):
+        array = np.ones_like(zeros)
+        if operand.extension is not None:
+            array[..., 1:] = 0
+        made.append(array)
+    return made
+
+
+def _check_runs(trial: Trial, prepared: PreparedModel) -> bool:
+    """Whether its runs succeed; raises `Violation` where they differ."""
+    name = trial.case.name
+    found: list[list[NDArray]] = []
+    for _ in range(2):
+        trial.fill()
+        try:
+            found.append(trial.run(prepared))
+        except DriverError:
+            continue
+    require(len(found) != 1, f"{name}: of two equal runs one failed")
+    if found:
+        same = all(map(np.array_equal, *found))
+        require(same, f"{name}: equal requests give other outputs")
+    return bool(found)
+
+
+def _case(name: str, model: Model) -> Case:
+    """*model* with inputs of zeros, which any type has, and outputs of its outputs' sizes."""
+    given, wanted = (
+        tuple(np.zeros([d or 1 for d in o.shape or ()], o.dtype.numpy) for o in operands)
+        for operands in (model.inputs, model.outputs)
+    )
+    return Case(name, model, given, wanted)
+
+
+def _probes(extension: Extension) -> tuple[Model, list[Signature]]:
+    """One model of many operations of *extension*: each number with each signature of one input, or of two of one type."""
+    types: list[Kind] = [DType.FLOAT32, DType.INT32]
+    for kind in extension.operand_types[:MOST_TYPES]:
+        types += [
+            ExtensionType(extension.name, kind.code, kind.byte_size, kind.is_tensor, bytes(n))
+            for n in LENGTHS
+        ]
+    signatures: list[Signature] = [
+        (taken, given, dimensions)
+        for kind, given in product(types, types)
+        for taken, dimensions in (
+            *(((kind,), dimensions) for dimensions in DIMENSIONS),
+            ((kind, kind), DIMENSIONS[0]),
+        )
+    ]
+    every = [(signature, code) for signature in signatures for code in PROBED]
+    return _model(extension, [s for s, _ in every], [c for _, c in every])
+
+
+def _model(
+    extension: Extension, signatures: Sequence[Signature], codes: Sequence[int] = (0,)
+) -> tuple[Model, list[Signature]]:
+    builder = ModelBuilder()
+    outputs = []
+    for at, ((taken, given, dimensions), code) in enumerate(zip(signatures, codes, strict=True)):
+        inputs = [_input(builder, k, dimensions, f"x{at}_{n}") for n, k in enumerate(taken)]
+        made = Operand(*_form(given, dimensions), name=f"y{at}", extension=_extension(given))
+        attributes: dict[str, AttributeValue] = {"extension": extension.name, "code": code}
+        outputs += builder.operation("EXTENSION", inputs, [made], attributes)
+    return builder.build(outputs), list(signatures)
+
+
+def _input(builder: ModelBuilder, kind: Kind, dimensions: tuple[int, ...], name: str) -> int:
+    return builder.input(*_form(kind, dimensions), name, extension=_extension(kind))
+
+
+def _form(kind: Kind, dimensions: tuple[int, ...]) -> tuple[DType, tuple[int, ...]]:
+    if isinstance(kind, DType):
+        return kind, dimensions
+    return DType.UINT8, (*(dimensions if kind.is_tensor else ()), kind.byte_size)
+
+
+def _extension(kind: Kind) -> ExtensionType | None:
+    return None if isinstance(kind, DType) else kind
+
+
+def _prepared(device: Device, case: Case, config: PrepareConfig) -> Iterator[PreparedModel]:
+    try:
+        made = device.prepare_model(case.model, config)
+    except DriverError as error:
+        require(False, f"{case.name}: said yes, then {describe(error)}")
+        return
+    with closing(made):
+        yield made
+
+
+def _outcome(trial: Trial, prepared: PreparedModel, config: ExecutionConfig) -> object:
+    """What a run gives: its outputs, or its error."""
+    try:
+        return trial.run(prepared, config)
+    except DriverError as error:
+        return error
