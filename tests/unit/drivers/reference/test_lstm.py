@@ -41,6 +41,22 @@ def test_forms(form: Form, weights: DType, asymmetric: bool, order: str) -> None
     compare(case, case.feeds(rng, 3, reach=2.0))
 
 
+@pytest.mark.parametrize("weights", [REAL, DType.INT8])
+@pytest.mark.parametrize("form", ["plain", "coupled", "peephole", "projection"])
+@pytest.mark.parametrize("order", ["sequence", "step", "both directions"])
+def test_the_input_gate_is_coupled_where_the_input_has_no_elements(
+    form: str, weights: DType, order: str
+) -> None:
+    """LiteRT aborts where activations are quantised asymmetrically."""
+    tried, rng = Form(**{**vars(FORMS[form]), "size": 0}), np.random.default_rng(1)
+    if order == "both directions":
+        case = bidirectional_case(tried, rng, weights)
+    else:
+        kind = "LSTM" if order == "step" else tried.kind
+        case = real_case(Form(**{**vars(tried), "kind": kind}), rng, weights)
+    compare(case, case.feeds(rng, 3))
+
+
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
 def test_more_outputs_than_cells(weights: DType, asymmetric: bool) -> None:
     """Of a sequence, and by a few: LiteRT writes past its scratch memory otherwise (docs/differences.md)."""

@@ -28,6 +28,7 @@ FORMS = {
     "everything": Form(peephole=True, outputs=6, projection_bias=True, norm=True),
     "everything coupled": Form(coupled=True, peephole=True, outputs=6, norm=True),
     "odd sizes": Form(batch=3, size=7, cells=11, norm=True),
+    "input of size zero": Form(size=0, norm=True),
 }
 
 

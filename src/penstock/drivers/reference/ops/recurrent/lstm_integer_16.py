@@ -87,7 +87,7 @@ class Memory16:
         arrays: Arrays,
         intermediates: Intermediates,
     ) -> None:
-        gates = gates_of(site, positions)
+        gates = gates_of(site, positions, arrays)
         source, state = quantization_of(site, 0), quantization_of(site, states[0])
         normalised = site.has(positions.norm(FORGET))
         self._gates, self._power = gates, cell_power(site, states[1])

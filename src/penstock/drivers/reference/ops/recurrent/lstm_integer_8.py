@@ -67,7 +67,7 @@ class Memory8:
         arrays: Arrays,
         intermediates: Intermediates,
     ) -> None:
-        gates = gates_of(site, positions)
+        gates = gates_of(site, positions, arrays)
         for needed in (positions.norm(FORGET), positions.projection, positions.projection_bias):
             site.input(needed)
         cell = quantization_of(site, states[1])

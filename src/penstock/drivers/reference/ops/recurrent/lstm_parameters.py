@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.drivers.reference.ops.kernel import Site, Unsupported
+from penstock.drivers.reference.ops.recurrent.products import Arrays
 from penstock.ir import NDArray
 
 INPUT, FORGET, CELL, OUTPUT = range(4)
@@ -69,9 +70,10 @@ class Positions:
                 yield from range(start, start + 4)
 
 
-def gates_of(site: Site, positions: Positions) -> list[int]:
-    """The gates that this direction has weights for: all, or all but the input gate (CIFG).
+def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
+    """The gates that this direction computes: all, or all but the input gate (CIFG).
 
+    Input weights without elements are none to TFLite's kernels, whose pointer to them is null: the input gate is coupled.
     `Unsupported` where a gate has only some of its parameters, as TFLite's kernels refuse it.
     """
     coupled = not site.has(positions.weights(INPUT))
@@ -85,6 +87,8 @@ def gates_of(site: Site, positions: Positions) -> list[int]:
     _all_or_none(site, [positions.norm(g) for g in gates], "layer normalisation coefficients")
     if site.has(positions.projection_bias) and not site.has(positions.projection):
         raise Unsupported("a projection bias without projection weights")
+    if not coupled and not arrays[positions.weights(INPUT)].size:
+        gates.remove(INPUT)
     return gates
 
 

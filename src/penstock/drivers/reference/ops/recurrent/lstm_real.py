@@ -40,7 +40,7 @@ class RealMemory:
     """One direction with its parameters prepared. *cells* and *outputs* are its sizes."""
 
     def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
-        gates = sorted(gates_of(site, positions), key=lambda gate: gate != CELL)
+        gates = sorted(gates_of(site, positions, arrays), key=lambda gate: gate != CELL)
         asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
 
         def product(where: list[int]) -> Product:
