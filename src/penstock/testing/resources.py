@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 from penstock.memory import live_mappings
+
+SETTLE_SECONDS: Final = 2.0
+"""How long what was closed may take until it is gone: threads and processes end by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,14 @@ class Resources:
     @classmethod
     @contextmanager
     def unchanged(cls, what: str) -> Iterator[None]:
-        """Raises `AssertionError` when the block leaves more behind than it found."""
+        """Raises `AssertionError` when the block leaves more behind than it found, `SETTLE_SECONDS` after its end still."""
         before = cls.now()
         yield
-        after = cls.now()
-        if leaks := after.more_than(before):
-            raise AssertionError(f"{what} leaves behind: {', '.join(leaks)}")
+        limit = time.monotonic() + SETTLE_SECONDS
+        while leaks := cls.now().more_than(before):
+            if time.monotonic() > limit:
+                raise AssertionError(f"{what} leaves behind: {', '.join(leaks)}")
+            time.sleep(0.02)
 
     def more_than(self, before: Resources) -> list[str]:
         """Which counts are higher than in *before*, in words."""
@@ -63,7 +69,11 @@ def _entries(directory: Path) -> int | None:
 
 
 def _children() -> int | None:
-    try:
-        return len(Path("/proc/thread-self/children").read_text("ascii").split())
-    except OSError:
-        return None
+    # Of all threads: the child of one that ends becomes another's.
+    told: list[list[str]] = []
+    with suppress(OSError):
+        for task in Path("/proc/self/task").iterdir():
+            # A thread may have ended meanwhile.
+            with suppress(OSError):
+                told.append((task / "children").read_text("ascii").split())
+    return sum(map(len, told)) if told else None

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import closing, suppress
@@ -409,3 +411,31 @@ def test_leaks_are_named() -> None:
     before = Resources(1, 0, 1, 0)
     assert Resources(3, 1, 1, 0).more_than(before) == ["2 descriptors", "1 child processes"]
     assert Resources(None, None, 1, 0).more_than(before) == []
+
+
+def test_what_is_gone_soon_is_no_leak() -> None:
+    with does_not_raise(), Resources.unchanged("a thread that ends"):
+        threading.Timer(0.2, int).start()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the children of a thread")
+def test_the_child_of_a_thread_that_has_ended_was_counted_before() -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    go_on = threading.Event()
+
+    def start() -> None:
+        started.append(subprocess.Popen(["sleep", "60"]))
+        go_on.wait(60)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while not started:
+        time.sleep(0.01)
+    before = Resources.now()
+    go_on.set()
+    thread.join()
+    try:
+        assert Resources.now().children == before.children
+    finally:
+        started[0].kill()
+        started[0].wait()
