@@ -12,5 +12,9 @@ FOREIGN: Final = "penstock"
 
 
 def install_command(extra: str) -> str:
-    """The shell command that installs Penstock with *extra*, an optional dependency group of pyproject.toml."""
+    """The shell command that adds *extra*, an optional dependency group of pyproject.toml, to the Penstock that is installed.
+
+    pip takes an installed distribution that satisfies the name for it, and asks the index for the packages of the group alone:
+    the command works for an installation from a checkout too.
+    """
     return f"pip install '{DISTRIBUTION}[{extra}]'"

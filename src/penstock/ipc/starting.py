@@ -186,11 +186,11 @@ def connect(place: Place) -> Started:
     for attempt in range(ATTEMPTS):
         try:
             sock, pid, output = _reach(address, place, settings)
-        except (PermissionError, TimeoutError):
-            # Another user has the name, or somebody who takes nobody on: one of our own that nobody else can find.
-            address = b""
-            continue
         except OSError as error:
+            if address and isinstance(error, PermissionError | TimeoutError):
+                # Another user has the name, or somebody who takes nobody on: one of our own that nobody else can find.
+                address = b""
+                continue
             raise NotStarted(
                 f"driver {place.name}: no process for it: {error}", died=False
             ) from error

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -185,3 +187,12 @@ def test_connecting_to_nobody_says_so() -> None:
         pytest.raises(ConnectionRefusedError),
     ):
         connect_within(sock, b"\0penstock/nobody", 1)
+
+
+def test_an_interpreter_that_cannot_be_run_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str, *_: object, **__: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "posix_spawn", refused)
+    with pytest.raises(DeviceUnavailable, match=f"no process for it: .*{sys.executable}"):
+        connect(PLACE)
