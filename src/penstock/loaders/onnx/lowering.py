@@ -245,6 +245,9 @@ class Body:
             raise node.invalid("the condition is missing")
         condition = inputs[0]
         branches = [node.graph(f"{name}_branch") for name in ("then", "else")]
+        counts = [len(graph.outputs) for graph in branches]
+        if counts[0] != counts[1]:
+            raise node.invalid(f"its branches have {counts[0]} and {counts[1]} outputs")
         if condition.array is not None:
             if condition.array.size != 1:
                 raise node.invalid(f"a condition of shape {condition.array.shape}")

@@ -147,6 +147,21 @@ def nested(depth: int) -> Any:
     return model_of([outer], {"x": X, "c": np.array(True)}, ["y"])
 
 
+def uneven(then: list[str], other: list[str]) -> Any:
+    """An If whose branches have those outputs."""
+    branches = [
+        helper.make_graph(
+            [relu(["x"], ["a"]), relu(["x"], ["b"])],
+            "g",
+            [],
+            [onnx.ValueInfoProto(name=n) for n in names],
+        )
+        for names in (then, other)
+    ]
+    node = helper.make_node("If", ["c"], ["y"], then_branch=branches[0], else_branch=branches[1])
+    return model_of([node], {"x": X, "c": np.array(True)}, ["y"])
+
+
 def calls_itself() -> Any:
     call = [
         helper.make_node("Own", ["a"], ["b"], domain="own"),
@@ -232,6 +247,10 @@ def attacks() -> list[Any]:
         pytest.param(sequence, NotLowerable, id="an input that is a sequence"),
         pytest.param(nested(32), None, id="branches as deep as ONNX Runtime reads them"),
         pytest.param(nested(33), LimitExceeded, id="branches one deeper"),
+        pytest.param(
+            uneven(["a", "b"], ["a"]), InvalidOperation, id="a branch with one output more"
+        ),
+        pytest.param(uneven([], ["a"]), InvalidOperation, id="a branch without outputs"),
         pytest.param(calls_itself(), LimitExceeded, id="a function that calls itself"),
         pytest.param(nested_loops(30), None, id="loops 30 deep"),
         pytest.param(huge_pads, (ModelError,), id="pads of 2**40"),
