@@ -104,7 +104,7 @@ def parse(content: bytes) -> Capsule:
     members = _members(content)
     if MANIFEST not in members:
         raise CapsuleError(f"there is no {MANIFEST} in it")
-    encoded = members[MANIFEST]
+    encoded = members.pop(MANIFEST)
     if len(encoded) > MOST_MANIFEST_BYTES:
         raise CapsuleError(f"its manifest has {len(encoded)} bytes, {MOST_MANIFEST_BYTES} at most")
     manifest = _manifest(encoded)
@@ -115,7 +115,7 @@ def parse(content: bytes) -> Capsule:
         raise CapsuleError("its manifest says that arrays are left out, and names some")
     return Capsule(
         manifest,
-        _member(members, case.model),
+        _take(members, case.model),
         tuple(_array(members, record) for record in case.inputs),
         tuple(_array(members, record) for record in case.expected),
         tuple(_array(members, record) for record in case.got),
@@ -159,8 +159,11 @@ def _members(content: bytes) -> dict[str, bytes]:
                     if MANIFEST not in archive.NameToInfo:
                         raise CapsuleError(f"it is no capsule: it has no {MANIFEST}")
                     raise CapsuleError(f"its member {info.filename!r} is packed or encrypted")
-                if info.file_size != info.compress_size or info.file_size > len(content):
+                if info.file_size != info.compress_size:
                     raise CapsuleError(f"its member {info.filename!r} lies about its size")
+            if sum(info.file_size for info in archive.infolist()) > len(content):
+                raise CapsuleError("its members overlap")
+            for info in archive.infolist():
                 if info.filename in members:
                     raise CapsuleError(f"its member {info.filename!r} is there twice")
                 with archive.open(info) as member:
@@ -176,19 +179,18 @@ def _members(content: bytes) -> dict[str, bytes]:
         if isinstance(error, CapsuleError):
             raise
         raise CapsuleError(f"its archive is damaged: {error}") from None
-    if sum(map(len, members.values())) > len(content):
-        raise CapsuleError("its members overlap")
     return members
 
 
-def _member(members: dict[str, bytes], name: str) -> bytes:
+def _take(members: dict[str, bytes], name: str) -> bytes:
+    """The member *name*, which is taken out: a small file that named one of them often would become large in memory."""
     if name not in members:
-        raise CapsuleError(f"its manifest names {name!r}, which is not in it")
-    return members[name]
+        raise CapsuleError(f"its manifest names {name!r}, which is not in it, or names it twice")
+    return members.pop(name)
 
 
 def _array(members: dict[str, bytes], record: ArrayRecord) -> NDArray:
-    raw = _member(members, record.file)
+    raw = _take(members, record.file)
     try:
         dtype = DType(record.dtype)
     except ValueError:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import struct
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from penstock.capsules.manifest import (
 )
 from penstock.errors import CapsuleError
 from penstock.ir import NDArray
+
+MIB = 1 << 20
 
 
 def manifest(**fields: Any) -> Manifest:
@@ -112,9 +115,10 @@ def packed(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> 
     return stream.getvalue()
 
 
-def with_case(record: dict[str, Any], raw: bytes) -> bytes:
+def with_case(record: dict[str, Any], raw: bytes, times: int = 1) -> bytes:
     told = msgspec.json.decode(msgspec.json.encode(manifest(case=CaseRecord("m", "faithful", ()))))
-    told["case"]["inputs"] = [{"file": "i", "dtype": "float32", "shape": [1], "nbytes": 4} | record]
+    whole = {"file": "i", "dtype": "float32", "shape": [1], "nbytes": 4} | record
+    told["case"]["inputs"] = [whole] * times
     return packed({"capsule.json": msgspec.json.encode(told), "m": b"", "i": raw})
 
 
@@ -135,9 +139,9 @@ def end(entries: int = 0, size: int = 0, offset: int = 0) -> bytes:
     return struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, entries, entries, size, offset, 0)
 
 
-def overlapping() -> bytes:
+def overlapping(nbytes: int = 1000) -> bytes:
     """Many names for one member: what a zip bomb of the better kind is made of."""
-    content = packed({"capsule.json": b"x" * 1000})
+    content = packed({"capsule.json": b"x" * nbytes})
     start = content.index(b"PK\x01\x02")
     entry = content[start : -archive._END.size]
     more = b"".join(entry.replace(b"capsule.json", b"%012d" % k) for k in range(100))
@@ -208,6 +212,24 @@ def test_hostile_files_are_refused_by_name(name: str) -> None:
     make, words = HOSTILE[name]
     with pytest.raises(CapsuleError, match=words):
         parse(make())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        with_case({"dtype": "uint8", "shape": [MIB], "nbytes": MIB}, bytes(MIB), times=100),
+        overlapping(MIB),
+    ],
+    ids=["a member that is named often", "members that overlap"],
+)
+def test_a_small_file_takes_little_memory(content: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CapsuleError, match=r"twice|damaged|overlap"):
+            parse(content)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_capsule_that_is_cut_short_is_refused_wherever(tmp_path: Path) -> None:
