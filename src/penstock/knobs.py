@@ -7,7 +7,6 @@ directory), which beats the default.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,13 @@ T = TypeVar("T", int, float, str, bool)
 
 ENVIRONMENT_PREFIX: Final = "PENSTOCK_"
 
+MOST: Final = 2.0**40
+"""Of MiB and of counts."""
+MOST_SECONDS: Final = 31_536_000.0
+"""A year."""
+SHOWN: Final = 100
+"""Characters of a value that an error quotes."""
+
 _context: ContextVar[Mapping[str, object]] = ContextVar(
     "penstock_knobs", default=MappingProxyType({})
 )
@@ -33,8 +39,8 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 class Knob(Struct, Generic[T], frozen=True):
     """One setting: its name, type, default and what it does. Call it to read it.
 
-    A value is one of *choices*, where there are any, and finite and no less than *least*, where that is given. Of a
-    *directory* it is an absolute path, or one below a home: a program and the processes of its drivers read it in
+    A value is one of *choices*, where there are any. A number is finite, no less than *least* and no more than *most*,
+    which every clock, counter and address that it becomes can hold. Of a *directory* it is an absolute path, or one below a home: a program and the processes of its drivers read it in
     directories of their own.
     """
 
@@ -44,6 +50,7 @@ class Knob(Struct, Generic[T], frozen=True):
     doc: str
     choices: tuple[T, ...] = ()
     least: float | None = None
+    most: float = MOST
     directory: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
@@ -75,15 +82,23 @@ class Knob(Struct, Generic[T], frozen=True):
             if self.choices and value not in self.choices:
                 wanted = f"one of {', '.join(map(str, self.choices))}"
                 raise ValueError(value)
-            if self.least is not None and not self.least <= float(value) < math.inf:
-                wanted = f"{wanted}, {self.least:g} or more"
+            if self.kind in {int, float} and (beyond := self._beyond(float(value))):
+                wanted = f"{wanted}, {beyond}"
                 raise ValueError(value)
             if self.directory and not _is_anchored(str(value)):
                 wanted = "an absolute path"
                 raise ValueError(value)
         except ValueError:
-            raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {raw!r}") from None
+            shown = repr(raw)
+            shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+            raise InputError(f"knob {self.name} ({source}) must be {wanted}, not {shown}") from None
         return value
+
+    def _beyond(self, value: float) -> str:
+        """The limit that *value* does not keep, in words."""
+        if self.least is not None and not self.least <= value:
+            return f"{self.least:g} or more"
+        return "" if abs(value) <= self.most else f"{self.most:,.0f} at most"
 
 
 def _is_anchored(path: str) -> bool:
@@ -265,6 +280,7 @@ random_seed: Final = Knob(
     -1,
     "Seed of random operations whose model gives none, so that runs repeat; negative means other numbers "
     "each time.",
+    most=2.0**63,
 )
 state_dir: Final = Knob(
     "state_dir",
@@ -301,6 +317,7 @@ lease_seconds: Final = Knob(
     600.0,
     "Longest that others wait for the process that compiles what they need, in seconds.",
     least=0.0,
+    most=MOST_SECONDS,
 )
 late_write_seconds: Final = Knob(
     "late_write_seconds",
@@ -308,6 +325,7 @@ late_write_seconds: Final = Knob(
     600.0,
     "How long a driver that writes its cache files later keeps others from writing them, in seconds.",
     least=0.0,
+    most=MOST_SECONDS,
 )
 
 driver_verdicts: Final = Knob(
@@ -334,6 +352,7 @@ driver_timeout_ms: Final = Knob(
     5000,
     "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed.",
     least=100,
+    most=1000 * MOST_SECONDS,
 )
 driver_start_ms: Final = Knob(
     "driver_start_ms",
@@ -342,6 +361,7 @@ driver_start_ms: Final = Knob(
     "Milliseconds that the process of an isolated driver may take to import the driver and make its devices, before it is "
     "killed.",
     least=100,
+    most=1000 * MOST_SECONDS,
 )
 isolate: Final = Knob(
     "isolate",
@@ -368,6 +388,7 @@ concurrent_executions: Final = Knob(
     "Executions at a time on a device that does not say how many it takes; others wait, those of higher priority first. 0 "
     "lets all of one priority go on at once, and as many as there are processors, two at least, where there are several.",
     least=0,
+    most=65_536,
 )
 
 openvino_compilation: Final = Knob(
@@ -392,6 +413,7 @@ ring_spin_us: Final = Knob(
     "Microseconds that a run on an isolated driver, and the driver's side of its ring, look for each other's words before "
     "they sleep; 0 where processors are scarce.",
     least=0,
+    most=1e6,
 )
 
 KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(

@@ -9,11 +9,14 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import platformdirs
 import pytest
 
+import penstock
 from penstock import knobs
 from penstock.errors import InputError
+from penstock.ir import DType, ModelBuilder
 from penstock.knobs import KNOBS, Knob, override, settings_path
 
 COUNT = Knob("num_threads", int, 0, "")
@@ -185,7 +188,7 @@ def test_directories_are_where_platformdirs_has_them(
         ({"openvino_compilation": "Now"}, "must be one of now, first_run, staged, not 'Now'"),
         ({"cache_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
         ({"lease_seconds": float("nan")}, "must be a number, 0 or more, not nan"),
-        ({"lease_seconds": "inf"}, "must be a number, 0 or more, not 'inf'"),
+        ({"lease_seconds": "inf"}, "must be a number, 31,536,000 at most, not 'inf'"),
         ({"late_write_seconds": "soon"}, "must be a number, not 'soon'"),
         ({"allow_fallback": "maybe"}, "must be true or false, not 'maybe'"),
         ({"state_dir": "state"}, "must be an absolute path, not 'state'"),
@@ -203,6 +206,36 @@ def test_a_value_that_a_knob_cannot_have(values: dict[str, object], wanted: str)
         KNOBS[name]()
     with override(**values), pytest.raises(InputError, match=f"knob {name} "):
         knobs.check()
+
+
+NUMBERS = [name for name, knob in KNOBS.items() if knob.kind in {int, float}]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_that_no_clock_or_counter_holds_is_refused(name: str) -> None:
+    for digits in ("9" * 30, "9" * 5000):
+        with override(**{name: digits}), pytest.raises(InputError, match="must be a ") as refused:
+            KNOBS[name]()
+        assert len(str(refused.value)) < 300
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("isolate", [False, True])
+def test_the_largest_number_is_one_that_compiling_and_running_take(
+    name: str, isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isolate and sys.platform != "linux":
+        pytest.skip("isolation is Linux's")
+    knob = KNOBS[name]
+    monkeypatch.setenv(knob.variable, f"{knob.kind(knob.most):.0f}")
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (4,), "x")
+    model = builder.build(builder.operation("ABS", [x], [(DType.FLOAT32, (4,))]))
+    with penstock.compile(
+        model, devices=["sample", "reference"], isolate=isolate, cache=tmp_path
+    ) as compiled:
+        (found,) = compiled(-np.ones(4, np.float32))
+    np.testing.assert_array_equal(found, np.ones(4, np.float32))
 
 
 @pytest.mark.parametrize("path", ["", "~/penstock", str(Path("penstock").absolute())])
