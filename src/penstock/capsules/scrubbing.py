@@ -18,12 +18,20 @@ from penstock.ir import Model, Subgraph
 SHORTEST: Final = 3
 """Names of fewer letters are left alone outside quotes: they are in half of all words."""
 
+_PART: Final = r"""[^\s'"`<>|:;,()\[\]{}]"""
+_SPACE: Final = (
+    r"""[ ](?=[^\s'"`<>|:;,()\[\]{}]*[\\/]|[^\s'"`<>|:;,()\[\]{}/\\]+\.[A-Za-z]\w{0,9}\b(?!\.\w))"""
+)
+"""A space within a path: what follows goes on to another directory, or to the ending of a file's name."""
+
+_REST: Final = rf"(?:{_PART}|{_SPACE})*"
 _PATH: Final = re.compile(
-    r"""(?<![\w/.])(?:file:/)?(?:~|/)[^\s'"`<>|:;,()\[\]{}]*/[^\s'"`<>|:;,()\[\]{}]*"""
-    r"""|(?<!\w)[A-Za-z]:[\\/][^\s'"`<>|;,()\[\]{}]+|\\\\[^\s'"`<>|;,()\[\]{}]+"""
+    rf"(?<![\w/.])(?:file:/)?(?:~|/){_PART}*/{_REST}"
+    rf"|(?<!\w)[A-Za-z]:[\\/](?:{_PART}|:|{_SPACE})+|\\\\(?:{_PART}|:|{_SPACE})+"
 )
 """Paths from the root, a home or a drive on, two names long or more."""
 
+_QUOTED_PATH: Final = re.compile(r"""(['"`])((?:file:)?(?:~|[/\\]|[A-Za-z]:[\\/])[^'"`\n]*)\1""")
 _QUOTED: Final = re.compile(r"""(['"])(.*?)\1""")
 _LONG_WORD: Final = re.compile(r"""[^\s'"(),\[\]{}<>]+""")
 _WORD: Final = re.compile(r"\w+")
@@ -44,6 +52,9 @@ class Scrubber:
             (re.compile(rf"(?<!\w){re.escape(text)}(?!\w)", re.IGNORECASE), word)
             for text, word in _known()
         ]
+        self._places = [
+            re.compile(rf"(?<![\w/.]){re.escape(p)}(?:[\\/]{_REST}|(?!\w))") for p in _places()
+        ]
         kept = () if keep_names else sorted({n for n in names if n}, key=lambda n: (-len(n), n))
         self._words = {name: f"name{at}" for at, name in enumerate(kept)}
         self._done: dict[str, str] = {}
@@ -58,6 +69,8 @@ class Scrubber:
         if self._words:
             text = _QUOTED.sub(self._unquoted, text)
             text = _LONG_WORD.sub(self._unnamed, text)
+        text = _QUOTED_PATH.sub(_unplaced, text)
+        text = reduce(lambda said, place: place.sub("<path>", said), self._places, text)
         text = _PATH.sub("<path>", text)
         return reduce(lambda said, known: known[0].sub(known[1], said), self._private, text)
 
@@ -89,6 +102,12 @@ class Scrubber:
     def raw(self, encoded: str | bytes) -> msgspec.Raw:
         """JSON with every text in it scrubbed."""
         return msgspec.Raw(msgspec.json.encode(self.tree(msgspec.json.decode(encoded))))
+
+
+def _unplaced(found: re.Match[str]) -> str:
+    """A quoted path, spaces and all; what is one name long tells nothing."""
+    separators = found[2].count("/") + found[2].count("\\")
+    return f"{found[1]}<path>{found[1]}" if separators > 1 or found[2][0] == "~" else found[0]
 
 
 def names_of(model: Model) -> set[str]:
@@ -124,7 +143,7 @@ def _nameless(subgraph: Subgraph, at: int) -> Subgraph:
 
 
 def _known() -> list[tuple[str, str]]:
-    """Texts that tell who runs this, and where; the longest first."""
+    """Texts that tell who runs this, and on what; the longest first."""
     import platform
 
     found: dict[str, str] = {}
@@ -133,11 +152,14 @@ def _known() -> list[tuple[str, str]]:
     found[_login()] = "<user>"
     found[os.path.basename(os.path.expanduser("~"))] = "<user>"
     found[platform.node()] = "<host>"
-    for place in (os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix, _here()):
-        if len(place) > SHORTEST:
-            found[place] = "<path>"
     kept = {t: w for t, w in found.items() if len(t) >= SHORTEST and t.lower() not in ORDINARY}
     return sorted(kept.items(), key=lambda pair: -len(pair[0]))
+
+
+def _places() -> list[str]:
+    """Directories that tell who runs this; the longest first, for one may lie in another."""
+    places = {os.path.expanduser("~"), tempfile.gettempdir(), sys.prefix, _here()}
+    return sorted((p for p in places if len(p) > SHORTEST), key=lambda p: (-len(p), p))
 
 
 def _here() -> str:

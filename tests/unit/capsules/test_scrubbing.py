@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
         (r"C:\Users\marigold\net.bin is gone", "<path> is gone"),
         (r"\\server\share\net", "<path>"),
         ("Marigold's driver", "<user>'s driver"),
+        ("in '/srv/My Models/big net' it is", "in '<path>' it is"),
+        ("/srv/My Models/x.tflite: torn", "<path>: torn"),
+        ("/srv/models/my net.tflite is torn", "<path> is torn"),
+        (r"C:\Users\Mary Gold\my net.onnx is gone", "<path> is gone"),
+        ("split at '/' or '~x'", "split at '/' or '<path>'"),
         ("half of 3/4 and/or a/b", "half of 3/4 and/or a/b"),
         (
             "0.5 of the largest value (2e-4 allowed), at [0, 3]",
@@ -45,6 +51,38 @@ def somebody(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_text(given: str, expected: str) -> None:
     assert Scrubber(["a", "secret_layer"]).text(given) == expected
+
+
+@pytest.mark.parametrize(
+    "home", ["/home/Mary Gold", "/home/Mary (Gold): a, b", "/Users/Mary Ann Gold"]
+)
+@pytest.mark.parametrize(
+    ("below", "left"),
+    [
+        ("", ""),
+        ("/net.bin", ""),
+        ("/My Models/net.bin", ""),
+        ("/x/my net.onnx", ""),
+        ("/x y", " y"),
+    ],
+)
+def test_a_home_directory_with_spaces(
+    home: str, below: str, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a name without an ending, unquoted, the second word cannot be told from the sentence."""
+    monkeypatch.setenv("HOME", home)
+    scrubber = Scrubber()
+    assert scrubber.text(f"cannot open {home}{below}: no") == f"cannot open <path>{left}: no"
+    assert scrubber.text(f"cannot open '{home}{below}'") == "cannot open '<path>'"
+    assert scrubber.text(f"{home}{below}") == f"<path>{left}"
+
+
+def test_long_texts_take_little_time() -> None:
+    scrubber = Scrubber(["layer"])
+    for part in ("'/", "/", " /", "/ ", "'/a ", "a.b ", "~/", "C:\\ "):
+        began = time.process_time()
+        scrubber.text(part * 30_000)
+        assert time.process_time() - began < 5
 
 
 def test_names_stay_where_they_were_asked_for() -> None:
