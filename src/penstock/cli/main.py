@@ -88,7 +88,7 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
     else:
         code, text = failures.exit_code(error), failures.message(error)
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        typer.echo(printable("".join(traceback.format_exception(error))), err=True, nl=False)
     typer.echo(f"penstock: error: {printable(text)}", err=True)
     if as_json and not unwritable and not isinstance(error, failures.Unfinished):
         try:

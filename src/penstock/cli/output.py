@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.ipc.text import printable
+from penstock.ipc.text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,9 +30,6 @@ NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 """rich's pictures ask the network for their font; without that a viewer takes its own monospaced one."""
-
-C1_CONTROLS: Final = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
-"""JSON's own escapes of the control characters that `json.dumps` leaves as they are."""
 
 
 class Output:
@@ -47,7 +44,7 @@ class Output:
         return self._console
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line for people; of *text* only control characters are not printed as they are."""
+        """One line for people; what of *text* is no character to be seen is escaped."""
         if not self.as_json:
             self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
@@ -89,8 +86,8 @@ class Output:
     def json(self, value: Mapping[str, Any]) -> None:
         """The one object a command prints with `--json`; nothing otherwise."""
         if self.as_json:
-            text = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
-            typer.echo(text.translate(C1_CONTROLS))
+            encoded = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
+            typer.echo(printable_json(encoded))
 
     def progress(self) -> Progress:
         """A progress bar, visible on a terminal only."""

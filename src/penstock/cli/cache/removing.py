@@ -12,6 +12,7 @@ from penstock.cli.cache.directory import SHORT, describe, open_cache, owner, sho
 from penstock.cli.cache.listing import how_many
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.output import Output, output_of, size
+from penstock.ipc.text import printable
 
 if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry, Removed
@@ -59,7 +60,7 @@ def clear(
         question = f"remove {how_many(entries)} from {cache.directory}?"
         if output.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(f"{question} --yes says so where nobody can be asked")
-        if not typer.confirm(question, err=True):
+        if not typer.confirm(printable(question), err=True):
             raise Unfinished("nothing was removed")
     report(output, cache, cache.clear())
 
