@@ -1,7 +1,7 @@
-"""A filter of system calls (seccomp): what a driver's process has no use for is answered with EPERM.
+"""A filter of system calls (seccomp): what is not on the list of `syscalls` is answered with EPERM.
 
 The filter is a program of the kernel's classic packet filter over `struct seccomp_data`: the number of the call, the
-architecture, the instruction pointer and six arguments of 64 bits.
+architecture, the instruction pointer and six arguments of 64 bits. Numbers are found by halving, as each call passes it.
 """
 
 from __future__ import annotations
@@ -16,25 +16,27 @@ from typing import Final
 from penstock.ipc.sandbox import kernel
 from penstock.ipc.sandbox.report import Measure
 from penstock.ipc.sandbox.syscalls import (
-    CLONE,
+    ALLOWED,
+    CHECKED,
     CLONE3,
-    IOCTL,
-    PRLIMIT,
-    REFUSED,
+    OWN,
     SECCOMP_CALL,
-    TERMINAL_REQUESTS,
-    TO_ITSELF,
+    WHOLE,
     X32_BIT,
+    X86_64,
     Architecture,
+    Check,
+    Uses,
 )
 
 NAME: Final = "seccomp"
 
 LOAD: Final = 0x20
 """Loads 32 bits at a fixed offset."""
+AND: Final = 0x54
+JUMP: Final = 0x05
 EQUAL: Final = 0x15
 AT_LEAST: Final = 0x35
-ANY_BIT: Final = 0x45
 RETURN: Final = 0x06
 
 NUMBER_AT: Final = 0
@@ -42,11 +44,12 @@ ARCHITECTURE_AT: Final = 4
 
 ALLOW: Final = 0x7FFF_0000
 ERRNO: Final = 0x0005_0000
+KILL: Final = 0x8000_0000
+"""Ends the process, with SIGSYS."""
 
 SET_MODE_FILTER: Final = 1
 FILTER_FLAG_TSYNC: Final = 1
 
-CLONE_THREAD: Final = 0x0001_0000
 MODE_FILTER: Final = 2
 
 INSTRUCTION: Final = struct.Struct("=HBBI")
@@ -59,47 +62,76 @@ class _Program(ctypes.Structure):
 
 def instructions(architecture: Architecture, pid: int) -> list[Instruction]:
     """The filter for a process *pid* of that architecture."""
-    refuse, absent = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
+    refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
     column = architecture.column
-    program: list[Instruction] = [
+    decisions: dict[int, list[Instruction]] = {CLONE3[column]: absent}
+    for numbers in ALLOWED.values():
+        if (number := numbers[column]) is not None:
+            decisions[number] = _answer(ALLOW)
+    for numbers, uses in CHECKED.values():
+        if (number := numbers[column]) is not None:
+            decisions[number] = _uses(uses, pid, refused)
+    # Where the decision is another than for the number before.
+    borders: list[tuple[int, list[Instruction]]] = []
+    for number in range(architecture.last + 1):
+        decision = decisions.get(number, refused)
+        if not borders or borders[-1][1] != decision:
+            borders.append((number, decision))
+    borders.append((architecture.last + 1, absent))
+    if architecture.audit == X86_64:
+        borders += [(X32_BIT, _answer(KILL)), (2 * X32_BIT, absent)]
+    return [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (EQUAL, 1, 0, architecture.audit),
-        (RETURN, 0, 0, refuse),
+        *_answer(KILL),
         (LOAD, 0, 0, NUMBER_AT),
-        (AT_LEAST, 0, 1, X32_BIT),
-        (RETURN, 0, 0, refuse),
-        (AT_LEAST, 0, 1, architecture.last + 1),
-        (RETURN, 0, 0, absent),
-        (EQUAL, 0, 1, CLONE3[column]),
-        (RETURN, 0, 0, absent),
+        *_halved(borders),
     ]
-    for numbers in REFUSED.values():
-        number = numbers[column]
-        if number is not None:
-            program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, refuse)]
-    program += _where(
-        CLONE[column],
-        [(LOAD, 0, 0, _low(0)), (ANY_BIT, 1, 0, CLONE_THREAD), (RETURN, 0, 0, refuse)],
-    )
-    for numbers_of_one in TO_ITSELF.values():
-        program += _where(
-            numbers_of_one[column],
-            [(LOAD, 0, 0, _low(0)), (EQUAL, 1, 0, pid), (RETURN, 0, 0, refuse)],
-        )
-    program += _where(
-        PRLIMIT[column],
-        [
-            (LOAD, 0, 0, _low(0)),
-            (EQUAL, 2, 0, 0),
-            (EQUAL, 1, 0, pid),
-            (RETURN, 0, 0, refuse),
-        ],
-    )
-    typing_requests: list[Instruction] = [(LOAD, 0, 0, _low(1))]
-    for request in TERMINAL_REQUESTS:
-        typing_requests += [(EQUAL, 0, 1, request), (RETURN, 0, 0, refuse)]
-    program += _where(IOCTL[column], typing_requests)
-    return [*program, (RETURN, 0, 0, ALLOW)]
+
+
+def _halved(borders: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """What is decided from each border on, for the number that was loaded."""
+    if len(borders) == 1:
+        return borders[0][1]
+    middle = len(borders) // 2
+    below, above = _halved(borders[:middle]), _halved(borders[middle:])
+    return [
+        (AT_LEAST, 0, 1, borders[middle][0]),
+        (JUMP, 0, 0, len(below)),
+        *below,
+        *above,
+    ]
+
+
+def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instruction]:
+    """Allowed where all checks of one of *uses* pass."""
+    program: list[Instruction] = []
+    for use in uses:
+        passed = _answer(ALLOW)
+        for check in reversed(use):
+            passed = _check(check, pid, passed)
+        program += passed
+    return [*program, *otherwise]
+
+
+def _check(check: Check, pid: int, passed: list[Instruction]) -> list[Instruction]:
+    """*passed*, which returns, where the check passes; else what comes behind it."""
+    values = [pid if value == OWN else value for value in check.values]
+    program: list[Instruction] = [(LOAD, 0, 0, _half(check.argument, high=check.high))]
+    if check.mask != WHOLE:
+        program.append((AND, 0, 0, check.mask))
+    skip = (JUMP, 0, 0, len(passed))
+    if check.refused:
+        for at, value in enumerate(values):
+            program.append((EQUAL, len(values) - at, 0, value))
+        return [*program, (JUMP, 0, 0, 1), skip, *passed]
+    for at, value in enumerate(values):
+        program.append((EQUAL, len(values) - at, 0, value))
+    return [*program, skip, *passed]
+
+
+def _answer(value: int) -> list[Instruction]:
+    return [(RETURN, 0, 0, value)]
 
 
 def apply() -> Measure:
@@ -118,8 +150,10 @@ def apply() -> Measure:
         return Measure(NAME, False, f"the kernel refuses the filter: {error}")
     if failed:
         return Measure(NAME, False, f"thread {failed} has a filter of its own")
-    count = sum(numbers[architecture.column] is not None for numbers in REFUSED.values())
-    return Measure(NAME, True, f"{count} system calls refused, and other instruction sets' all")
+    listed = sum(numbers[architecture.column] is not None for numbers in ALLOWED.values())
+    checked = sum(numbers[architecture.column] is not None for numbers, _ in CHECKED.values())
+    told = f"{listed} system calls allowed, {checked} in some uses, no others"
+    return Measure(NAME, True, told)
 
 
 def detect() -> Measure:
@@ -135,11 +169,6 @@ def detect() -> Measure:
     return Measure(NAME, True, "available")
 
 
-def _where(number: int, body: list[Instruction]) -> list[Instruction]:
-    """*body* for the call *number*, allowed where it returns nothing; otherwise the next instructions."""
-    return [(EQUAL, 0, len(body) + 1, number), *body, (RETURN, 0, 0, ALLOW)]
-
-
-def _low(argument: int) -> int:
-    """The offset of an argument's low 32 bits, on little-endian processors."""
-    return 16 + 8 * argument
+def _half(argument: int, *, high: bool) -> int:
+    """The offset of 32 bits of an argument, on little-endian processors."""
+    return 16 + 8 * argument + 4 * high

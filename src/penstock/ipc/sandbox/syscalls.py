@@ -1,4 +1,5 @@
-"""System calls that a driver's process has no use for, by their numbers on each architecture.
+"""System calls that a driver's process may make, by their numbers on each architecture: no others, also none that a later
+kernel adds.
 
 Numbers are those of Linux's `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`; None
 where an architecture does not have the call.
@@ -8,10 +9,13 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+Numbers = tuple[int | None, int | None]
+"""Of x86-64 and of aarch64."""
+
 
 class Architecture(NamedTuple):
     """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the newest call
-    that they know of.
+    that these were written with: C libraries take `ENOSYS` for a newer one, and go on without it.
     """
 
     audit: int
@@ -19,136 +23,297 @@ class Architecture(NamedTuple):
     last: int
 
 
+X86_64: Final = 0xC000_003E
+
 ARCHITECTURES: Final = {
-    "x86_64": Architecture(0xC000003E, 0, 469),
+    "x86_64": Architecture(X86_64, 0, 469),
     "aarch64": Architecture(0xC00000B7, 1, 469),
 }
 
 X32_BIT: Final = 0x4000_0000
 """Set in the numbers of x86-64's third set of calls (x32)."""
 
-REFUSED: Final[dict[str, tuple[int | None, int | None]]] = {
-    # Other programs, and other processes.
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "process_mrelease": (448, 448),
-    "kcmp": (312, 272),
-    "pidfd_getfd": (438, 438),
-    "pidfd_send_signal": (424, 424),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "tkill": (200, 130),
-    # Talking to others than those it was connected with.
-    "socket": (41, 198),
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "shmget": (29, 194),
-    "shmat": (30, 196),
-    "msgget": (68, 186),
-    "semget": (64, 190),
-    "mq_open": (240, 180),
-    "mq_unlink": (241, 181),
-    # Another view of the file system.
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "move_mount": (429, 429),
-    "open_tree": (428, 428),
-    "fsopen": (430, 430),
-    "fsconfig": (431, 431),
-    "fsmount": (432, 432),
-    "fspick": (433, 433),
-    "mount_setattr": (442, 442),
-    "setns": (308, 268),
-    "unshare": (272, 97),
-    "open_by_handle_at": (304, 265),
-    "name_to_handle_at": (303, 264),
-    "mknod": (133, None),
-    "mknodat": (259, 33),
-    "fanotify_init": (300, 262),
-    # What Landlock says nothing of.
-    "chmod": (90, None),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    # The kernel, the machine and its clock.
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "delete_module": (176, 106),
-    "kexec_load": (246, 104),
-    "kexec_file_load": (320, 294),
-    "reboot": (169, 142),
-    "swapon": (167, 224),
-    "swapoff": (168, 225),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "keyctl": (250, 219),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "quotactl": (179, 60),
-    "quotactl_fd": (443, 443),
-    "iopl": (172, None),
-    "ioperm": (173, None),
-    "modify_ldt": (154, None),
-    "settimeofday": (164, 170),
-    "clock_settime": (227, 112),
-    "adjtimex": (159, 171),
-    "clock_adjtime": (305, 266),
-    "sethostname": (170, 161),
-    "setdomainname": (171, 162),
-    "acct": (163, 89),
-    "syslog": (103, 116),
-    "vhangup": (153, 58),
-    # Other rights.
-    "personality": (135, 92),
-    "setuid": (105, 146),
-    "setgid": (106, 144),
-    "setreuid": (113, 145),
-    "setregid": (114, 143),
-    "setresuid": (117, 147),
-    "setresgid": (119, 149),
-    "setfsuid": (122, 151),
-    "setfsgid": (123, 152),
-    "setgroups": (116, 159),
-    "capset": (126, 91),
-}
-"""Answered with EPERM."""
+OWN: Final = -1
+"""Among a check's values: the number of the process itself."""
 
-CLONE: Final = (56, 220)
-"""Allowed for threads alone."""
+WHOLE: Final = 0xFFFF_FFFF
+
+
+class Check(NamedTuple):
+    """That half of a call's *argument* (the low 32 bits, or the *high* ones), in the bits of *mask*, is one of *values*; or,
+    of what is *refused*, none of them. Arguments that point to memory cannot be looked behind.
+    """
+
+    argument: int
+    values: tuple[int, ...]
+    mask: int = WHOLE
+    high: bool = False
+    refused: bool = False
+
+
+Uses = tuple[tuple[Check, ...], ...]
+"""A call is allowed where all checks of one of these pass."""
+
+ALLOWED: Final[dict[str, Numbers]] = {
+    # Its own memory.
+    "brk": (12, 214),
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "msync": (26, 227),
+    "mlock": (149, 228),
+    "mlock2": (325, 284),
+    "munlock": (150, 229),
+    "mlockall": (151, 230),
+    "munlockall": (152, 231),
+    "memfd_create": (319, 279),
+    "mbind": (237, 235),
+    "set_mempolicy": (238, 237),
+    "get_mempolicy": (239, 236),
+    "set_mempolicy_home_node": (450, 450),
+    "pkey_alloc": (330, 289),
+    "pkey_free": (331, 290),
+    "pkey_mprotect": (329, 288),
+    "mseal": (462, 462),
+    "map_shadow_stack": (453, 453),
+    # Descriptors that it has.
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "preadv": (295, 69),
+    "pwritev": (296, 70),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "dup": (32, 23),
+    "dup2": (33, None),
+    "dup3": (292, 24),
+    "lseek": (8, 62),
+    "pipe": (22, None),
+    "pipe2": (293, 59),
+    "poll": (7, None),
+    "ppoll": (271, 73),
+    "select": (23, None),
+    "pselect6": (270, 72),
+    "epoll_create": (213, None),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_wait": (232, None),
+    "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441),
+    "eventfd": (284, None),
+    "eventfd2": (290, 19),
+    "signalfd": (282, None),
+    "signalfd4": (289, 74),
+    "timerfd_create": (283, 85),
+    "timerfd_settime": (286, 86),
+    "timerfd_gettime": (287, 87),
+    "sendfile": (40, 71),
+    "copy_file_range": (326, 285),
+    "splice": (275, 76),
+    "tee": (276, 77),
+    "vmsplice": (278, 75),
+    # Files, of which Landlock says which.
+    "open": (2, None),
+    "openat": (257, 56),
+    "openat2": (437, 437),
+    "creat": (85, None),
+    "access": (21, None),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "stat": (4, None),
+    "fstat": (5, 80),
+    "lstat": (6, None),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "readlink": (89, None),
+    "readlinkat": (267, 78),
+    "getdents": (78, None),
+    "getdents64": (217, 61),
+    "statfs": (137, 43),
+    "fstatfs": (138, 44),
+    "ftruncate": (77, 46),
+    "fallocate": (285, 47),
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+    "flock": (73, 32),
+    "fadvise64": (221, 223),
+    "readahead": (187, 213),
+    "mkdir": (83, None),
+    "mkdirat": (258, 34),
+    "rmdir": (84, None),
+    "unlink": (87, None),
+    "unlinkat": (263, 35),
+    "rename": (82, None),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "link": (86, None),
+    "linkat": (265, 37),
+    "getcwd": (79, 17),
+    "chdir": (80, 49),
+    "fchdir": (81, 50),
+    "umask": (95, 166),
+    "fgetxattr": (193, 10),
+    "flistxattr": (196, 13),
+    # Sockets that it was given: none is made, bound or connected.
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "recvmmsg": (299, 243),
+    "sendmsg": (46, 211),
+    "shutdown": (48, 210),
+    "getsockname": (51, 204),
+    "getpeername": (52, 205),
+    "getsockopt": (55, 209),
+    "setsockopt": (54, 208),
+    # Threads, and waiting.
+    "futex": (202, 98),
+    "futex_waitv": (449, 449),
+    "futex_wake": (454, 454),
+    "futex_wait": (455, 455),
+    "futex_requeue": (456, 456),
+    "set_robust_list": (273, 99),
+    "set_tid_address": (218, 96),
+    "rseq": (334, 293),
+    "gettid": (186, 178),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    "sched_yield": (24, 124),
+    "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126),
+    "getcpu": (309, 168),
+    "arch_prctl": (158, None),
+    "restart_syscall": (219, 128),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    # Signals to itself.
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136),
+    "rt_sigsuspend": (130, 133),
+    "rt_sigtimedwait": (128, 137),
+    "sigaltstack": (131, 132),
+    "pause": (34, None),
+    # Clocks.
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "clock_nanosleep": (230, 115),
+    "nanosleep": (35, 101),
+    "gettimeofday": (96, 169),
+    "time": (201, None),
+    "times": (100, 153),
+    "getitimer": (36, 102),
+    "setitimer": (38, 103),
+    "alarm": (37, None),
+    "timer_create": (222, 107),
+    "timer_settime": (223, 110),
+    "timer_gettime": (224, 108),
+    "timer_getoverrun": (225, 109),
+    "timer_delete": (226, 111),
+    # What it is, what it runs on, and giving up more.
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "getpgrp": (111, None),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getresuid": (118, 148),
+    "getresgid": (120, 150),
+    "getgroups": (115, 158),
+    "capget": (125, 90),
+    "getrlimit": (97, 163),
+    "setrlimit": (160, 164),
+    "getrusage": (98, 165),
+    "sysinfo": (99, 179),
+    "uname": (63, 160),
+    "getrandom": (318, 278),
+    "seccomp": (317, 277),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+}
+
+OF_ITSELF: Final[dict[str, Numbers]] = {
+    "prlimit64": (302, 261),
+    "sched_getaffinity": (204, 123),
+    "sched_setaffinity": (203, 122),
+    "sched_getparam": (143, 121),
+    "sched_setparam": (142, 118),
+    "sched_getscheduler": (145, 120),
+    "sched_setscheduler": (144, 119),
+    "sched_getattr": (315, 275),
+    "sched_setattr": (314, 274),
+    "sched_rr_get_interval": (148, 127),
+    "getpgid": (121, 155),
+    "getsid": (124, 156),
+    "move_pages": (279, 239),
+}
+"""Allowed where the first argument is the process itself, or 0, which stands for the thread that calls."""
+
+CLONE_THREAD: Final = 0x0001_0000 | 0x0000_0800 | 0x0000_0100
+"""With CLONE_SIGHAND and CLONE_VM, without which there is no thread."""
+CLONE_NAMESPACES: Final = 0x7E02_0000
+
+SOCKET_FLAGS: Final = 0x0008_0800
+"""SOCK_CLOEXEC and SOCK_NONBLOCK."""
+
+FCNTL: Final = (*range(8), 36, 37, 38, 1027, 1030, 1031, 1032, 1033, 1034)
+"""Duplicates, flags, locks, sizes of pipes and seals of memory; no owners, leases or notices, by which signals and news of
+others come.
+"""
+
+PRCTL: Final = (3, 4, 15, 16, 21, 22, 23, 29, 30, 38, 39, 41, 42, 47, *range(50, 57), 0x53564D41)
+"""Names of threads and of memory, dumping, timers, vectors, and giving up more."""
+
+MEMBARRIER: Final = (0, 8, 16, 32, 64)
+"""Between the threads of the process alone."""
+
+IOCTL_TYPES: Final = tuple(ord(c) << 8 for c in "TEXf\x12\x89\x94")
+"""Groups of requests of terminals, input, file systems, disks and sockets (`Documentation/userspace-api/ioctl`): typing in
+the user's place, and attributes of files that were opened for reading.
+"""
+IOCTL_REQUESTS: Final = (0x4004_7602, 0x4008_7602)
+"""FS_IOC_SETVERSION, in a group that accelerators have too."""
+IOCTL_OF_ANY: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""Of these: whether it is a terminal and how wide, what is there to be read, and blocking."""
+
+CHECKED: Final[dict[str, tuple[Numbers, Uses]]] = {
+    "clone": ((56, 220), ((Check(0, (CLONE_THREAD,), CLONE_THREAD | CLONE_NAMESPACES),),)),
+    "kill": ((62, 129), ((Check(0, (OWN,)),),)),
+    "tgkill": ((234, 131), ((Check(0, (OWN,)),),)),
+    # A stream or a sequence of packets between two ends has no other address to send to.
+    "socketpair": ((53, 199), ((Check(0, (1,)), Check(1, (1, 5), WHOLE & ~SOCKET_FLAGS)),)),
+    "sendto": ((44, 206), ((Check(4, (0,)), Check(4, (0,), high=True)),)),
+    "fcntl": ((72, 25), ((Check(1, FCNTL),),)),
+    "ioctl": (
+        (16, 29),
+        (
+            (Check(1, IOCTL_OF_ANY),),
+            (Check(1, IOCTL_TYPES, 0xFF00, refused=True), Check(1, IOCTL_REQUESTS, refused=True)),
+        ),
+    ),
+    "prctl": ((157, 167), ((Check(0, PRCTL),),)),
+    # Asking which it is, and the one that nearly all have.
+    "personality": ((135, 92), ((Check(0, (0, WHOLE)),),)),
+    "membarrier": ((324, 283), ((Check(0, MEMBARRIER),),)),
+    "getpriority": ((140, 141), ((Check(0, (0,)), Check(1, (0, OWN))),)),
+    "setpriority": ((141, 140), ((Check(0, (0,)), Check(1, (0, OWN))),)),
+    **{name: (numbers, ((Check(0, (0, OWN)),),)) for name, numbers in OF_ITSELF.items()},
+}
+"""Calls that have uses beyond the process, with the uses that are allowed."""
 
 CLONE3: Final = (435, 435)
 """Answered with ENOSYS, upon which C libraries take `clone`, whose flags a filter can see."""
-
-TO_ITSELF: Final = {"kill": (62, 129), "tgkill": (234, 131)}
-"""Allowed where the first argument is the process itself."""
-
-PRLIMIT: Final = (302, 261)
-"""Allowed for the process itself, which may be called 0."""
-
-IOCTL: Final = (16, 29)
-TERMINAL_REQUESTS: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: typing on a terminal in the user's place."""
 
 SECCOMP_CALL: Final = (317, 277)
 LANDLOCK_CREATE_RULESET: Final = 444
