@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import shutil
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import Unreadable
+from penstock.ipc.sandbox.removal import empty
 from penstock.sealed.places import make_private_directory, state_directory
+
+log = logging.getLogger("penstock.ipc")
 
 NAME: Final = "scratch"
 
@@ -51,15 +53,24 @@ def scratch_directory() -> str | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes *directory* unless its process lives."""
+    """Removes *directory* unless its process lives, as much as a start may take time for; the rest is left, and named."""
     if sys.platform != "linux":
         return
     import fcntl
 
-    with suppress(OSError):
+    try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(directory, ignore_errors=True)
-        finally:
-            os.close(fd)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if empty(fd):
+            directory.rmdir()
+        else:
+            log.warning("%s holds more than a start removes: the next one goes on", directory)
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        log.warning("%s cannot be removed: %s", directory, error.strerror)
+    finally:
+        os.close(fd)
