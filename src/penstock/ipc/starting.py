@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -23,11 +23,10 @@ from penstock.errors import (
 from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
-from penstock.ipc.host.process import BACKLOG, peer
+from penstock.ipc.host.process import peer
 from penstock.ipc.linux import (
     LINUX_ONLY,
     command_of,
-    connect_within,
     is_memory,
     is_stopped,
     kill_process,
@@ -35,6 +34,7 @@ from penstock.ipc.linux import (
     open_process,
     wait_for_end,
 )
+from penstock.ipc.meeting import Meeting, Taken, meeting
 from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.logs import Log
@@ -51,6 +51,8 @@ MOST_DESCRIPTORS: Final = 2
 """Descriptors beside one message of a host: those of `welcome`, or a fence."""
 
 HOST: Final = ("-P", "-m", "penstock.ipc.host")
+ALONE: Final = (*HOST, "--alone")
+"""For its first client and no others."""
 
 KEPT: Final = (
     "PATH",
@@ -152,26 +154,22 @@ def environment() -> dict[str, str]:
     return kept
 
 
-def address_of(place: Place, settings: Mapping[str, str]) -> bytes:
-    """Where the host of *place* listens: a name that lives no longer than the socket, the same for all processes of
-    this user that would start it alike.
-    """
-    if sys.platform == "win32":
-        raise OSError(LINUX_ONLY)
+def address_of(place: Place, settings: Mapping[str, str]) -> str:
+    """The name by which the host of *place* is found: the same for all processes of this user that would start it alike."""
     digest = hashlib.sha256()
-    parts = [str(os.geteuid()), sys.executable, *place, str(wire.WIRE_VERSION)]
+    parts = [sys.executable, *place, str(wire.WIRE_VERSION)]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
     for part in parts:
         content = part.encode("utf-8", "surrogateescape")
         digest.update(len(content).to_bytes(8, "little") + content)
-    return b"\0penstock/" + digest.hexdigest()[:40].encode()
+    return digest.hexdigest()[:40]
 
 
 def connect(place: Place) -> Started:
     """A connection to the host of *place*, which is started unless it runs.
 
-    Whoever binds the address starts the host; others find it there. One that is stopped, or does not answer in the time that
-    a start may take, is killed and replaced; where it is not surely a host, there is another that only this process knows.
+    One that is stopped, or does not answer in the time that a start may take, is killed and replaced; where it is not surely
+    a host, or there is no directory to find it in (`meeting`), there is one for this client alone.
 
     Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver cannot be started, or does
     not take this client on, with the reason; `NotStarted` where a process was there.
@@ -180,30 +178,37 @@ def connect(place: Place) -> Started:
         raise NotAvailable(reason)
     if path := services().get(place.name):
         return _served(place, path)
+    with meeting() as found:
+        return _connected(place, found)
+
+
+def _connected(place: Place, found: Meeting | None) -> Started:
     settings = environment()
-    address: bytes = address_of(place, settings)
+    name = address_of(place, settings)
     last = ""
     for attempt in range(ATTEMPTS):
         try:
-            sock, pid, output = _reach(address, place, settings)
+            sock, pid, output = _reach(found, name, place, settings)
+        except Taken:
+            time.sleep(0.005 * attempt)
+            continue
         except OSError as error:
-            if address and isinstance(error, PermissionError | TimeoutError):
-                # Another user has the name, or somebody who takes nobody on: one of our own that nobody else can find.
-                address = b""
+            if found is not None and isinstance(error, PermissionError | TimeoutError):
+                # Another user's, or somebody who takes nobody on: one of our own that nobody else can find.
+                found = None
                 continue
             raise NotStarted(
                 f"driver {place.name}: no process for it: {error}", died=False
             ) from error
-        if sock is None:
-            time.sleep(0.005 * attempt)
-            continue
         try:
             started = _enter(sock, place, pid, knobs.driver_timeout_ms() / 1000)
-            return started if started.pidfd >= 0 else _known(started, address, place)
+            if started.pidfd >= 0 or found is None:
+                return started
+            return _known(started, found, name, place)
         except _Silent as silent:
             last = str(silent)
             if not _end(silent.process, place):
-                address = b""
+                found = None
         except EOFError as error:
             last = str(error)
             if pid is not None:
@@ -233,46 +238,48 @@ def _served(place: Place, path: str) -> Started:
 
 
 def _reach(
-    address: bytes, place: Place, settings: Mapping[str, str]
-) -> tuple[socket.socket | None, int | None, int]:
-    """A socket to the host; and the process, and what it writes, where this call started it. None: try again."""
+    found: Meeting | None, name: str, place: Place, settings: Mapping[str, str]
+) -> tuple[socket.socket, int | None, int]:
+    """A socket to the host; and the process, and what it writes, where this call started it. Raises `Taken`: try again."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
-    if address:
-        try:
-            sock = _connected(address)
-        except ConnectionRefusedError:
-            pass
-        except ConnectionResetError:
-            return None, None, -1
-        else:
-            if peer(sock)[1] != os.geteuid():
-                sock.close()
-                raise PermissionError(errno.EPERM, "another user listens there")
-            return sock, None, -1
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        try:
-            listener.bind(address)
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return None, None, -1
-            raise
-        listener.listen(BACKLOG)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        output = -1
-        try:
-            sock.connect(listener.getsockname())
-            output = memory_file("penstock-output")
-            pid = _spawn(place, settings, listener.fileno(), output)
-        except BaseException:
+    if found is None:
+        return _started(place, settings, None)
+    try:
+        sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
+    except ConnectionResetError:
+        raise Taken from None
+    if sock is not None:
+        if peer(sock)[1] != os.geteuid():
             sock.close()
+            raise PermissionError(errno.EPERM, "another user listens there")
+        return sock, None, -1
+    with found.listen(name) as listener:
+        return _started(place, settings, listener)
+
+
+def _started(
+    place: Place, settings: Mapping[str, str], listener: socket.socket | None
+) -> tuple[socket.socket, int, int]:
+    """A new process, which has the other end of the socket, and *listener* for other clients."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    output = -1
+    with theirs:
+        try:
+            output = memory_file("penstock-output")
+            passed = [theirs.fileno(), *([] if listener is None else [listener.fileno()])]
+            pid = _spawn(place, settings, passed, output)
+        except BaseException:
+            ours.close()
             close_all([output])
             raise
-    return sock, pid, output
+    return ours, pid, output
 
 
-def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int) -> int:
-    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone."""
+def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], output: int) -> int:
+    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone. *passed* is the socket of
+    its first client, and what others connect to where they can.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     import fcntl
@@ -280,14 +287,14 @@ def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int
     high: list[int] = []
     try:
         # Above the numbers that they are to have, so that none takes another's place.
-        high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (listener, output)]
+        high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (output, *passed)]
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_DUP2, high[1], 1),
-            (os.POSIX_SPAWN_DUP2, high[1], 2),
-            (os.POSIX_SPAWN_DUP2, high[0], 3),
+            (os.POSIX_SPAWN_DUP2, high[0], 1),
+            (os.POSIX_SPAWN_DUP2, high[0], 2),
+            *((os.POSIX_SPAWN_DUP2, fd, 3 + at) for at, fd in enumerate(high[1:])),
         ]
-        command = [sys.executable, *HOST, *place]
+        command = [sys.executable, *(HOST if len(passed) > 1 else ALONE), *place]
         return os.posix_spawn(
             sys.executable, command, dict(settings), file_actions=actions, setsid=True
         )
@@ -295,12 +302,15 @@ def _spawn(place: Place, settings: Mapping[str, str], listener: int, output: int
         close_all(high)
 
 
-def _known(started: Started, address: bytes, place: Place) -> Started:
+def _known(started: Started, found: Meeting, name: str, place: Place) -> Started:
     """A connection to the same host, by which the kernel tells its process: at the first it was not yet the one that
     listens. The first, where that cannot be.
     """
     try:
-        again = _enter(_connected(address), place, None)
+        sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
+        if sock is None:
+            return started
+        again = _enter(sock, place, None)
     except (OSError, EOFError, DeviceUnavailable):
         return started
     if again.pidfd < 0:
@@ -308,18 +318,6 @@ def _known(started: Started, address: bytes, place: Place) -> Started:
     started.connection.close()
     close_all([started.page, started.output])
     return again
-
-
-def _connected(address: bytes) -> socket.socket:
-    if sys.platform == "win32":
-        raise OSError(LINUX_ONLY)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connect_within(sock, address, knobs.driver_timeout_ms() / 1000)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _end(process: int, place: Place) -> bool:

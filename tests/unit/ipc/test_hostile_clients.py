@@ -319,13 +319,14 @@ def test_constants_that_can_be_changed_are_copied(raw: Raw) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    import socket
-
+    from penstock.ipc.meeting import meeting
     from penstock.ipc.starting import address_of, environment
     from penstock.ipc.transport import Connection
 
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.connect(address_of(PLACE, environment()))
+    with meeting() as found:
+        assert found is not None
+        sock = found.connect(address_of(PLACE, environment()), 10)
+    assert sock is not None
     connection = Connection(sock)
     connection.send(encode(wire.Hello(wire.WIRE_VERSION + 1)))
     answer = decode_to_client(connection.receive(soon()).data)

@@ -21,6 +21,7 @@ from penstock.ipc import starting, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.host import service
 from penstock.ipc.linux import command_of, connect_within, is_stopped, memory_file, wait_for_end
+from penstock.ipc.meeting import meeting
 from penstock.ipc.starting import Place, Started, address_of, connect, environment
 from penstock.ipc.transport import Connection, close_all
 
@@ -57,8 +58,9 @@ def leave(started: Started) -> None:
 @contextmanager
 def listening(backlog: int) -> Iterator[socket.socket]:
     """This process in the place of a host."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(address_of(PLACE, environment()))
+    with meeting() as place, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        assert place is not None
+        listener.bind(place._path(address_of(PLACE, environment())))
         listener.listen(backlog)
         yield listener
 
@@ -114,8 +116,12 @@ def test_a_host_that_is_slow_to_start_is_waited_for() -> None:
         time.sleep(0.5)
         assert finding.is_alive()
         output = memory_file("output")
-        pid = starting._spawn(PLACE, environment(), listener.fileno(), output)
+        ours, theirs = socket.socketpair()
+        passed = [theirs.fileno(), listener.fileno()]
+        pid = starting._spawn(PLACE, environment(), passed, output)
+        theirs.close()
     finding.join(SECONDS)
+    ours.close()
     os.close(output)
     (started,) = waiting
     # It listened after this client had come.

@@ -1,7 +1,7 @@
 """`python -m penstock.ipc.host NAME VALUE`: the driver of that entry point, served on the socket that was inherited.
 
-Descriptor 3 is a Unix socket that listens; 1 and 2 are a file that clients read. Whoever starts the process says what to
-import; clients say nothing but what the wire has.
+Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the first argument is `--alone`; 1
+and 2 are a file that clients read. Whoever starts the process says what to import; clients say nothing but what the wire has.
 
 `python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an administrator runs as a
 user of its own: it listens at PATH, in a directory that only that user or root can write, for clients of other users,
@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import sys
 
-LISTENER = 3
+FIRST = 3
+LISTENER = 4
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     faulthandler.enable()
     arguments = sys.argv[1:]
     is_service = arguments[:1] == ["--service"]
-    users = None
+    users, first, listener = None, None, None
     if is_service:
         from penstock.ipc.host.service import listen, prepare
 
@@ -34,8 +35,12 @@ def main() -> None:
         prepare()
         listener = listen(path)
     else:
-        os.closerange(LISTENER + 1, 1 << 16)
-        listener = LISTENER
+        first = FIRST
+        if arguments[:1] == ["--alone"]:
+            arguments = arguments[1:]
+        else:
+            listener = LISTENER
+        os.closerange((listener or first) + 1, 1 << 16)
     name, value = arguments
     from penstock.ipc import sandbox
 
@@ -43,7 +48,7 @@ def main() -> None:
     report = sandbox.apply(sandbox.host_policy())
     from penstock.ipc.host.process import Host
 
-    Host(name, value, listener, report.lines(), service=is_service, users=users).run()
+    Host(name, value, listener, first, report.lines(), service=is_service, users=users).run()
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver whose entry point is *name* = *value* on the listening socket *listener*.
+    """Serves the driver whose entry point is *name* = *value*: the client at the socket *first*, and those that connect to
+    the socket *listener*; both are descriptors, None for none.
 
     *sandbox* says for each measure what became of it. A *service* takes clients of other users on, those of *users* or
     (None) whoever the socket's file lets in, shows them nothing of what it writes, and runs on without clients.
@@ -117,7 +118,8 @@ class Host:
         self,
         name: str,
         value: str,
-        listener: int,
+        listener: int | None,
+        first: int | None = None,
         sandbox: tuple[tuple[str, str], ...] = (),
         *,
         service: bool = False,
@@ -126,10 +128,12 @@ class Host:
         self._name, self._value = name, value
         self._service = service
         self._users = users if service else frozenset({current_user()})
-        self._listener = socket.socket(fileno=listener)
-        self._listener.setblocking(False)
-        # Peers see the credentials of the last `listen`.
-        self._listener.listen(BACKLOG)
+        self._first = None if first is None else socket.socket(fileno=first)
+        self._listener = None if listener is None else socket.socket(fileno=listener)
+        if self._listener is not None:
+            self._listener.setblocking(False)
+            # Peers see the credentials of the last `listen`.
+            self._listener.listen(BACKLOG)
         # What a service writes is its administrator's.
         self._heart = Heart(trims=not service)
         shown = os.devnull if service else "/proc/self/fd/2"
@@ -174,10 +178,14 @@ class Host:
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         poll = select.epoll()
-        poll.register(self._listener.fileno(), select.EPOLLIN)
+        if self._listener is not None:
+            poll.register(self._listener.fileno(), select.EPOLLIN)
         poll.register(self._wake, select.EPOLLIN)
         guests: dict[int, Guest] = {}
         had_one, lonely_until = False, time.monotonic() + LONELY_SECONDS
+        if self._first is not None:
+            had_one, first, self._first = True, self._first, None
+            self._take_on(first, guests, poll)
         while True:
             for fd, _ in poll.poll(None if had_one else 1.0):
                 if fd == self._wake:
@@ -189,23 +197,30 @@ class Host:
                 if (sock := self._next_client()) is None:
                     break
                 had_one = True
-                fd = sock.fileno()
-                guest = guests[fd] = Guest(sock, self._gone)
-                with self._lock:
-                    self._clients += 1
-                try:
-                    # Its end is told, and nothing else. Who closes the socket takes it from the poll.
-                    poll.register(fd, select.EPOLLONESHOT)
-                    begin(self._greet, guest)
-                except (OSError, RuntimeError, MemoryError):
-                    guest.connection.close()
-                    guest.leave()
+                self._take_on(sock, guests, poll)
             if self._service:
                 continue
             if not self._clients and (had_one or time.monotonic() > lonely_until):
                 return
 
+    def _take_on(self, sock: socket.socket, guests: dict[int, Guest], poll: select.epoll) -> None:
+        if sys.platform != "linux":
+            raise OSError(LINUX_ONLY)
+        fd = sock.fileno()
+        guest = guests[fd] = Guest(sock, self._gone)
+        with self._lock:
+            self._clients += 1
+        try:
+            # Its end is told, and nothing else. Who closes the socket takes it from the poll.
+            poll.register(fd, select.EPOLLONESHOT)
+            begin(self._greet, guest)
+        except (OSError, RuntimeError, MemoryError):
+            guest.connection.close()
+            guest.leave()
+
     def _next_client(self) -> socket.socket | None:
+        if self._listener is None:
+            return None
         try:
             return self._listener.accept()[0]
         except BlockingIOError:
@@ -286,7 +301,8 @@ class Host:
     def _part(self) -> NoReturn:
         """Ends the process, also where a call or a device does not end."""
         try:
-            self._listener.close()
+            if self._listener is not None:
+                self._listener.close()
             begin(self._close_devices)
             time.sleep(PARTING_SECONDS)
         finally:

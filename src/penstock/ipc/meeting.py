@@ -1,0 +1,179 @@
+"""Where the processes of drivers are found: sockets in a directory that nobody but their user can enter.
+
+`hosts/MACHINE/` in the state directory has a socket for each process that takes clients on. MACHINE stands for the running
+kernel and this process's namespaces: whoever shares a home directory, but no kernel, shares no process.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import InputError, Unreadable
+from penstock.ipc.linux import LINUX_ONLY, connect_within
+from penstock.ipc.sandbox.removal import empty
+from penstock.sealed.places import make_private_directory, state_directory
+
+NAME: Final = "hosts"
+LOCK: Final = "lock"
+
+MOST_SOCKETS: Final = 64
+"""Sockets in a directory before those are removed that nobody listens at any more."""
+
+MOST_DAYS: Final = 30
+"""Directories of other machines, and of times before this system was started, are removed after so many days."""
+
+LOCK_SECONDS: Final = 2.0
+"""How long others may take to start processes, one after the other."""
+
+BACKLOG: Final = 128
+
+_NAMESPACES: Final = ("pid", "mnt", "net", "user")
+
+
+class Taken(Exception):
+    """Somebody listens there already, or is about to."""
+
+
+@contextmanager
+def meeting() -> Iterator[Meeting | None]:
+    """The directory of this user and machine; None where none can be had: a host is then its client's alone."""
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    try:
+        directory = Path(state_directory(), NAME, _machine())
+        if not directory.is_dir():
+            make_private_directory(directory.parent)
+            _remove_old(directory.parent)
+        make_private_directory(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (OSError, Unreadable, InputError):
+        yield None
+        return
+    try:
+        yield Meeting(fd)
+    finally:
+        os.close(fd)
+
+
+class Meeting:
+    """The open directory *fd*. Names are those of `starting.address_of`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def connect(self, name: str, seconds: float) -> socket.socket | None:
+        """A connection to whoever listens by that name; None where nobody does.
+
+        Raises `TimeoutError` where who listens has no room for it in that time, and `OSError`.
+        """
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, LINUX_ONLY)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connect_within(sock, self._path(name), seconds)
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def listen(self, name: str) -> socket.socket:
+        """A socket that listens by that name, in the place of one that nobody listens at any more.
+
+        Raises `Taken` where somebody does, or is being started, and `OSError`.
+        """
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, LINUX_ONLY)
+        with self._alone():
+            if self._is_taken(name):
+                raise Taken
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._fd)
+            self._make_room()
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                listener.bind(self._path(name))
+                listener.listen(BACKLOG)
+            except BaseException:
+                listener.close()
+                raise
+        return listener
+
+    def _is_taken(self, name: str) -> bool:
+        try:
+            known = self.connect(name, 0.0)
+        except TimeoutError:
+            return True
+        if known is not None:
+            known.close()
+        return known is not None
+
+    def _path(self, name: str) -> str:
+        # The address of a socket is shorter than paths may be.
+        return f"/proc/self/fd/{self._fd}/{name}"
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if sys.platform == "win32":
+            raise OSError(errno.ENOSYS, LINUX_ONLY)
+        import fcntl
+
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
+        try:
+            until = time.monotonic() + LOCK_SECONDS
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise Taken from None
+                    time.sleep(0.002)
+            yield
+        finally:
+            os.close(lock)
+
+    def _make_room(self) -> None:
+        """Removes sockets that nobody listens at, where there are many."""
+        names = [name for name in os.listdir(self._fd) if name != LOCK]
+        if len(names) <= MOST_SOCKETS:
+            return
+        for name in names:
+            with suppress(OSError):
+                if not self._is_taken(name):
+                    os.unlink(name, dir_fd=self._fd)
+
+
+def _machine() -> str:
+    """The running kernel and the namespaces of this process, in digits."""
+    parts = [Path("/proc/sys/kernel/random/boot_id").read_text("ascii")]
+    parts += [os.readlink(f"/proc/self/ns/{kind}") for kind in _NAMESPACES]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _remove_old(directory: Path) -> None:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    before = time.time() - MOST_DAYS * 86_400
+    for other in directory.iterdir():
+        with suppress(OSError):
+            if other.lstat().st_mtime > before:
+                continue
+            fd = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if empty(fd):
+                    other.rmdir()
+            finally:
+                os.close(fd)
