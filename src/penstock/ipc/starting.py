@@ -262,6 +262,8 @@ def _started(
     place: Place, settings: Mapping[str, str], listener: socket.socket | None
 ) -> tuple[socket.socket, int, int]:
     """A new process, which has the other end of the socket, and *listener* for other clients."""
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     output = -1
     with theirs:

@@ -322,6 +322,7 @@ def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
     assert not thread.is_alive()
     for fd in (host._wake, host._woken, host._output, host._page, host._heart.fd):
         os.close(fd)
+    assert host._listener is not None
     host._listener.close()
 
 

@@ -203,7 +203,8 @@ class Host:
             if not self._clients and (had_one or time.monotonic() > lonely_until):
                 return
 
-    def _take_on(self, sock: socket.socket, guests: dict[int, Guest], poll: select.epoll) -> None:
+    def _take_on(self, sock: socket.socket, guests: dict[int, Guest], poll: Any) -> None:
+        """Sees to a client, whose end the epoll *poll* tells from now on."""
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         fd = sock.fileno()

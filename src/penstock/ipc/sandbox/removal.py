@@ -11,8 +11,6 @@ from typing import Final
 MOST_ENTRIES: Final = 20_000
 """Files and directories that one call removes."""
 
-_FLAGS: Final = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0)
-
 
 def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
     """Removes what is below the descriptor *directory*, whose user must be this process's; whether nothing is left.
@@ -39,6 +37,8 @@ def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
 
 def _remove(directory: int, entry: os.DirEntry[str], numbers: count[int], most: int) -> int:
     """Removes *entry* of *directory*; how many entries are gone or moved."""
+    if sys.platform == "win32":
+        raise OSError("descriptors of directories are Unix's")
     if not entry.is_dir(follow_symlinks=False):
         return _unlink(directory, entry.name)
     with suppress(OSError):
@@ -48,7 +48,8 @@ def _remove(directory: int, entry: os.DirEntry[str], numbers: count[int], most: 
     with suppress(OSError):
         os.chmod(entry.name, 0o700, dir_fd=directory)
     try:
-        inner = os.open(entry.name, _FLAGS | os.O_CLOEXEC, dir_fd=directory)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        inner = os.open(entry.name, flags, dir_fd=directory)
     except OSError:
         return 0
     done = 0
