@@ -77,6 +77,33 @@ def _die_if_told(call: str) -> None:
         _signal(signal.SIGKILL)
 
 
+class Stuck(InterceptingDevice):
+    """The reference device; the call that the file `stuck` beside its seals names does not return."""
+
+    def check(self) -> str | None:
+        _stick_if_told("check")
+        return super().check()
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        _stick_if_told("cache_files_needed")
+        return super().cache_files_needed()
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        _stick_if_told(method)
+        return proceed()
+
+
+def _stick_if_told(call: str) -> None:
+    told = Path(sealed_directory(), "stuck")
+    if told.exists() and told.read_text() == call:
+        time.sleep(600)
+
+
+def stuck() -> Stuck:
+    """The driver's device."""
+    return Stuck(create_reference(), "stuck")
+
+
 def domains() -> Device:
     """The reference device with memory domains."""
     return DomainDevice(create_reference(), "domains")

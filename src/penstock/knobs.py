@@ -350,7 +350,8 @@ driver_timeout_ms: Final = Knob(
     "driver_timeout_ms",
     int,
     5000,
-    "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed.",
+    "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed, and "
+    "that its answers about itself and about what it supports may take.",
     least=100,
     most=1000 * MOST_SECONDS,
 )

@@ -131,6 +131,15 @@ class Link:
             self.close()
         return True
 
+    def condemn(self, why: str) -> None:
+        """Ends a host that is of no use any more, for the reason *why*: its clients' calls are `DeadObject`. One that may be
+        somebody else's process lives on, and only this connection ends.
+        """
+        self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")
+        if self._started.pidfd >= 0:
+            with contextlib.suppress(OSError):
+                kill_process(self._started.pidfd)
+
     def _refuse(self) -> None:
         """Leaves a host that cannot be watched."""
         started = self._started

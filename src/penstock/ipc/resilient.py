@@ -13,12 +13,14 @@ from weakref import WeakSet
 
 from msgspec.structs import replace
 
+from penstock import knobs
 from penstock.errors import (
     ClosedError,
     DeadObject,
     DriverError,
     GeneralFailure,
     InvalidArgument,
+    MissedDeadlineTransient,
 )
 from penstock.hal import (
     NO_TOKEN,
@@ -48,7 +50,7 @@ from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
-from penstock.ipc.until import current_deadline, started_again
+from penstock.ipc.until import current_deadline, started_again, until
 from penstock.ir import Model
 
 T = TypeVar("T")
@@ -107,15 +109,15 @@ class IsolatedDevice:
 
     def check(self) -> str | None:
         quarantined = self.supervisor.quarantined
-        return quarantined or self.twice("check", None, lambda remote: remote.check())
+        return quarantined or self._brief("check", None, lambda remote: remote.check())
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        return self.twice(
+        return self._brief(
             "supported_operations", model, lambda remote: remote.supported_operations(model)
         )
 
     def cache_files_needed(self) -> tuple[int, int]:
-        return self.twice("cache_files_needed", None, lambda r: r.cache_files_needed())
+        return self._brief("cache_files_needed", None, lambda r: r.cache_files_needed())
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
         return IsolatedPreparedModel(self, self.prepared(model, config), model, config)
@@ -147,6 +149,27 @@ class IsolatedDevice:
             return remote.prepare_model(model, config)
 
         return self.twice("prepare_model", model, prepare, config.deadline_ns)
+
+    def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:
+        """`twice` for a call that no driver needs long for. Raises `DeadObject` where it has not answered within the knob
+        `driver_timeout_ms`, for which its process is killed, however it beats, and `MissedDeadlineTransient` where it has not
+        within half of what the compile has left.
+        """
+        limit_ms = knobs.driver_timeout_ms()
+        limit_ns = time.monotonic_ns() + limit_ms * 1_000_000
+        left_ns = half_of(current_deadline())
+        is_hung = left_ns is None or limit_ns <= left_ns
+        end_ns = limit_ns if is_hung or left_ns is None else left_ns
+        try:
+            with until(end_ns):
+                return self.twice(name, model, call, end_ns)
+        except MissedDeadlineTransient:
+            told = f"device {self.name}: {name} has not returned"
+            if not is_hung:
+                raise MissedDeadlineTransient(f"{told} before half of the time was over") from None
+            told += f" within {limit_ms / 1000:g} s, the knob driver_timeout_ms"
+            self._link.condemn(told)
+            raise DeadObject(f"{told}; its process was killed") from None
 
     def twice(
         self,

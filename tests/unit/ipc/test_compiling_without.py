@@ -230,7 +230,8 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
         with compiled(["fragile"], timeout=8) as model:
             assert time.monotonic() - began < 8
             fell_back(model, "", "MissedDeadlineTransient: ")
-        with pytest.raises(PlacementError, match="did not answer before the deadline"):
+        late = r"did not answer before the deadline|before half of the time was over"
+        with pytest.raises(PlacementError, match=late):
             compiled(["fragile"], ALONE, timeout=0.4)
         assert time.monotonic() - began < 30
     finally:
