@@ -239,7 +239,8 @@ def open_cache_file(
             if error.errno not in READ_ONLY:
                 raise
             if create:
-                raise ReadOnly(f"{_shown(path)} cannot be written: {error.strerror}") from None
+                why = f"{error.strerror}{_whose(path, error, files)}"
+                raise ReadOnly(f"{_shown(path)} cannot be written: {why}") from None
             fd = files.open(name, flags | os.O_RDONLY)
     except FileNotFoundError:
         raise
@@ -248,13 +249,30 @@ def open_cache_file(
             raise NotRegularFile(
                 f"{_shown(path)} is a link or no file ({error.strerror})"
             ) from None
-        raise Unreadable(f"{_shown(path)} cannot be opened: {error.strerror}") from None
+        why = f"{error.strerror}{_whose(path, error, files)}"
+        raise Unreadable(f"{_shown(path)} cannot be opened: {why}") from None
     try:
         require_regular(files, fd, _shown(path))
     except BaseException:
         files.close(fd)
         raise
     return fd
+
+
+def _whose(path: StrPath, error: OSError, files: FileSystem) -> str:
+    """What to do about a file that another user keeps to himself; empty for any other."""
+    if sys.platform == "win32" or error.errno not in {errno.EACCES, errno.EPERM}:
+        return ""
+    try:
+        owner = files.status_of(path).owner
+    except OSError:
+        return ""
+    if owner == os.geteuid():
+        return ""
+    return (
+        f"; it is user {owner}'s, and entries are their user's alone: a cache directory for each user (cache=DIR, or the knob "
+        "cache_dir) makes hits of these misses"
+    )
 
 
 def _shown(path: StrPath) -> str:
