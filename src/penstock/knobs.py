@@ -244,6 +244,14 @@ densify_limit_mib: Final = Knob(
     "Most MiB that densifying sparse or decompressing packed constants may allocate.",
     least=0,
 )
+loading_limit_mib: Final = Knob(
+    "loading_limit_mib",
+    int,
+    0,
+    "Most MiB that the nodes and other parts of an ONNX model, without its weights, may take as it is loaded; 0 means 16 "
+    "times the size of its file, and at least 64.",
+    least=0,
+)
 metadata_limit_mib: Final = Knob(
     "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model.", least=0
 )
@@ -422,6 +430,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
         k.name: k
         for k in (
             densify_limit_mib,
+            loading_limit_mib,
             metadata_limit_mib,
             stream_limit_mib,
             tensor_limit_mib,

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock import knobs
 from penstock.errors import LimitExceeded, TruncatedModel
 
 MAX_DEPTH: Final = 33
 """How deep graphs may stand in graphs."""
 
-MEMORY_PER_BYTE: Final = 64
-MEMORY_ALLOWANCE: Final = 1 << 20
+MIB: Final = 1 << 20
+MEMORY_PER_BYTE: Final = 16
+LEAST_MEMORY: Final = 64 * MIB
+"""What a file may become unless the knob `loading_limit_mib` says otherwise: networks of weights take little more than these."""
+
 MESSAGE_MEMORY: Final = 320
+NODE_MEMORY: Final = 2700
+"""A node's message, and the operation, operand and shapes that become of it."""
 FIELD_MEMORY: Final = 64
 MAX_VARINT: Final = 10
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -129,7 +135,9 @@ def _is_field(cursor: _Cursor) -> bool:
 
 def check(content: memoryview) -> None:
     """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests too deeply."""
-    left = MEMORY_PER_BYTE * len(content) + MEMORY_ALLOWANCE
+    given = knobs.loading_limit_mib()
+    limit = given * MIB or max(MEMORY_PER_BYTE * len(content), LEAST_MEMORY)
+    left = limit
     pending = [("model", 0, len(content), 0)]
     while pending:
         message, start, end, depth = pending.pop()
@@ -142,11 +150,13 @@ def check(content: memoryview) -> None:
             if target == "leaf":
                 left -= MESSAGE_MEMORY + LEAF_SHARE * (last - first)
             elif target is not None:
-                left -= MESSAGE_MEMORY
+                left -= NODE_MEMORY if target == "node" else MESSAGE_MEMORY
                 pending.append((target, first, last, depth + (target == "graph")))
             else:
                 left -= FIELD_MEMORY if kind == LENGTH else 16
             if left < 0:
                 raise LimitExceeded(
-                    "the file holds more messages than it has room for", offset=first
+                    f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: the knob loading_limit_mib "
+                    "allows more",
+                    offset=first,
                 )

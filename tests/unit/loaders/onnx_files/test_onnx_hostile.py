@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock import knobs
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
@@ -313,8 +314,24 @@ def test_many_empty_messages_are_refused_before_they_are_made() -> None:
     length = len(graph)
     varint = bytes([length & 127 | 128, length >> 7 & 127 | 128, length >> 14])
     content = b"\x08\x08" + b"\x3a" + varint + graph
-    with pytest.raises(LimitExceeded, match="room"):
+    with pytest.raises(LimitExceeded, match="the knob loading_limit_mib allows more"):
         penstock.load(content)
+
+
+def test_nodes_of_a_few_bytes_are_counted_for_what_becomes_of_them() -> None:
+    """Each of 25 bytes: the memory and time that they would take is refused before it is spent, unless it is asked for."""
+    count = 40_000
+    nodes = [helper.make_node("Relu", [f"t{k}"], [f"t{k + 1}"]) for k in range(count)]
+    model = model_of(nodes, {"t0": X}, [f"t{count}"]).SerializeToString()
+    tracemalloc.start()
+    try:
+        with pytest.raises(LimitExceeded, match="more than 64 MiB: the knob loading_limit_mib"):
+            penstock.load(model)
+        assert tracemalloc.get_traced_memory()[1] < 4 * MIB
+    finally:
+        tracemalloc.stop()
+    with knobs.override(loading_limit_mib=200):
+        assert len(penstock.load(model).operations) == count
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
