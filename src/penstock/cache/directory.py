@@ -159,7 +159,7 @@ class CacheDirectory:
         """
         structure = ingredients.get("structure")
         return min(
-            islice(self._records(), _NEAREST_AMONG),
+            islice(self._records(briefly=True), _NEAREST_AMONG),
             key=lambda r: (
                 r.ingredients.get("structure") != structure,
                 sum(
@@ -170,11 +170,12 @@ class CacheDirectory:
             default=None,
         )
 
-    def _records(self) -> Iterator[IndexRecord]:
+    def _records(self, *, briefly: bool = False) -> Iterator[IndexRecord]:
         from penstock.cache.eviction import scan
 
         try:
-            found = sorted(scan(self.store), key=lambda group: group.used_ns, reverse=True)
+            looked = scan(self.store, briefly=briefly)
+            found = sorted(looked, key=lambda group: group.used_ns, reverse=True)
         except OSError:
             return
         records = (self.store.read_record(group.token) for group in found if group.is_entry)

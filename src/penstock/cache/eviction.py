@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Final
 
 from penstock import knobs
 from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
@@ -20,6 +22,13 @@ from penstock.cache.naming import (
 from penstock.cache.store import Store
 from penstock.errors import CacheError
 from penstock.sealed.files import FileStatus, open_cache_file
+
+MOST_NAMES: Final = 65_536
+MOST_FILES: Final = 16_384
+"""Names, and files of entries among them, that a compile looks at: whoever can write in the directory can fill it."""
+
+MOST_REMOVED: Final = 256
+"""Entries and orphans that a compile removes: the next one goes on."""
 
 
 class Found:
@@ -57,13 +66,19 @@ class Found:
         return max((self.status[name].modified_ns for name in names), default=0)
 
 
-def scan(store: Store) -> list[Found]:
-    """All that the directory holds by token; files with other names are nobody's. Raises `OSError`."""
+def scan(store: Store, *, briefly: bool = False) -> list[Found]:
+    """All that the directory holds by token, or *briefly* so much of it as a compile has time for; files with other names
+    are nobody's. Raises `OSError`.
+    """
     found: dict[bytes, Found] = {}
-    for name in store.files.names(store.path):
+    left = MOST_FILES if briefly else sys.maxsize
+    for name in store.files.names(store.path, MOST_NAMES if briefly else None):
         parsed = parse_name(name)
         if parsed is None:
             continue
+        left -= 1
+        if left < 0:
+            break
         try:
             status = store.files.status_of(store.at(name))
         except FileNotFoundError:
@@ -82,16 +97,20 @@ def collect(
     most_bytes: int | None,
     keep: bytes | None = None,
     refused: dict[bytes, str] | None = None,
+    *,
+    briefly: bool = False,
 ) -> list[bytes]:
     """Removes the entries unused for longest until at most *most_bytes* are left, and every orphan.
 
-    Entries that somebody reads, writes or compiles stay, and so does *keep*. Returns the tokens of the
+    Entries that somebody reads, writes or compiles stay, and so does *keep*; and *briefly* what there is no time for, which
+    later compiles remove. Returns the tokens of the
     entries that went; *refused* gets those of what could not be removed, and why. Raises `OSError`,
     `Unreadable`.
     """
     refused = {} if refused is None else refused
-    found = scan(store)
-    gone = []
+    found = scan(store, briefly=briefly)
+    left = MOST_REMOVED if briefly else sys.maxsize
+    gone: list[bytes] = []
     total = sum(group.nbytes for group in found)
     for group in sorted((g for g in found if g.is_entry), key=lambda g: g.used_ns):
         if group.token == keep:
@@ -99,13 +118,19 @@ def collect(
         over = most_bytes is not None and total > most_bytes
         if not over and group.written:
             continue
+        left -= 1
+        if left < 0:
+            return gone
         with _noting(store, group, refused):
             if remove(store, group, only_if_dead=not over):
                 total -= group.nbytes
                 gone.append(group.token)
     for group in found:
-        left = group.temporaries or group.names("lease") or not group.is_entry
-        if left and group.token != keep:
+        is_left = group.temporaries or group.names("lease") or not group.is_entry
+        if is_left and group.token != keep:
+            left -= 1
+            if left < 0:
+                return gone
             with _noting(store, group, refused):
                 _sweep(store, group)
     return gone

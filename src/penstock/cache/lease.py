@@ -117,7 +117,7 @@ class Lease(Closing):
             self._leave_to_late_writer(record, marked=marked)
         with suppress(OSError, Unreadable):
             limit = knobs.cache_limit_mib()
-            collect(store, limit << 20 if limit > 0 else None, keep=self._token)
+            collect(store, limit << 20 if limit > 0 else None, keep=self._token, briefly=True)
 
     def discard(self, files: OpenFiles) -> None:
         """Removes files that are not going to be published."""

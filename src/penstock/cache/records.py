@@ -29,6 +29,10 @@ class Record(Protocol):
 R = TypeVar("R", bound=Record)
 
 
+MOST_REMOVED: Final = 256
+"""Records that saving another one removes: whoever can write in the directory can fill it."""
+
+
 class _Sealed(msgspec.Struct, frozen=True):
     verdict: msgspec.Raw
     seal: str
@@ -152,14 +156,14 @@ class SealedRecords(Generic[R]):
             self._remove(temporary)
             raise
 
-    def _names(self) -> list[str]:
+    def _names(self, most: int | None = None) -> list[str]:
         try:
-            return self._files.names(self._path)
+            return self._files.names(self._path, most)
         except FileNotFoundError:
             return []
 
     def _drop_oldest(self) -> None:
-        names = self._names()
+        names = self._names(self._most + MOST_REMOVED)
         if len(names) <= self._most:
             return
         dated = []

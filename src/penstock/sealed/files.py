@@ -8,6 +8,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from itertools import islice
 from types import TracebackType
 from typing import Final, Protocol, TypeAlias, runtime_checkable
 
@@ -118,8 +119,8 @@ class FileSystem(Locking, Protocol):
         """As `status`, of what *path* names; a symbolic link is not followed, and is not regular."""
         ...
 
-    def names(self, directory: StrPath) -> list[str]:
-        """The names in *directory*, in no promised order."""
+    def names(self, directory: StrPath, most: int | None = None) -> list[str]:
+        """The names in *directory*, in no promised order; of more than *most*, that many."""
         ...
 
     def mkdir(self, path: StrPath, mode: int = 0o700) -> None: ...
@@ -185,8 +186,9 @@ class SystemFiles(SystemLocks):
     def status_of(self, path: StrPath) -> FileStatus:
         return _status(os.lstat(path))
 
-    def names(self, directory: StrPath) -> list[str]:
-        return os.listdir(directory)
+    def names(self, directory: StrPath, most: int | None = None) -> list[str]:
+        with os.scandir(directory) as entries:
+            return [entry.name for entry in islice(entries, most)]
 
     def mkdir(self, path: StrPath, mode: int = 0o700) -> None:
         os.mkdir(path, mode)

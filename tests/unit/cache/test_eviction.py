@@ -10,8 +10,16 @@ from typing import Any
 import pytest
 
 from penstock import knobs
+from penstock.cache import eviction
 from penstock.cache.eviction import collect, scan
-from penstock.cache.naming import file_names, lease_name, letters_of, lock_name, temporary_name
+from penstock.cache.naming import (
+    file_names,
+    index_name,
+    lease_name,
+    letters_of,
+    lock_name,
+    temporary_name,
+)
 from penstock.errors import NoEntry, NotYetWritten, RolledBack
 from penstock.sealed import Owner
 from penstock.sealed.files import StrPath
@@ -226,3 +234,30 @@ def test_a_full_directory_can_be_emptied(bench: Bench) -> None:
     bench.files = full
     assert collect(bench.directory.store, 0) == TOKENS
     assert bench.names() == []
+
+
+def test_a_compile_looks_at_so_many_files_and_removes_so_many_orphans(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever can write in the directory can fill it: what is left is for the next compile, and for `gc`."""
+    monkeypatch.setattr(eviction, "MOST_FILES", 50)
+    monkeypatch.setattr(eviction, "MOST_REMOVED", 7)
+    for number in range(100, 200):
+        (bench.path / index_name(token_of(number))).touch()
+    store, before = bench.directory.store, len(bench.names())
+    assert sum(len(group.status) for group in scan(store, briefly=True)) == 50
+    collect(store, None, briefly=True)
+    assert before - len(bench.names()) == 7
+    assert there(bench) == [0, 1, 2, 3]
+    collect(store, None)
+    assert len(bench.names()) == 4 * 5
+
+
+def test_names_that_are_nobody_s_are_bounded_too(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "MOST_NAMES", 10)
+    for number in range(100):
+        (bench.path / f"other{number}").touch()
+    assert sum(len(group.status) for group in scan(bench.directory.store, briefly=True)) <= 10
+    assert len(scan(bench.directory.store)) == len(TOKENS)
