@@ -102,5 +102,6 @@ def test_what_is_wrong_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> No
     rig.right = right
     kept.pop().close()
     assert found[:2] == ["raised ValueError('careless')", "the message was not sent"]
-    assert [wrong.partition(":")[0] for wrong in found[2:]] == ["descriptors", "files"]
+    # Without time to settle, what calls before have let go of may still be going.
+    assert {wrong.partition(":")[0] for wrong in found[2:]} >= {"descriptors", "files"}
     assert not Fault(rig.supervisor, Point("Check", "paused", "after")).struck
