@@ -180,3 +180,21 @@ def _signal(number: int) -> None:
     os.kill(os.getpid(), number)
     # Another thread may be the one to get it.
     time.sleep(0.1)
+
+
+def stuck_in_native_code() -> Device:
+    """Never made: a call that keeps the interpreter's lock for an hour."""
+    import ctypes
+
+    ctypes.PyDLL(None).sleep(3600)
+    raise OSError("nobody waited")
+
+
+def exits() -> Device:
+    """Ends its process as it is made."""
+    os._exit(7)
+
+
+def aborts() -> Device:
+    """Ends its process as C libraries do."""
+    os.abort()

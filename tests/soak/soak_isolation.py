@@ -143,7 +143,7 @@ def fuzz(count: int, seed: int) -> int:
     keeper.connection.close()
     close_all([keeper.page, keeper.output, keeper.pidfd])
     if keeper.child:
-        os.waitpid(keeper.pid, 0)
+        os.waitpid(keeper.broker, 0)
     print(f"{sent} damaged messages of {clients} clients, {time.monotonic() - began:.0f} s; "
           f"the host answers: {answered}, resident {before} -> {after} KiB")  # fmt: skip
     return int(not answered) + int(after - before > ALLOWED_HOST_KIB)

@@ -82,7 +82,7 @@ class Link:
 
     @property
     def pid(self) -> int:
-        """The host's process."""
+        """The driver's process."""
         return self._started.pid
 
     @property
@@ -248,7 +248,7 @@ class Link:
         if sys.platform == "win32":
             return None
         try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            pid, status = os.waitpid(self._started.broker, os.WNOHANG)
         except ChildProcessError:
             self._reaped = True
             return None
@@ -258,7 +258,7 @@ class Link:
     def _reap_later(self) -> None:
         """It has other clients, or takes its time: no zombie is left when it ends."""
         with contextlib.suppress(RuntimeError, MemoryError):
-            begin(_reap_at_end, self.pid)
+            begin(_reap_at_end, self._started.broker)
 
     def _drain(self, *, last: bool = False) -> None:
         """Whatever the host has written since, line by line into the log."""

@@ -15,6 +15,12 @@ from typing import Final
 STATFS_BYTES: Final = 512
 """More than a `struct statfs` has, whose first word is the kind."""
 
+CREDENTIALS: Final = struct.Struct("3i")
+"""Process, user and group of a peer (`struct ucred`)."""
+
+SO_PEERPIDFD: Final = 77
+"""The process at the other end of a Unix socket, as a descriptor (Linux 6.5 and later)."""
+
 LINUX_ONLY: Final = "drivers run in processes of their own on Linux only"
 
 
@@ -124,6 +130,44 @@ def kill_process(pidfd: int) -> None:
     import signal
 
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket: of a listening one, those that called `listen`."""
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    process, user, _ = CREDENTIALS.unpack(told)
+    return process, user
+
+
+def open_peer(sock: socket.socket) -> int:
+    """A descriptor of the process at the other end of a Unix socket. Raises `ProcessLookupError` for one that has ended, and
+    for one that this process's namespace does not show.
+    """
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, LINUX_ONLY)
+    try:
+        told = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+    except OSError as error:
+        if error.errno != errno.ENOPROTOOPT:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    else:
+        descriptor: int = struct.unpack("i", told)[0]
+        return descriptor
+    process, _ = peer(sock)
+    if process <= 0:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+    return os.pidfd_open(process)
+
+
+def children_of(process: int) -> list[int]:
+    """The processes that the first thread of *process* started and that live."""
+    try:
+        content = Path(f"/proc/{process}/task/{process}/children").read_bytes()
+    except OSError:
+        return []
+    return [int(child) for child in content.split()]
 
 
 def current_user() -> int:

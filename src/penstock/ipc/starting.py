@@ -23,15 +23,16 @@ from penstock.errors import (
 from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
-from penstock.ipc.host.process import peer
 from penstock.ipc.linux import (
     LINUX_ONLY,
+    children_of,
     command_of,
     is_memory,
     is_stopped,
     kill_process,
     memory_file,
     open_process,
+    peer,
     wait_for_end,
 )
 from penstock.ipc.meeting import Meeting, Taken, meeting
@@ -99,12 +100,14 @@ class _Silent(Exception):
 
 
 class Started(NamedTuple):
-    """A connection to a host that took this client on. *pid* is the process where it is this process's child, *pidfd*
-    refers to it where it is known for sure; *page* is its heart's, *output* what it writes.
+    """A connection to a host that took this client on. *pid* is the driver's process, as it says; *broker* the parent of that,
+    and this process's where it is a *child*. *pidfd* refers to the parent where it is known for sure; *page* is the
+    heart's, *output* what the driver's process writes.
     """
 
     connection: Connection
     pid: int
+    broker: int
     child: bool
     pidfd: int
     page: int
@@ -364,7 +367,8 @@ def _greeted(
                     "may take: the knob driver_start_ms sets it"
                 ) from None
             process = peer(sock)[0]
-            if time.monotonic_ns() >= until or is_stopped(process):
+            stopped = any(map(is_stopped, (process, *children_of(process))))
+            if time.monotonic_ns() >= until or stopped:
                 raise _Silent(process) from None
 
 
@@ -392,7 +396,7 @@ def _enter(
             # Reading a pipe, or a file of a process's own making, may never end.
             close_all([descriptors.pop()])
             descriptors.append(os.open(os.devnull, os.O_RDONLY))
-        known = pid if pid is not None else _process_of(sock, answer.pid)
+        known = pid if pid is not None else _process_of(sock, answer.broker)
         if known is not None:
             pidfd = open_process(known)
             if pid is None and connection.is_over():
@@ -400,7 +404,8 @@ def _enter(
                 raise EOFError("it ended while it took a client on")
         return Started(
             connection,
-            answer.pid if pid is None else pid,
+            answer.pid,
+            answer.broker if pid is None else pid,
             pid is not None,
             pidfd,
             descriptors[0],

@@ -34,7 +34,7 @@ from penstock.hal import (
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
-WIRE_VERSION: Final = 5
+WIRE_VERSION: Final = 6
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
@@ -531,14 +531,16 @@ class Release(Form, frozen=True, tag="release"):
 
 
 class Welcome(Form, frozen=True, tag="welcome"):
-    """The host takes the client on: it has *devices* devices, and is the process *pid*. Beside it travel the page in
-    which the host's heart beats, and what the process writes to its standard output and error, both read-only.
+    """The host takes the client on: it has *devices* devices, and is the process *pid*, a child of *broker*, which ends as it
+    does. Beside it travel the page in which the host's heart beats, and what the process writes to its standard output
+    and error, both read-only.
 
     *refused* are devices that could not be made, and why. *sandbox* says for each measure what became of it.
     """
 
     wire_version: int
     pid: int
+    broker: int
     devices: int
     refused: tuple[str, ...] = ()
     sandbox: tuple[tuple[str, str], ...] = ()

@@ -87,7 +87,7 @@ class Raw:
         self.connection.close()
         close_all([self.started.page, self.started.output, self.started.pidfd])
         if self.started.child:
-            os.waitpid(self.started.pid, 0)
+            os.waitpid(self.started.broker, 0)
 
 
 def soon() -> int:

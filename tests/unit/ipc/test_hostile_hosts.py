@@ -138,7 +138,7 @@ def test_a_page_that_could_shrink_is_not_read() -> None:
 def test_more_devices_than_a_driver_may_have_are_not_asked_for(devices: int) -> None:
     ours, theirs = socket.socketpair()
     readable, writable = os.pipe()
-    welcome = wire.Welcome(wire.WIRE_VERSION, 0, devices)
+    welcome = wire.Welcome(wire.WIRE_VERSION, 0, 0, devices)
     Connection(theirs).send(encode(welcome), (readable, readable))
     with pytest.raises(DeviceUnavailable, match="devices; the limit is 256"):
         _enter(ours, Place("many", "m:f"), None)
@@ -153,7 +153,7 @@ def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
     def host() -> None:
         connection = Connection(theirs)
         assert isinstance(decode_to_host(connection.receive(soon(5)).data), wire.Hello)
-        welcome = wire.Welcome(wire.WIRE_VERSION, 0, 1)
+        welcome = wire.Welcome(wire.WIRE_VERSION, 0, 0, 1)
         connection.send(encode(welcome), (readable, readable))
 
     answering = threading.Thread(target=host)

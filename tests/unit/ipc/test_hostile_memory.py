@@ -72,7 +72,7 @@ def connected() -> Iterator[tuple[Session, Started]]:
         session.close()
         close_all([started.page, started.output, started.pidfd])
         if started.child:
-            os.waitpid(started.pid, 0)
+            os.waitpid(started.broker, 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -298,7 +298,7 @@ def test_a_ring_maps_one_pool_no_more_often_than_it_may(
 def test_a_greeting_is_short() -> None:
     """Who is not taken on yet is counted nowhere."""
     ours, theirs = socket.socketpair()
-    guest = Guest(theirs, lambda _: None)
+    guest = Guest(theirs, 0, lambda _: None)
     with ours:
         ours.sendall(struct.pack("<IQ", 0, 2 << 20))
         with pytest.raises(WireError, match="before `Welcome`"):
@@ -307,10 +307,9 @@ def test_a_greeting_is_short() -> None:
 
 
 def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind("")
-    host = Host("none", "none:none", listener.detach())
-    guest = cast("Guest", type("Gone", (), {"user": None}))
+    given, guests = socket.socketpair()
+    host = Host("none", "none:none", guests, os.getpid())
+    guest = cast("Guest", type("Gone", (), {"is_admitted": False}))
 
     def flood() -> None:
         for _ in range(1 << 17):
@@ -322,8 +321,8 @@ def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
     assert not thread.is_alive()
     for fd in (host._wake, host._woken, host._output, host._page, host._heart.fd):
         os.close(fd)
-    assert host._listener is not None
-    host._listener.close()
+    given.close()
+    guests.close()
 
 
 def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:

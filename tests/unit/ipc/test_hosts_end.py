@@ -35,7 +35,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
     started.connection.close()
     if not ended(started, 0):
         os.kill(started.pid, 9)
-    os.waitpid(started.pid, 0)
+    os.waitpid(started.broker, 0)
     close_all([started.pidfd, started.page, started.output])
 
 
@@ -127,7 +127,7 @@ def test_without_room_for_a_thread_nothing_is_unborn(
 def test_a_guest_that_nobody_serves_is_gone_once_when_it_hangs_up() -> None:
     ours, theirs = socket.socketpair()
     gone: list[int] = []
-    guest = Guest(theirs, lambda _: gone.append(1))
+    guest = Guest(theirs, 0, lambda _: gone.append(1))
     guest.hang_up()
     guest.hang_up()
     guest.leave()

@@ -51,7 +51,7 @@ def leave(started: Started) -> None:
     started.connection.close()
     if started.child:
         with suppress(ChildProcessError):
-            os.waitpid(started.pid, 0)
+            os.waitpid(started.broker, 0)
     close_all([started.page, started.output, started.pidfd])
 
 
@@ -86,7 +86,7 @@ def test_a_stopped_host_without_clients_is_replaced() -> None:
     with found() as second:
         assert second.pid != first.pid
         assert second.child
-        assert os.WTERMSIG(os.waitpid(first.pid, 0)[1]) == signal.SIGKILL
+        assert os.WTERMSIG(os.waitpid(first.broker, 0)[1]) == signal.SIGKILL
         # Others find the new one.
         with found() as third:
             assert third.pid == second.pid
@@ -125,7 +125,8 @@ def test_a_host_that_is_slow_to_start_is_waited_for() -> None:
     os.close(output)
     (started,) = waiting
     # It listened after this client had come.
-    assert started.pid == pid
+    assert started.broker == pid
+    assert started.pid != pid
     assert started.pidfd >= 0
     os.kill(pid, signal.SIGKILL)
     assert wait_for_end(started.pidfd, SECONDS)
@@ -142,7 +143,9 @@ def test_a_number_that_may_be_another_processs_is_not_believed(
         connection = Connection(theirs)
         close_all(connection.receive().descriptors)
         # Both ends are this process: its number is what the kernel says.
-        connection.send(encode(wire.Welcome(wire.WIRE_VERSION, os.getpid(), 1)), (0, 0))
+        connection.send(
+            encode(wire.Welcome(wire.WIRE_VERSION, os.getpid(), os.getpid(), 1)), (0, 0)
+        )
 
     def opened(process: int) -> int:
         theirs.close()

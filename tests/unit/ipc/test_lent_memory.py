@@ -423,30 +423,29 @@ def test_connections_beyond_the_limit_are_told_why(
     host._lock, host._clients, host._clients_of = threading.Lock(), 0, Counter()
     host._service, host._wake, host._woken = service, woken, wake
     pairs = [socket.socketpair() for _ in range(4)]
-    guests = [Guest(theirs, host._gone) for _, theirs in pairs]
+    guests = [Guest(theirs, 7, host._gone) for _, theirs in pairs]
 
-    def told(guest: Guest, user: int) -> str:
+    def told(guest: Guest) -> str:
         host._clients += 1
         try:
-            host._admit(guest, user)
+            host._admit(guest)
         except WireError:
-            guest.connection.close()
-            guest.leave()
+            guest.refuse()
             data = Connection(pairs[guests.index(guest)][0]).receive(soon()).data
             refused = decode_to_client(data)
             assert isinstance(refused, wire.Refused)
             return refused.reason
         return ""
 
-    assert [told(guest, 7) for guest in guests[:2]] == ["", ""]
+    assert [told(guest) for guest in guests[:2]] == ["", ""]
     if service:
-        assert told(guests[2], 7) == "one user may have 2 connections to a service at a time"
+        assert told(guests[2]) == "one user may have 2 connections to a service at a time"
         assert host._clients == 2
         guests[0].leave()
         assert host._clients_of[7] == 1
     else:
-        assert told(guests[2], 7) == ""
-        assert told(guests[3], 7) == "a driver's process has 3 connections at a time"
+        assert told(guests[2]) == ""
+        assert told(guests[3]) == "a driver's process has 3 connections at a time"
         assert host._clients == 3
     for guest in guests:
         guest.connection.close()
@@ -478,4 +477,4 @@ def test_a_host_refuses_what_its_settings_do_not_allow_and_goes_on(
     finally:
         session.close()
         close_all([started.page, started.output, started.pidfd])
-        os.waitpid(started.pid, 0)
+        os.waitpid(started.broker, 0)

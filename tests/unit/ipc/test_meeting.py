@@ -129,7 +129,7 @@ def test_without_a_directory_each_client_has_a_host_of_its_own(
     assert started[0].pid != started[1].pid
     for each in started:
         each.connection.close()
-        os.waitpid(each.pid, 0)
+        os.waitpid(each.broker, 0)
         close_all([each.page, each.output, each.pidfd])
 
 
@@ -144,7 +144,7 @@ def test_abstract_addresses_that_others_hold_stop_nobody() -> None:
     for each in (first, second):
         each.connection.close()
     end = time.monotonic() + 20
-    while time.monotonic() < end and not os.waitpid(first.pid, os.WNOHANG)[0]:
+    while time.monotonic() < end and not os.waitpid(first.broker, os.WNOHANG)[0]:
         time.sleep(0.01)
     close_all([fd for each in (first, second) for fd in (each.page, each.output, each.pidfd)])
 

@@ -27,7 +27,7 @@ from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.process import Host
+from penstock.ipc.host.broker import Broker
 from penstock.ipc.host.serving import Client
 from penstock.ipc.transport import Connection
 from penstock.testing.doubles import InterceptingDevice
@@ -80,10 +80,10 @@ def test_a_host_without_descriptors_pauses_before_it_takes_a_client_on(
             raise OSError(errno.EMFILE, "no descriptor")
 
     pauses: list[float] = []
-    monkeypatch.setattr("penstock.ipc.host.process.time.sleep", pauses.append)
-    host = Host.__new__(Host)
-    monkeypatch.setattr(host, "_listener", Listener(), raising=False)
-    assert host._next_client() is None
+    monkeypatch.setattr("penstock.ipc.host.broker.time.sleep", pauses.append)
+    broker = Broker.__new__(Broker)
+    monkeypatch.setattr(broker, "_listener", Listener(), raising=False)
+    broker._accept()
     assert len(pauses) == 1
 
 

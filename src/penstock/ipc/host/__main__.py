@@ -3,6 +3,9 @@
 Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the first argument is `--alone`; 1
 and 2 are a file that clients read. Whoever starts the process says what to import; clients say nothing but what the wire has.
 
+The process is two: the driver's, which gives up what it must not have and imports the driver, and its parent, the broker, which
+does neither.
+
 `python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an administrator runs as a
 user of its own: it listens at PATH, in a directory that only that user or root can write, for clients of other users,
 whose settings name it (the knob `services`). Its registry and its key are then out of its clients' reach.
@@ -11,44 +14,81 @@ whose settings name it (the knob `services`). Its registry and its key are then 
 from __future__ import annotations
 
 import os
+import socket
 import sys
+from typing import Final, NamedTuple, NoReturn
 
-FIRST = 3
-LISTENER = 4
+FIRST: Final = 3
+LISTENER: Final = 4
+
+
+class Wanted(NamedTuple):
+    """What the process was started for: the sockets that it has, and the entry point *name* = *value*."""
+
+    name: str
+    value: str
+    first: socket.socket | None
+    listener: socket.socket | None
+    users: frozenset[int] | None
+    service: bool
 
 
 def main() -> None:
     """Serves: until the last client is gone, or as a service until it is ended."""
-    import faulthandler
+    if sys.platform == "win32":
+        raise SystemExit("drivers run in processes of their own on Linux only")
+    wanted = _wanted(sys.argv[1:])
+    guests, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    broker = os.getpid()
+    # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the key's is in memory.
+    if driver := os.fork():
+        given.close()
+        from penstock.ipc.host.broker import Broker
 
-    faulthandler.enable()
-    arguments = sys.argv[1:]
-    is_service = arguments[:1] == ["--service"]
-    users, first, listener = None, None, None
-    if is_service:
+        Broker(
+            driver, guests, wanted.first, wanted.listener, wanted.users, service=wanted.service
+        ).run()
+    guests.close()
+    for sock in (wanted.first, wanted.listener):
+        if sock is not None:
+            sock.close()
+    _drive(wanted, given, broker)
+
+
+def _wanted(arguments: list[str]) -> Wanted:
+    if arguments[:1] == ["--service"]:
         from penstock.ipc.host.service import listen, prepare
 
         path, arguments = arguments[1], arguments[2:]
+        users = None
         if arguments[:1] == ["--users"]:
             users = frozenset(map(int, arguments[1].split(",")))
             arguments = arguments[2:]
         prepare()
-        listener = listen(path)
-    else:
-        first = FIRST
-        if arguments[:1] == ["--alone"]:
-            arguments = arguments[1:]
-        else:
-            listener = LISTENER
-        os.closerange((listener or first) + 1, 1 << 16)
-    name, value = arguments
-    from penstock.ipc import sandbox
+        name, value = arguments
+        return Wanted(name, value, None, socket.socket(fileno=listen(path)), users, service=True)
+    from penstock.ipc.linux import current_user
 
-    # Before anything starts a thread, as NumPy does: none is left out.
+    alone = arguments[:1] == ["--alone"]
+    name, value = arguments[alone:]
+    os.closerange(LISTENER + (not alone), 1 << 16)
+    listener = None if alone else socket.socket(fileno=LISTENER)
+    own = frozenset({current_user()})
+    return Wanted(name, value, socket.socket(fileno=FIRST), listener, own, service=False)
+
+
+def _drive(wanted: Wanted, guests: socket.socket, broker: int) -> NoReturn:
+    import faulthandler
+
+    faulthandler.enable()
+    from penstock.ipc import sandbox
+    from penstock.ipc.sandbox.parent import die_with
+
+    die_with(broker)
     report = sandbox.apply(sandbox.host_policy())
     from penstock.ipc.host.process import Host
 
-    Host(name, value, listener, first, report.lines(), service=is_service, users=users).run()
+    Host(wanted.name, wanted.value, guests, broker, report.lines(), service=wanted.service).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""A host from its start to its end: it makes the driver's devices, takes clients on, and ends with the last of them."""
+"""A driver's process from its start to its end: it makes the devices, serves the clients that its parent (`broker`) gives it,
+and ends when that has none left.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import sys
 import threading
 import time
@@ -25,10 +26,11 @@ from penstock.ipc import wire
 from penstock.ipc.account import Account, Accounts
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.host.broker import receive_guest
 from penstock.ipc.host.heart import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
-from penstock.ipc.linux import LINUX_ONLY, current_user
+from penstock.ipc.linux import LINUX_ONLY
 from penstock.ipc.steady import check_steady
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, close_all
@@ -36,14 +38,8 @@ from penstock.ipc.transport import Connection, close_all
 GREETING_NS: Final = 10_000_000_000
 """How long a client may take to say who it is."""
 
-LONELY_SECONDS: Final = 10.0
-"""How long a host that has never had a client waits for one."""
-
 PARTING_SECONDS: Final = 2.0
 """How long devices may take to close once the last client is gone."""
-
-ACCEPT_PAUSE: Final = 0.1
-"""Seconds before a client is taken on again, after that could not be: there was no descriptor for it, most likely."""
 
 BACKLOG: Final = 128
 
@@ -53,23 +49,19 @@ MAX_CLIENTS: Final = 512
 MAX_CLIENTS_OF_USER: Final = 256
 """Those of them, of a service, that may be of one user."""
 
-CREDENTIALS: Final = struct.Struct("3i")
-"""Process, user and group of a peer (`struct ucred`)."""
-
 
 class Guest:
     """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it first."""
 
-    def __init__(self, sock: socket.socket, gone: Callable[[Guest], None]) -> None:
+    def __init__(self, sock: socket.socket, user: int, gone: Callable[[Guest], None]) -> None:
         # Nothing has descriptors before `welcome`.
-        self.sock, self.connection = sock, Connection(sock, 0)
+        self.user, self.connection = user, Connection(sock, 0)
         self.connection.expect = _refuse_greeting
         self._gone = gone
         self._lock = threading.Lock()
         self._client: Client | None = None
-        self.user: int | None = None
         self._is_greeted = False
-        self.is_gone = False
+        self.is_admitted = self.is_gone = False
 
     def greet(self) -> None:
         """Some thread sees to it from now on, and closes the connection. Raises `EOFError` where it has hung up."""
@@ -100,6 +92,23 @@ class Guest:
             if not self._is_greeted:
                 self.connection.close()
 
+    def has_left(self) -> bool:
+        """Whether it has hung up. The poll may tell it of a number that another had before: it forgets a socket only when the
+        broker has closed it too.
+        """
+        try:
+            return self.connection.is_over()
+        except (OSError, ValueError):
+            # It is closed here.
+            return False
+
+    def refuse(self) -> None:
+        """Hangs up on whoever is not served."""
+        # The process that it was accepted by has the socket too.
+        self.connection.shut()
+        self.connection.close()
+        self.leave()
+
 
 def _refuse_greeting(nbytes: int) -> None:
     """Nothing counts the memory of those who are not taken on yet."""
@@ -107,33 +116,27 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver whose entry point is *name* = *value*: the client at the socket *first*, and those that connect to
-    the socket *listener*; both are descriptors, None for none.
+    """Serves the driver whose entry point is *name* = *value* to the clients whose sockets come by *guests*, from the process
+    *broker*.
 
-    *sandbox* says for each measure what became of it. A *service* takes clients of other users on, those of *users* or
-    (None) whoever the socket's file lets in, shows them nothing of what it writes, and runs on without clients.
+    *sandbox* says for each measure what became of it. A *service* keeps what its clients lend apart by user, and shows
+    them nothing of what it writes.
     """
 
     def __init__(
         self,
         name: str,
         value: str,
-        listener: int | None,
-        first: int | None = None,
+        guests: socket.socket,
+        broker: int,
         sandbox: tuple[tuple[str, str], ...] = (),
         *,
         service: bool = False,
-        users: frozenset[int] | None = None,
     ) -> None:
         self._name, self._value = name, value
         self._service = service
-        self._users = users if service else frozenset({current_user()})
-        self._first = None if first is None else socket.socket(fileno=first)
-        self._listener = None if listener is None else socket.socket(fileno=listener)
-        if self._listener is not None:
-            self._listener.setblocking(False)
-            # Peers see the credentials of the last `listen`.
-            self._listener.listen(BACKLOG)
+        self._guests, self._broker = guests, broker
+        guests.setblocking(False)
         # What a service writes is its administrator's.
         self._heart = Heart(trims=not service)
         shown = os.devnull if service else "/proc/self/fd/2"
@@ -151,8 +154,8 @@ class Host:
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until the last client is gone, and ends the process. Where the driver cannot be loaded every client is
-        refused with the reason.
+        """Serves until no more clients come, and ends the process. Where the driver cannot be loaded every client is refused
+        with the reason.
         """
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
@@ -172,73 +175,51 @@ class Host:
         self._part()
 
     def _accept(self) -> None:
-        """Takes clients on until there are none left. One that hangs up is seen here too: its threads may all be in
-        calls, or lost for want of memory.
+        """Takes clients on until no more come. One that hangs up is seen here too: its threads may all be in calls, or lost
+        for want of memory.
         """
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         poll = select.epoll()
-        if self._listener is not None:
-            poll.register(self._listener.fileno(), select.EPOLLIN)
+        poll.register(self._guests.fileno(), select.EPOLLIN)
         poll.register(self._wake, select.EPOLLIN)
         guests: dict[int, Guest] = {}
-        had_one, lonely_until = False, time.monotonic() + LONELY_SECONDS
-        if self._first is not None:
-            had_one, first, self._first = True, self._first, None
-            self._take_on(first, guests, poll)
         while True:
-            for fd, _ in poll.poll(None if had_one else 1.0):
+            for fd, _ in poll.poll():
                 if fd == self._wake:
                     os.read(self._wake, 1 << 12)
                     guests = {fd: guest for fd, guest in guests.items() if not guest.is_gone}
-                elif (guest := guests.get(fd)) is not None:
+                elif (guest := guests.get(fd)) is not None and guest.has_left():
                     guest.hang_up()
             for _ in range(BACKLOG):
-                if (sock := self._next_client()) is None:
+                try:
+                    received = receive_guest(self._guests)
+                except BlockingIOError:
                     break
-                had_one = True
-                self._take_on(sock, guests, poll)
-            if self._service:
-                continue
-            if not self._clients and (had_one or time.monotonic() > lonely_until):
-                return
+                if received is None:
+                    return
+                self._take_on(*received, guests, poll)
 
-    def _take_on(self, sock: socket.socket, guests: dict[int, Guest], poll: Any) -> None:
+    def _take_on(self, sock: socket.socket, user: int, guests: dict[int, Guest], poll: Any) -> None:
         """Sees to a client, whose end the epoll *poll* tells from now on."""
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         fd = sock.fileno()
-        guest = guests[fd] = Guest(sock, self._gone)
+        guest = guests[fd] = Guest(sock, user, self._gone)
         with self._lock:
             self._clients += 1
         try:
-            # Its end is told, and nothing else. Who closes the socket takes it from the poll.
+            # Its end is told, and nothing else.
             poll.register(fd, select.EPOLLONESHOT)
             begin(self._greet, guest)
         except (OSError, RuntimeError, MemoryError):
-            guest.connection.close()
-            guest.leave()
-
-    def _next_client(self) -> socket.socket | None:
-        if self._listener is None:
-            return None
-        try:
-            return self._listener.accept()[0]
-        except BlockingIOError:
-            return None
-        except OSError:
-            # Whoever waits there is still there at once: without a pause this would go round and round.
-            time.sleep(ACCEPT_PAUSE)
-            return None
+            guest.refuse()
 
     def _greet(self, guest: Guest) -> None:
         connection = guest.connection
         try:
             guest.greet()
-            user = peer_user(guest.sock)
-            if self._users is not None and user not in self._users:
-                raise WireError(f"user {user} is not this host's")
-            self._admit(guest, user)
+            self._admit(guest)
             received = connection.receive(time.monotonic_ns() + GREETING_NS)
             close_all(received.descriptors)
             hello = decode_to_host(received.data)
@@ -254,7 +235,11 @@ class Host:
                 connection.send(encode(wire.Refused(self._refusal)))
                 raise WireError(self._refusal)
             welcome = wire.Welcome(
-                wire.WIRE_VERSION, os.getpid(), len(self._devices), sandbox=self._sandbox
+                wire.WIRE_VERSION,
+                os.getpid(),
+                self._broker,
+                len(self._devices),
+                sandbox=self._sandbox,
             )
             connection.send(encode(welcome), (self._page, self._output))
             connection.most = wire.MAX_HANDLES
@@ -263,16 +248,15 @@ class Host:
                     cast("Device", ClientDevice(device)),
                     owns_device=False,
                     admit=check_steady,
-                    owner=str(user).encode() if self._service else b"",
+                    owner=str(guest.user).encode() if self._service else b"",
                 )
                 for device in self._devices
             ]
-            guest.serve(dispatchers, self._accounts.connection(user))
+            guest.serve(dispatchers, self._accounts.connection(guest.user))
         except (EOFError, OSError, PenstockError, RuntimeError, MemoryError):
-            connection.close()
-            guest.leave()
+            guest.refuse()
 
-    def _admit(self, guest: Guest, user: int) -> None:
+    def _admit(self, guest: Guest) -> None:
         """Counts a client. Raises `WireError` where there are too many, which it is told, `EOFError` where it has left."""
         told = ""
         with self._lock:
@@ -280,11 +264,11 @@ class Host:
                 raise EOFError("the client has hung up")
             if self._clients > MAX_CLIENTS:
                 told = f"a driver's process has {MAX_CLIENTS} connections at a time"
-            elif self._service and self._clients_of[user] >= MAX_CLIENTS_OF_USER:
+            elif self._service and self._clients_of[guest.user] >= MAX_CLIENTS_OF_USER:
                 told = f"one user may have {MAX_CLIENTS_OF_USER} connections to a service at a time"
             else:
-                guest.user = user
-                self._clients_of[user] += 1
+                guest.is_admitted = True
+                self._clients_of[guest.user] += 1
         if told:
             with suppress(TimeoutError):
                 guest.connection.send(encode(wire.Refused(told)), (), time.monotonic_ns())
@@ -293,7 +277,7 @@ class Host:
     def _gone(self, guest: Guest) -> None:
         with self._lock:
             self._clients -= 1
-            if guest.user is not None:
+            if guest.is_admitted:
                 self._clients_of[guest.user] -= 1
         # A full pipe wakes as well, and who takes clients on must not wait for himself.
         with suppress(BlockingIOError):
@@ -302,8 +286,6 @@ class Host:
     def _part(self) -> NoReturn:
         """Ends the process, also where a call or a device does not end."""
         try:
-            if self._listener is not None:
-                self._listener.close()
             begin(self._close_devices)
             time.sleep(PARTING_SECONDS)
         finally:
@@ -327,17 +309,3 @@ def entry(value: str) -> Callable[[], Any]:
         return reduce(getattr, path, import_module(module))
 
     return load
-
-
-def peer_user(sock: socket.socket) -> int:
-    """The user at the other end of a Unix socket."""
-    return peer(sock)[1]
-
-
-def peer(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a Unix socket: of a listening one, those that called `listen`."""
-    if sys.platform != "linux":
-        raise OSError("who is at the other end of a socket is told by Linux")
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    process, user, _ = CREDENTIALS.unpack(told)
-    return process, user

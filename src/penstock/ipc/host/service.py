@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import DeviceUnavailable
-from penstock.ipc.linux import connect_within
+from penstock.ipc.linux import connect_within, peer
 
 SOCKET_MODE: Final = 0o666
 """Whoever reaches the socket may connect: the directory that it is in, and `--users`, say who."""
@@ -67,12 +67,10 @@ def connect_service(name: str, path: str) -> socket.socket:
     """
     if sys.platform == "win32":
         raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")
-    from penstock.ipc.host.process import peer_user
-
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connect_within(sock, path, CONNECT_SECONDS)
-        user = peer_user(sock)
+        _, user = peer(sock)
         reason = untrusted(Path(path), user)
         if reason is None and os.lstat(path).st_uid != user:
             reason = f"user {user} listens at {path}, which belongs to another"

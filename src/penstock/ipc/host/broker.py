@@ -1,0 +1,221 @@
+"""The parent of a driver's process: it takes clients on, ends the driver when the last of them is gone, and runs no code of
+the driver's.
+
+What a driver must not hold stays here: the socket at which clients are met, and (`sealing`) the user's key. The driver's
+process is given each client's socket, and is killed where it does not end by itself, whatever its threads are doing.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from typing import Any, Final, NoReturn
+
+from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
+
+PARTING_SECONDS: Final = 3.0
+"""How long a driver may take to close its devices once its last client is gone, before it is killed."""
+
+ACCEPT_PAUSE: Final = 0.1
+"""Seconds before a client is taken on again, after that could not be: there was no descriptor for it, most likely."""
+
+BACKLOG: Final = 128
+
+MOST_SOCKETS: Final = 1024
+"""Clients, and those whom the driver's process refuses, at a time."""
+
+DESCRIPTORS: Final = 3 * MOST_SOCKETS
+"""Two a client, and room for what the process itself needs."""
+
+IN: Final = 1
+"""EPOLLIN."""
+SCM_RIGHTS: Final = 1
+
+GUEST: Final = struct.Struct("=q")
+"""What a client's socket is sent with: its user."""
+
+DRIVER_ENDED: Final = 128
+
+
+class Met:
+    """A client: its socket, whose end is seen here too, and its process, where that can be seen."""
+
+    __slots__ = ("process", "sock")
+
+    def __init__(self, sock: socket.socket, process: int) -> None:
+        self.sock, self.process = sock, process
+
+    @property
+    def descriptors(self) -> list[int]:
+        return [fd for fd in (self.sock.fileno(), self.process) if fd >= 0]
+
+    def close(self) -> None:
+        self.sock.close()
+        if self.process >= 0:
+            os.close(self.process)
+
+
+class Broker:
+    """Keeps the child *driver*, whose end of *guests* gives it its clients: *first*, and those that connect to *listener*.
+
+    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service* runs on without clients.
+    """
+
+    def __init__(
+        self,
+        driver: int,
+        guests: socket.socket,
+        first: socket.socket | None,
+        listener: socket.socket | None,
+        users: frozenset[int] | None,
+        *,
+        service: bool,
+    ) -> None:
+        self._driver, self._child = driver, open_process(driver)
+        self._guests, self._first = guests, first
+        self._listener: socket.socket | None = listener
+        self._users, self._service = users, service
+        guests.setblocking(False)
+        self._met: dict[int, Met] = {}
+        self._poll = _epoll()
+        self._poll.register(self._child, IN)
+        if listener is not None:
+            listener.setblocking(False)
+            # Peers see the credentials of the last `listen`.
+            listener.listen(BACKLOG)
+            self._poll.register(listener, IN)
+
+    def run(self) -> NoReturn:
+        """Until the driver's process has ended; this one ends as that did."""
+        _raise_limit()
+        if self._first is not None:
+            self._take_on(self._first)
+        killed_at: float | None = None
+        while True:
+            now = time.monotonic()
+            pause = None if killed_at is None else max(0.0, killed_at - now)
+            for fd, _ in self._poll.poll(pause):
+                if fd == self._child:
+                    end_as(os.waitpid(self._driver, 0)[1])
+                elif (met := self._met.get(fd)) is not None:
+                    self._leave(met)
+            self._accept()
+            if killed_at is not None and time.monotonic() >= killed_at:
+                with suppress(ProcessLookupError):
+                    kill_process(self._child)
+                killed_at += PARTING_SECONDS
+            if killed_at is None and not self._service and not self._met:
+                self._part()
+                killed_at = time.monotonic() + PARTING_SECONDS
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            if self._listener is None:
+                return
+            try:
+                sock = self._listener.accept()[0]
+            except BlockingIOError:
+                return
+            except OSError:
+                # Whoever waits there is still there at once: without a pause this would go round and round.
+                time.sleep(ACCEPT_PAUSE)
+                return
+            self._take_on(sock)
+
+    def _take_on(self, sock: socket.socket) -> None:
+        """Gives the client to the driver's process; one that cannot be given to it is hung up on."""
+        process = -1
+        try:
+            _, user = peer(sock)
+            if self._users is not None and user not in self._users:
+                raise PermissionError(f"user {user} is not this host's")
+            if len(self._met) > 2 * MOST_SOCKETS:
+                raise BlockingIOError
+            with suppress(ProcessLookupError):
+                process = open_peer(sock)
+            rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [sock.fileno()]))
+            met = Met(sock, process)
+            for fd in met.descriptors:
+                # Of a socket its end is told, and nothing else.
+                self._poll.register(fd, IN if fd == process else 0)
+                self._met[fd] = met
+            self._guests.sendmsg([GUEST.pack(user)], [rights])
+        except OSError:
+            self._leave(Met(sock, process))
+
+    def _leave(self, met: Met) -> None:
+        for fd in met.descriptors:
+            self._met.pop(fd, None)
+            # The driver's process has the same socket: closing it here does not take it from the poll.
+            with suppress(OSError):
+                self._poll.unregister(fd)
+        # Where its process has ended, a child of it may still have the other end.
+        with suppress(OSError):
+            met.sock.shutdown(socket.SHUT_RDWR)
+        met.close()
+
+    def _part(self) -> None:
+        """Tells the driver's process that no client comes any more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        self._guests.close()
+
+
+def end_as(status: int) -> NoReturn:
+    """Ends this process as a child did whose status `os.waitpid` gave: whoever waits for it sees no difference."""
+    if sys.platform != "win32" and os.WIFSIGNALED(status):
+        import resource
+
+        number = os.WTERMSIG(status)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with suppress(OSError, ValueError):
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        os._exit(DRIVER_ENDED + number)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _epoll() -> Any:
+    if sys.platform != "linux":
+        raise OSError(LINUX_ONLY)
+    return select.epoll()
+
+
+def _raise_limit() -> None:
+    """Of descriptors, as far as the system lets this process."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def receive_guest(guests: Any) -> tuple[socket.socket, int] | None:
+    """In the driver's process: the next client's socket and user; None where no client comes any more.
+
+    Raises `BlockingIOError` where none has come.
+    """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    while True:
+        data, beside, _, _ = guests.recvmsg(
+            GUEST.size, socket.CMSG_SPACE(4), getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+        )
+        if not data:
+            return None
+        for _, _, content in beside:
+            descriptor: int = array.array("i", content)[0]
+            return socket.socket(fileno=descriptor), GUEST.unpack(data)[0]

@@ -1,0 +1,129 @@
+"""A host ends with its last client, and with its parent, whatever its driver's threads are doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.ipc.linux import children_of, open_process, wait_for_end
+from penstock.ipc.starting import NotStarted, Place, Started, connect, how_ended
+from penstock.ipc.transport import close_all
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="drivers run in processes of their own on Linux only"
+)
+
+SECONDS = 30.0
+CLIENT = """
+import sys
+from penstock.ipc.starting import Place, connect
+connect(Place(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def host() -> Iterator[Started]:
+    started = connect(Place("domains", "tests.support_isolated:domains"))
+    yield started
+    started.connection.close()
+    close_all([started.pidfd, started.page, started.output])
+
+
+def below(process: int) -> list[int]:
+    """The children of *process*, once there are any."""
+    end = time.monotonic() + SECONDS
+    while not (found := children_of(process)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+def test_the_driver_is_a_child_of_the_process_that_takes_clients_on(host: Started) -> None:
+    assert children_of(host.broker) == [host.pid]
+    held = {str(each.readlink()) for each in Path(f"/proc/{host.pid}/fd").iterdir()}
+    listening = {
+        line.split()[6]
+        for line in Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()[1:]
+        if line.split()[3] == "00010000"
+    }
+    assert listening
+    sockets = {text[8:-1] for text in held if text.startswith("socket:")}
+    assert sockets
+    assert not sockets & listening, "the driver has a socket that others connect to"
+
+
+@pytest.mark.parametrize("ends", ["broker", "driver"])
+def test_neither_process_outlives_the_other(host: Started, ends: str) -> None:
+    driver = open_process(host.pid)
+    os.kill(host.broker if ends == "broker" else host.pid, signal.SIGKILL)
+    assert wait_for_end(driver, SECONDS)
+    assert wait_for_end(host.pidfd, SECONDS)
+    assert how_ended(os.waitpid(host.broker, 0)[1]) == "was ended by SIGKILL"
+    os.close(driver)
+
+
+def test_a_driver_whose_last_client_has_left_is_killed_though_it_never_returns() -> None:
+    """Its code holds the interpreter's lock, so that no thread of its process can see the client go."""
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, "stuck", "tests.support_isolated:stuck_in_native_code"]
+    )
+    (broker,) = below(client.pid)
+    (driver,) = below(broker)
+    processes = [open_process(each) for each in (broker, driver)]
+    time.sleep(1.0)
+    client.kill()
+    client.wait()
+    begun = time.monotonic()
+    assert all(wait_for_end(each, SECONDS) for each in processes)
+    assert time.monotonic() - begun < 10
+    close_all(processes)
+
+
+def test_a_client_that_was_killed_is_gone_though_a_child_of_it_has_its_socket(
+    tmp_path: Path,
+) -> None:
+    script = CLIENT.replace("connect(Pl", "held = connect(Pl") + (
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    time.sleep(60)\n"
+        "    os._exit(0)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", script, "domains", "tests.support_isolated:domains"],
+        stdout=subprocess.PIPE,
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == b"ready\n"
+    of_host = [each for each in children_of(client.pid) if children_of(each)]
+    child = [each for each in children_of(client.pid) if each not in of_host]
+    assert len(of_host) == 1
+    process = open_process(of_host[0])
+    client.kill()
+    client.wait()
+    client.stdout.close()
+    assert wait_for_end(process, SECONDS)
+    os.close(process)
+    for each in child:
+        os.kill(each, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("driver", "how"),
+    [("exits", "ended with exit status 7"), ("aborts", "was ended by SIGABRT")],
+)
+def test_the_end_of_the_driver_is_told_as_it_was(driver: str, how: str) -> None:
+    with pytest.raises(NotStarted, match=how):
+        connect(Place("short", f"tests.support_isolated:{driver}"))
