@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from penstock.drivers.reference import create as create_reference
 from penstock.hal import Device, HostMemory, Request
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.sealed.places import sealed_directory
+from penstock.sealed import Seal
 from penstock.testing.domains import DomainDevice
 from penstock.testing.doubles import InterceptingDevice
+
+if TYPE_CHECKING:
+    import pytest
 
 T = TypeVar("T")
 
@@ -28,12 +31,28 @@ SHAPE: Final = (4, 4)
 KILL, STOP, ABORT, HANG, EXIT, SEGFAULT, SPEAK, ONCE, LIE, LEAVE, INTERRUPT = range(-1, -12, -1)
 
 
+TOLD: Final = "told"
+
+
+def telling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The `told_directory` of drivers whose processes are started from now on."""
+    made = directory / TOLD
+    made.mkdir()
+    monkeypatch.syspath_prepend(str(made))
+    return made
+
+
+def told_directory() -> Path:
+    """Where tests leave drivers word: on the path of modules, which is all that they may read beside their own."""
+    return next((Path(each) for each in sys.path if Path(each).name == TOLD), Path("/nowhere"))
+
+
 class Misbehaving(InterceptingDevice):
     """The reference device, until the first element of an input tells otherwise."""
 
     @property
     def version(self) -> str:
-        changed = Path(sealed_directory()) / "version"
+        changed = told_directory() / "version"
         return changed.read_text() if changed.exists() else self.device.version
 
     def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
@@ -61,7 +80,7 @@ def fragile() -> Fragile:
     ends the process for `exit`, and takes a minute for `sleep`.
     """
     _die_if_told("create")
-    told = Path(sealed_directory())
+    told = told_directory()
     if (told / "raise").exists():
         raise RuntimeError("no licence")
     if (told / "sleep").exists():
@@ -73,12 +92,12 @@ def fragile() -> Fragile:
 
 
 def _die_if_told(call: str) -> None:
-    if (Path(sealed_directory()) / call).exists():
+    if (told_directory() / call).exists():
         _signal(signal.SIGKILL)
 
 
 class Stuck(InterceptingDevice):
-    """The reference device; the call that the file `stuck` beside its seals names does not return."""
+    """The reference device; the call that the file `stuck` in `told_directory` names does not return."""
 
     def check(self) -> str | None:
         _stick_if_told("check")
@@ -94,7 +113,7 @@ class Stuck(InterceptingDevice):
 
 
 def _stick_if_told(call: str) -> None:
-    told = Path(sealed_directory(), "stuck")
+    told = told_directory() / "stuck"
     if told.exists() and told.read_text() == call:
         time.sleep(600)
 
@@ -147,9 +166,10 @@ def _obey(code: int) -> None:
             sys.stderr.write("said on stderr\n")
             sys.stderr.flush()
         case -8:
-            marker = Path(sealed_directory()) / "once"
-            if not marker.exists():
-                marker.touch()
+            # What its host's parent keeps for it is all that outlives its process.
+            kept = Seal("once", "1", files=(1, 0)).registry
+            if kept.state() is None:
+                kept.open()
                 _signal(signal.SIGKILL)
         case -9:
             # To the client, in the middle of its stream.

@@ -75,10 +75,11 @@ TAIL_BYTES: Final = 16_384
 
 
 class Place(NamedTuple):
-    """The driver of one entry point, *name* = *value*."""
+    """The driver of one entry point, *name* = *value*, of *origin* (`penstock.sealed.origin`)."""
 
     name: str
     value: str
+    origin: str = ""
 
 
 class NotStarted(DeviceUnavailable):

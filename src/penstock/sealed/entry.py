@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -17,8 +16,8 @@ from penstock.sealed.files import (
     read_exactly,
     require_regular,
 )
-from penstock.sealed.header import HEADER_BYTES, MAGIC, Header, Kind, is_sealed
-from penstock.sealed.keys import KeyStore
+from penstock.sealed.header import HEADER_BYTES, Header, Kind
+from penstock.sealed.keeper import Signer
 from penstock.sealed.registry import Owner, Registry
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -55,7 +54,7 @@ class LoadedEntry(Struct, frozen=True):
 class Trust:
     """What the entries of one driver version are sealed and verified with. *needed* counts its model and data files."""
 
-    __slots__ = ("files", "keys", "needed", "owner", "registry")
+    __slots__ = ("files", "needed", "owner", "registry", "signer")
 
     def __init__(
         self,
@@ -63,10 +62,10 @@ class Trust:
         needed: tuple[int, int],
         files: FileSystem,
         registry: Registry,
-        keys: KeyStore,
+        signer: Signer,
     ) -> None:
         self.owner, self.needed, self.files = owner, needed, files
-        self.registry, self.keys = registry, keys
+        self.registry, self.signer = registry, signer
 
 
 class CacheFile:
@@ -147,23 +146,9 @@ def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
     """The id of the entry of *token* that *file* was sealed as part of; None if of none. Raises `Unreadable`."""
     content = read_first(trust.files, file, whole=False)[0]
     header = Header.unpack(content)
-    if header is None or header.token != token or key_of(content, trust.keys) is None:
+    if header is None or header.token != token or not trust.signer.is_sealed(content):
         return None
     return header.entry
-
-
-def key_of(header: bytes, keys: KeyStore) -> bytes | None:
-    """The user's key that *header* is sealed with, even if another process stored it meanwhile; None for no key of his.
-
-    Raises `Unreadable` where there can be no key.
-    """
-    if is_sealed(header, key := keys.key()):
-        return key
-    if header.startswith(MAGIC):
-        with suppress(Unreadable):
-            if is_sealed(header, key := keys.refresh()):
-                return key
-    return None
 
 
 def reason_of(error: BaseException | None) -> str:

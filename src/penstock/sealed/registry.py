@@ -53,15 +53,18 @@ class RegistryState(Struct, frozen=True):
 
 
 class Owner:
-    """Whose registry it is: a driver's name and its version string, and the digests of both."""
+    """Whose registry it is: a driver's name and its version string, and where its code comes from (`origin`). The digest of
+    the driver is of its name and origin.
+    """
 
-    __slots__ = ("driver", "driver_digest", "version", "version_digest")
+    __slots__ = ("driver", "driver_digest", "origin", "version", "version_digest")
 
-    def __init__(self, driver: str, version: str) -> None:
-        for text in (driver, version):
-            check_kind(text, str, "a driver's name and version are text")
-        self.driver, self.version = driver, version
-        self.driver_digest, self.version_digest = identity(driver), identity(version)
+    def __init__(self, driver: str, version: str, origin: str = "") -> None:
+        for text in (driver, version, origin):
+            check_kind(text, str, "a driver's name, version and origin are text")
+        self.driver, self.version, self.origin = driver, version, origin
+        self.driver_digest = identity(driver, origin)
+        self.version_digest = identity(version)
 
     @property
     def digits(self) -> str:

@@ -19,7 +19,9 @@ from penstock.sealed.entry import (
 )
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
 from penstock.sealed.header import Kind
+from penstock.sealed.keeper import KeySigner, Signer, keeper
 from penstock.sealed.keys import KeyStore, default_key_store
+from penstock.sealed.origin import current_origin
 from penstock.sealed.places import registry_path, sealed_directory, state_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 from penstock.sealed.verifying import load_entry
@@ -32,7 +34,9 @@ class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
     *driver* and *version* are the device's name and version string, *files* its `cache_files_needed()`.
-    The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given.
+    *origin* is `current_origin()` of when the device was made, which is that of now unless it is given.
+    The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given; a driver in a process of
+    its own has neither: its host's parent seals for it, and says its origin.
     Thread-safe; nothing stays open between calls.
 
         seal = Seal("sample", VERSION, files=(1, 0))
@@ -49,10 +53,16 @@ class Seal:
         registry: Registry | None = None,
         keys: KeyStore | None = None,
         file_system: FileSystem = SYSTEM_FILES,
+        origin: str | None = None,
     ) -> None:
         if not (0 <= files[0] <= MOST_FILES and 0 <= files[1] <= MOST_FILES):
             raise InputError(f"a driver has 0 to {MOST_FILES} files of each kind, not {files}")
-        self.owner, self._needed, self._files = Owner(driver, version), files, file_system
+        other = keeper()
+        if other is not None and registry is None and keys is None:
+            origin = other.origin
+        elif origin is None:
+            origin = current_origin()
+        self.owner, self._needed, self._files = Owner(driver, version, origin), files, file_system
         self._given_registry, self._given_keys = registry, keys
         self._found: Trust | None = None
         self._state = ""
@@ -174,17 +184,29 @@ class Seal:
         state directory is another one.
         """
         keys, registry = self._given_keys, self._given_registry
-        state = state_directory() if keys is None or registry is None else ""
+        is_given = keys is not None and registry is not None
+        state = "" if is_given or keeper() is not None else state_directory()
         if self._found is None or state != self._state:
             self._state = state
-            if keys is None or registry is None:
-                from penstock import knobs
-                from penstock.sealed.sqlite_registry import SqliteRegistry
-
-                directory = sealed_directory()
-                keys = keys or default_key_store(directory, knobs.key_store)
-                registry = registry or SqliteRegistry(
-                    registry_path(directory, self.owner, keys), self.owner, keys
-                )
-            self._found = Trust(self.owner, self._needed, self._files, registry, keys)
+            if registry is None and keys is None and (other := keeper()) is not None:
+                found = other.trust(self.owner)
+            else:
+                found = own_trust(self.owner, registry, keys)
+            self._found = Trust(self.owner, self._needed, self._files, *found)
         return self._found
+
+
+def own_trust(
+    owner: Owner, registry: Registry | None = None, keys: KeyStore | None = None
+) -> tuple[Registry, Signer]:
+    """The registry of *owner* and what seals for it, with the key in this process: of the user's state directory, but for what
+    is given. Raises `Unreadable`.
+    """
+    if registry is None or keys is None:
+        from penstock import knobs
+        from penstock.sealed.sqlite_registry import SqliteRegistry
+
+        directory = sealed_directory()
+        keys = keys or default_key_store(directory, knobs.key_store)
+        registry = registry or SqliteRegistry(registry_path(directory, owner, keys), owner, keys)
+    return registry, KeySigner(keys)

@@ -15,8 +15,8 @@ from penstock.errors import (
     TokenCollision,
     WrongLength,
 )
-from penstock.sealed.entry import CacheFile, Lent, LoadedEntry, Trust, key_of, naming, read_first
-from penstock.sealed.header import FORMAT, HEADER_BYTES, Header, file_digest, is_sealed
+from penstock.sealed.entry import CacheFile, Lent, LoadedEntry, Trust, naming, read_first
+from penstock.sealed.header import FORMAT, HEADER_BYTES, Header, file_digest
 from penstock.sealed.private import private_copy, shared
 from penstock.sealed.registry import FileRecord, Registry, Row
 
@@ -28,9 +28,8 @@ def load_entry(trust: Trust, files: Sequence[CacheFile], lent: Lent) -> LoadedEn
     except WrongLength:
         _check_written(trust, files)
         raise
-    key = key_of(found[0][0], trust.keys) or trust.keys.key()
     headers = [
-        _verified(trust, file, content, key, lent.token)
+        _verified(trust, file, content, lent.token)
         for file, (content, _) in zip(files, found, strict=True)
     ]
     _check_same_entry(headers, lent.binding)
@@ -71,10 +70,10 @@ def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
         raise NotYetWritten("the entry's files are empty")
 
 
-def _verified(trust: Trust, file: CacheFile, content: bytes, key: bytes, token: bytes) -> Header:
+def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> Header:
     """What the header says, if the key's holder said it and it is of this driver version, token and place."""
     header = Header.unpack(content)
-    if header is None or not is_sealed(content, key):
+    if header is None or not trust.signer.is_sealed(content):
         if trust.registry.state() is None:
             raise RegistryMissing(f"no registry can tell whether {file.place} is authentic")
         raise SealBroken(f"the header of {file.place} was altered")

@@ -140,8 +140,6 @@ def _headers(
 ) -> list[bytes]:
     """The sealed header of each file of *entry*."""
     state = trust.registry.open()
-    # After the registry, which takes a key that somebody else has stored meanwhile.
-    key = trust.keys.key()
     common = Header(
         kind=0,
         number=0,
@@ -157,8 +155,11 @@ def _headers(
         version=trust.owner.version_digest,
         root=b"",
     )
+    # After the registry, which takes a key that somebody else has stored meanwhile.
     return [
-        replace(common, kind=file.kind, number=file.number, length=length, root=root).pack(key)
+        trust.signer.sign(
+            replace(common, kind=file.kind, number=file.number, length=length, root=root)
+        )
         for file, length, root in zip(files, lengths, roots, strict=True)
     ]
 

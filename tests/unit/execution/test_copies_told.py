@@ -350,7 +350,6 @@ def test_a_run_that_was_repeated_tells_of_both(
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
     supervisor = Supervisor(Place("misbehaving", support_isolated.ENTRY))
     device = cast("Device", IsolatedDevice(supervisor, 0))
-    (tmp_path / "sealed").mkdir(exist_ok=True)
     with penstock.compile(support_isolated.add_one(), devices=[device], cache=None) as compiled:
         copies.places.clear()
         receipt = compiled(support_isolated.order(support_isolated.ONCE)).receipt

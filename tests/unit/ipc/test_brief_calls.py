@@ -21,7 +21,6 @@ from penstock.ipc.until import until
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry
-from penstock.sealed.places import sealed_directory
 from tests import support_isolated as support
 
 PLACE: Final = Place("stuck", "tests.support_isolated:stuck")
@@ -39,6 +38,7 @@ CALLS: Final[dict[str, Callable[[IsolatedDevice], object]]] = {
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", str(LIMIT_MS))
+    support.telling(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def supervisor() -> Iterator[Supervisor]:
 
 
 def stick(call: str) -> None:
-    Path(sealed_directory(), "stuck").write_text(call)
+    (support.told_directory() / "stuck").write_text(call)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -46,9 +46,10 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tell]:
     monkeypatch.setattr("penstock.runtime.session.manager", Manager(lambda: entries))
     monkeypatch.setattr(isolation, "_supervisors", {})
 
+    directory = support.telling(tmp_path, monkeypatch)
+
     def told(call: str) -> Path:
-        place = tmp_path / "state" / "sealed" / call
-        place.parent.mkdir(0o700, parents=True, exist_ok=True)
+        place = directory / call
         place.touch()
         return place
 

@@ -454,13 +454,16 @@ def test_a_driver_that_keeps_dying_is_quarantined(monkeypatch: pytest.MonkeyPatc
     assert crash.quarantined
 
 
-def test_a_device_that_comes_back_as_another_is_of_no_use(state: Path) -> None:
+def test_a_device_that_comes_back_as_another_is_of_no_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = support.telling(tmp_path, monkeypatch)
     with compiled(ALONE) as model:
         check(model(X))
-        (state / "sealed" / "version").write_text("another")
+        (told / "version").write_text("another")
         os.kill(host(), signal.SIGKILL)
-        told = "not what it was: .* its version is 'another', and was '1 .*; a program"
-        with pytest.raises(GeneralFailure, match=told):
+        said = "not what it was: .* its version is 'another', and was '1 .*; a program"
+        with pytest.raises(GeneralFailure, match=said):
             model(X)
 
 

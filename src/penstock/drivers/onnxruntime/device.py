@@ -27,6 +27,7 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
+from penstock.sealed.origin import current_origin
 
 FILES: Final = (1, 0)
 """A model file with the model that ONNX Runtime has optimised."""
@@ -57,6 +58,7 @@ class OnnxRuntimeDevice(DeviceBase):
         self, provider: Provider, installation: Installation, *, seal: Seal | None = None
     ) -> None:
         self.provider, self._installation, self._given_seal = provider, installation, seal
+        self._origin = current_origin()
         self.name, self.type = provider.device_name, provider.type
         self.measured = msgspec.structs.replace(provider, reason="") == CPU
         claims = Capabilities(
@@ -106,7 +108,7 @@ class OnnxRuntimeDevice(DeviceBase):
     @cached_property
     def seal(self) -> Seal:
         """What seals and verifies this device's cache file."""
-        return self._given_seal or Seal(self.name, self.version, files=FILES)
+        return self._given_seal or Seal(self.name, self.version, files=FILES, origin=self._origin)
 
     def count(self, *, compiles: int = 0, loads: int = 0) -> None:
         """Adds to the counters; called just before ONNX Runtime is."""

@@ -27,6 +27,7 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
+from penstock.sealed.origin import current_origin
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
@@ -69,6 +70,7 @@ class OpenVinoDevice(DeviceBase):
         uses: int = USES,
     ) -> None:
         self.plugin, self._installation, self._given_seal = plugin, installation, seal
+        self._origin = current_origin()
         self.name, self.uses = plugin.device_name, uses
         self.type = TYPES[plugin.name]
         measured = plugin.name == "CPU"
@@ -122,7 +124,7 @@ class OpenVinoDevice(DeviceBase):
     @cached_property
     def seal(self) -> Seal:
         """What seals and verifies this device's cache files."""
-        return self._given_seal or Seal(self.name, self.version, files=FILES)
+        return self._given_seal or Seal(self.name, self.version, files=FILES, origin=self._origin)
 
     def count(self, *, compiles: int = 0, imports: int = 0) -> None:
         """Adds to the counters; called just before OpenVINO is."""

@@ -1,4 +1,4 @@
-"""`python -m penstock.ipc.host NAME VALUE`: the driver of that entry point, served on the socket that was inherited.
+"""`python -m penstock.ipc.host NAME VALUE ORIGIN`: the driver of that entry point, served on the socket that was inherited.
 
 Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the first argument is `--alone`; 1
 and 2 are a file that clients read. Whoever starts the process says what to import; clients say nothing but what the wire has.
@@ -16,21 +16,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
+
+from penstock.ipc.host.broker import Broker, Wanted
 
 FIRST: Final = 3
 LISTENER: Final = 4
-
-
-class Wanted(NamedTuple):
-    """What the process was started for: the sockets that it has, and the entry point *name* = *value*."""
-
-    name: str
-    value: str
-    first: socket.socket | None
-    listener: socket.socket | None
-    users: frozenset[int] | None
-    service: bool
 
 
 def main() -> None:
@@ -39,20 +30,17 @@ def main() -> None:
         raise SystemExit("drivers run in processes of their own on Linux only")
     wanted = _wanted(sys.argv[1:])
     guests, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    asked, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     broker = os.getpid()
     # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the key's is in memory.
     if driver := os.fork():
         given.close()
-        from penstock.ipc.host.broker import Broker
-
-        Broker(
-            driver, guests, wanted.first, wanted.listener, wanted.users, service=wanted.service
-        ).run()
-    guests.close()
-    for sock in (wanted.first, wanted.listener):
+        asking.close()
+        Broker(driver, guests, asked, wanted).run()
+    for sock in (guests, asked, wanted.first, wanted.listener):
         if sock is not None:
             sock.close()
-    _drive(wanted, given, broker)
+    _drive(wanted, given, asking, broker)
 
 
 def _wanted(arguments: list[str]) -> Wanted:
@@ -66,18 +54,20 @@ def _wanted(arguments: list[str]) -> Wanted:
             arguments = arguments[2:]
         prepare()
         name, value = arguments
-        return Wanted(name, value, None, socket.socket(fileno=listen(path)), users, service=True)
+        listener = socket.socket(fileno=listen(path))
+        return Wanted(name, value, f":{name}={value}", None, listener, users, service=True)
     from penstock.ipc.linux import current_user
 
     alone = arguments[:1] == ["--alone"]
-    name, value = arguments[alone:]
+    name, value, origin = arguments[alone:]
     os.closerange(LISTENER + (not alone), 1 << 16)
-    listener = None if alone else socket.socket(fileno=LISTENER)
+    others = None if alone else socket.socket(fileno=LISTENER)
     own = frozenset({current_user()})
-    return Wanted(name, value, socket.socket(fileno=FIRST), listener, own, service=False)
+    first = socket.socket(fileno=FIRST)
+    return Wanted(name, value, origin, first, others, own, service=False)
 
 
-def _drive(wanted: Wanted, guests: socket.socket, broker: int) -> NoReturn:
+def _drive(wanted: Wanted, guests: socket.socket, asking: socket.socket, broker: int) -> NoReturn:
     import faulthandler
 
     faulthandler.enable()
@@ -86,8 +76,11 @@ def _drive(wanted: Wanted, guests: socket.socket, broker: int) -> NoReturn:
 
     die_with(broker)
     report = sandbox.apply(sandbox.host_policy())
+    from penstock.ipc.host.keeping import ParentKeeper
     from penstock.ipc.host.process import Host
+    from penstock.sealed.keeper import kept_by
 
+    kept_by(ParentKeeper(asking, wanted.origin))
     Host(wanted.name, wanted.value, guests, broker, report.lines(), service=wanted.service).run()
 
 

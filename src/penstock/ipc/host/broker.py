@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 from contextlib import suppress
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
 
@@ -44,6 +44,22 @@ GUEST: Final = struct.Struct("=q")
 DRIVER_ENDED: Final = 128
 
 
+class Wanted(NamedTuple):
+    """What the process was started for: the entry point *name* = *value* of *origin*, and its sockets, to the *first* client
+    and to meet others at.
+
+    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service* runs on without clients.
+    """
+
+    name: str
+    value: str
+    origin: str
+    first: socket.socket | None
+    listener: socket.socket | None
+    users: frozenset[int] | None
+    service: bool
+
+
 class Met:
     """A client: its socket, whose end is seen here too, and its process, where that can be seen."""
 
@@ -63,29 +79,25 @@ class Met:
 
 
 class Broker:
-    """Keeps the child *driver*, whose end of *guests* gives it its clients: *first*, and those that connect to *listener*.
-
-    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service* runs on without clients.
+    """Keeps the child *driver*, which is given its clients by *guests*, and asks at the other end of *asked* for what takes the
+    key.
     """
 
     def __init__(
         self,
         driver: int,
-        guests: socket.socket,
-        first: socket.socket | None,
-        listener: socket.socket | None,
-        users: frozenset[int] | None,
-        *,
-        service: bool,
+        guests: Any,
+        asked: socket.socket,
+        wanted: Wanted,
     ) -> None:
         self._driver, self._child = driver, open_process(driver)
-        self._guests, self._first = guests, first
-        self._listener: socket.socket | None = listener
-        self._users, self._service = users, service
+        self._guests, self._asked, self._wanted = guests, asked, wanted
+        self._listener = listener = wanted.listener
         guests.setblocking(False)
         self._met: dict[int, Met] = {}
         self._poll = _epoll()
         self._poll.register(self._child, IN)
+        self._poll.register(asked, IN)
         if listener is not None:
             listener.setblocking(False)
             # Peers see the credentials of the last `listen`.
@@ -95,8 +107,8 @@ class Broker:
     def run(self) -> NoReturn:
         """Until the driver's process has ended; this one ends as that did."""
         _raise_limit()
-        if self._first is not None:
-            self._take_on(self._first)
+        if self._wanted.first is not None:
+            self._take_on(self._wanted.first)
         killed_at: float | None = None
         while True:
             now = time.monotonic()
@@ -104,6 +116,8 @@ class Broker:
             for fd, _ in self._poll.poll(pause):
                 if fd == self._child:
                     end_as(os.waitpid(self._driver, 0)[1])
+                elif fd == self._asked.fileno():
+                    self._seal()
                 elif (met := self._met.get(fd)) is not None:
                     self._leave(met)
             self._accept()
@@ -111,7 +125,7 @@ class Broker:
                 with suppress(ProcessLookupError):
                     kill_process(self._child)
                 killed_at += PARTING_SECONDS
-            if killed_at is None and not self._service and not self._met:
+            if killed_at is None and not self._wanted.service and not self._met:
                 self._part()
                 killed_at = time.monotonic() + PARTING_SECONDS
 
@@ -134,7 +148,7 @@ class Broker:
         process = -1
         try:
             _, user = peer(sock)
-            if self._users is not None and user not in self._users:
+            if self._wanted.users is not None and user not in self._wanted.users:
                 raise PermissionError(f"user {user} is not this host's")
             if len(self._met) > 2 * MOST_SOCKETS:
                 raise BlockingIOError
@@ -160,6 +174,18 @@ class Broker:
         with suppress(OSError):
             met.sock.shutdown(socket.SHUT_RDWR)
         met.close()
+
+    def _seal(self) -> None:
+        """From the first question on a thread answers them. What that takes is not imported before."""
+        self._poll.unregister(self._asked)
+        from penstock.ipc.host.keeping import Sealer
+        from penstock.ipc.threads import begin
+
+        sealer = Sealer(self._asked, self._wanted.origin)
+        try:
+            begin(sealer.serve)
+        except (RuntimeError, MemoryError):
+            self._asked.close()
 
     def _part(self) -> None:
         """Tells the driver's process that no client comes any more."""

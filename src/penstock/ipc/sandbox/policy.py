@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.errors import Unreadable
 from penstock.ipc.sandbox.scratch import scratch_directory
 from penstock.knobs import settings_path
-from penstock.sealed.places import sealed_directory
 
 SYSTEM_FILES: Final = (
     "/lib",
@@ -112,14 +109,9 @@ class SandboxPolicy(NamedTuple):
 
 
 def host_policy() -> SandboxPolicy:
-    """That of a host: beside what is open it writes its drivers' registries, and temporary files in a directory of its
-    own, both made now if need be.
-    """
-    written = [] if (scratch := scratch_directory()) is None else [scratch]
-    with suppress(Unreadable):
-        # Without it drivers seal nothing, and say so.
-        written.append(sealed_directory())
-    return SandboxPolicy(write=tuple(written))
+    """That of a host: beside what is open it writes temporary files in a directory of its own, made now."""
+    scratch = scratch_directory()
+    return SandboxPolicy(write=() if scratch is None else (scratch,))
 
 
 def _installed() -> list[str]:

@@ -1,0 +1,238 @@
+"""Both ends of sealing for a driver's process: the parent's, which has the key, and the driver's, which asks it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from penstock import errors
+from penstock.errors import CacheError, PenstockError, Unreadable, WireError
+from penstock.ipc.sealing import (
+    MOST_ANSWERED,
+    MOST_ASKED,
+    MOST_NAME,
+    Asked,
+    Begin,
+    Clear,
+    Find,
+    IsSealed,
+    Listed,
+    Publish,
+    Question,
+    Remove,
+    Rows,
+    Sign,
+    State,
+    Told,
+    receive,
+    records_of,
+    send,
+)
+from penstock.sealed.header import HEADER_BYTES, Header
+from penstock.sealed.keeper import Signer
+from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
+
+T = TypeVar("T")
+
+MOST_OWNERS: Final = 64
+"""Names and versions that one host seals for: each has a registry, which is a file."""
+
+ANSWER_SECONDS: Final = 60.0
+"""How long the parent may take for an answer: it waits for locks, and perhaps for the system's key store."""
+
+MOST_ID: Final = 64
+"""Bytes of a token, and of an entry's id."""
+
+
+class Sealer:
+    """The parent's end: answers what the driver asks over *sock*, for *origin* alone."""
+
+    def __init__(self, sock: socket.socket, origin: str) -> None:
+        self._sock, self._origin = sock, origin
+        self._known: dict[tuple[str, str], tuple[Owner, Registry, Signer]] = {}
+        self._decoder = msgspec.msgpack.Decoder(Asked)
+
+    def serve(self) -> None:
+        """Until the driver's end is closed, or says what is no question: it is told nothing more then."""
+        try:
+            while True:
+                question = self._decoder.decode(receive(self._sock, MOST_ASKED))
+                send(self._sock, self._answer(question))
+        except (EOFError, OSError, WireError, msgspec.MsgspecError, RecursionError, MemoryError):
+            self._sock.close()
+
+    def _answer(self, question: Asked) -> Told:
+        try:
+            owner, registry, signer = self._trust(question)
+            return _done(question, owner, registry, signer)
+        except PenstockError as error:
+            return Told(error=type(error).__name__, message=Exception.__str__(error))
+        except OSError as error:
+            return Told(
+                error="Unreadable", message=f"the registry cannot be used: {error.strerror}"
+            )
+
+    def _trust(self, question: Question) -> tuple[Owner, Registry, Signer]:
+        key = question.driver, question.version
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= MOST_OWNERS:
+                raise Unreadable(f"one host seals for {MOST_OWNERS} versions of drivers at most")
+            if max(map(len, key)) > MOST_NAME:
+                raise Unreadable(f"a driver's name or version has over {MOST_NAME} characters")
+            from penstock.sealed.seal import own_trust
+
+            owner = Owner(*key, self._origin)
+            known = self._known[key] = (owner, *own_trust(owner))
+        return known
+
+
+def _done(asked: Asked, owner: Owner, registry: Registry, signer: Signer) -> Told:
+    match asked:
+        case State():
+            state = registry.open() if asked.made else registry.state()
+            return Told(state=None if state is None else (state.registry, state.changes))
+        case Begin():
+            _check_ids(asked.token, asked.entry)
+            models, datas = records_of(asked.models), records_of(asked.datas)
+            registry.begin(Row(asked.token, asked.entry, models, datas))
+            return Told()
+        case Publish():
+            _check_ids(asked.token, asked.entry, *asked.replaced)
+            registry.publish(asked.token, asked.entry, asked.replaced)
+            return Told()
+        case Find():
+            row = registry.find(asked.token, asked.entry)
+            return Told(rows=() if row is None else (_listed(row),))
+        case Remove():
+            registry.remove(asked.token, asked.entry)
+            return Told()
+        case Rows():
+            return Told(rows=tuple(map(_listed, registry.rows())))
+        case Clear():
+            registry.clear()
+            return Told()
+        case Sign():
+            return Told(sealed=signer.sign(_header(asked.header, owner)))
+        case IsSealed():
+            if len(asked.header) != HEADER_BYTES:
+                raise WireError("a header of another length")
+            return Told(holds=signer.is_sealed(asked.header))
+
+
+def _header(content: bytes, owner: Owner) -> Header:
+    """The header to seal. Raises `Unreadable` for one that says another driver, version or origin than *owner*'s."""
+    header = Header.unpack(content)
+    if header is None:
+        raise WireError("what is to be sealed is no header")
+    if (header.driver, header.version) != (owner.driver_digest, owner.version_digest):
+        raise Unreadable("a header of another driver, version or origin is not sealed")
+    return header
+
+
+def _check_ids(*ids: bytes) -> None:
+    if any(len(each) > MOST_ID for each in ids):
+        raise WireError("a token or an entry's id is too long")
+
+
+def _listed(row: Row) -> Listed:
+    return Listed(row.token, row.entry, _pairs(row.models), _pairs(row.datas), row.sequence)
+
+
+def _pairs(records: Sequence[FileRecord]) -> tuple[tuple[bytes, int], ...]:
+    return tuple((record.digest, record.length) for record in records)
+
+
+class ParentKeeper:
+    """The driver's end: a `penstock.sealed.keeper.Keeper` that asks the parent over *sock*."""
+
+    def __init__(self, sock: socket.socket, origin: str) -> None:
+        sock.settimeout(ANSWER_SECONDS)
+        self._sock, self._origin = sock, origin
+        self._lock = threading.Lock()
+        self._decoder = msgspec.msgpack.Decoder(Told)
+
+    @property
+    def origin(self) -> str:
+        return self._origin
+
+    def trust(self, owner: Owner) -> tuple[Registry, Signer]:
+        return _Registry(self, owner), _Signer(self, owner)
+
+    def ask(self, question: Asked) -> Told:
+        """The answer. Raises the `CacheError` that it tells, `Unreadable` where there is none."""
+        with self._lock:
+            try:
+                send(self._sock, question)
+                told = self._decoder.decode(receive(self._sock, MOST_ANSWERED))
+            except (EOFError, OSError, WireError, msgspec.MsgspecError) as error:
+                # A late answer would be taken for that of the next question.
+                self._sock.close()
+                raise Unreadable(
+                    f"the process that holds the key does not answer: {error}"
+                ) from None
+        if told.error:
+            kind = getattr(errors, told.error, Unreadable)
+            is_known = isinstance(kind, type) and issubclass(kind, CacheError)
+            raise (kind if is_known else Unreadable)(told.message)
+        return told
+
+
+class _Registry:
+    """A `penstock.sealed.registry.Registry` that the parent has."""
+
+    def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
+        self._keeper, self._names = keeper, (owner.driver, owner.version)
+
+    def state(self) -> RegistryState | None:
+        told = self._keeper.ask(State(*self._names)).state
+        return None if told is None else RegistryState(*told)
+
+    def open(self) -> RegistryState:
+        told = self._keeper.ask(State(*self._names, made=True)).state
+        if told is None:
+            raise Unreadable("the process that holds the key gives no state of the registry")
+        return RegistryState(*told)
+
+    def begin(self, row: Row) -> None:
+        self._keeper.ask(
+            Begin(*self._names, row.token, row.entry, _pairs(row.models), _pairs(row.datas))
+        )
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        self._keeper.ask(Publish(*self._names, token, entry, tuple(replaced)))
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        rows = self._keeper.ask(Find(*self._names, token, entry)).rows
+        return _row(rows[0]) if rows else None
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        self._keeper.ask(Remove(*self._names, token, entry))
+
+    def rows(self) -> tuple[Row, ...]:
+        return tuple(map(_row, self._keeper.ask(Rows(*self._names)).rows))
+
+    def clear(self) -> None:
+        self._keeper.ask(Clear(*self._names))
+
+
+class _Signer:
+    """A `penstock.sealed.keeper.Signer` that the parent has."""
+
+    def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
+        self._keeper, self._names = keeper, (owner.driver, owner.version)
+
+    def sign(self, header: Header) -> bytes:
+        return self._keeper.ask(Sign(*self._names, header.pack(b""))).sealed
+
+    def is_sealed(self, content: bytes) -> bool:
+        return self._keeper.ask(IsSealed(*self._names, content)).holds
+
+
+def _row(listed: Listed) -> Row:
+    models, datas = records_of(listed.models), records_of(listed.datas)
+    return Row(listed.token, listed.entry, models, datas, listed.sequence)
