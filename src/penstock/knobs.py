@@ -372,6 +372,13 @@ driver_start_ms: Final = Knob(
     least=100,
     most=1000 * MOST_SECONDS,
 )
+namespaces: Final = Knob(
+    "namespaces",
+    bool,
+    True,
+    "Whether the process of an isolated driver gets namespaces of its own, where the kernel lets this user have them "
+    "(Linux): a file system of what it may read, no processes but its own, no network.",
+)
 isolate: Final = Knob(
     "isolate",
     str,
@@ -449,6 +456,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             keep_failure_data,
             driver_timeout_ms,
             driver_start_ms,
+            namespaces,
             isolate,
             lent_limit_mib,
             concurrent_executions,

@@ -23,9 +23,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
+from penstock import knobs
 from penstock.ipc import sandbox
+from penstock.ipc.host.launching import launch, status_of
 
 Probe = Callable[[], object]
 
@@ -278,14 +280,21 @@ def of_kernel() -> dict[str, Probe]:
         "sync": call(162, 81),
         "a call of tomorrow": call(700, 700),
         "type on the terminal": lambda: fcntl.ioctl(0, 0x5412, b"x"),
-        "addresses of network devices": lambda: [
-            read(p) for p in Path("/sys/class/net").glob("*/address")
-        ],
-        "connections of the machine": lambda: read("/proc/self/net/tcp"),
-        "sockets of the machine": lambda: read("/proc/self/net/unix"),
-        "mounts of the machine": lambda: read("/proc/self/mountinfo"),
-        "users of the machine": lambda: read("/etc/passwd"),
+        **{name: lambda look=look: look() for name, look in of_the_machine().items()},  # type: ignore[misc]
         "where cores go": lambda: read("/proc/sys/kernel/core_pattern"),
+    }
+
+
+def of_the_machine() -> dict[str, Callable[[], str]]:
+    """What shows whoever has a view, a network and processes of his own nothing but these."""
+    return {
+        "addresses of network devices": lambda: "\n".join(
+            [p.read_text() for p in Path("/sys/class/net").glob("*/address")]
+        ),
+        "connections of the machine": lambda: Path("/proc/self/net/tcp").read_text(),
+        "sockets of the machine": lambda: Path("/proc/self/net/unix").read_text(),
+        "mounts of the machine": lambda: Path("/proc/self/mountinfo").read_text(),
+        "users of the machine": lambda: Path("/etc/passwd").read_text(),
     }
 
 
@@ -296,7 +305,9 @@ def of_itself() -> dict[str, Probe]:
         "write scratch": lambda: append(Path(os.environ.get("TMPDIR", ""), "own")),
         "start a thread": lambda: threading.Thread(target=int).start(),
         "share memory": lambda: os.memfd_create("own"),
-        "be nicer": lambda: os.setpriority(os.PRIO_PROCESS, 0, 1),
+        "be nicer": lambda: os.setpriority(
+            os.PRIO_PROCESS, 0, min(19, os.getpriority(os.PRIO_PROCESS, 0) + 1)
+        ),
         "see its own status": lambda: read("/proc/self/status"),
     }
 
@@ -310,10 +321,30 @@ def outcome(probe: Probe) -> str:
     return "done"
 
 
+def shown(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+
+
 def main() -> None:
+    def drive(apart: sandbox.Measure, ready: Callable[[], None]) -> NoReturn:
+        policy = sandbox.host_policy()
+        if apart.holds:
+            sandbox.enter_view(policy)
+        ready()
+        probe_all(sandbox.apply(policy, apart))
+        sys.stdout.flush()
+        os._exit(0)
+
+    raise SystemExit(os.waitstatus_to_exitcode(status_of(launch(drive, apart=knobs.namespaces()))))
+
+
+def probe_all(report: sandbox.SandboxReport) -> None:
+    """Prints what became of every probe."""
     home, parent = Path(sys.argv[1]), int(sys.argv[2])
     given: dict[str, int] = json.loads(sys.argv[3])
-    report = sandbox.apply(sandbox.host_policy())
     probes = {
         **of_files(home),
         **of_attributes(home),
@@ -327,6 +358,7 @@ def main() -> None:
     found: dict[str, Any] = {
         "report": {m.name: [m.holds, m.detail] for m in report.measures},
         "probes": {name: outcome(probe) for name, probe in probes.items()},
+        "shown": {name: shown(look) for name, look in of_the_machine().items()},
     }
     sys.stdout.write(json.dumps(found))
 

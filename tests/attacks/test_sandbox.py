@@ -16,27 +16,30 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the sandbox is Linux's", allow_module_level=True)
 
+from penstock.ipc.sandbox import namespaces
 from tests.attacks import probes
 from tests.conftest import ROOT
 
 HARMLESS: Final = frozenset(probes.of_itself())
 """Changes, reads and slows nothing outside of the driver's own process and scratch."""
 
+OF_THE_MACHINE: Final = frozenset(probes.of_the_machine())
+"""Refused nowhere; in namespaces of its own it shows the driver what is its own."""
+
 GAPS: Final = {
-    "see the size of a private file": "Landlock says nothing of stat: another view of the file system would",
-    "read a link": "Landlock says nothing of readlink: another view of the file system would",
-    "addresses of network devices": "the machine's devices are shown to engines",
-    "connections of the machine": "the process has the machine's network, which it cannot use",
-    "sockets of the machine": "the process has the machine's network, which it cannot use",
-    "mounts of the machine": "the process has the machine's view of the file system",
-    "users of the machine": "C libraries look for the user there",
-    "where cores go": "what the kernel is set to is shown to engines",
+    "see the size of a private file": "Landlock says nothing of stat: it takes namespaces",
+    "read a link": "Landlock says nothing of readlink: it takes namespaces",
+    "addresses of network devices": "the machine's devices are shown to engines, without namespaces",
+    "connections of the machine": "it takes a namespace to have another network, which it cannot use",
+    "sockets of the machine": "it takes a namespace to have another network, which it cannot use",
+    "mounts of the machine": "it takes namespaces to see other mounts",
+    "users of the machine": "C libraries look for the user there, without namespaces",
 }
-"""Allowed still, with the reason (docs/threat-model.md)."""
+"""Allowed still where there are no namespaces, with the reason (docs/threat-model.md)."""
 
 
 @cache
-def tried() -> dict[str, Any]:
+def tried(apart: bool) -> dict[str, Any]:
     with TemporaryDirectory() as name:
         home, own = Path(name, "home"), Path(name, "temporary")
         home.mkdir()
@@ -49,6 +52,7 @@ def tried() -> dict[str, Any]:
                 "HOME": str(home),
                 "TMPDIR": str(own),
                 "PENSTOCK_STATE_DIR": str(Path(name, "state")),
+                "PENSTOCK_NAMESPACES": str(int(apart)),
                 "PYTHONPATH": str(ROOT),
                 "OPENBLAS_NUM_THREADS": "1",
             },
@@ -62,6 +66,19 @@ def tried() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(done.stdout)
         assert found["ended"] == 0, found["said"]
         return found
+
+
+def looked_at(apart: bool) -> dict[str, Any]:
+    """What the probes came to, where this kernel has all measures."""
+    found = tried(apart)
+    missing = [
+        f"{what} ({detail})"
+        for what, (holds, detail) in found["report"].items()
+        if not holds and (apart or what != namespaces.NAME)
+    ]
+    if missing:
+        pytest.skip(f"this kernel lacks {', '.join(missing)}")
+    return found
 
 
 def names() -> list[str]:
@@ -86,22 +103,40 @@ def names() -> list[str]:
     ],
 )
 def test_a_probe_is_refused(name: str) -> None:
-    missing = [what for what, (holds, _) in tried()["report"].items() if not holds]
-    if missing:
-        pytest.skip(f"this kernel lacks {', '.join(missing)}")
-    assert tried()["probes"][name] != "done"
+    assert looked_at(apart=False)["probes"][name] != "done"
 
 
+@pytest.mark.parametrize("name", sorted(set(names()) - OF_THE_MACHINE))
+def test_a_probe_is_refused_in_namespaces(name: str) -> None:
+    assert looked_at(apart=True)["probes"][name] != "done"
+
+
+def test_in_namespaces_the_process_is_shown_nothing_of_the_machine() -> None:
+    shown = looked_at(apart=True)["shown"]
+    assert set(shown["addresses of network devices"].split()) <= {"00:00:00:00:00:00"}
+    # Nothing but the heading of the table.
+    for table in ("connections of the machine", "sockets of the machine"):
+        assert len(shown[table].splitlines()) == 1, shown[table]
+    assert [line.split(":")[0] for line in shown["users of the machine"].splitlines()] == ["driver"]
+    places = [line.split()[4] for line in shown["mounts of the machine"].splitlines()]
+    assert places[0] == "/"
+    assert not {"/home", "/root", "/tmp", "/etc", "/var", "/run"} & set(places)
+
+
+@pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", sorted(HARMLESS))
-def test_what_stays_within_the_process_is_allowed(name: str) -> None:
-    assert tried()["probes"][name] == "done"
+def test_what_stays_within_the_process_is_allowed(name: str, apart: bool) -> None:
+    assert tried(apart)["probes"][name] == "done"
 
 
-def test_nothing_of_the_user_s_has_changed_and_nobody_has_heard_anything() -> None:
-    assert tried()["changed"] == []
-    assert tried()["heard"] == 0
+@pytest.mark.parametrize("apart", [False, True])
+def test_nothing_of_the_user_s_has_changed_and_nobody_has_heard_anything(apart: bool) -> None:
+    assert tried(apart)["changed"] == []
+    assert tried(apart)["heard"] == 0
 
 
-def test_every_probe_was_tried() -> None:
-    assert set(tried()["probes"]) == {*names(), *HARMLESS}
+@pytest.mark.parametrize("apart", [False, True])
+def test_every_probe_was_tried(apart: bool) -> None:
+    assert set(tried(apart)["probes"]) == {*names(), *HARMLESS}
     assert set(GAPS) <= set(names())
+    assert tried(apart)["report"][namespaces.NAME][0] in {apart, False}

@@ -226,7 +226,18 @@ def questions() -> st.SearchStrategy[bytes]:
         "replaced": st.lists(ids, max_size=80),
         "other": st.none(),
     }
-    kinds = ["state", "begin", "publish", "find", "remove", "rows", "clear", "sign", "is_sealed", "none"]
+    kinds = [
+        "state",
+        "begin",
+        "publish",
+        "find",
+        "remove",
+        "rows",
+        "clear",
+        "sign",
+        "is_sealed",
+        "none",
+    ]
     form = st.fixed_dictionaries({"ask": st.sampled_from(kinds), **field}, optional=more)
     encoded = form.map(msgspec.msgpack.encode)
     damaged = st.builds(

@@ -16,9 +16,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Callable
 from typing import Final, NoReturn
 
+from penstock import knobs
 from penstock.ipc.host.broker import Broker, Wanted
+from penstock.ipc.host.launching import launch
+from penstock.ipc.sandbox.report import Measure
 
 FIRST: Final = 3
 LISTENER: Final = 4
@@ -32,15 +36,18 @@ def main() -> None:
     guests, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     asked, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     broker = os.getpid()
+
+    def drive(apart: Measure, ready: Callable[[], None]) -> NoReturn:
+        for sock in (guests, asked, wanted.first, wanted.listener):
+            if sock is not None:
+                sock.close()
+        _drive(wanted, given, asking, broker, apart, ready)
+
     # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the key's is in memory.
-    if driver := os.fork():
-        given.close()
-        asking.close()
-        Broker(driver, guests, asked, wanted).run()
-    for sock in (guests, asked, wanted.first, wanted.listener):
-        if sock is not None:
-            sock.close()
-    _drive(wanted, given, asking, broker)
+    launched = launch(drive, apart=knobs.namespaces())
+    given.close()
+    asking.close()
+    Broker(launched, guests, asked, wanted).run()
 
 
 def _wanted(arguments: list[str]) -> Wanted:
@@ -67,21 +74,33 @@ def _wanted(arguments: list[str]) -> Wanted:
     return Wanted(name, value, origin, first, others, own, service=False)
 
 
-def _drive(wanted: Wanted, guests: socket.socket, asking: socket.socket, broker: int) -> NoReturn:
+def _drive(
+    wanted: Wanted,
+    guests: socket.socket,
+    asking: socket.socket,
+    broker: int,
+    apart: Measure,
+    ready: Callable[[], None],
+) -> NoReturn:
     import faulthandler
 
     faulthandler.enable()
+    # Where there is a file system of its own, the number by which others know it is not seen any more.
+    own = os.path.basename(os.readlink("/proc/self"))
     from penstock.ipc import sandbox
-    from penstock.ipc.sandbox.parent import die_with
 
-    die_with(broker)
-    report = sandbox.apply(sandbox.host_policy())
+    policy = sandbox.host_policy()
+    if apart.holds:
+        sandbox.enter_view(policy)
+    ready()
+    report = sandbox.apply(policy, apart)
     from penstock.ipc.host.keeping import ParentKeeper
     from penstock.ipc.host.process import Host
     from penstock.sealed.keeper import kept_by
 
     kept_by(ParentKeeper(asking, wanted.origin))
-    Host(wanted.name, wanted.value, guests, broker, report.lines(), service=wanted.service).run()
+    processes = int(own), broker
+    Host(wanted.name, wanted.value, guests, processes, report.lines(), service=wanted.service).run()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
+from penstock.ipc.host.launching import Launched, status_of
 from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
 
 PARTING_SECONDS: Final = 3.0
@@ -79,18 +80,18 @@ class Met:
 
 
 class Broker:
-    """Keeps the child *driver*, which is given its clients by *guests*, and asks at the other end of *asked* for what takes the
+    """Keeps the driver's process, which is given its clients by *guests*, and asks at the other end of *asked* for what takes the
     key.
     """
 
     def __init__(
         self,
-        driver: int,
+        launched: Launched,
         guests: Any,
         asked: socket.socket,
         wanted: Wanted,
     ) -> None:
-        self._driver, self._child = driver, open_process(driver)
+        self._launched, self._child = launched, open_process(launched.process)
         self._guests, self._asked, self._wanted = guests, asked, wanted
         self._listener = listener = wanted.listener
         guests.setblocking(False)
@@ -115,7 +116,7 @@ class Broker:
             pause = None if killed_at is None else max(0.0, killed_at - now)
             for fd, _ in self._poll.poll(pause):
                 if fd == self._child:
-                    end_as(os.waitpid(self._driver, 0)[1])
+                    end_as(status_of(self._launched))
                 elif fd == self._asked.fileno():
                     self._seal()
                 elif (met := self._met.get(fd)) is not None:

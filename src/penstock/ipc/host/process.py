@@ -116,10 +116,9 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver whose entry point is *name* = *value* to the clients whose sockets come by *guests*, from the process
-    *broker*.
+    """Serves the driver whose entry point is *name* = *value* to the clients whose sockets come by *guests*.
 
-    *sandbox* says for each measure what became of it. A *service* keeps what its clients lend apart by user, and shows
+    *processes* are this one and the one that they come from, by the numbers that clients know them by. *sandbox* says for each measure what became of it. A *service* keeps what its clients lend apart by user, and shows
     them nothing of what it writes.
     """
 
@@ -128,14 +127,14 @@ class Host:
         name: str,
         value: str,
         guests: socket.socket,
-        broker: int,
+        processes: tuple[int, int],
         sandbox: tuple[tuple[str, str], ...] = (),
         *,
         service: bool = False,
     ) -> None:
         self._name, self._value = name, value
         self._service = service
-        self._guests, self._broker = guests, broker
+        self._guests, self._processes = guests, processes
         guests.setblocking(False)
         # What a service writes is its administrator's.
         self._heart = Heart(trims=not service)
@@ -236,8 +235,7 @@ class Host:
                 raise WireError(self._refusal)
             welcome = wire.Welcome(
                 wire.WIRE_VERSION,
-                os.getpid(),
-                self._broker,
+                *self._processes,
                 len(self._devices),
                 sandbox=self._sandbox,
             )

@@ -6,21 +6,40 @@ everything but Landlock, which the report then says.
 
 from __future__ import annotations
 
-from penstock.ipc.sandbox import landlock, limits, seccomp
+from penstock.ipc.sandbox import landlock, limits, namespaces, seccomp, view
 from penstock.ipc.sandbox.policy import SandboxPolicy, host_policy
 from penstock.ipc.sandbox.report import Measure, SandboxReport
 
-__all__ = ["Measure", "SandboxPolicy", "SandboxReport", "apply", "detect", "host_policy"]
+__all__ = [
+    "Measure",
+    "SandboxPolicy",
+    "SandboxReport",
+    "apply",
+    "detect",
+    "enter_view",
+    "host_policy",
+]
 
 
-def apply(policy: SandboxPolicy | None = None) -> SandboxReport:
-    """Gives up what *policy* does not allow, for good. Never raises for what the system does not have.
+def enter_view(policy: SandboxPolicy) -> None:
+    """Leaves this process, which is in namespaces of its own, nothing to see but what *policy* allows, and no capability.
+
+    Raises `OSError`; the process is of no further use then.
+    """
+    view.enter(policy.shown(), policy.write)
+    namespaces.drop_capabilities()
+
+
+def apply(policy: SandboxPolicy | None = None, apart: Measure | None = None) -> SandboxReport:
+    """Gives up what *policy* does not allow, for good; *apart* says what became of namespaces. Never raises for what the system
+    does not have.
 
     To be called by a process that has its sockets and its descriptors already.
     """
     policy = SandboxPolicy() if policy is None else policy
     return SandboxReport(
         (
+            *([] if apart is None else [apart]),
             limits.drop_privileges(),
             limits.limit(policy),
             landlock.apply(policy),
@@ -33,6 +52,7 @@ def detect() -> SandboxReport:
     """What `apply` would find here; changes nothing."""
     return SandboxReport(
         (
+            namespaces.detect(),
             limits.detect_privileges(),
             limits.detect_limits(),
             landlock.detect(),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import sys
 from typing import Any, Final
 
 from penstock.ipc.sandbox.syscalls import ARCHITECTURES, Architecture
+
+PIVOT_ROOT: Final = (155, 41)
 
 PR_SET_NO_NEW_PRIVS: Final = 38
 PR_GET_NO_NEW_PRIVS: Final = 39
@@ -32,6 +35,38 @@ def prctl(option: int, *arguments: object) -> int:
 def syscall(number: int, *arguments: object) -> int:
     """`syscall(2)`; raises `OSError`."""
     return _checked(_library().syscall(ctypes.c_long(number), *map(_word, arguments)))
+
+
+def unshare(flags: int) -> None:
+    """`unshare(2)`; raises `OSError`."""
+    _checked(_library().unshare(ctypes.c_int(flags)))
+
+
+def mount(source: str, target: str, kind: str, flags: int) -> None:
+    """`mount(2)`; raises `OSError`."""
+    given = [os.fsencode(text) for text in (source, target, kind)]
+    try:
+        _checked(_library().mount(*given, ctypes.c_ulong(flags), None))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, target) from None
+
+
+def unmount(target: str, flags: int) -> None:
+    """`umount2(2)`; raises `OSError`."""
+    _checked(_library().umount2(os.fsencode(target), ctypes.c_int(flags)))
+
+
+def pivot_root(new: str, old: str) -> None:
+    """`pivot_root(2)`; raises `OSError`."""
+    found = architecture()
+    if found is None:
+        raise OSError(errno.ENOSYS, "no table of system calls for this system and processor")
+    syscall(PIVOT_ROOT[found.column], os.fsencode(new), os.fsencode(old))
+
+
+def capset(header: Any, data: bytes) -> None:
+    """`capset(2)`; raises `OSError`."""
+    _checked(_library().capset(header, data))
 
 
 def _word(value: object) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -37,7 +38,26 @@ SYSTEM_FILES: Final = (
     "/proc/filesystems",
     "/proc/mounts",
     "/proc/driver",
-    "/proc/sys/kernel",
+    *(
+        f"/proc/sys/kernel/{name}"
+        for name in (
+            "cap_last_cap",
+            "hostname",
+            "ngroups_max",
+            "numa_balancing",
+            "osrelease",
+            "ostype",
+            "perf_event_paranoid",
+            "pid_max",
+            "random",
+            "randomize_va_space",
+            "sched_rr_timeslice_ms",
+            "shmall",
+            "shmmax",
+            "threads-max",
+            "version",
+        )
+    ),
     "/proc/sys/vm",
     "/proc/pressure",
     "/sys/devices",
@@ -85,8 +105,19 @@ class SandboxPolicy(NamedTuple):
     max_address_space: int | None = None
     max_processes: int | None = None
 
+    def shown(self) -> list[str]:
+        """Every path that may be read or used, as it was given: over links, and perhaps of nothing."""
+        return [*self._read(), *DEVICE_FILES, *self._matching()]
+
     def readable(self) -> list[str]:
         """Every path that exists and may be read: the system's, Python's and its packages', and *read*."""
+        return _existing(self._read())
+
+    def usable(self) -> list[str]:
+        """Every device file that may be used."""
+        return _existing([*DEVICE_FILES, *self._matching()])
+
+    def _read(self) -> list[str]:
         own = [
             sys.prefix,
             sys.base_prefix,
@@ -95,17 +126,15 @@ class SandboxPolicy(NamedTuple):
             *_installed(),
             *([settings] if (settings := settings_path()) is not None else []),
         ]
-        return _existing([*SYSTEM_FILES, *own, *self.read])
+        return [*SYSTEM_FILES, *map(os.path.abspath, own), *self.read]
 
     def writable(self) -> list[str]:
         """Every path that exists and may be written."""
         return _existing(self.write)
 
-    def usable(self) -> list[str]:
-        """Every device file that may be used."""
+    def _matching(self) -> list[str]:
         root = Path("/")
-        matching = [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
-        return _existing([*DEVICE_FILES, *matching])
+        return [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
 
 
 def host_policy() -> SandboxPolicy:

@@ -1,0 +1,136 @@
+"""A file system of a driver's own: what it may read and write, at the same places, and nothing else.
+
+Links on the way to what is shown are made anew, so that every path that leads there does so here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from penstock.ipc.sandbox import kernel
+
+BIND: Final = 0x1000
+RECURSIVE: Final = 0x4000
+PRIVATE: Final = 0x4_0000
+NOSUID: Final = 2
+NODEV: Final = 4
+NOEXEC: Final = 8
+DETACH: Final = 2
+
+MOST_LINKS: Final = 40
+"""Links that a path may lead over, as the kernel has it."""
+
+USERS: Final = "/etc/passwd"
+"""C libraries look for the user there: the view's has one line."""
+
+PROCESSES: Final = "/proc"
+DEVICES: Final = "/sys"
+GROUPS: Final = "/sys/fs/cgroup"
+"""What a process may use is told there; it is mounted for itself."""
+
+
+class _View:
+    """The tree that is being built at *root*."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._shown: set[str] = set()
+
+    def show(self, path: str) -> None:
+        """Makes *path* be there, with all below it; one that does not exist, or cannot be reached, is left out."""
+        links = 0
+        todo = list(PurePosixPath(path).parts[1:])
+        at = "/"
+        while todo:
+            name = todo.pop(0)
+            if name == "..":
+                at = os.path.dirname(at)
+                continue
+            at = os.path.join(at, name)
+            if at in self._shown:
+                return
+            try:
+                mode = os.lstat(at).st_mode
+            except OSError:
+                return
+            here = self._root + at
+            if stat.S_ISLNK(mode):
+                links += 1
+                if links > MOST_LINKS:
+                    return
+                target = os.readlink(at)
+                if not os.path.lexists(here):
+                    os.symlink(target, here)
+                todo = [*PurePosixPath(target).parts, *todo]
+                if target.startswith("/"):
+                    todo = todo[1:]
+                    at = "/"
+                else:
+                    at = os.path.dirname(at)
+            elif todo:
+                os.makedirs(here, exist_ok=True)
+            else:
+                self._bind(at, here, directory=stat.S_ISDIR(mode))
+
+    def _bind(self, path: str, here: str, *, directory: bool) -> None:
+        self._shown.add(path)
+        if directory:
+            os.makedirs(here, exist_ok=True)
+        elif not os.path.lexists(here):
+            Path(here).touch()
+        kernel.mount(path, here, "", BIND | RECURSIVE)
+
+
+def enter(paths: Iterable[str], written: Sequence[str]) -> None:
+    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and of the directory *written*,
+    the only one of them.
+
+    Descriptors stay what they were. Raises `OSError`; this process is of no further use then.
+    """
+    if sys.platform == "win32":
+        raise OSError("namespaces are Linux's")
+    if len(written) != 1:
+        raise OSError("there is no directory to build a file system in")
+    (scratch,) = written
+    kernel.mount("none", "/", "", RECURSIVE | PRIVATE)
+    root = os.path.join(scratch, ".root")
+    os.mkdir(root)
+    kernel.mount("penstock", root, "tmpfs", NOSUID | NODEV)
+    view = _View(root)
+    _show_system(view, root)
+    for path in sorted(paths, key=len):
+        if path == USERS:
+            _name_user(root)
+        elif not path.startswith((PROCESSES, DEVICES)) or path == GROUPS:
+            view.show(path)
+    os.makedirs(root + scratch, exist_ok=True)
+    # Without what is mounted below it: what may be written is not this tree.
+    kernel.mount(scratch, root + scratch, "", BIND)
+    os.mkdir(f"{root}/.old")
+    kernel.pivot_root(root, f"{root}/.old")
+    os.chdir("/")
+    kernel.unmount("/.old", DETACH)
+    os.rmdir("/.old")
+    os.rmdir(root)
+
+
+def _show_system(view: _View, root: str) -> None:
+    """Processes and devices as the namespaces have them: of others where the system shows them only so."""
+    for path, kind in ((PROCESSES, "proc"), (DEVICES, "sysfs")):
+        os.mkdir(root + path)
+        try:
+            kernel.mount(kind, root + path, kind, NOSUID | NODEV | NOEXEC)
+        except OSError:
+            # Parts of it are covered here, as in containers, and a new one would show them.
+            view.show(path)
+
+
+def _name_user(root: str) -> None:
+    user, group = os.geteuid(), os.getegid()
+    Path(root, "etc").mkdir(exist_ok=True)
+    Path(root + USERS).write_text(f"driver:x:{user}:{group}::/nonexistent:/bin/false\n", "ascii")
