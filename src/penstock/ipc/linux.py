@@ -170,6 +170,17 @@ def children_of(process: int) -> list[int]:
     return [int(child) for child in content.split()]
 
 
+def below(process: int) -> list[int]:
+    """The processes that *process* started, and those that they did, as far as they live."""
+    found: list[int] = []
+    todo = [process]
+    while todo:
+        children = children_of(todo.pop())
+        found += children
+        todo += children
+    return found
+
+
 def current_user() -> int:
     """The user whose rights this process has."""
     if sys.platform == "win32":

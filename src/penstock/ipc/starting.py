@@ -25,7 +25,7 @@ from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.linux import (
     LINUX_ONLY,
-    children_of,
+    below,
     command_of,
     is_memory,
     is_stopped,
@@ -368,7 +368,7 @@ def _greeted(
                     "may take: the knob driver_start_ms sets it"
                 ) from None
             process = peer(sock)[0]
-            stopped = any(map(is_stopped, (process, *children_of(process))))
+            stopped = any(map(is_stopped, (process, *below(process))))
             if time.monotonic_ns() >= until or stopped:
                 raise _Silent(process) from None
 

@@ -29,9 +29,7 @@ connect(Place(*sys.argv[1:]))
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["namespaces", "none"])
-def state(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def state(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("PENSTOCK_NAMESPACES", str(int(request.param)))
 

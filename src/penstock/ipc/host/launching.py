@@ -105,6 +105,8 @@ def _enter(
     tell: int, heard: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
 ) -> NoReturn:
     """In the process that the parent started: it ends as soon as there is one in the namespaces, which is then the parent's."""
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
     try:
         namespaces.enter()
         first = os.fork()

@@ -131,6 +131,8 @@ def _show_system(view: _View, root: str) -> None:
 
 
 def _name_user(root: str) -> None:
+    if sys.platform == "win32":
+        raise OSError("namespaces are Linux's")
     user, group = os.geteuid(), os.getegid()
     Path(root, "etc").mkdir(exist_ok=True)
     Path(root + USERS).write_text(f"driver:x:{user}:{group}::/nonexistent:/bin/false\n", "ascii")

@@ -140,7 +140,7 @@ def test_an_architecture_without_a_table_has_no_filter(monkeypatch: pytest.Monke
 def test_detecting_changes_nothing() -> None:
     before = Path("/proc/self/status").read_text("ascii")
     names = [m.name for m in sandbox.detect().measures]
-    assert names == ["no new privileges", "resource limits", "landlock", "seccomp"]
+    assert names == ["namespaces", "no new privileges", "resource limits", "landlock", "seccomp"]
     for line in ("NoNewPrivs", "Seccomp:"):
         after = Path("/proc/self/status").read_text("ascii")
         assert _field(before, line) == _field(after, line)
