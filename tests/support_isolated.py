@@ -218,3 +218,18 @@ def exits() -> Device:
 def aborts() -> Device:
     """Ends its process as C libraries do."""
     os.abort()
+
+
+def curious() -> Device:
+    """Says what became of three calls that a sandbox refuses, and ends its process."""
+    import socket
+
+    outcomes = []
+    for call in (socket.socket, socket.socket, lambda: os.kill(1, 0)):
+        try:
+            call()
+        except OSError as error:
+            outcomes.append(type(error).__name__)
+    sys.stderr.write(", ".join(outcomes) + "\n")
+    sys.stderr.flush()
+    os._exit(1)

@@ -379,6 +379,13 @@ namespaces: Final = Knob(
     "Whether the process of an isolated driver gets namespaces of its own, where the kernel lets this user have them "
     "(Linux): a file system of what it may read, no processes but its own, no network.",
 )
+sandbox_log: Final = Knob(
+    "sandbox_log",
+    bool,
+    False,
+    "Whether the process of an isolated driver writes which system calls its sandbox refused, each kind once: for whoever "
+    "finds out what an engine needs. They are refused all the same.",
+)
 isolate: Final = Knob(
     "isolate",
     str,
@@ -457,6 +464,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             driver_timeout_ms,
             driver_start_ms,
             namespaces,
+            sandbox_log,
             isolate,
             lent_limit_mib,
             concurrent_executions,

@@ -136,3 +136,19 @@ def test_a_client_that_was_killed_is_gone_though_a_child_of_it_has_its_socket(
 def test_the_end_of_the_driver_is_told_as_it_was(driver: str, how: str) -> None:
     with pytest.raises(NotStarted, match=how):
         connect(Place("short", f"tests.support_isolated:{driver}"))
+
+
+def test_a_driver_s_refused_calls_are_listed_and_refused_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PENSTOCK_SANDBOX_LOG", "1")
+    with pytest.raises(NotStarted) as raised:
+        connect(Place("curious", "tests.support_isolated:curious"))
+    output = raised.value.output
+    if "seccomp: missing" in output:
+        pytest.skip(output)
+    # socket(AF_INET, SOCK_STREAM), twice.
+    assert output.count("the sandbox refuses system call") == 1, output
+    assert "(0x2, 0x80001, ...)" in output
+    assert "the sandbox refuses this use of kill (0x1, 0x0, ...)" in output
+    assert "PermissionError, PermissionError, PermissionError" in output

@@ -17,10 +17,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NoReturn
 
 from penstock import knobs
-from penstock.ipc.host.broker import Broker, Wanted
+from penstock.ipc.host.broker import Broker, Wanted, give
 from penstock.ipc.host.launching import launch
 from penstock.ipc.sandbox.report import Measure
 
@@ -38,13 +39,11 @@ def main() -> None:
     broker = os.getpid()
 
     def drive(apart: Measure, ready: Callable[[], None]) -> NoReturn:
-        for sock in (guests, asked, wanted.first, wanted.listener):
-            if sock is not None:
-                sock.close()
         _drive(wanted, given, asking, broker, apart, ready)
 
     # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the key's is in memory.
-    launched = launch(drive, apart=knobs.namespaces())
+    kept = [s for s in (guests, asked, wanted.first, wanted.listener) if s is not None]
+    launched = launch(drive, apart=knobs.namespaces(), kept=kept)
     given.close()
     asking.close()
     Broker(launched, guests, asked, wanted).run()
@@ -93,7 +92,8 @@ def _drive(
     if apart.holds:
         sandbox.enter_view(policy)
     ready()
-    report = sandbox.apply(policy, apart)
+    hand_over = partial(give, guests) if knobs.sandbox_log() else None
+    report = sandbox.apply(policy, apart, hand_over)
     from penstock.ipc.host.keeping import ParentKeeper
     from penstock.ipc.host.process import Host
     from penstock.sealed.keeper import kept_by

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
+from penstock import knobs
 from penstock.ipc.host.launching import Launched, status_of
 from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
 
@@ -108,6 +109,8 @@ class Broker:
     def run(self) -> NoReturn:
         """Until the driver's process has ended; this one ends as that did."""
         _raise_limit()
+        if knobs.sandbox_log():
+            self._list_refusals()
         if self._wanted.first is not None:
             self._take_on(self._wanted.first)
         killed_at: float | None = None
@@ -155,13 +158,12 @@ class Broker:
                 raise BlockingIOError
             with suppress(ProcessLookupError):
                 process = open_peer(sock)
-            rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [sock.fileno()]))
             met = Met(sock, process)
             for fd in met.descriptors:
                 # Of a socket its end is told, and nothing else.
                 self._poll.register(fd, IN if fd == process else 0)
                 self._met[fd] = met
-            self._guests.sendmsg([GUEST.pack(user)], [rights])
+            give(self._guests, sock.fileno(), user)
         except OSError:
             self._leave(Met(sock, process))
 
@@ -187,6 +189,16 @@ class Broker:
             begin(sealer.serve)
         except (RuntimeError, MemoryError):
             self._asked.close()
+
+    def _list_refusals(self) -> None:
+        """In a thread, from what the driver's process gives before it has any code of the driver's."""
+        from penstock.ipc.sandbox.refusals import list_refusals
+        from penstock.ipc.threads import begin
+
+        self._guests.setblocking(True)
+        if (given := taken(self._guests)) is not None:
+            begin(list_refusals, given[0])
+        self._guests.setblocking(False)
 
     def _part(self) -> None:
         """Tells the driver's process that no client comes any more."""
@@ -230,8 +242,14 @@ def _raise_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def receive_guest(guests: Any) -> tuple[socket.socket, int] | None:
-    """In the driver's process: the next client's socket and user; None where no client comes any more.
+def give(guests: Any, descriptor: int, user: int = 0) -> None:
+    """Sends a descriptor to the process at the other end: a client's socket, with its user. Raises `OSError`."""
+    rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))
+    guests.sendmsg([GUEST.pack(user)], [rights])
+
+
+def taken(guests: Any) -> tuple[int, int] | None:
+    """The next descriptor that was given, and its user; None where none comes any more.
 
     Raises `BlockingIOError` where none has come.
     """
@@ -245,4 +263,4 @@ def receive_guest(guests: Any) -> tuple[socket.socket, int] | None:
             return None
         for _, _, content in beside:
             descriptor: int = array.array("i", content)[0]
-            return socket.socket(fileno=descriptor), GUEST.unpack(data)[0]
+            return descriptor, GUEST.unpack(data)[0]

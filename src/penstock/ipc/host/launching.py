@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import select
+import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple, NoReturn
 
@@ -39,9 +40,14 @@ class Launched(NamedTuple):
     told: int
 
 
-def launch(drive: Callable[[Measure, Callable[[], None]], NoReturn], *, apart: bool) -> Launched:
+def launch(
+    drive: Callable[[Measure, Callable[[], None]], NoReturn],
+    *,
+    apart: bool,
+    kept: Sequence[socket.socket] = (),
+) -> Launched:
     """Starts a process in which *drive* is called, with what is said of its namespaces and what is to be called once they are
-    set up: an `OSError` before that ends the process, and it is started again without any. Without *apart* none are tried.
+    set up: an `OSError` before that ends the process, and it is started again without any. Without *apart* none are tried. The sockets *kept* are this process's alone.
 
     To be called before this process has other threads.
     """
@@ -54,6 +60,7 @@ def launch(drive: Callable[[Measure, Callable[[], None]], NoReturn], *, apart: b
         parent = os.getpid()
         first = os.fork()
         if not first:
+            _close(kept)
             os.close(told)
             os.close(say)
             _enter(tell, heard, parent, drive)
@@ -71,9 +78,15 @@ def launch(drive: Callable[[Measure, Callable[[], None]], NoReturn], *, apart: b
     parent = os.getpid()
     driver = os.fork()
     if not driver:
+        _close(kept)
         die_with(parent)
         drive(Measure(namespaces.NAME, False, reason), _nothing)
     return Launched(driver, -1)
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
 
 
 def _nothing() -> None:

@@ -26,7 +26,7 @@ from penstock.ipc import wire
 from penstock.ipc.account import Account, Accounts
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.broker import receive_guest
+from penstock.ipc.host.broker import taken
 from penstock.ipc.host.heart import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
@@ -192,12 +192,13 @@ class Host:
                     guest.hang_up()
             for _ in range(BACKLOG):
                 try:
-                    received = receive_guest(self._guests)
+                    received = taken(self._guests)
                 except BlockingIOError:
                     break
                 if received is None:
                     return
-                self._take_on(*received, guests, poll)
+                descriptor, user = received
+                self._take_on(socket.socket(fileno=descriptor), user, guests, poll)
 
     def _take_on(self, sock: socket.socket, user: int, guests: dict[int, Guest], poll: Any) -> None:
         """Sees to a client, whose end the epoll *poll* tells from now on."""

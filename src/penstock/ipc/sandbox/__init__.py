@@ -6,6 +6,8 @@ everything but Landlock, which the report then says.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from penstock.ipc.sandbox import landlock, limits, namespaces, seccomp, view
 from penstock.ipc.sandbox.policy import SandboxPolicy, host_policy
 from penstock.ipc.sandbox.report import Measure, SandboxReport
@@ -30,9 +32,15 @@ def enter_view(policy: SandboxPolicy) -> None:
     namespaces.drop_capabilities()
 
 
-def apply(policy: SandboxPolicy | None = None, apart: Measure | None = None) -> SandboxReport:
+def apply(
+    policy: SandboxPolicy | None = None,
+    apart: Measure | None = None,
+    hand_over: Callable[[int], None] | None = None,
+) -> SandboxReport:
     """Gives up what *policy* does not allow, for good; *apart* says what became of namespaces. Never raises for what the system
     does not have.
+
+    What is refused is listed by whom *hand_over* sends a descriptor to (`refusals`), where it is given.
 
     To be called by a process that has its sockets and its descriptors already.
     """
@@ -43,7 +51,7 @@ def apply(policy: SandboxPolicy | None = None, apart: Measure | None = None) -> 
             limits.drop_privileges(),
             limits.limit(policy),
             landlock.apply(policy),
-            seccomp.apply(),
+            seccomp.apply(hand_over),
         )
     )
 

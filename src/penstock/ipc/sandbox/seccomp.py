@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -44,11 +45,14 @@ ARCHITECTURE_AT: Final = 4
 
 ALLOW: Final = 0x7FFF_0000
 ERRNO: Final = 0x0005_0000
+USER_NOTIF: Final = 0x7FC0_0000
+"""Another process answers (`refusals`)."""
 KILL: Final = 0x8000_0000
 """Ends the process, with SIGSYS."""
 
 SET_MODE_FILTER: Final = 1
 FILTER_FLAG_TSYNC: Final = 1
+FILTER_FLAG_NEW_LISTENER: Final = 8
 
 MODE_FILTER: Final = 2
 
@@ -60,9 +64,13 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def instructions(architecture: Architecture, pid: int) -> list[Instruction]:
-    """The filter for a process *pid* of that architecture."""
+def instructions(
+    architecture: Architecture, pid: int, *, listed: bool = False
+) -> list[Instruction]:
+    """The filter for a process *pid* of that architecture; what it refuses is told to another where it is *listed*."""
     refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
+    if listed:
+        refused = _answer(USER_NOTIF)
     column = architecture.column
     decisions: dict[int, list[Instruction]] = {CLONE3[column]: absent}
     for numbers in ALLOWED.values():
@@ -134,18 +142,29 @@ def _answer(value: int) -> list[Instruction]:
     return [(RETURN, 0, 0, value)]
 
 
-def apply() -> Measure:
-    """Filters the calls of every thread of this process, and of those to come; not to be undone."""
+def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
+    """Filters the calls of every thread of this process, and of those to come; not to be undone.
+
+    What is refused is to be listed by the process that *hand_over* sends a descriptor to: this one has one thread then.
+    """
     architecture = kernel.architecture()
     if architecture is None:
         return Measure(NAME, False, "no table of system calls for this system and processor")
-    program = instructions(architecture, os.getpid())
+    program = instructions(architecture, os.getpid(), listed=hand_over is not None)
     content = b"".join(INSTRUCTION.pack(*each) for each in program)
     given = _Program(len(program), content)
     try:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         number = SECCOMP_CALL[architecture.column]
-        failed = kernel.syscall(number, SET_MODE_FILTER, FILTER_FLAG_TSYNC, ctypes.byref(given))
+        flags = FILTER_FLAG_TSYNC if hand_over is None else FILTER_FLAG_NEW_LISTENER
+        failed = kernel.syscall(number, SET_MODE_FILTER, flags, ctypes.byref(given))
+        if hand_over is not None:
+            listener, failed = failed, 0
+            try:
+                hand_over(listener)
+            finally:
+                # With it the process could allow itself what it likes.
+                os.close(listener)
     except OSError as error:
         return Measure(NAME, False, f"the kernel refuses the filter: {error}")
     if failed:
