@@ -8,6 +8,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from penstock.cache.sealing import sealed, unsealed
 from penstock.hal import MAX_NUMBER_OF_CACHE_FILES
 
 MOST_INDEX_BYTES: Final = 1 << 20
@@ -37,26 +38,19 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     penstock: str = ""
 
 
-class _Sealed(msgspec.Struct, frozen=True):
-    record: msgspec.Raw
-    seal: str
-
-
 def pack_record(record: IndexRecord, key: bytes) -> bytes:
     """The bytes of an index file: JSON of the record and its seal, HMAC-SHA-256 under the user's *key*."""
     content = msgspec.json.encode(record)
-    return msgspec.json.encode(_Sealed(msgspec.Raw(content), _seal(content, key))) + b"\n"
+    return sealed("record", content, _seal(content, key)) + b"\n"
 
 
 def unpack_record(content: bytes, key: bytes, token: bytes) -> IndexRecord | None:
     """The record, if it is authentic and of *token*; None for anything else."""
-    # TypeError is what comparing a seal that is not ASCII raises.
+    if (found := unsealed("record", content, lambda record: _seal(record, key))) is None:
+        return None
     try:
-        sealed = msgspec.json.decode(content, type=_Sealed)
-        if not hmac.compare_digest(_seal(bytes(sealed.record), key), sealed.seal):
-            return None
-        record = msgspec.json.decode(sealed.record, type=IndexRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError):
+        record = msgspec.json.decode(found, type=IndexRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return record if record.token == token.hex() else None
 

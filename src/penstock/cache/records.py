@@ -10,6 +10,7 @@ from typing import Annotated, Final, Generic, Protocol, TypeVar
 import msgspec
 
 from penstock.cache.naming import temporary_name
+from penstock.cache.sealing import sealed, unsealed
 from penstock.errors import CacheError, Unreadable
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file, read_exactly, write_all
 
@@ -31,11 +32,6 @@ R = TypeVar("R", bound=Record)
 
 MOST_REMOVED: Final = 256
 """Records that saving another one removes: whoever can write in the directory can fill it."""
-
-
-class _Sealed(msgspec.Struct, frozen=True):
-    verdict: msgspec.Raw
-    seal: str
 
 
 class SealedRecords(Generic[R]):
@@ -78,7 +74,7 @@ class SealedRecords(Generic[R]):
     def save(self, record: R) -> None:
         """Stores *record* in the place of the one under its key. Raises `Unreadable`; the old one then stands."""
         encoded = msgspec.json.encode(record)
-        content = msgspec.json.encode(_Sealed(msgspec.Raw(encoded), self._seal(encoded)))
+        content = sealed("verdict", encoded, self._seal(encoded))
         if len(content) > MOST_BYTES:
             raise Unreadable(f"a record of {len(content)} bytes is too large to be stored")
         self._store.make_directory()
@@ -88,16 +84,21 @@ class SealedRecords(Generic[R]):
             self._drop_oldest()
 
     def every(self) -> list[R]:
-        """All that can be trusted, the newest first. Raises `Unreadable`."""
+        """All that can be trusted, the newest first. Raises `Unreadable`.
+
+        Of a directory that somebody filled, *most* and `MOST_REMOVED` names are looked at.
+        """
         with self._store.naming("read"):
-            names = [name for name in self._names() if name.endswith(".json")]
-        found = (self.load(name.removesuffix(".json")) for name in names)
-        return sorted(filter(None, found), key=lambda record: -record.created)
+            keys = self._keys()
+        return sorted(filter(None, map(self.load, keys)), key=lambda record: -record.created)
 
     def untrusted(self) -> list[str]:
-        """The keys of those that count as not there although their files are, sorted. Raises `Unreadable`."""
+        """The keys of those that count as not there although their files are, sorted; as many are looked at as by `every`.
+
+        Raises `Unreadable`.
+        """
         with self._store.naming("read"):
-            keys = [n.removesuffix(".json") for n in self._names() if n.endswith(".json")]
+            keys = self._keys()
             return sorted(k for k in keys if self.load(k) is None and self._stands(k))
 
     def remove(self, key: str) -> None:
@@ -156,6 +157,10 @@ class SealedRecords(Generic[R]):
             self._remove(temporary)
             raise
 
+    def _keys(self) -> list[str]:
+        names = self._names(self._most + MOST_REMOVED)
+        return [name.removesuffix(".json") for name in names if name.endswith(".json")]
+
     def _names(self, most: int | None = None) -> list[str]:
         try:
             return self._files.names(self._path, most)
@@ -183,13 +188,11 @@ class SealedRecords(Generic[R]):
             return
 
     def _unpacked(self, content: bytes, key: str) -> R | None:
-        # TypeError is what comparing a seal that is not ASCII raises.
+        if (found := unsealed("verdict", content, self._seal)) is None:
+            return None
         try:
-            sealed = msgspec.json.decode(content, type=_Sealed)
-            if not hmac.compare_digest(self._seal(bytes(sealed.verdict)), sealed.seal):
-                return None
-            record = msgspec.json.decode(sealed.verdict, type=self._kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, TypeError, RecursionError):
+            record = msgspec.json.decode(found, type=self._kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         return record if record.key == key else None
 

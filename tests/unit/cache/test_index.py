@@ -73,6 +73,17 @@ def test_what_is_no_index_is_none(content: bytes) -> None:
     assert unpack_record(content, KEY, TOKEN) is None
 
 
+def test_nothing_is_parsed_before_its_seal_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    def parsed(content: bytes, **_: object) -> None:
+        raise AssertionError(content)
+
+    monkeypatch.setattr("msgspec.json.decode", parsed)
+    for content in (PACKED.replace(b"abc", b"abd"), b'{"record":{},"seal":""}'):
+        assert unpack_record(content, KEY, TOKEN) is None
+    with pytest.raises(AssertionError, match="structure"):
+        unpack_record(PACKED, KEY, TOKEN)
+
+
 def test_an_authentic_record_must_make_sense() -> None:
     for wrong in ({"token": "00"}, {"models": 33}, {"datas": -1}, {"binding": "zz"}):
         fields = {f: getattr(RECORD, f) for f in RECORD.__struct_fields__} | wrong

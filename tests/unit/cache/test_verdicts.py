@@ -119,6 +119,34 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert left == [False, False, True, True, True]
 
 
+def test_nothing_is_parsed_before_its_seal_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(content: bytes, **_: object) -> None:
+        raise AssertionError(content)
+
+    verdicts(tmp_path).save(VERDICT)
+    monkeypatch.setattr("msgspec.json.decode", parsed)
+    assert verdicts(tmp_path, b"K" * 32).load(VERDICT.key) is None
+    with pytest.raises(AssertionError, match="gpu"):
+        verdicts(tmp_path).load(VERDICT.key)
+
+
+def test_of_a_directory_that_somebody_filled_a_bounded_number_of_files_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("penstock.cache.verdicts.MOST_VERDICTS", 3)
+    monkeypatch.setattr("penstock.cache.records.MOST_REMOVED", 4)
+    monkeypatch.setattr(Verdicts, "load", lambda _self, key: read.append(key))
+    (tmp_path / VERDICTS).mkdir()
+    for number in range(20):
+        (tmp_path / VERDICTS / f"{number}.json").touch()
+    assert verdicts(tmp_path).every() == []
+    assert len(read) == 7
+    assert len(verdicts(tmp_path).untrusted()) == 7
+
+
 def test_clearing_the_cache_clears_them(tmp_path: Path) -> None:
     verdicts(tmp_path).save(VERDICT)
     Cache(tmp_path).clear()
