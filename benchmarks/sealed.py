@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 from benchmarks.measuring import ROOT, Row, interleaved, medians, seconds, worked
 from penstock.hal import CacheHandle
 from penstock.sealed import (
     FileKeyStore,
     FileRecord,
+    FileRegistry,
     Owner,
     Row as EntryRow,
     Seal,
-    SqliteRegistry,
     open_cache_file,
 )
+from penstock.testing.doubles import QUICK_FILES
 
 NAME = "sealed"
 TOKEN = bytes(32)
@@ -90,13 +89,13 @@ def loading(seal: Seal, handle: CacheHandle) -> Callable[[], object]:
 def fill(seal: Seal, count: int) -> None:
     """Gives the registry *count* rows, those of other tokens without waiting for the disk."""
     registry = seal.registry
-    if not isinstance(registry, SqliteRegistry):
-        raise TypeError("the seal's registry is no database")
-    unsynced = SqliteRegistry(
+    if not isinstance(registry, FileRegistry):
+        raise TypeError("the seal's registry is no file")
+    unsynced = FileRegistry(
         registry.path,
         registry.owner,
         FileKeyStore(Path(registry.path).parent / "key"),
-        connect=_connect,
+        files=QUICK_FILES,
     )
     records = (FileRecord(bytes(32), 0),)
     for number in range(1, count):
@@ -105,22 +104,13 @@ def fill(seal: Seal, count: int) -> None:
         )
 
 
-class _Unsynced(sqlite3.Connection):
-    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
-        return super().execute(sql.replace("synchronous = FULL", "synchronous = OFF"), *arguments)
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, factory=_Unsynced)
-
-
 @contextmanager
 def entry(content: bytes) -> Iterator[tuple[Seal, CacheHandle, Path]]:
     """A sealed data file with a registry and a key of its own."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         keys = FileKeyStore(directory / "key")
-        registry = SqliteRegistry(directory / "registry", Owner("bench", "1"), keys)
+        registry = FileRegistry(directory / "registry", Owner("bench", "1"), keys)
         seal = Seal("bench", "1", files=(0, 1), registry=registry, keys=keys)
         handle = CacheHandle(open_cache_file(directory / "data", create=True))
         stack.callback(os.close, handle.fd)

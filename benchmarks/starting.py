@@ -105,7 +105,7 @@ WRAPPED: Final = (
     ("penstock.ir.digest", "", "digest_model", "hashing the model"),
     ("penstock.sealed.seal", "Seal", "load", "reading and verifying the entry"),
     ("penstock.sealed.seal", "Seal", "_trust", "opening the registry"),
-    ("penstock.sealed.sqlite_registry", "SqliteRegistry", "find", "looking into the registry"),
+    ("penstock.sealed.file_registry", "FileRegistry", "find", "looking into the registry"),
     ("penstock.sealed.keys", "FileKeyStore", "key", "key file"),
     ("penstock.sealed.keyring_store", "KeyringStore", "key", "key store"),
     ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),

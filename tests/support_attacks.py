@@ -5,7 +5,6 @@ one directory again and again, each time as a new process would.
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -37,17 +36,17 @@ from penstock.hal import (
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.sealed import (
     FileKeyStore,
+    FileRegistry,
     KeyStore,
     Owner,
     Seal,
-    SqliteRegistry,
     open_cache_file,
     registry_path,
 )
 from penstock.testing.doubles import QUICK_FILES
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.prepared import LabPreparedModel
-from tests.support_sealed import BINDING, TOKEN, QuickConnection, quick_connect
+from tests.support_sealed import BINDING, TOKEN
 
 F32 = DType.FLOAT32
 NEEDED = (2, 1)
@@ -105,12 +104,12 @@ class Turn(NamedTuple):
 class LabRig:
     """The lab device and its user's state and cache directories below *root*; every compile is a new process's.
 
-    Nothing waits for the disk, and *files* and *connect* may fail on purpose. *keys* None is the key file.
+    Nothing waits for the disk, and *files* and *registry_files* may fail on purpose. *keys* None is the key file.
     """
 
     root: Path
     files: Any = QUICK_FILES
-    connect: Callable[[str], sqlite3.Connection] = quick_connect
+    registry_files: Any = QUICK_FILES
     keys: KeyStore | None = None
     version: str = "1"
     folder: str = "cache"
@@ -133,13 +132,13 @@ class LabRig:
         return self.keys or FileKeyStore(self.state / "key", files=self.files)
 
     @property
-    def database(self) -> Path:
+    def registry_file(self) -> Path:
         return Path(registry_path(self.state, Owner("lab", self.version), self.key_store))
 
-    def registry(self, version: str | None = None) -> SqliteRegistry:
+    def registry(self, version: str | None = None) -> FileRegistry:
         owner, keys = Owner("lab", version or self.version), self.key_store
         path = registry_path(self.state, owner, keys)
-        return SqliteRegistry(path, owner, keys, connect=self.connect)
+        return FileRegistry(path, owner, keys, files=self.registry_files)
 
     def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
         keys = self.key_store
@@ -292,27 +291,15 @@ def config_of(model: Model, token: bytes | None = None) -> PrepareConfig:
     return structs.replace(config, model_cache=(), data_cache=(), lock=None)
 
 
-class KeptConnection(QuickConnection):
-    """A connection that survives its closing, which undoes what was not committed."""
-
-    def close(self) -> None:
-        if self.in_transaction:
-            self.rollback()
-
-
 class Bulk:
-    """One entry in open files, prepared over and over by one device: the quickest three steps there are.
-
-    The registry is the SQLite one, in memory. Use it in a `with` block.
+    """One entry in open files, prepared over and over by one device: the quickest three steps there are. Use it in a `with`
+    block.
     """
 
     def __init__(self, root: Path, model: Model) -> None:
         self.root, self.model = root, model
         keys, owner = FileKeyStore(root / "key", files=QUICK_FILES), Owner("lab", "1")
-        database = root / "registry"
-        database.touch(0o600)
-        self._connection = sqlite3.connect(":memory:", isolation_level=None, factory=KeptConnection)
-        self.registry = SqliteRegistry(database, owner, keys, connect=lambda _: self._connection)
+        self.registry = FileRegistry(root / "registry", owner, keys, files=QUICK_FILES)
         self.device = LabDevice(registry=self.registry, keys=keys, file_system=QUICK_FILES)
         self.paths = [root / place for place in PLACES]
         self.handles = [CacheHandle(open_cache_file(p, create=True)) for p in self.paths]
@@ -332,7 +319,6 @@ class Bulk:
     def __exit__(self, *_: object) -> None:
         for handle in self.handles:
             os.close(handle.fd)
-        sqlite3.Connection.close(self._connection)
 
     def hits(self, config: PrepareConfig | None = None) -> bool:
         """Loads without a compile; the answer is right."""

@@ -19,17 +19,17 @@ from penstock.cache.lease import Lease
 from penstock.errors import CacheError
 from penstock.sealed import (
     FileKeyStore,
+    FileRegistry,
     KeyStore,
     LateWriter,
     Owner,
     RegistryState,
     Row,
     Seal,
-    SqliteRegistry,
     registry_path,
 )
 from penstock.testing.doubles import QUICK_FILES
-from tests.support_sealed import BINDING, quick_connect
+from tests.support_sealed import BINDING
 
 NEEDED = (2, 1)
 OWNER = Owner("lab", "1")
@@ -236,7 +236,7 @@ class ProcessBench(Bench):
         owner = Owner(device or self.owner.driver, version or self.owner.version)
         keys = self.keys()
         path = registry_path(self.root / "state", owner, keys)
-        registry = SqliteRegistry(path, owner, keys, connect=quick_connect)
+        registry = FileRegistry(path, owner, keys, files=QUICK_FILES)
         return Seal(
             owner.driver,
             owner.version,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import errno
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from msgspec.structs import replace
 from penstock.errors import CacheError
 from penstock.sealed import (
     FileKeyStore,
+    FileRegistry,
     FileSystem,
     KeyStore,
     LateWriter,
@@ -29,12 +29,9 @@ from penstock.sealed import (
     Row,
     SaveReport,
     Seal,
-    SqliteRegistry,
     open_cache_file,
     registry_path,
 )
-from penstock.sealed.files import StrPath
-from penstock.sealed.sqlite_registry import uri_of
 from penstock.testing.doubles import (
     QUICK_FILES,
     crash,
@@ -54,31 +51,19 @@ class Opened:
     fd: int
 
 
-class QuickConnection(sqlite3.Connection):
-    """A connection that does not wait for the disk either."""
-
-    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
-        return super().execute(
-            sql.replace("PRAGMA synchronous = FULL", "PRAGMA synchronous = OFF"), *arguments
-        )
-
-
-def quick_connect(path: StrPath) -> sqlite3.Connection:
-    """`connect` to what a test may lose."""
-    return sqlite3.connect(
-        f"{uri_of(path)}?mode=rw",
-        uri=True,
-        isolation_level=None,
-        factory=QuickConnection,
-    )
-
-
 FAULTS = {
     "crash": crash,
     "ENOSPC": failing(errno.ENOSPC),
     "EIO": failing(errno.EIO),
     "EACCES": failing(errno.EACCES),
 }
+
+
+def put_private(path: Path, content: bytes) -> None:
+    """Puts a file of *content* at *path*, 0600 and new, as Penstock does."""
+    path.unlink(missing_ok=True)
+    path.touch(0o600)
+    path.write_bytes(content)
 
 
 class MemoryRegistry:
@@ -145,7 +130,7 @@ class Rig:
             weights,
         )
         self.state = root / "state"
-        self.state.mkdir(mode=0o700, exist_ok=True)
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._keys = keys
         self._registry = registry
 
@@ -156,10 +141,10 @@ class Rig:
         if self._registry is not None:
             return self._registry()
         keys = keys or self.keys()
-        return SqliteRegistry(self.database, self.owner, keys, connect=quick_connect)
+        return FileRegistry(self.registry_file, self.owner, keys, files=QUICK_FILES)
 
     @property
-    def database(self) -> Path:
+    def registry_file(self) -> Path:
         return Path(registry_path(self.state, self.owner, self.keys()))
 
     def seal(self, files: FileSystem = QUICK_FILES) -> Seal:

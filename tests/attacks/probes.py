@@ -153,10 +153,10 @@ def of_state(home: Path) -> dict[str, Probe]:
     settings = home / ".config" / "penstock" / "knobs.toml"
     return {
         "list the state directory": lambda: os.listdir(state),
-        "list the registries": lambda: os.listdir(state / "sealed"),
-        "read the key": lambda: read(state / "sealed" / "key"),
+        "list the registries": lambda: os.listdir(state / "seals"),
+        "read the key": lambda: read(state / "seals" / "key"),
         "read verdicts": lambda: os.listdir(state / "driver-verdicts"),
-        "make a registry": lambda: append(state / "sealed" / "other.sqlite"),
+        "make a registry": lambda: append(state / "seals" / "other.registry"),
         "change the settings": lambda: append(settings),
     }
 

@@ -1,4 +1,4 @@
-"""A fault at each file operation, and at each statement to the registry, of a whole compile with the lab device.
+"""A fault at each file operation, of the cache and of the registry, of a whole compile with the lab device.
 
 Whatever fails, a compile that does not die answers right; afterwards a reader finds the old entry, the new one, or a
 miss with its reason, and nothing stays open or lying about.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from penstock.ir import Model
 from penstock.testing.doubles import Crash, FaultyFiles, crash
 from tests.conftest import open_descriptors
 from tests.support_attacks import LabRig, Turn, config_of, flip_in, layer
-from tests.support_sealed import FAULTS, TOKEN, QuickConnection
+from tests.support_sealed import FAULTS, TOKEN
 
 OLD, NEW = layer(1), layer(2)
 DAMAGE = {
@@ -104,45 +103,6 @@ ONE_FAULT = ("another model's entry replaced", "at the first run", "improved aft
 """The flows each of whose operations fails in one way here; in the other ways, as the other flows do, in the soak."""
 
 
-def failing_statement(code: int, text: str) -> Callable[[], None]:
-    """A fault that raises what SQLite raises for its result *code*."""
-    kind = type("OperationalError", (sqlite3.OperationalError,), {"sqlite_errorcode": code})
-
-    def fail() -> None:
-        raise kind(text)
-
-    return fail
-
-
-class WatchedConnection(QuickConnection):
-    """Calls `watch` with each statement, just before it is executed."""
-
-    watch: Callable[[str], None]
-
-    def execute(self, sql: str, *arguments: Any) -> sqlite3.Cursor:
-        self.watch(sql)
-        return super().execute(sql, *arguments)
-
-
-def watched_connect(watch: Callable[[str], None], path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{Path(path).absolute().as_uri()}?mode=rw",
-        uri=True,
-        isolation_level=None,
-        factory=WatchedConnection,
-    )
-    connection.watch = watch
-    return connection
-
-
-STATEMENT_FAULTS: dict[str, Callable[[], None]] = {
-    "crash": crash,
-    "full": failing_statement(sqlite3.SQLITE_FULL, "database or disk is full"),
-    "I/O error": failing_statement(sqlite3.SQLITE_IOERR, "disk I/O error"),
-    "busy": failing_statement(sqlite3.SQLITE_BUSY, "database is locked"),
-}
-
-
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Directories to copy, one a flow; the key is made already."""
@@ -172,23 +132,16 @@ def break_files(at: int, fault: Callable[[], None]) -> tuple[dict[str, Any], Cal
     return {"files": files}, lambda: len(files.log) > at
 
 
-def break_statements(
-    at: int, fault: Callable[[], None]
-) -> tuple[dict[str, Any], Callable[[], bool]]:
-    files, seen = FaultyFiles(), itertools.count()
-    reached = False
+def break_registry(at: int, fault: Callable[[], None]) -> tuple[dict[str, Any], Callable[[], bool]]:
+    files = FaultyFiles()
 
-    def before(_: str) -> None:
-        nonlocal reached
-        if files.dead:
-            raise Crash
-        if next(seen) == at:
-            reached = True
-            files.dead = fault is crash
-            fault()
+    def strike() -> None:
+        files.dead = fault is crash  # the process dies, whichever file it was at
+        fault()
 
-    broken = {"files": files, "connect": partial(watched_connect, before)}
-    return broken, lambda: reached
+    registry_files = FaultyFiles(at, strike)
+    broken = {"files": files, "registry_files": registry_files}
+    return broken, lambda: len(registry_files.log) > at
 
 
 def fail_each(
@@ -279,8 +232,8 @@ def test_a_fault_at_any_file_operation(
         ("at the first run", {"NotYetWritten"}),
     ],
 )
-def test_a_fault_at_any_statement_to_the_registry(
+def test_a_fault_at_any_file_operation_of_the_registry(
     tmp_path: Path, prepared: Callable[[str], Path], name: str, expected: set[str]
 ) -> None:
-    found = fail_each(tmp_path, prepared(name), name, break_statements, STATEMENT_FAULTS)
+    found = fail_each(tmp_path, prepared(name), name, break_registry, FAULTS)
     assert expected <= found

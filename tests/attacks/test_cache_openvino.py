@@ -87,7 +87,7 @@ def swap(entry: OpenVinoEntry) -> None:
 
 
 def delete_the_registry(entry: OpenVinoEntry) -> None:
-    path = Path(cpu().seal.registry.path)  # type: ignore[attr-defined]  # SQLite's
+    path = Path(cpu().seal.registry.path)  # type: ignore[attr-defined]  # the file's
     for found in path.parent.glob(f"{path.name}*"):
         found.unlink()
 

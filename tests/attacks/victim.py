@@ -39,7 +39,7 @@ def make_home(home: Path) -> None:
         os.setxattr(home / "document", "user.mine", b"kept")
     (home / "link").symlink_to("/secret/target")
     home.chmod(0o700)
-    sealed = Path(os.environ["PENSTOCK_STATE_DIR"], "sealed")
+    sealed = Path(os.environ["PENSTOCK_STATE_DIR"], "seals")
     sealed.mkdir(parents=True, mode=0o700)
     key = sealed / "key"
     key.write_bytes(bytes(32))

@@ -64,7 +64,7 @@ UNWANTED: Final = (
     ),
     *(
         f"penstock.sealed.{name}"
-        for name in ["blob_registry", "keyring_store", "late", "registry_changes", "writing"]
+        for name in ["former", "keyring_store", "late", "replacing", "writing"]
     ),
     # What other files, or other devices, need.
     *(

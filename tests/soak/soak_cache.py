@@ -1,7 +1,7 @@
 """The compilation cache with the lab device: python -m tests.soak.soak_cache [--seconds S] [--seed S].
 
 Eight processes hammer one directory for ten minutes; then a process is killed at every file operation, every file
-operation and statement of every flow fails in every way, and every attack is made at every moment of a load and of a
+operation, of the cache and of the registry, of every flow fails in every way, and every attack is made at every moment of a load and of a
 save. Prints figures; exit code 1 for a wrong answer, an exception, or anything found that should not be.
 """
 
@@ -61,7 +61,7 @@ def soak_faults(root: Path, name: str) -> str:
     found: set[str] = set()
     for what, breaking, kinds in (
         ("operation", faults.break_files, FAULTS),
-        ("statement", faults.break_statements, faults.STATEMENT_FAULTS),
+        ("registry", faults.break_registry, FAULTS),
     ):
         for fault, act in kinds.items():
             place = root / f"{what} {fault}".replace("/", " ")

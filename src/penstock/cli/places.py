@@ -16,7 +16,7 @@ def places() -> dict[str, str | None]:
     Nothing is made, in the system's store neither.
     """
     from penstock.cache.location import default_directory
-    from penstock.sealed.places import state_directory
+    from penstock.sealed.places import SEALS, state_directory
 
     found: dict[str, str | None] = dict.fromkeys(
         ("cache_directory", "state_directory", "key_store", "key")
@@ -29,7 +29,7 @@ def places() -> dict[str, str | None]:
     except (InputError, Unreadable, OSError):
         return found
     system = found["key_store"] == "keyring"
-    found["key"] = "the system's key store" if system else str(Path(state, "sealed", "key"))
+    found["key"] = "the system's key store" if system else str(Path(state, SEALS, "key"))
     return found
 
 

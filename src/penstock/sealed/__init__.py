@@ -24,18 +24,17 @@ from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState,
 from penstock.sealed.seal import Seal
 
 if TYPE_CHECKING:
-    from penstock.sealed.blob_registry import BlobRegistry
+    from penstock.sealed.file_registry import FileRegistry
     from penstock.sealed.late import CacheConfig, LateWriter
-    from penstock.sealed.sqlite_registry import SqliteRegistry
 
 __all__ = [
     "HEADER_BYTES",
     "LEAF_BYTES",
     "SYSTEM_FILES",
-    "BlobRegistry",
     "CacheConfig",
     "FileKeyStore",
     "FileRecord",
+    "FileRegistry",
     "FileStatus",
     "FileSystem",
     "Handle",
@@ -51,7 +50,6 @@ __all__ = [
     "Row",
     "SaveReport",
     "Seal",
-    "SqliteRegistry",
     "SystemFiles",
     "merkle_root",
     "open_cache_file",
@@ -62,10 +60,9 @@ __all__ = [
 
 
 _LATER = {
-    "BlobRegistry": "penstock.sealed.blob_registry",
     "CacheConfig": "penstock.sealed.late",
+    "FileRegistry": "penstock.sealed.file_registry",
     "LateWriter": "penstock.sealed.late",
-    "SqliteRegistry": "penstock.sealed.sqlite_registry",
 }
 
 

@@ -207,6 +207,13 @@ class SystemFiles(SystemLocks):
             os.close(fd)
 
 
+def is_private(status: FileStatus) -> bool:
+    """Whether it is a regular file of this user's that nobody else can read or write (0600, or 0400)."""
+    if sys.platform == "win32":
+        return status.regular
+    return status.regular and status.owner == os.geteuid() and status.mode in {0o600, 0o400}
+
+
 def _status(found: os.stat_result) -> FileStatus:
     return FileStatus(
         stat.S_ISREG(found.st_mode),

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +19,9 @@ T = TypeVar("T")
 SERVICE: Final = "penstock"
 LIMIT_SECONDS: Final = 1.0
 KEY_BYTES: Final = 32
-_KEY_NAME: Final = "seal key"
+_KEY_NAME: Final = "seal key 2"
+_FORMER_KEY_NAME: Final = "seal key"
+"""The key of earlier versions, which drivers in the sandbox could read."""
 _SECRET_SERVICE: Final = ("keyring.backends.SecretService", "Keyring")
 _QUIET: Final = {("keyring.backends.Windows", "WinVaultKeyring"), _SECRET_SERVICE}
 _CHAIN: Final = ("keyring.backends.chainer", "ChainerBackend")
@@ -34,6 +37,8 @@ class Backend(Protocol):
     def get_password(self, service: str, username: str) -> str | None: ...
 
     def set_password(self, service: str, username: str, password: str) -> None: ...
+
+    def delete_password(self, service: str, username: str) -> None: ...
 
 
 class KeyringStore:
@@ -84,6 +89,9 @@ class KeyringStore:
         within(self._limit_s, self._set, _KEY_NAME, os.urandom(KEY_BYTES).hex())
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is None:
             raise KeyError(_KEY_NAME)
+        # Nothing that the former key sealed is believed any more, whether or not it can be deleted.
+        with suppress(Exception):
+            within(self._limit_s / 4, self._backend.delete_password, SERVICE, _FORMER_KEY_NAME)
         return key
 
     def _ask(self, question: Callable[..., T], *arguments: str) -> T | None:

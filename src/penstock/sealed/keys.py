@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,12 +15,14 @@ from penstock.sealed.files import (
     FileStatus,
     FileSystem,
     StrPath,
+    is_private,
     read_exactly,
     write_all,
 )
 
 KEY_BYTES: Final = 32
 _STALE_SECONDS: Final = 60.0
+_MOST_NAMES: Final = 4096
 _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -82,8 +83,9 @@ class MemoryKeyStore:
 class FileKeyStore:
     """A `KeyStore` in one 0600 file, *path*; holds no counts.
 
-    A file that others can read or write, that is a link, or that is not 32 bytes long is not trusted: a new
-    key takes its place, and whatever the old one sealed is refused from then on. Read once, and at each `refresh`.
+    Whatever is not a regular file of this user's, of mode 0600 or 0400 and 32 bytes, is not trusted: a new key takes its
+    place, and whatever the old one sealed is refused from then on. An empty directory in its place is removed, one that is
+    not empty is renamed to `<path>.<digits>.aside`. Read once, and at each `refresh`.
     """
 
     name = "file"
@@ -129,11 +131,13 @@ class FileKeyStore:
         except FileNotFoundError:
             return "missing"
         except OSError:
-            if os.path.islink(self.path):
-                return "untrusted"
+            # A link, a socket, or a mode that keeps its owner out; else the system failed.
+            with suppress(OSError):
+                if not _is_key(self._files.status_of(self.path)):
+                    return "untrusted"
             raise
         try:
-            if not _private(self._files.status(fd)):
+            if not _is_key(self._files.status(fd)):
                 return "untrusted"
             content = bytearray(KEY_BYTES)
             with memoryview(content) as view:
@@ -146,17 +150,20 @@ class FileKeyStore:
         """Writes *key* under a name of its own, then gives it the file's name if nobody was faster; with
         *instead*, in place of the file that is there.
         """
+        from penstock.sealed.replacing import make_private, put_in_place
+
         self._sweep()
         temporary = f"{self.path}.{os.urandom(8).hex()}.tmp"
         fd = self._files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             try:
+                make_private(fd)
                 write_all(self._files, fd, key, 0)
                 self._files.sync(fd)
             finally:
                 self._files.close(fd)
             if instead:
-                self._files.replace(temporary, self.path)
+                put_in_place(temporary, self.path, self._files)
             else:
                 with suppress(FileExistsError):
                     self._files.link(temporary, self.path)
@@ -168,7 +175,7 @@ class FileKeyStore:
         """Removes what processes that died left behind."""
         above, name = os.path.split(self.path)
         with suppress(OSError):
-            for left in os.listdir(above or "."):
+            for left in self._files.names(above or ".", _MOST_NAMES):
                 if left.startswith(f"{name}.") and left.endswith(".tmp"):
                     self._sweep_one(os.path.join(above, left))
 
@@ -178,12 +185,8 @@ class FileKeyStore:
                 os.unlink(left)
 
 
-def _private(status: FileStatus) -> bool:
-    if not status.regular or status.size != KEY_BYTES:
-        return False
-    if sys.platform == "win32":
-        return True
-    return status.owner == os.geteuid() and not status.mode & 0o077
+def _is_key(status: FileStatus) -> bool:
+    return status.size == KEY_BYTES and is_private(status)
 
 
 def default_key_store(directory: StrPath, choose: Callable[[], str]) -> KeyStore:

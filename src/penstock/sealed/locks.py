@@ -3,13 +3,16 @@
 A lock belongs to the open file description, not to the process: it excludes another opening of the same file
 even in one process, is shared by duplicates of a descriptor, and goes when the last of them is closed, as it
 does when the process dies. Locks are advisory. Windows has exclusive ones only, so that there readers
-exclude each other as well.
+exclude each other as well. A child that is forked while a file is locked has the lock too: `FORK_GATE` keeps this
+process from forking meanwhile.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +22,6 @@ from penstock.errors import Unreadable
 
 if sys.platform == "win32":
     import msvcrt
-    import os
 else:
     import fcntl
 
@@ -121,3 +123,39 @@ def locked(
     finally:
         if held:
             unlock(fd, locks=locks)
+
+
+_MOST_FORK_SECONDS: Final = 10.0
+"""How long a fork waits for changes of registries; a child of one that waited in vain uses none of their locks."""
+
+
+class ForkGate:
+    """One lock, which whoever changes a registry holds and a fork waits for. Reentrant."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._held = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self._close, after_in_parent=self._open, after_in_child=self._renew
+            )
+
+    @contextmanager
+    def passed(self) -> Iterator[None]:
+        """While the block runs this process does not fork."""
+        lock = self._lock
+        with lock:
+            yield
+
+    def _close(self) -> None:
+        self._held = self._lock.acquire(timeout=_MOST_FORK_SECONDS)
+
+    def _open(self) -> None:
+        if self._held:
+            self._lock.release()
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+
+FORK_GATE: Final = ForkGate()

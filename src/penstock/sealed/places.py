@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.arguments import check_kind
 from penstock.errors import Unreadable
@@ -14,6 +14,9 @@ from penstock.sealed.registry import Owner
 if TYPE_CHECKING:
     from penstock.sealed.files import StrPath
     from penstock.sealed.keys import KeyStore
+
+SEALS: Final = "seals"
+"""The directory of key and registries in the state directory."""
 
 
 def state_directory() -> str:
@@ -26,24 +29,29 @@ def state_directory() -> str:
 
 
 def sealed_directory() -> str:
-    """`sealed` in the state directory, made if need be, where nobody else can write, or put another in its place.
+    """`seals` in the state directory, made if need be, where nobody else can write, or put another in its place.
 
-    Raises `Unreadable` when that cannot be had.
+    What an earlier version kept in `sealed` there is removed: drivers in the sandbox could read that key.
+    Raises `Unreadable` when the directory cannot be had.
     """
     state = state_directory()
-    directory = os.path.join(state, "sealed")
+    directory = os.path.join(state, SEALS)
     make_private_directory(directory)
     _keep_others_out(state)
+    if os.path.lexists(former := os.path.join(state, "sealed")):
+        from penstock.sealed.former import remove_former
+
+        remove_former(former)
     return directory
 
 
 def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
-    """The database of *owner*'s registry. One a key store: what another key sealed is of no use."""
+    """The file of *owner*'s registry. One a key store: what another key sealed is of no use."""
     check_kind(owner, Owner, "a registry has an Owner")
     readable = "".join(
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )
-    return os.path.join(directory, f"{readable[:40]}-{owner.digits}-{keys.name}.sqlite")
+    return os.path.join(directory, f"{readable[:40]}-{owner.digits}-{keys.name}.registry")
 
 
 def make_private_directory(path: StrPath) -> None:
@@ -81,6 +89,9 @@ def _make_one(path: str) -> None:
     except OSError:
         if not os.path.isdir(path):
             raise
+    else:
+        # The process's umask may have taken the owner's own rights.
+        os.chmod(path, 0o700)
 
 
 def _keep_others_out(path: str) -> None:

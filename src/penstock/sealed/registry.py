@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import struct
 from collections.abc import Sequence
 from typing import Final, Protocol
@@ -11,9 +10,9 @@ from msgspec import Struct
 
 from penstock.arguments import check_kind
 from penstock.errors import Unreadable
-from penstock.sealed.forks import FORK_GATE
 from penstock.sealed.header import identity
 from penstock.sealed.keys import KeyStore
+from penstock.sealed.locks import FORK_GATE
 
 MOST_FILES: Final = 32
 """Most files of one kind in an entry (NNAPI section 2.1)."""
@@ -21,7 +20,8 @@ MOST_ROWS: Final = 4096
 """Rows a registry keeps; the oldest make room for a new one."""
 
 _RECORD: Final = struct.Struct("<32sQ")
-_ROW_DOMAIN: Final = b"penstock registry row\x00"
+FILE_RECORD_BYTES: Final = _RECORD.size
+"""What a registry keeps of a file, in bytes."""
 
 
 class FileRecord(Struct, frozen=True):
@@ -183,10 +183,3 @@ def unpack_records(
         raise ValueError("records of no entry")
     records = tuple(FileRecord(*fields) for fields in _RECORD.iter_unpack(content))
     return records[:models], records[models:]
-
-
-def row_mac(key: bytes, owner: Owner, registry: bytes, row: Row) -> bytes:
-    """The 32-byte authentication of *row* as one of *owner*'s *registry*."""
-    head = struct.pack("<QBB", row.sequence, len(row.models), len(row.datas))
-    fields = (owner.driver_digest, owner.version_digest, registry, row.token, row.entry, head)
-    return hmac.digest(key, _ROW_DOMAIN + b"".join(fields) + pack_records(row), "sha256")

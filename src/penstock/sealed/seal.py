@@ -204,9 +204,9 @@ def own_trust(
     """
     if registry is None or keys is None:
         from penstock import knobs
-        from penstock.sealed.sqlite_registry import SqliteRegistry
+        from penstock.sealed.file_registry import FileRegistry
 
         directory = sealed_directory()
         keys = keys or default_key_store(directory, knobs.key_store)
-        registry = registry or SqliteRegistry(registry_path(directory, owner, keys), owner, keys)
+        registry = registry or FileRegistry(registry_path(directory, owner, keys), owner, keys)
     return registry, KeySigner(keys)

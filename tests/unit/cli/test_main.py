@@ -385,9 +385,9 @@ def test_doctor_says_where_the_cache_its_registries_and_its_key_are(
         "cache_directory": str(tmp_path / "cache" / "penstock" / "compiled"),
         "state_directory": str(state),
         "key_store": "file",
-        "key": str(state / "sealed" / "key"),
+        "key": str(state / "seals" / "key"),
     }
-    assert str(state / "sealed" / "key") in run("doctor").stdout
+    assert str(state / "seals" / "key") in run("doctor").stdout
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "auto")
     monkeypatch.setattr("penstock.sealed.keyring_store.quiet_backend", object)
     held = parsed(run("doctor", "--json"))["places"]

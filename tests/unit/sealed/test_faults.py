@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from penstock.errors import CacheError, RegistryMissing, RolledBack, SealBroken, WrongLength
-from penstock.sealed import Registry, SaveReport, SqliteRegistry
-from penstock.testing.doubles import Crash, FaultyFiles, crash
-from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig, quick_connect
+from penstock.errors import (
+    CacheError,
+    RegistryMissing,
+    RolledBack,
+    SealBroken,
+    Unreadable,
+    WrongLength,
+)
+from penstock.sealed import FileRecord, FileRegistry, Registry, Row, SaveReport
+from penstock.testing.doubles import Crash, FaultyFiles, SteppedFiles, crash
+from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -152,8 +159,6 @@ def itself(value: Any) -> Any:
 
 
 def refuse() -> None:
-    from penstock.errors import Unreadable
-
     raise Unreadable("the registry cannot be used: disk full")
 
 
@@ -178,72 +183,114 @@ def test_a_fault_at_any_call_of_the_registry(
     pytest.fail("a save calls the registry more often than this test counts")
 
 
-def statements(rig: Rig, act: Callable[[SqliteRegistry], object], stop: int) -> Iterator[Path]:
-    """Runs *act* and yields a copy of the registry's files as they stand before statement *stop*."""
-    copies = rig.root / f"at {stop}"
-    seen = 0
+def moments(rig: Rig, act: Callable[[FileRegistry], object]) -> list[Path]:
+    """Runs *act*; copies of the state directory as it stood before each file operation of the registry, and afterwards."""
+    copies: list[Path] = []
 
-    def before(_sql: str) -> None:
-        nonlocal seen
-        seen += 1
-        if seen == stop:
-            shutil.copytree(rig.state, copies)
+    def copy(_name: str) -> None:
+        copies.append(rig.root / f"moment {len(copies)}")
+        shutil.copytree(rig.state, copies[-1])
 
-    def traced(path: str) -> sqlite3.Connection:
-        connection = quick_connect(path)
-        connection.set_trace_callback(before)
-        return connection
-
-    act(SqliteRegistry(rig.database, rig.owner, rig.keys(), connect=traced))
-    if copies.exists():
-        yield copies
+    stepped: Any = SteppedFiles(copy)
+    act(FileRegistry(rig.registry_file, rig.owner, rig.keys(), files=stepped))
+    copy("")
+    return copies
 
 
-def test_a_process_that_dies_at_any_statement_leaves_a_registry_that_is_whole(
+def test_a_process_that_dies_at_any_file_operation_leaves_a_registry_that_is_whole(
     tmp_path: Path,
 ) -> None:
-    """The files as another process finds them before each statement of a save hold one state or the next."""
-    counts = set()
-    for stop in range(1, 200):
-        root = tmp_path / f"{stop}"
-        root.mkdir()
-        rig = old_rig(root)
-        assert rig.saved()
-        old = rig.registry().rows()
+    """The registry as another process finds it before each file operation of a save has one state or the next."""
+    rig = old_rig(tmp_path)
+    assert rig.saved()
+    (old,) = rig.registry().rows()
 
-        def act(registry: SqliteRegistry, rig: Rig = rig) -> None:
-            with rig.handles() as (model, data):
-                rig.seal_with(registry).save(model, data, TOKEN, BINDING, model=NEW[0], data=NEW[1])
+    def act(registry: FileRegistry) -> None:
+        with rig.handles() as (model, data):
+            rig.seal_with(registry).save(model, data, TOKEN, BINDING, model=NEW[0], data=NEW[1])
 
-        reached = False
-        for copy in statements(rig, act, stop):
-            reached = True
-            registry = SqliteRegistry(copy / rig.database.name, rig.owner, rig.keys())
-            rows = registry.rows()
-            counts.add(len(rows))
-            assert old[0] in rows or len(rows) == 1
-        if not reached:
-            break
-    else:
-        pytest.fail("a save has more statements than this test counts")
-    assert counts == {1, 2}
+    counts = []
+    copies = moments(rig, act)
+    assert len(copies) > 30
+    for copy in copies:
+        registry = FileRegistry(copy / rig.registry_file.name, rig.owner, rig.keys())
+        rows = registry.rows()
+        counts.append((len(rows), old in rows))
+        registry.remove(TOKEN, bytes(16))
+        registry.begin(Row(bytes(32), bytes(16), (FileRecord(bytes(32), 1),), ()))
+        assert len(registry.rows()) == len(rows) + 1
+        assert list(copy.glob("*.tmp")) == []
+    assert sorted(set(counts), key=counts.index) == [(1, True), (2, True), (1, False)]
 
 
 def test_a_process_that_dies_while_the_registry_is_made_leaves_none_or_a_whole_one(
     tmp_path: Path,
 ) -> None:
+    rig = old_rig(tmp_path)
+    outcomes = []
+    for copy in moments(rig, lambda registry: registry.open()):
+        registry = FileRegistry(copy / rig.registry_file.name, rig.owner, rig.keys())
+        outcomes.append(registry.state() is None)
+        registry.open()
+        assert registry.state() is not None
+    assert sorted(set(outcomes), reverse=True) == [True, False]
+    assert outcomes == sorted(outcomes, reverse=True)
+
+
+ROW = Row(TOKEN, bytes([2] * 16), (FileRecord(bytes(32), 2),), ())
+CHANGES: dict[str, Callable[[FileRegistry], object]] = {
+    "begin": lambda registry: registry.begin(ROW),
+    "publish": lambda registry: registry.publish(TOKEN, bytes(16), [bytes([1] * 16)]),
+    "remove": lambda registry: registry.remove(TOKEN, bytes([1] * 16)),
+    "clear": lambda registry: registry.clear(),
+    "open": lambda registry: registry.open(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_at_any_file_operation_of_a_change_of_the_registry(
+    tmp_path: Path, name: str, change: str
+) -> None:
+    """It fails by name or succeeds; what then stands is the old state or the new one, and the next change succeeds."""
+    before = replace(ROW, entry=bytes([1] * 16))
     outcomes = set()
-    for stop in range(1, 200):
-        root = tmp_path / f"{stop}"
-        root.mkdir()
-        rig = old_rig(root)
-        reached = False
-        for copy in statements(rig, lambda registry: registry.open(), stop):
-            reached = True
-            registry = SqliteRegistry(copy / rig.database.name, rig.owner, rig.keys())
-            outcomes.add(registry.state() is None)
-            registry.open()
-            assert registry.state() is not None
-        if not reached:
+    for at in range(200):
+        rig = Rig(tmp_path / f"{at}")
+        rig.registry().begin(before)
+        files: Any = FaultyFiles(at, FAULTS[name])
+        with suppress(Crash, Unreadable):
+            CHANGES[change](FileRegistry(rig.registry_file, rig.owner, rig.keys(), files=files))
+        entries = {row.entry[0] for row in rig.registry().rows()}
+        assert entries <= {1, 2}
+        outcomes.add(frozenset(entries))
+        rig.registry().begin(replace(ROW, entry=bytes([3] * 16)))
+        assert {row.entry[0] for row in rig.registry().rows()} == {*entries, 3}
+        assert list(rig.state.glob("*.tmp")) == []
+        if len(files.log) <= at:
             break
-    assert outcomes == {True, False}
+    else:
+        pytest.fail("a change has more file operations than this test counts")
+    assert at > (15 if change != "open" else 3)
+    expected = {"begin": {1, 2}, "open": {1}}.get(change, set())
+    assert outcomes == {frozenset({1}), frozenset(expected)}
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EIO", "EACCES"])
+def test_a_fault_at_any_file_operation_of_a_look_into_the_registry_has_a_name(
+    tmp_path: Path, name: str
+) -> None:
+    rig = Rig(tmp_path)
+    rig.registry().begin(ROW)
+    for at in range(20):
+        files: Any = FaultyFiles(at, FAULTS[name])
+        registry = FileRegistry(rig.registry_file, rig.owner, rig.keys(), files=files)
+        found = None
+        with suppress(Unreadable):
+            found = registry.find(TOKEN, ROW.entry)
+        # What closing says does not matter: it only read.
+        assert (found is None) == (files.log[at : at + 1] not in ([], ["close"]))
+        if len(files.log) <= at:
+            break
+    assert at > 3
+    assert rig.registry().find(TOKEN, ROW.entry) is not None

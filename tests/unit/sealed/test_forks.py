@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sealed import BlobRegistry, Owner, Registry, SqliteRegistry
-from penstock.sealed.forks import ForkGate
-from tests.support_sealed import Rig, quick_connect
+from penstock.sealed import FileRegistry, Owner
+from penstock.sealed.locks import ForkGate
+from penstock.testing.doubles import QUICK_FILES
+from tests.support_sealed import Rig
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 
@@ -50,32 +51,29 @@ def forked(act: Callable[[], object]) -> int:
     return pid
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "blobs"])
-def test_registries_in_use_by_other_threads(tmp_path: Path, kind: str) -> None:
-    def make() -> Registry:
-        keys = rig.keys()
-        if kind == "blobs":
-            return BlobRegistry(tmp_path / "state" / "blobs", Owner("lab", "1"), keys)
-        return SqliteRegistry(rig.database, Owner("lab", "1"), keys, connect=quick_connect)
-
-    rig = Rig(tmp_path)
-    rig.keys().key()
-    registry = make()
-    rig_of_blobs = Rig(tmp_path, registry=lambda: registry)
-    assert rig_of_blobs.saved()
+@pytest.mark.parametrize("kind", ["reads", "changes"])
+def test_a_registry_in_use_by_other_threads(tmp_path: Path, kind: str) -> None:
+    made = Rig(tmp_path)
+    keys = made.keys()
+    registry = FileRegistry(made.registry_file, Owner("lab", "1"), keys, files=QUICK_FILES)
+    rig = Rig(tmp_path, registry=lambda: registry)
+    assert rig.saved()
     stop = threading.Event()
 
-    def use() -> None:
-        while not stop.is_set():
-            assert rig_of_blobs.hits()
+    def use(name: str) -> bool:
+        return rig.hits() if kind == "reads" else rig.saved(name)
 
-    threads = [threading.Thread(target=use) for _ in range(3)]
+    def keep_using(number: int) -> None:
+        while not stop.is_set():
+            assert use(f"thread {number}")
+
+    threads = [threading.Thread(target=keep_using, args=(n,)) for n in range(3)]
     for thread in threads:
         thread.start()
     try:
         children = []
-        for _ in range(FORKS):
-            children.append(forked(rig_of_blobs.hits))
+        for number in range(FORKS):
+            children.append(forked(lambda n=number: use(f"child {n}")))  # type: ignore[misc]
             time.sleep(0.002)
         assert [finishes(pid) for pid in children] == [True] * FORKS
     finally:

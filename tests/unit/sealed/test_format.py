@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-import sqlite3
 import struct
 from pathlib import Path
 
@@ -30,30 +29,20 @@ def test_an_entry_is_verified_by_the_document_alone(tmp_path: Path) -> None:
         seal = Seal(NAME, VERSION, files=(2, 1))
         report = seal.save(model, data, TOKEN, BINDING, model=rig.program, data=rig.weights)
     assert report.entry is not None
-    folder = tmp_path / "home" / "sealed"
+    folder = tmp_path / "home" / "seals"
     key = (folder / "key").read_bytes()
     driver, version = h(NAME.encode()), h(VERSION.encode())
-    name = f"lab-{driver.hex()[:16]}-{version.hex()[:32]}-file.sqlite"
-    database = sqlite3.connect(folder / name)
-    state = database.execute("SELECT * FROM registry").fetchall()
-    rows = database.execute("SELECT * FROM entry ORDER BY token, entry").fetchall()
-    database.close()
-    ((format_, found_driver, found_version, *words, registry, count, buckets, mac),) = state
-    assert (format_, found_driver, found_version) == (1, driver, version)
-    assert (words, count) == ([NAME, VERSION], 1)
-    listings = [b""] * 64
-    for token, entry, *_, row_mac in rows:
-        for part in (token, entry, row_mac):
-            listings[token[0] // 4] += struct.pack("<Q", len(part)) + part
-    assert buckets == b"".join(map(h, listings))
-    whole = b"penstock registry\0" + driver + version + registry + struct.pack("<Q", count)
-    assert mac == hmac.digest(key, whole + buckets, "sha256")
-
-    ((token, entry, sequence, models, files, row_mac),) = rows
-    assert (token, entry, sequence, models) == (TOKEN, report.entry, 1, 2)
-    head = b"penstock registry row\0" + driver + version + registry + token + entry
-    numbers = struct.pack("<QBB", sequence, models, 1)
-    assert row_mac == hmac.digest(key, head + numbers + files, "sha256")
+    content = (folder / f"lab-{driver.hex()[:16]}-{version.hex()[:32]}-file.registry").read_bytes()
+    magic, format_, spare, count, changes, registry = struct.unpack_from("<8sHHIQ16s", content)
+    assert magic == bytes.fromhex("89 50 4E 52 45 47 49 0A")
+    assert (format_, spare, count, changes) == (1, 0, 1, 1)
+    assert content[40:104] == driver + version
+    authenticated = b"penstock registry file\0" + content[:104] + content[136:]
+    assert content[104:136] == hmac.digest(key, authenticated, "sha256")
+    token, entry, sequence, models, datas = struct.unpack_from("<32s16sQBB", content, 136)
+    assert (token, entry, sequence, models, datas) == (TOKEN, report.entry, 1, 2, 1)
+    files = content[136 + 58 * count :]
+    assert len(files) == 40 * (models + datas)
 
     payloads = [*rig.program, *rig.weights]
     for number, (path, payload) in enumerate(zip(rig.paths(), payloads, strict=True)):
@@ -74,13 +63,19 @@ def test_an_entry_is_verified_by_the_document_alone(tmp_path: Path) -> None:
 
 def test_the_document_s_tables_add_up() -> None:
     text = DOCUMENT.read_text("utf-8")
-    fields = [(int(a), int(b)) for a, b in re.findall(r"^\| (\d+) \| (\d+) \|", text, re.MULTILINE)]
-    assert len(fields) == 17
-    end = 0
-    for start, size in fields:
-        assert start == end
-        end = start + size
-    assert end == 256
+    tables: list[list[tuple[int, int]]] = [[]]
+    for a, b in re.findall(r"^\| (\d+) \| (\d+) \|", text, re.MULTILINE):
+        if a == "0":
+            tables.append([])
+        tables[-1].append((int(a), int(b)))
+    _, header, head, record, file = tables
+    assert [len(table) for table in (header, head, record, file)] == [17, 9, 5, 2]
+    for table, size in ((header, 256), (head, 136), (record, 58), (file, 40)):
+        end = 0
+        for start, length in table:
+            assert start == end
+            end = start + length
+        assert end == size
 
 
 def test_the_document_names_every_refusal() -> None:

@@ -42,6 +42,10 @@ class Backend:
         self._ask()
         self.kept[service, username] = password
 
+    def delete_password(self, service: str, username: str) -> None:
+        self._ask()
+        del self.kept[service, username]
+
     def _ask(self) -> None:
         self.asked += 1
         if self.asked > self.hang_at:
@@ -183,7 +187,31 @@ def test_the_key_ring_keeps_one_key_for_all_processes() -> None:
     backend = Backend()
     key = KeyringStore(backend).key()
     assert KeyringStore(backend).key() == key
-    assert list(backend.kept) == [("penstock", "seal key")]
+    assert list(backend.kept) == [("penstock", "seal key 2")]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_key_of_earlier_versions_is_not_used_and_goes(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drivers in the sandbox could ask for it."""
+    backend = Backend()
+    backend.kept["penstock", "seal key"] = "11" * 32
+    if kept:
+        monkeypatch.setattr(Backend, "delete_password", None)
+    key = KeyringStore(backend).key()
+    assert key != b"\x11" * 32
+    assert KeyringStore(backend).key() == key
+    assert (("penstock", "seal key") in backend.kept) == kept
+
+
+def test_a_key_ring_that_never_deletes_is_not_waited_for() -> None:
+    backend = Backend(hang_at=3)
+    began = time.monotonic()
+    assert len(KeyringStore(backend, limit_s=0.2).key()) == 32
+    assert time.monotonic() - began < 5
+    assert backend.asked == 4
+    backend.release.set()
 
 
 def test_the_key_ring_is_asked_for_a_count_once() -> None:
@@ -212,7 +240,7 @@ def test_a_count_that_another_process_stored_is_never_lowered() -> None:
 @pytest.mark.parametrize("text", ["", "zz" * 32, "00" * 31, "00" * 33])
 def test_a_key_ring_s_key_of_another_form_is_replaced(text: str) -> None:
     backend = Backend()
-    backend.kept["penstock", "seal key"] = text
+    backend.kept["penstock", "seal key 2"] = text
     key = KeyringStore(backend).key()
     assert len(key) == 32
     assert KeyringStore(backend).key() == key
@@ -235,7 +263,7 @@ def test_a_silent_key_ring_is_left_alone_after_the_limit() -> None:
 
 
 def test_a_key_ring_that_falls_silent_is_not_asked_again() -> None:
-    backend = Backend(hang_at=3)
+    backend = Backend(hang_at=4)
     store = KeyringStore(backend, limit_s=0.05)
     assert store.count("r") == 0
     asked = backend.asked

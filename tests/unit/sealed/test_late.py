@@ -6,11 +6,11 @@ import errno
 import gc
 import os
 import shutil
-import sqlite3
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +22,11 @@ from penstock.errors import (
     Unreadable,
 )
 from penstock.hal import CacheHandle, PrepareConfig
-from penstock.sealed import LateWriter, SaveReport, SqliteRegistry, SystemFiles
+from penstock.sealed import FileRegistry, LateWriter, SaveReport, SystemFiles
 from penstock.sealed.locks import lock, locked, unlock
 from penstock.testing.doubles import Crash, FaultyFiles, QuickFiles, SteppedFiles, failing
 from tests.conftest import open_descriptors
-from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig, quick_connect
+from tests.support_sealed import BINDING, FAULTS, TOKEN, Rig
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -387,8 +387,8 @@ def test_a_reader_between_any_two_file_operations(old: Rig, new: Rig) -> None:
     assert locks == [OLD, None, NEW]
 
 
-def test_a_process_that_dies_at_any_statement_of_the_registry(tmp_path: Path) -> None:
-    """State and cache as they stand before each statement of a late write, looked at as another process does."""
+def test_a_process_that_dies_at_any_file_operation_of_the_registry(tmp_path: Path) -> None:
+    """State and cache as they stand before each file operation of the registry in a late write, looked at as another process does."""
     outcomes = []
     root = tmp_path / "run"
     root.mkdir()
@@ -396,16 +396,12 @@ def test_a_process_that_dies_at_any_statement_of_the_registry(tmp_path: Path) ->
     rig = Rig(root, program=NEW[0], weights=NEW[1])
     copies: list[Path] = []
 
-    def copy(_sql: str) -> None:
+    def copy(_name: str) -> None:
         copies.append(tmp_path / f"copy {len(copies)}")
         shutil.copytree(root, copies[-1])
 
-    def traced(path: str) -> sqlite3.Connection:
-        connection = quick_connect(path)
-        connection.set_trace_callback(copy)
-        return connection
-
-    seal = rig.seal_with(SqliteRegistry(rig.database, rig.owner, rig.keys(), connect=traced))
+    stepped: Any = SteppedFiles(copy)
+    seal = rig.seal_with(FileRegistry(rig.registry_file, rig.owner, rig.keys(), files=stepped))
     with rig.late(first, seal=seal) as writer:
         assert rig.write(writer).saved
     for place in copies:

@@ -1,59 +1,51 @@
-"""The registry's contract, on each implementation; and what the database is beside it."""
+"""The registry's contract, and what its file is beside it."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from penstock.blobcache import PersistentBlobCache
-from penstock.errors import OtherVersion, RegistryMissing, RolledBack, SealBroken, Unreadable
+from penstock.errors import InputError, OtherVersion, RolledBack, SealBroken, Unreadable
 from penstock.sealed import (
-    BlobRegistry,
+    FileKeyStore,
     FileRecord,
+    FileRegistry,
     MemoryKeyStore,
     Owner,
-    Registry,
     Row,
-    SqliteRegistry,
-    blob_registry,
-    registry_changes,
-    sqlite_registry,
+    registry_format,
 )
-from penstock.sealed.locks import lock
-from penstock.sealed.sqlite_registry import uri_of
-from tests.support_sealed import Rig, quick_connect
+from penstock.sealed.locks import lock, unlock
+from penstock.sealed.registry import MOST_ROWS
+from penstock.sealed.registry_format import HEAD_BYTES, MOST_BYTES, Contents
+from penstock.testing.doubles import QUICK_FILES, QuickFiles
+from tests.support_sealed import put_private
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 OWNER = Owner("lab", "1")
-KEYS = MemoryKeyStore(b"k" * 32)
+KEY = b"k" * 32
 
-Make = Callable[..., Registry]
-
-
-def sqlite(path: Path, owner: Owner = OWNER, key: bytes = b"k" * 32) -> Registry:
-    return SqliteRegistry(path, owner, MemoryKeyStore(key), connect=quick_connect)
+Make = Callable[..., FileRegistry]
 
 
-def blobs(path: Path, owner: Owner = OWNER, key: bytes = b"k" * 32) -> Registry:
-    return BlobRegistry(path, owner, MemoryKeyStore(key))
+def at(path: Path, owner: Owner = OWNER, key: bytes = KEY) -> FileRegistry:
+    return FileRegistry(path, owner, MemoryKeyStore(key), files=QUICK_FILES)
 
 
-MAKERS: dict[str, Make] = {"sqlite": sqlite, "blobs": blobs}
-
-
-@pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    maker = MAKERS[request.param]
-    return lambda *arguments, **named: maker(tmp_path / "registry", *arguments, **named)
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """A registry as a new process has it."""
+    return lambda *arguments, **named: at(tmp_path / "registry", *arguments, **named)
 
 
 def row(number: int, token: int = 0) -> Row:
@@ -131,9 +123,9 @@ def test_every_change_counts(make: Make) -> None:
 
 
 def test_another_version_starts_empty_and_leaves_this_one(tmp_path: Path) -> None:
-    ours = sqlite(tmp_path / "1")
+    ours = at(tmp_path / "1")
     ours.begin(row(1))
-    newer = sqlite(tmp_path / "2", Owner("lab", "2"))
+    newer = at(tmp_path / "2", Owner("lab", "2"))
     assert newer.rows() == ()
     newer.begin(row(2))
     assert same(ours.find(bytes(32), bytes([1] * 16)), row(1))
@@ -182,12 +174,10 @@ def test_threads_that_change_it_at_once_lose_nothing(make: Make) -> None:
 WORKER = """
 import sys
 from pathlib import Path
-import penstock.sealed
-from penstock.sealed import FileKeyStore, FileRecord, Owner, Row
+from penstock.sealed import FileKeyStore, FileRecord, FileRegistry, Owner, Row
 number, path = int(sys.argv[1]), Path(sys.argv[2])
-kind = getattr(penstock.sealed, sys.argv[3])
 sys.stdin.read(1)
-registry = kind(path / "registry", Owner("lab", "1"), FileKeyStore(path / "key"))
+registry = FileRegistry(path / "registry", Owner("lab", "1"), FileKeyStore(path / "key"))
 for token in range(8):
     made = Row(bytes([token] * 32), bytes([number] * 16), (FileRecord(bytes(32), token),), ())
     registry.begin(made)
@@ -195,18 +185,15 @@ for token in range(8):
 """
 
 
-@pytest.mark.parametrize("kind", [SqliteRegistry, BlobRegistry])
-def test_processes_that_start_at_once_make_one_registry(
-    tmp_path: Path, kind: type[SqliteRegistry | BlobRegistry]
-) -> None:
+def test_processes_that_start_at_once_make_one_registry(tmp_path: Path) -> None:
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(number), str(tmp_path), kind.__name__],
+            [sys.executable, "-c", WORKER, str(number), str(tmp_path)],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for number in range(4)
+        for number in range(8)
     ]
     for worker in workers:
         assert worker.stdin is not None
@@ -215,105 +202,13 @@ def test_processes_that_start_at_once_make_one_registry(
     for worker in workers:
         _, errors = worker.communicate(timeout=60)
         assert worker.returncode == 0, errors
-    from penstock.sealed import FileKeyStore
-
-    registry = kind(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
-    assert len(registry.rows()) == 32
-    assert registry.open().changes == 32
-
-
-FAR = 255
-"""A token's first byte that puts it into another bucket than zeros."""
-ELSEWHERE = f"WHERE token = x'{bytes([FAR] * 32).hex()}'"
-TAMPERING = {
-    "altered": f"UPDATE entry SET sequence = 9 {ELSEWHERE}",
-    "removed": f"DELETE FROM entry {ELSEWHERE}",
-    "added": f"INSERT INTO entry SELECT token, zeroblob(16), 1, 1, files, mac FROM entry {ELSEWHERE}",
-    "authentication": f"UPDATE entry SET mac = zeroblob(32) {ELSEWHERE}",
-}
-
-
-def tampered(path: Path, statement: str) -> Registry:
-    """A registry with a row of token 0 and one of token 255, which somebody without the key changed."""
-    registry = sqlite(path)
-    registry.begin(row(1))
-    registry.begin(row(2, FAR))
-    assert same(registry.find(bytes([FAR] * 32), bytes([2] * 16)), row(2, FAR))
-    database = sqlite3.connect(path)
-    database.execute(statement)
-    database.commit()
-    database.close()
-    return sqlite(path)
-
-
-def found_far(registry: Registry) -> Row | None:
-    return registry.find(bytes([FAR] * 32), bytes([2] * 16))
-
-
-@pytest.mark.parametrize("name", TAMPERING)
-def test_a_find_believes_the_rows_of_tokens_like_its_own_alone(tmp_path: Path, name: str) -> None:
-    registry = tampered(tmp_path / "registry", TAMPERING[name])
-    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
-    with pytest.raises(SealBroken):
-        found_far(registry)
-    with pytest.raises(SealBroken):
-        registry.rows()
-
-
-@pytest.mark.parametrize("name", TAMPERING)
-def test_a_change_elsewhere_does_not_make_tampered_rows_authentic(
-    tmp_path: Path, name: str
-) -> None:
-    registry = tampered(tmp_path / "registry", TAMPERING[name])
-    registry.begin(row(3))
-    registry.remove(bytes(32), bytes([1] * 16))
-    with pytest.raises(SealBroken):
-        found_far(registry)
-
-
-def test_a_change_beside_an_altered_row_does_not_make_it_authentic(tmp_path: Path) -> None:
-    registry = tampered(tmp_path / "registry", TAMPERING["altered"])
-    registry.begin(row(3, FAR))
-    assert same(registry.find(bytes([FAR] * 32), bytes([3] * 16)), row(3, FAR))
-    with pytest.raises(SealBroken):
-        found_far(registry)
-
-
-@pytest.mark.parametrize("name", ["removed", "added", "authentication"])
-def test_a_change_among_tampered_rows_makes_the_registry_anew(tmp_path: Path, name: str) -> None:
-    registry = tampered(tmp_path / "registry", TAMPERING[name])
-    with pytest.raises(SealBroken):
-        registry.remove(bytes([FAR] * 32), bytes([2] * 16))
-    before, file = registry.open().registry, (tmp_path / "registry").stat().st_ino
-    registry.begin(row(3, FAR))
-    assert [found.entry[0] for found in registry.rows()] == [3]
-    assert registry.open().registry != before
-    # Not by taking the file away from other processes.
-    assert (tmp_path / "registry").stat().st_ino == file
-    registry.clear()
-    assert registry.rows() == ()
-
-
-@pytest.mark.parametrize("name", TAMPERING)
-def test_digests_that_fit_tampered_rows_are_not_believed_without_the_key(
-    tmp_path: Path, name: str
-) -> None:
-    path = tmp_path / "registry"
-    registry = tampered(path, TAMPERING[name])
-    database = sqlite3.connect(path)
-    digests = [sqlite_registry.read_bucket(database, bucket)[0] for bucket in range(64)]
-    database.execute("UPDATE registry SET buckets = ?", (b"".join(digests),))
-    database.commit()
-    database.close()
-    with pytest.raises(SealBroken):
-        found_far(registry)
-    if name != "altered":
-        with pytest.raises(SealBroken, match="altered, or sealed with another key"):
-            registry.find(bytes(32), bytes([1] * 16))
+    registry = FileRegistry(tmp_path / "registry", OWNER, FileKeyStore(tmp_path / "key"))
+    assert len(registry.rows()) == 64
+    assert registry.open().changes == 64
 
 
 def test_tokens_of_every_beginning_are_told_apart(tmp_path: Path) -> None:
-    registry = sqlite(tmp_path / "registry")
+    registry = at(tmp_path / "registry")
     for token in range(0, 256, 3):
         registry.begin(row(token, token))
     for token in range(256):
@@ -322,31 +217,11 @@ def test_tokens_of_every_beginning_are_told_apart(tmp_path: Path) -> None:
     assert len(registry.rows()) == 86
 
 
-def test_the_database_is_its_owner_s_alone_and_durable(tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def listening(path: str) -> sqlite3.Connection:
-        connection = sqlite_registry.connect(path)
-        connection.set_trace_callback(said.append)
-        return connection
-
-    path = tmp_path / "deep" / "registry"
-    registry = SqliteRegistry(path, OWNER, KEYS, connect=listening)
-    registry.begin(row(1))
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    assert "PRAGMA synchronous = FULL" in said
-    assert "PRAGMA trusted_schema = OFF" in said
-    with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    database.close()
-
-
 def test_a_directory_that_others_can_enter_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o755)
-    sqlite(folder / "registry").begin(row(1))
+    at(folder / "registry").begin(row(1))
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -354,186 +229,259 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with pytest.raises(Unreadable, match="is a link or no directory"):
-        sqlite(tmp_path / "link" / "registry").begin(row(1))
+        at(tmp_path / "link" / "registry").begin(row(1))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(Unreadable, match="cannot be made"):
-        sqlite(tmp_path / "file" / "registry").begin(row(1))
+        at(tmp_path / "file" / "registry").begin(row(1))
     with pytest.raises(Unreadable, match="cannot be read"):
-        sqlite(tmp_path / "file" / "registry").state()
+        at(tmp_path / "file" / "registry").state()
 
 
-def test_the_oldest_rows_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_changes, "MOST_ROWS", 3)
-    registry = sqlite(tmp_path / "registry")
+def test_the_oldest_rows_make_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_format, "MOST_ROWS", 3)
+    registry = make()
     for number in range(6):
         registry.begin(row(number))
-    assert sorted(found.entry[0] for found in registry.rows()) == [3, 4, 5]
+    assert [found.entry[0] for found in registry.rows()] == [3, 4, 5]
+    assert [found.entry[0] for found in make().rows()] == [3, 4, 5]
+    assert same(make().find(bytes(32), bytes([4] * 16)), row(4))
 
 
-def test_a_database_that_is_locked_is_told(tmp_path: Path) -> None:
-    def impatient(path: str) -> sqlite3.Connection:
-        return sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=0, isolation_level=None)
-
-    registry = SqliteRegistry(tmp_path / "registry", OWNER, KEYS, connect=impatient)
+def test_a_row_that_is_inserted_again_takes_the_place_of_the_old_one(make: Make) -> None:
+    registry = make()
     registry.begin(row(1))
-    holder = sqlite3.connect(tmp_path / "registry", isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(Unreadable, match="locked"):
-        registry.begin(row(2))
-    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
-    holder.close()
     registry.begin(row(2))
+    changed = replace(row(1), models=row(3).models)
+    registry.begin(changed)
+    assert same(registry.find(bytes(32), bytes([1] * 16)), changed)
+    assert [found.entry[0] for found in registry.rows()] == [2, 1]
+
+
+def test_rows_of_any_number_of_files_are_told_apart(make: Make) -> None:
+    registry, wanted = make(), []
+    for number in range(0, 33, 4):
+        records = tuple(FileRecord(bytes([number, i] * 16), 1 << number) for i in range(32))
+        wanted.append(Row(bytes(32), bytes([number] * 16), records[:number], records[number:]))
+        registry.begin(wanted[-1])
+    registry.remove(bytes(32), wanted.pop(3).entry)
+    registry.remove(bytes(32), wanted.pop(0).entry)
+    for found in make().rows():
+        assert same(found, wanted.pop(0))
+    assert not wanted
+
+
+def test_a_row_that_cannot_be_is_refused(make: Make) -> None:
+    many = tuple(FileRecord(bytes(32), 0) for _ in range(33))
+    for wrong in (
+        replace(row(1), token=bytes(31)),
+        replace(row(1), entry=bytes(17)),
+        replace(row(1), models=many),
+        replace(row(1), datas=many),
+    ):
+        with pytest.raises(InputError, match="a registry's row has"):
+            make().begin(wrong)
+    assert make().find(bytes(31), bytes(16)) is None
+    make().remove(bytes(32), bytes(15))
+    assert make().state() is None
+
+
+def test_a_full_registry_is_used_within_its_bounds(tmp_path: Path) -> None:
+    """4,096 rows of 64 files each are the most bytes there can be."""
+    path = tmp_path / "registry"
+    files = tuple(FileRecord(bytes(32), i) for i in range(32))
+    empty = Contents.empty(OWNER, KEY, 0)
+    tokens = [number.to_bytes(32, "little") for number in range(MOST_ROWS)]
+    parts = [empty.with_row(Row(token, bytes(16), files, files)) for token in tokens]
+    table, records = (
+        b"".join(part) for part in zip(*((p.table, p.files) for p in parts), strict=True)
+    )
+    contents = Contents(OWNER, KEY, empty.state, table, records)
+    whole = contents.pack()
+    assert len(whole) == MOST_BYTES
+    put_private(path, whole)
+    registry = at(path)
+    assert len(registry.rows()) == MOST_ROWS
+    registry.begin(row(1, 255))
+    assert path.stat().st_size < MOST_BYTES
+    assert len(at(path).rows()) == MOST_ROWS
+    assert registry.find(bytes(32), bytes(16)) is None
+    found = at(path).find(tokens[-1], bytes(16))
+    assert found is not None
+    assert found.datas == files
+
+
+def test_the_file_is_its_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+    for umask in (0, 0o022, 0o777):
+        path = tmp_path / f"{umask:o}" / "registry"
+        before = os.umask(umask)
+        try:
+            at(path).begin(row(1))
+        finally:
+            os.umask(before)
+        assert path.stat().st_mode & 0o7777 == 0o600
+        assert path.parent.stat().st_mode & 0o7777 == 0o700
+        assert at(path).rows()
+
+
+def test_a_change_waits_for_the_disk_with_the_file_and_then_with_its_name(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    class Listening(QuickFiles):
+        def sync(self, fd: int) -> None:
+            done.append("file")
+
+        def replace(self, source: Any, target: Any) -> None:
+            super().replace(source, target)
+            done.append("rename")
+
+        def sync_directory(self, path: Any) -> None:
+            assert Path(path) == tmp_path
+            done.append("directory")
+
+    FileRegistry(tmp_path / "registry", OWNER, MemoryKeyStore(KEY), files=Listening()).begin(row(1))
+    assert done == ["file", "rename", "directory"]
+
+
+def test_another_process_that_changes_it_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "registry"
+    registry = FileRegistry(path, OWNER, MemoryKeyStore(KEY), files=QUICK_FILES, wait_seconds=0.05)
+    registry.begin(row(1))
+    changes = registry.open().changes
+    fd = os.open(f"{path}.lock", os.O_RDWR)
+    try:
+        assert lock(fd, exclusive=True, timeout=0)
+        began = time.monotonic()
+        with pytest.raises(Unreadable, match="is being changed by another process"):
+            registry.begin(row(2))
+        assert 0.05 <= time.monotonic() - began < 5
+        assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+        assert registry.open().changes == changes
+        threading.Timer(0.2, unlock, (fd,)).start()
+        at(path).begin(row(2))
+    finally:
+        os.close(fd)
+    assert len(registry.rows()) == 2
+
+
+def test_readers_in_this_process_do_not_wait_for_who_waits_for_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "registry"
+    at(path).begin(row(1))
+    fd = os.open(f"{path}.lock", os.O_RDWR)
+    try:
+        assert lock(fd, exclusive=True, timeout=0)
+        waiting = threading.Thread(target=at(path).begin, args=(row(2),))
+        waiting.start()
+        time.sleep(0.05)
+        began = time.monotonic()
+        for _ in range(100):
+            assert same(at(path).find(bytes(32), bytes([1] * 16)), row(1))
+        assert time.monotonic() - began < 2
+    finally:
+        os.close(fd)
+    waiting.join()
+    assert len(at(path).rows()) == 2
+
+
+def test_a_lock_file_that_is_removed_meanwhile_is_made_anew(make: Make, tmp_path: Path) -> None:
+    registry = make()
+    registry.begin(row(1))
+    (tmp_path / "registry.lock").unlink()
+    registry.begin(row(2))
+    assert len(registry.rows()) == 2
+    assert (tmp_path / "registry.lock").stat().st_mode & 0o7777 == 0o600
+
+
+def test_what_a_process_that_died_left_behind_is_removed_by_the_next_change(
+    make: Make, tmp_path: Path
+) -> None:
+    make().begin(row(1))
+    left, other = tmp_path / "registry.0123.tmp", tmp_path / "another.0123.tmp"
+    left.write_bytes(b"")
+    other.write_bytes(b"")
+    make().begin(row(2))
+    assert sorted(p.name for p in tmp_path.iterdir()) == [other.name, "registry", "registry.lock"]
 
 
 def test_a_key_store_that_counts_is_told_of_each_change(tmp_path: Path) -> None:
     keys = MemoryKeyStore()
-    registry = SqliteRegistry(tmp_path / "registry", OWNER, keys, connect=quick_connect)
+    registry = FileRegistry(tmp_path / "registry", OWNER, keys, files=QUICK_FILES)
     registry.begin(row(1))
     registry.begin(row(2))
     assert list(keys.counts.values()) == [2]
     (tmp_path / "registry").unlink()
-    assert SqliteRegistry(tmp_path / "registry", OWNER, keys).open().changes == 2
+    assert FileRegistry(tmp_path / "registry", OWNER, keys).open().changes == 2
 
 
-def test_an_evicted_row_of_a_blob_registry_is_a_miss(tmp_path: Path) -> None:
-    registry = BlobRegistry(tmp_path / "registry", OWNER, KEYS, most_bytes=60_000)
-    first = registry.open()
-    many = tuple(FileRecord(bytes([i] * 32), i) for i in range(32))
-    for number in range(40):
-        registry.begin(Row(bytes(32), number.to_bytes(16, "little"), many, many))
-    found = registry.rows()
-    assert 15 < len(found) < 40
-    assert registry.find(bytes(32), bytes(16)) is None
-    newest = registry.find(bytes(32), (39).to_bytes(16, "little"))
-    assert newest is not None
-    assert newest.models == newest.datas == many
-    assert registry.open().registry == first.registry
-
-
-def test_a_blob_registry_without_room_says_so(tmp_path: Path) -> None:
-    registry = BlobRegistry(tmp_path / "registry", OWNER, KEYS, most_bytes=300)
-    registry.open()
-    with pytest.raises(Unreadable, match="no room for the entry"):
-        registry.begin(row(1))
-    assert registry.rows() == ()
-    with pytest.raises(Unreadable, match="no room for its state"):
-        BlobRegistry(tmp_path / "smaller", OWNER, KEYS, most_bytes=100).open()
-
-
-def test_a_blob_registry_that_is_damaged_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "registry"
-    blobs(path).begin(row(1))
-    whole = path.read_bytes()
-    for place in range(0, len(whole), 7):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
-        assert blobs(path).state() is None
-    path.write_bytes(whole)
-    assert same(blobs(path).find(bytes(32), bytes([1] * 16)), row(1))
-
-
-def test_a_blob_registry_that_was_forged_is_refused(tmp_path: Path) -> None:
-    """Somebody without the key writes blobs of a valid file."""
-    path = tmp_path / "registry"
-    blobs(path).begin(row(1))
-    keys = sorted(dict(PersistentBlobCache.open(path).items()))
-    assert len(keys) == 2
-    for key in keys:
-        blobs(path).clear()
-        blobs(path).begin(row(1))
-        with PersistentBlobCache.open(path) as cache:
-            value = cache.get(key)
-            assert value is not None
-            cache.set(key, value[:-1] + bytes([value[-1] ^ 1]))
-        with pytest.raises(SealBroken):
-            blobs(path).find(bytes(32), bytes([1] * 16))
-        with PersistentBlobCache.open(path) as cache:
-            cache.set(key, b"short")
-        with pytest.raises(SealBroken):
-            blobs(path).rows()
-        path.unlink()
-
-
-def test_rows_that_somebody_removed_from_a_blob_registry_or_put_back_are_noticed(
+def test_a_registry_that_was_rolled_back_is_refused_where_the_key_store_counts(
     tmp_path: Path,
 ) -> None:
-    path = tmp_path / "registry"
-    registry = blobs(path)
-    registry.begin(row(1))
-    key = next(key for key, _ in PersistentBlobCache.open(path).items() if key != b"state")
-    with PersistentBlobCache.open(path) as cache:
-        value = cache.get(key)
-        assert value is not None
-    registry.begin(row(2))
-    registry.remove(bytes(32), bytes([1] * 16))
-    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
-    with PersistentBlobCache.open(path) as cache:
-        cache.set(key, value)
-    with pytest.raises(SealBroken, match="added or removed"):
-        registry.find(bytes(32), bytes([1] * 16))
-    with PersistentBlobCache.open(path) as cache:
-        cache.delete(key)
-    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
-    with PersistentBlobCache.open(path) as cache:
-        cache.delete(key[:36] + bytes([2] * 16))
-    with pytest.raises(SealBroken, match="added or removed"):
-        registry.find(bytes(32), bytes([2] * 16))
-    registry.begin(row(3))
-    assert [found.entry[0] for found in registry.rows()] == [3]
-
-
-def test_a_blob_registry_that_another_process_changes_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blob_registry, "_LOCK_SECONDS", 0.0)
-    registry = blobs(tmp_path / "registry")
-    registry.begin(row(1))
-    fd = os.open(tmp_path / "registry.changes", os.O_RDWR)
-    try:
-        assert lock(fd, exclusive=True, timeout=0)
-        with pytest.raises(Unreadable, match="another process"):
-            registry.begin(row(2))
-        assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
-    finally:
-        os.close(fd)
-    registry.begin(row(2))
-
-
-def test_a_rolled_back_blob_registry_is_refused_where_the_key_store_counts(tmp_path: Path) -> None:
     path, keys = tmp_path / "registry", MemoryKeyStore()
-    BlobRegistry(path, OWNER, keys).begin(row(1))
-    old = path.read_bytes()
-    BlobRegistry(path, OWNER, keys).begin(row(2))
-    path.write_bytes(old)
-    with pytest.raises(RolledBack):
-        BlobRegistry(path, OWNER, keys).find(bytes(32), bytes([1] * 16))
-    registry = BlobRegistry(path, OWNER, keys)
-    registry.begin(row(3))
-    assert [found.entry[0] for found in registry.rows()] == [3]
+    kept = []
+    for number in range(5):
+        FileRegistry(path, OWNER, keys, files=QUICK_FILES).begin(row(number))
+        kept.append(path.read_bytes())
+    for old in kept[:-1]:
+        put_private(path, old)
+        with pytest.raises(RolledBack):
+            FileRegistry(path, OWNER, keys).find(bytes(32), bytes(16))
+    put_private(path, kept[-1])
+    assert len(FileRegistry(path, OWNER, keys).rows()) == 5
+    put_private(path, kept[0])
+    registry = FileRegistry(path, OWNER, keys, files=QUICK_FILES)
+    registry.begin(row(9))
+    assert [found.entry[0] for found in registry.rows()] == [9]
+    assert registry.open().changes == 6
 
 
-def test_a_blob_registry_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    (tmp_path / "registry").mkdir()
-    with pytest.raises(Unreadable):
-        blobs(tmp_path / "registry").begin(row(1))
+def test_a_process_that_saw_a_registry_refuses_an_older_one(make: Make, tmp_path: Path) -> None:
+    registry = make()
+    registry.begin(row(1))
+    old = (tmp_path / "registry").read_bytes()
+    registry.begin(row(2))
+    put_private(tmp_path / "registry", old)
+    with pytest.raises(RolledBack, match="stands at change 1, and change 2 was seen before"):
+        registry.find(bytes(32), bytes([1] * 16))
+    assert same(make().find(bytes(32), bytes([1] * 16)), row(1))
 
 
-def test_entries_load_by_a_blob_registry(tmp_path: Path) -> None:
-    keys = MemoryKeyStore()
-    rig = Rig(tmp_path, keys=keys, registry=lambda: BlobRegistry(tmp_path / "blobs", OWNER, keys))
-    assert rig.saved()
-    assert rig.saved()
-    assert len(rig.registry().rows()) == 1
-    (tmp_path / "blobs").unlink()
-    assert rig.refuses(RegistryMissing)
-    assert rig.saved("elsewhere", token=bytes([1] * 32))
-    assert rig.refuses(RegistryMissing)
-    assert rig.saved()
+def test_what_was_authenticated_once_is_not_read_again(make: Make, tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Counting(QuickFiles):
+        def read_into(self, fd: int, buffer: memoryview, offset: int) -> int:
+            read.append(buffer.nbytes)
+            return super().read_into(fd, buffer, offset)
+
+    make().begin(row(1))
+    registry = FileRegistry(tmp_path / "registry", OWNER, MemoryKeyStore(KEY), files=Counting())
+    for _ in range(3):
+        assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    size = (tmp_path / "registry").stat().st_size
+    assert read == [HEAD_BYTES, size - HEAD_BYTES, HEAD_BYTES, HEAD_BYTES]
+    make().begin(row(2))
+    assert same(registry.find(bytes(32), bytes([2] * 16)), row(2))
+    assert len(read) == 6
+
+
+def test_what_is_altered_behind_its_beginning_does_not_become_authentic_by_a_change(
+    make: Make, tmp_path: Path
+) -> None:
+    """A process that knows the registry goes on with what it knows, and writes that."""
+    registry = make()
+    registry.begin(row(1))
+    content = bytearray((tmp_path / "registry").read_bytes())
+    content[HEAD_BYTES + 60] ^= 1
+    (tmp_path / "registry").write_bytes(content)
+    assert same(registry.find(bytes(32), bytes([1] * 16)), row(1))
+    with pytest.raises(SealBroken):
+        make().find(bytes(32), bytes([1] * 16))
+    registry.begin(row(2))
+    assert [same(found, row(n)) for n, found in enumerate(make().rows(), 1)] == [True, True]
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "100%", "what?mode=memory", "#1", "é", "a&b=c"])
-def test_a_path_of_any_letters_is_one_database(name: str, tmp_path: Path) -> None:
-    assert uri_of(tmp_path / name) == (tmp_path / name).as_uri()
-    registry = SqliteRegistry(tmp_path / name / name, OWNER, KEYS)
+def test_a_path_of_any_letters_is_one_file(name: str, tmp_path: Path) -> None:
+    registry = FileRegistry(tmp_path / name / name, OWNER, MemoryKeyStore(KEY), files=QUICK_FILES)
     registry.begin(row(1))
     assert registry.rows()
-    assert (tmp_path / name / name).is_file()
+    assert sorted(p.name for p in (tmp_path / name).iterdir()) == [name, f"{name}.lock"]

@@ -1,0 +1,222 @@
+"""The registry as one file a driver version, which is authenticated as a whole before it is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from penstock.arguments import check_kind, path_of
+from penstock.errors import OtherVersion, RolledBack, SealBroken, Unreadable
+from penstock.sealed.files import (
+    SYSTEM_FILES,
+    FileStatus,
+    FileSystem,
+    Renaming,
+    StrPath,
+    is_private,
+    read_exactly,
+)
+from penstock.sealed.keys import KeyStore
+from penstock.sealed.registry import Measure, Measures, Owner, RegistryState, Row
+from penstock.sealed.registry_format import HEAD_BYTES, MOST_BYTES, Contents
+
+WAIT_SECONDS: Final = 5.0
+"""Longest wait for another process that changes the registry."""
+_NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
+
+
+class FileRegistry:
+    """`Registry` in the file *path* (0600, at most 4,096 rows), authenticated by *keys*.
+
+    A change writes the file anew and renames it into place, under the lock `<path>.lock`, for which it waits for at most
+    *wait_seconds*. Readers take no lock. What was authenticated once is kept in memory: a later read looks at the first
+    bytes of the file alone, as long as these stay the same.
+
+    A file that others can read or write, that is a link, has another name as well, is no file, or is longer than 4,096 rows
+    can be, is `SealBroken`, whatever is in it.
+    """
+
+    def __init__(
+        self,
+        path: StrPath,
+        owner: Owner,
+        keys: KeyStore,
+        *,
+        files: FileSystem = SYSTEM_FILES,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        check_kind(owner, Owner, "a registry has an Owner")
+        self.path = path_of(path, "a registry lies in a file at a path")
+        self.owner, self._files, self._wait_seconds = owner, files, wait_seconds
+        self._measures = Measures(keys, owner.digits)
+        # Replaced, never changed: threads need no lock, which a child that is forked meanwhile would wait for in vain.
+        self._known: Contents | None = None
+
+    def state(self) -> RegistryState | None:
+        contents = self._verified(self._measures.now())
+        return None if contents is None else contents.state
+
+    def find(self, token: bytes, entry: bytes) -> Row | None:
+        contents = self._verified(self._measures.now())
+        return None if contents is None else contents.find(token, entry)
+
+    def rows(self) -> tuple[Row, ...]:
+        contents = self._verified(self._measures.now())
+        return () if contents is None else contents.rows()
+
+    def open(self) -> RegistryState:
+        try:
+            state = self.state()
+        except (SealBroken, OtherVersion, RolledBack):
+            state = None
+        if state is None:
+            self._change(lambda contents: contents, repair=True)
+            state = self.state()
+        if state is None:
+            raise Unreadable(f"the registry {self.path} does not stay as it was made")
+        return state
+
+    def begin(self, row: Row) -> None:
+        self._change(lambda contents: contents.with_row(row), repair=True)
+
+    def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
+        if gone := [old for old in replaced if old != entry]:
+            self._change(lambda contents: contents.without(token, gone))
+
+    def remove(self, token: bytes, entry: bytes) -> None:
+        self._change(lambda contents: contents.without(token, [entry]))
+
+    def clear(self) -> None:
+        self._change(Contents.emptied, repair=True)
+
+    def _change(self, act: Callable[[Contents], Contents], *, repair: bool = False) -> None:
+        """Writes what *act* makes of the registry, if that is anything else.
+
+        With *repair* a registry that is missing or cannot be trusted is made anew first; without, nothing is done to one that
+        is missing.
+        """
+        if not repair and self._is_missing():
+            return
+        try:
+            # What only changes need; without a free descriptor it cannot be imported.
+            from penstock.sealed.places import make_private_directory
+            from penstock.sealed.replacing import exclusively, replace_file
+        except (OSError, ImportError) as error:
+            raise Unreadable(f"the registry {self.path} cannot be changed: {error}") from error
+        measure = self._measures.now()
+        if repair:
+            make_private_directory(os.path.dirname(self.path))
+        with exclusively(self.path, self._wait_seconds, self._files):
+            try:
+                found = self._verified(measure)
+            except (SealBroken, OtherVersion, RolledBack):
+                if not repair:
+                    raise
+                found = None
+            if found is None and not repair:
+                return
+            changed = act(found or self._made_anew())
+            if changed is found:
+                return
+            with self._naming("changed"):
+                replace_file(self.path, changed.pack(), self._files)
+            self._known = changed
+        self._measures.store(changed.key, changed.state.changes)
+
+    def _made_anew(self) -> Contents:
+        newest = self._measures.renewed()
+        return Contents.empty(self.owner, newest.key, newest.least)
+
+    def _is_missing(self) -> bool:
+        try:
+            self._files.status_of(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _verified(self, measure: Measure) -> Contents | None:
+        """The registry, if it is authentic and the newest known; None where there is none.
+
+        One that is not may be sealed with a key that has taken the place of the known one meanwhile.
+        """
+        try:
+            return self._measured(measure)
+        except SealBroken:
+            if (newer := self._measures.other_than(measure)) is None:
+                raise
+            return self._measured(newer)
+
+    def _measured(self, measure: Measure) -> Contents | None:
+        with self._naming("read"):
+            contents = self._read(measure.key)
+        if contents is None:
+            return None
+        if contents.state.changes < measure.least:
+            raise RolledBack(
+                f"the registry stands at change {contents.state.changes}, and change {measure.least} was seen before"
+            )
+        self._measures.seen(measure.key, contents.state.changes)
+        self._known = contents
+        return contents
+
+    def _read(self, key: bytes) -> Contents | None:
+        """What stands in the file, if *key* authenticates all of it. Raises `OSError`, `SealBroken`, `OtherVersion`."""
+        files, known = self._files, self._known
+        if (fd := self._opened()) is None:
+            return None
+        try:
+            status = files.status(fd)
+            _check(status)
+            content = bytearray(HEAD_BYTES)
+            with memoryview(content) as head:
+                whole = read_exactly(files, fd, head, 0)
+            if known is not None and known.key == key and known.head == bytes(content):
+                return known
+            content += bytes(status.size - HEAD_BYTES)
+            with memoryview(content) as view:
+                with view[HEAD_BYTES:] as rest:
+                    whole = whole and read_exactly(files, fd, rest, HEAD_BYTES)
+                if not whole:
+                    raise SealBroken("the registry became shorter while it was read")
+                return Contents.unpack(view, self.owner, key)
+        finally:
+            with suppress(OSError):
+                files.close(fd)
+
+    def _opened(self) -> int | None:
+        """A descriptor of the file; None where there is none."""
+        try:
+            return self._files.open(self.path, os.O_RDONLY | _NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # A link, a socket, or a mode that keeps its owner out; else the system failed.
+            with suppress(OSError):
+                _check(self._files.status_of(self.path))
+            raise
+
+    def _naming(self, act: str) -> Renaming:
+        """Turns an `OSError` of the block into `Unreadable`."""
+        return Renaming(
+            lambda error: Unreadable(
+                f"the registry {self.path} cannot be {act}: {error.strerror or error}"
+            )
+        )
+
+
+def _check(status: FileStatus) -> None:
+    """Raises `SealBroken` for what cannot be a registry."""
+    if not status.regular or status.links > 1:
+        raise SealBroken("the registry is a link or no file")
+    if not is_private(status):
+        raise SealBroken(
+            f"the registry is another user's, or its mode {status.mode:04o} is not that of a private file (0600)"
+        )
+    if not HEAD_BYTES <= status.size <= MOST_BYTES:
+        raise SealBroken(
+            f"the registry has {status.size} bytes, and a registry has {HEAD_BYTES} to {MOST_BYTES}"
+        )

@@ -1,0 +1,171 @@
+"""Files that are only ever replaced whole, and the locks of who replaces them, in directories of the user's alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from penstock.errors import Unreadable
+from penstock.sealed.files import FileSystem, is_private, write_all
+from penstock.sealed.locks import FORK_GATE, LONGEST_PAUSE_SECONDS, unlock
+
+MOST_NAMES: Final = 4096
+"""How many names of a directory are looked at for what processes that died left there."""
+_NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
+_SHORTEST_PAUSE_SECONDS: Final = 0.0005
+_WINDOWS_TRIES: Final = 50
+_WINDOWS_PAUSE_SECONDS: Final = 0.02
+
+
+def replace_file(path: str, content: bytes, files: FileSystem) -> None:
+    """Puts a 0600 file of *content* in the place of whatever is at *path*, durably. Raises `OSError`.
+
+    The caller holds the lock of *path* (`exclusively`). A reader finds the old file or the whole new one. After an error
+    the old one stands, unless the error is that of syncing the directory.
+    """
+    directory = os.path.dirname(path)
+    _sweep(path, files)
+    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
+    fd = files.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        try:
+            make_private(fd)
+            write_all(files, fd, content, 0)
+            files.sync(fd)
+        finally:
+            with suppress(OSError):
+                files.close(fd)
+        put_in_place(temporary, path, files)
+    except BaseException:
+        with suppress(OSError):
+            files.unlink(temporary)
+        raise
+    files.sync_directory(directory)
+
+
+def put_in_place(source: str, path: str, files: FileSystem) -> None:
+    """Renames *source* to *path*; a directory that is there makes room. Raises `OSError`."""
+    tries = _WINDOWS_TRIES if sys.platform == "win32" else 1
+    while True:
+        try:
+            files.replace(source, path)
+        except OSError as error:
+            tries -= 1
+            if move_directory_away(path):
+                tries += 1
+            elif not tries or not isinstance(error, PermissionError):
+                raise
+            else:  # Windows replaces no file while somebody reads it.
+                time.sleep(_WINDOWS_PAUSE_SECONDS)
+        else:
+            return
+
+
+def move_directory_away(path: str) -> bool:
+    """Removes an empty directory at *path*, and renames one that is not empty to `<path>.<digits>.aside`; False for anything
+    that is no directory. Raises `OSError`.
+    """
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            return False
+    except FileNotFoundError:
+        return False
+    try:
+        os.rmdir(path)
+    except OSError:
+        os.rename(path, f"{path}.{os.urandom(8).hex()}.aside")
+    return True
+
+
+@contextmanager
+def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
+    """Holds the lock of the file at *path* for the block: of all processes and threads, one is inside.
+
+    Raises `Unreadable` if it cannot be had within *seconds*, or not at all. This process does not fork during the block:
+    a child would have the lock too, for as long as it lives, if its parent died.
+    """
+    until = time.monotonic() + seconds
+    pause = _SHORTEST_PAUSE_SECONDS
+    name = f"{path}.lock"
+    while True:
+        with FORK_GATE.passed():
+            try:
+                fd = _locked(name, files)
+            except OSError as error:
+                raise Unreadable(f"{name} cannot be locked: {error.strerror or error}") from None
+            if fd is not None:
+                try:
+                    yield
+                finally:
+                    _release(fd, files)
+                return
+        if time.monotonic() >= until:
+            raise Unreadable(
+                f"{path} is being changed by another process, which did not finish within {seconds:g} s"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def _locked(name: str, files: FileSystem) -> int | None:
+    """A descriptor of the lock file *name*, locked; None while somebody else has the lock."""
+    fd = _open_lock(name, files)
+    try:
+        # A file that was removed meanwhile excludes nobody.
+        if files.try_lock(fd, exclusive=True) and (
+            files.status_of(name).identity == files.status(fd).identity
+        ):
+            return fd
+    except FileNotFoundError:
+        pass
+    except BaseException:
+        _release(fd, files)
+        raise
+    _release(fd, files)
+    return None
+
+
+def _release(fd: int, files: FileSystem) -> None:
+    """Unlocks and closes: a duplicate of the descriptor, in a forked process, has no lock then."""
+    try:
+        unlock(fd, locks=files)
+    finally:
+        with suppress(OSError):
+            files.close(fd)
+
+
+def _open_lock(name: str, files: FileSystem) -> int:
+    """A descriptor of the lock file *name*. What is no private file of the user's in its place is removed."""
+    with suppress(OSError):
+        status = files.status_of(name)
+        usable = is_private(status) and (sys.platform == "win32" or status.mode == 0o600)
+        if not usable and not move_directory_away(name):
+            files.unlink(name)
+    fd = files.open(name, os.O_RDWR | os.O_CREAT | _NONBLOCK)
+    try:
+        make_private(fd)
+    except BaseException:
+        files.close(fd)
+        raise
+    return fd
+
+
+def make_private(fd: int) -> None:
+    """Sets the mode that the process's umask may have taken bits from."""
+    if sys.platform != "win32":
+        os.fchmod(fd, 0o600)
+
+
+def _sweep(path: str, files: FileSystem) -> None:
+    """Removes what processes that died while they held the lock of *path* left behind."""
+    directory, name = os.path.split(path)
+    with suppress(OSError):
+        for left in files.names(directory, MOST_NAMES):
+            if left.startswith(f"{name}.") and left.endswith(".tmp"):
+                with suppress(OSError):
+                    files.unlink(os.path.join(directory, left))
