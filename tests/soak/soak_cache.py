@@ -1,8 +1,9 @@
 """The compilation cache with the lab device: python -m tests.soak.soak_cache [--seconds S] [--seed S].
 
-Eight processes hammer one directory for ten minutes; then a process is killed at every file operation, every file
-operation, of the cache and of the registry, of every flow fails in every way, and every attack is made at every moment of a load and of a
-save. Prints figures; exit code 1 for a wrong answer, an exception, or anything found that should not be.
+Eight processes hammer one directory for ten minutes; a thousand times one of eight that change a registry is killed; then
+a process is killed at every file operation, every file operation of every flow, of the cache and of the registry, fails in
+every way, and every attack is made at every moment of a load and of a save. With fewer seconds there are fewer kills of
+those eight. Prints figures; exit code 1 for a wrong answer, an exception, or anything found that should not be.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from tests.attacks import (
     test_cache_lab_faults as faults,
     test_cache_lab_replaced as replaced,
     test_cache_together as together,
+    test_registry_kills as registry_kills,
 )
 from tests.support_attacks import PLACES, LabRig
 from tests.support_sealed import FAULTS
 from tests.support_together import children, hammer
 
 SECONDS = 600.0
+KILLS = 1000
 
 
 def soak_processes(root: Path, seconds: float, seed: int) -> str:
@@ -53,6 +56,11 @@ def soak_kills(root: Path, mode: str) -> str:
                 return f"killed at each of {at} file operations"
             shutil.rmtree(root / f"{at}")
     raise AssertionError("unreachable")
+
+
+def soak_registry(root: Path, kills: int, seed: int) -> str:
+    rows = registry_kills.kill_writers(root, kills, seed)
+    return f"{kills} of {registry_kills.PROCESSES} processes killed, {rows} rows inserted"
 
 
 def soak_faults(root: Path, name: str) -> str:
@@ -96,6 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     failures = 0
+    kills = min(KILLS, max(1, int(KILLS * options.seconds / SECONDS)))
 
     def part(name: str, act: Callable[[Path], str]) -> None:
         nonlocal failures
@@ -111,6 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     part(
         f"eight processes from seed {options.seed}",
         lambda root: soak_processes(root, options.seconds, options.seed),
+    )
+    part(
+        f"kills of a registry's writers from seed {options.seed}",
+        lambda root: soak_registry(root, kills, options.seed),
     )
     for mode in ("now", "first_run", "staged"):
         part(f"kills, {mode}", lambda root, mode=mode: soak_kills(root, mode))  # type: ignore[misc]
