@@ -14,10 +14,13 @@ from pathlib import Path
 from benchmarks.measuring import ROOT, Row, interleaved, medians, seconds, worked
 from penstock.hal import CacheHandle
 from penstock.sealed import (
+    SYSTEM_FILES,
     FileKeyStore,
     FileRecord,
     FileRegistry,
+    FileSystem,
     Owner,
+    Registry,
     Row as EntryRow,
     Seal,
     open_cache_file,
@@ -46,6 +49,8 @@ def rows(*, quick: bool) -> list[Row]:
         verification(5 if quick else 15),
         small_load("load of 1 KiB", 1, 20 if quick else 200),
         small_load(f"load of 1 KiB, {MANY_ROWS} rows", MANY_ROWS, 20 if quick else 200),
+        first_load(20 if quick else 200),
+        save(20 if quick else 200),
         importing(3 if quick else 15),
     ]
 
@@ -72,6 +77,27 @@ def small_load(measure: str, count: int, rounds: int) -> Row:
     return Row(NAME, measure, 1000 * sorted(values)[rounds // 2], "ms", LIMIT_LOAD_MS)
 
 
+def first_load(rounds: int) -> Row:
+    """The first of a process, which reads and authenticates the whole registry."""
+    with entry(bytes(1024)) as (seal, handle, _):
+        fill(seal, MANY_ROWS)
+        values = [seconds(loading(anew(seal), handle)) for _ in range(rounds)]
+    measure = f"first load of 1 KiB, {MANY_ROWS} rows"
+    return Row(NAME, measure, 1000 * sorted(values)[rounds // 2], "ms", LIMIT_LOAD_MS)
+
+
+def save(rounds: int) -> Row:
+    """Mostly waiting for the disk: of the file's payload and header, and of the registry twice."""
+    with entry(bytes(1024)) as (seal, handle, _):
+        fill(seal, MANY_ROWS)
+        values = [
+            seconds(lambda: seal.save([], [handle], TOKEN, TOKEN, data=[bytes(1024)]))
+            for _ in range(rounds)
+        ]
+    measure = f"save of 1 KiB over another, {MANY_ROWS} rows"
+    return Row(NAME, measure, 1000 * sorted(values)[rounds // 2], "ms")
+
+
 def importing(rounds: int) -> Row:
     def once() -> float:
         command = [sys.executable, "-c", IMPORT]
@@ -88,20 +114,27 @@ def loading(seal: Seal, handle: CacheHandle) -> Callable[[], object]:
 
 def fill(seal: Seal, count: int) -> None:
     """Gives the registry *count* rows, those of other tokens without waiting for the disk."""
-    registry = seal.registry
-    if not isinstance(registry, FileRegistry):
-        raise TypeError("the seal's registry is no file")
-    unsynced = FileRegistry(
-        registry.path,
-        registry.owner,
-        FileKeyStore(Path(registry.path).parent / "key"),
-        files=QUICK_FILES,
-    )
+    unsynced = again(seal.registry, QUICK_FILES)
     records = (FileRecord(bytes(32), 0),)
     for number in range(1, count):
         unsynced.begin(
             EntryRow(hashlib.sha256(number.to_bytes(8, "little")).digest(), bytes(16), (), records)
         )
+
+
+def again(registry: Registry, files: FileSystem = SYSTEM_FILES) -> FileRegistry:
+    """*registry* as another process has it."""
+    if not isinstance(registry, FileRegistry):
+        raise TypeError("the seal's registry is no file")
+    keys = FileKeyStore(Path(registry.path).parent / "key")
+    return FileRegistry(registry.path, registry.owner, keys, files=files)
+
+
+def anew(seal: Seal) -> Seal:
+    """*seal* as another process has it."""
+    owner, registry = seal.owner, again(seal.registry)
+    keys = FileKeyStore(Path(registry.path).parent / "key")
+    return Seal(owner.driver, owner.version, files=(0, 1), registry=registry, keys=keys)
 
 
 @contextmanager

@@ -91,7 +91,8 @@ def _make_one(path: str) -> None:
             raise
     else:
         # The process's umask may have taken the owner's own rights.
-        os.chmod(path, 0o700)
+        if sys.platform != "win32" and os.lstat(path).st_mode & 0o777 != 0o700:
+            os.chmod(path, 0o700)
 
 
 def _keep_others_out(path: str) -> None:

@@ -156,8 +156,8 @@ def _open_lock(name: str, files: FileSystem) -> int:
 
 
 def make_private(fd: int) -> None:
-    """Sets the mode that the process's umask may have taken bits from."""
-    if sys.platform != "win32":
+    """Gives a new file the bits of 0600 that the process's umask has taken from it."""
+    if sys.platform != "win32" and stat.S_IMODE(os.fstat(fd).st_mode) != 0o600:
         os.fchmod(fd, 0o600)
 
 
