@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from penstock.sealed import (
     Owner,
     Row,
     registry_format,
+    replacing,
 )
 from penstock.sealed.locks import lock, unlock
 from penstock.sealed.registry import MOST_ROWS
@@ -477,6 +479,31 @@ def test_what_is_altered_behind_its_beginning_does_not_become_authentic_by_a_cha
         make().find(bytes(32), bytes([1] * 16))
     registry.begin(row(2))
     assert [same(found, row(n)) for n, found in enumerate(make().rows(), 1)] == [True, True]
+
+
+@pytest.mark.parametrize("platform", ["win32", "linux"])
+def test_windows_waits_for_who_reads_the_file_that_is_replaced(
+    tmp_path: Path, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy(QuickFiles):
+        refusals = 3
+
+        def replace(self, source: Any, target: Any) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise PermissionError(13, "Permission denied")
+            super().replace(source, target)
+
+    monkeypatch.setattr(replacing, "sys", SimpleNamespace(platform=platform))
+    registry = FileRegistry(tmp_path / "registry", OWNER, MemoryKeyStore(KEY), files=Busy())
+    if platform == "win32":
+        registry.begin(row(1))
+        assert len(registry.rows()) == 1
+    else:
+        with pytest.raises(Unreadable, match="cannot be changed: Permission denied"):
+            registry.begin(row(1))
+        assert registry.state() is None
+    assert sorted(p.suffix for p in tmp_path.iterdir() if p.suffix) == [".lock"]
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "100%", "what?mode=memory", "#1", "é", "a&b=c"])
