@@ -165,6 +165,7 @@ class LabRig:
             clock=self.clock,
             uptime=lambda: uptime() + self.clock() - time.time(),
             seals=self.seal,
+            locks=self.state / "locks",
         )
 
     @contextmanager
@@ -259,7 +260,7 @@ class LabRig:
         return self.entries()[new]
 
     def litter(self) -> list[str]:
-        """Names in the cache directory that are neither a published file nor an index or lock of one, once it
+        """Names in the cache directory that are neither a published file nor an index of one, once it
         was swept.
         """
         if not self.path.exists():
@@ -269,7 +270,7 @@ class LabRig:
         return sorted(
             p.name
             for p in self.path.iterdir()
-            if p.name[:64] not in published or p.name[64:] not in {*PLACES, ".json", ".lock"}
+            if p.name[:64] not in published or p.name[64:] not in {*PLACES, ".json"}
         )
 
 

@@ -130,7 +130,17 @@ class Bench:
             clock=self.clock,
             uptime=self.uptime or self.clock,
             seals=self.seal,
+            locks=self.root / "locks",
         )
+
+    def lock_file(self, name: str) -> Path:
+        """Where the lock file *name* of the cache directory lies, which has to be there."""
+        return Path(self.directory.store.locks.path_of(name))
+
+    def lock_files(self) -> list[str]:
+        """The endings of the lock files that there are."""
+        place = self.root / "locks"
+        return sorted(path.suffix for path in place.iterdir()) if place.exists() else []
 
     def seal(self, device: str = "", version: str = "", needed: tuple[int, int] = NEEDED) -> Seal:
         owner = Owner(device or self.owner.driver, version or self.owner.version)
@@ -182,7 +192,9 @@ class Bench:
         assert lease is not None
         with ExitStack() as stack:
             with lease, lease.create(NEEDED) as files:
-                assert files.lock is not None
+                if files.lock is None:
+                    lease.discard(files)
+                    raise Unsaved("nothing can be written later without a lock")
                 writer = LateWriter(
                     self.seal(),
                     files.model,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from penstock.cache.directory import CacheDirectory
 from penstock.errors import DriverError
 from penstock.hal import (
     NO_TOKEN,
@@ -20,6 +22,12 @@ from penstock.ir import Model
 from tests.support_devices import KERNELS, NumpyDevice, NumpyPrepared
 
 PAYLOAD: Final = bytes(range(256))
+
+
+def lock_file(cache: Path) -> Path:
+    """The lock file of the one entry in a cache directory, which lies in the state directory."""
+    (token,) = {path.name[:64] for path in cache.iterdir() if len(path.name) > 64}
+    return Path(CacheDirectory(cache).store.locks.path_of(f"{token}.lock"))
 
 
 @dataclass

@@ -203,6 +203,7 @@ def fail_each(tmp_path: Path, source: Bench, what: str, names: Sequence[str]) ->
         assert bench.load(TOKEN, TEXTS) == "repaired"
         collect(bench.directory.store, None)
         assert bench.temporaries() == []
-        assert {n for n in bench.names() if n not in {"10", "11", "20"}} <= {".json", ".lock"}
+        assert {n for n in bench.names() if n not in {"10", "11", "20"}} <= {".json"}
+        assert set(bench.lock_files()) <= {".lock"}
         shutil.rmtree(root)
     return outcomes

@@ -172,4 +172,4 @@ def test_processes_that_are_killed_leave_nothing_that_lasts(tmp_path: Path) -> N
         bench.compile(token, "by 0")
         assert bench.load(token, texts) == "by 0"
     collect(bench.directory.store, None)
-    assert bench.names() == sorted([".json", ".lock", "10", "11", "20"] * 4)
+    assert bench.names() == sorted([".json", "10", "11", "20"] * 4)

@@ -204,7 +204,10 @@ def test_a_late_write_against_a_late_write(three: list[Child]) -> None:
     assert 0 in written
 
 
-def test_nothing_is_left_of_late_writers(tmp_path: Path, three: list[Child]) -> None:
+def test_nothing_is_left_of_late_writers(
+    tmp_path: Path, three: list[Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
     first, second, third = three
     first.ask("open", mode="first_run")
     first.ask("run")

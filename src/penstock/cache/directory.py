@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import islice
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
-from penstock.errors import CacheError, NoEntry, NotYetWritten, ReadOnly
+from penstock.cache.store import LOCK_SECONDS, LOCK_SHARE, FileVersion, Store, seconds_left
+from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
-from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file
+from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_entry_file
 
 if TYPE_CHECKING:
     from penstock.cache.index import IndexRecord
@@ -32,7 +32,8 @@ class CacheDirectory:
 
     Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes; None is
     the user's key store. *clock* gives seconds since the epoch, *uptime* those since the system began, *seals*
-    another `Seal` of a driver version.
+    another `Seal` of a driver version, and *locks* names another directory for the locks of entries than the one in the
+    state directory.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class CacheDirectory:
         clock: Callable[[], float] = time.time,
         uptime: Callable[[], float] | None = None,
         seals: Callable[[str, str, tuple[int, int]], Seal] | None = None,
+        locks: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self.store = Store(self.path, files, keys, clock, uptime, seals)
+        place = None if locks is None else os.fspath(locks)
+        self.store = Store(self.path, files, keys, clock, uptime, seals, place)
         # By token: the first file's name and what stood there when this object looked last.
         self._seen: dict[bytes, tuple[str, FileVersion | None]] = {}
         self._not_leased: dict[bytes, str] = {}
@@ -59,13 +62,14 @@ class CacheDirectory:
         deadline_ns: int | None = None,
         cancel: CancelToken | None = None,
     ) -> OpenFiles:
-        """The entry's files, open for reading and writing. Nobody publishes or writes it until they are closed.
+        """The entry's files, open for reading and writing. No process of this user publishes or writes it until they
+        are closed.
 
-        In a directory that can only be read the files are open for reading, without a lock for the driver; where the
-        entry's lock file is missing too, nothing keeps a writer on another mount out, and the seal alone tells.
+        In a directory that can only be read the files are open for reading, without a lock for the driver. Where the
+        state directory can have no locks nothing keeps a writer out, and the seal alone tells.
 
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
-        files are empty or somebody is writing them, at the latest at *deadline_ns* of the monotonic clock,
+        files are empty or somebody is writing them, well before *deadline_ns* of the monotonic clock,
         `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled` within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
@@ -81,37 +85,38 @@ class CacheDirectory:
         held = self._lock_to_read(token, (*names[0], *names[1]), deadline_ns, cancel)
         with ExitStack() as stack, store.naming("read"):
             if held is not None:
-                stack.callback(store.release, held)
+                stack.callback(store.locks.release, held)
             handles: list[CacheHandle] = []
+            writable = True
             for kind, number, name in every:
                 try:
-                    fd = open_cache_file(store.at(name), files=store.files)
+                    fd, allowed = open_entry_file(store.at(name), files=store.files)
                 except FileNotFoundError:
                     if handles or any(store.exists(other) for *_, other in every):
                         raise NoEntry(f"the entry lacks {kind} file {number}") from None
                     raise NoEntry("nothing is cached here") from None
                 stack.callback(store.close, fd)
                 handles.append(CacheHandle(fd))
+                writable = writable and allowed
             if not any(store.files.status(handle.fd).size for handle in handles):
                 raise NotYetWritten(self._who_writes(token))
-            try:
-                lock = store.driver_lock(lock_name(token))
-            except ReadOnly:
-                lock = None
+            lock = store.locks.lend(lock_name(token)) if writable else None
             stack.pop_all()
         return OpenFiles(store, handles[: needed[0]], handles[needed[0] :], lock, held=held)
 
     def lease(
         self, token: bytes, *, wait_ns: int | None = None, cancel: CancelToken | None = None
     ) -> Lease | None:
-        """The right to compile the entry of *token*; None where another has it, and there is no use in waiting.
+        """The right to compile the entry of *token*; None where another process of this user has it, and there is no use in
+        waiting.
 
         Waits for a living holder at most *wait_ns* nanoseconds and the knob `lease_seconds`, and never beyond
         the holder's own deadline; `why_not_leased` says which it was. A holder that dies gives it up, and one
         that does not say who it is gets a second. Where the lease has `waited`, look again
         before compiling.
 
-        Raises `Unreadable` when the directory cannot be made or written, `Cancelled` within 50 ms.
+        Raises `Unreadable` when the directory cannot be made, or the state directory can have no locks, `Cancelled`
+        within 50 ms.
         """
         from penstock.cache.lease import take_lease
 
@@ -147,7 +152,7 @@ class CacheDirectory:
             return self.store.read_record(token)
         finally:
             if held is not None:
-                self.store.release(held)
+                self.store.locks.release(held)
 
     def records(self) -> list[IndexRecord]:
         """What every entry was compiled from, the one used last first; empty without a directory."""
@@ -218,28 +223,27 @@ class CacheDirectory:
         deadline_ns: int | None,
         cancel: CancelToken | None,
     ) -> int | None:
-        """A descriptor of the entry's lock file, locked; None where there is no such file and none can be made."""
+        """A descriptor of the entry's lock file, locked; None where there can be no lock."""
         store, name = self.store, lock_name(token)
         take = partial(
-            store.take,
+            store.locks.take,
             name,
             exclusive=False,
-            timeout=seconds_left(deadline_ns, LOCK_SECONDS),
+            timeout=seconds_left(deadline_ns, LOCK_SECONDS, LOCK_SHARE),
             should_stop=None if cancel is None else cancel.is_set,
         )
-        with store.naming("read"):
+        try:
             try:
-                try:
-                    held = take(create=False)
-                except FileNotFoundError:
-                    if not any(map(store.exists, names)):
-                        raise NoEntry("nothing is cached here") from None
-                    try:
-                        held = take(create=True)
-                    except ReadOnly:
-                        return None
+                held = take(create=False)
             except FileNotFoundError:
-                raise NoEntry("nothing is cached here") from None
+                # Nor is a lock file made for every token that somebody asks for.
+                if not _any_there(store, names):
+                    raise NoEntry("nothing is cached here") from None
+                held = take(create=True)
+        except NoEntry:
+            raise
+        except (OSError, CacheError):
+            return None
         if held is None:
             if cancel is not None:
                 cancel.check()
@@ -252,3 +256,12 @@ class CacheDirectory:
         if (claim := awaited_claim(self.store, token)) is None:
             return "the entry is empty, and nobody is going to write it any more"
         return f"the driver of process {claim.pid} has not written the entry yet"
+
+
+def _any_there(store: Store, names: Iterable[str]) -> bool:
+    """Whether there is a file of one of these *names*. Raises `OSError` where that cannot be told."""
+    for name in names:
+        with suppress(FileNotFoundError):
+            store.files.status_of(store.at(name))
+            return True
+    return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
@@ -21,11 +22,14 @@ from penstock.cache.naming import (
 )
 from penstock.cache.store import Store
 from penstock.errors import CacheError
-from penstock.sealed.files import FileStatus, open_cache_file
+from penstock.sealed.files import FileStatus, read_small
 
 MOST_NAMES: Final = 65_536
 MOST_FILES: Final = 16_384
 """Names, and files of entries among them, that a compile looks at: whoever can write in the directory can fill it."""
+
+_OTHERS_SECONDS: Final = 86_400.0
+"""How long another user's files that are not published, or not written yet, are left alone: his lease is not seen."""
 
 MOST_REMOVED: Final = 256
 """Entries and orphans that a compile removes: the next one goes on."""
@@ -116,7 +120,9 @@ def collect(
         if group.token == keep:
             continue
         over = most_bytes is not None and total > most_bytes
-        if not over and group.written:
+        if not over and (
+            group.written or _are_anothers(store, group, group.names("model", "data"))
+        ):
             continue
         left -= 1
         if left < 0:
@@ -126,11 +132,17 @@ def collect(
                 total -= group.nbytes
                 gone.append(group.token)
     for group in found:
-        is_left = group.temporaries or group.names("lease") or not group.is_entry
-        if is_left and group.token != keep:
-            left -= 1
-            if left < 0:
-                return gone
+        of_old = group.names("lease", "lock")
+        orphaned = group.temporaries or (group.names("index") and not group.is_entry)
+        swept = orphaned and group.token != keep
+        if not swept and not of_old:
+            continue
+        left -= 1
+        if left < 0:
+            return gone
+        # Nobody uses the locks of earlier versions, which lay beside the entries.
+        store.unlink_quietly(of_old)
+        if swept:
             with _noting(store, group, refused):
                 _sweep(store, group)
     return gone
@@ -163,11 +175,13 @@ def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
             return False
         if (record := store.read_record(token)) is not None:
             entries = store.entry_ids(token, record)
-        for name in (*group.names("index", "model", "data"), lock_name(token)):
+        for name in group.names("index", "model", "data"):
             try:
                 store.unlink(name)
             except IsADirectoryError as error:
                 stays = stays or error
+        store.locks.remove(lock_name(token))
+        store.unlink_quietly(group.names("lease", "lock"))
     if record is not None:
         store.forget(token, record, entries)
     if stays is not None:
@@ -182,9 +196,24 @@ def _sweep(store: Store, group: Found) -> None:
         if not held:
             return
         # Whoever made them held the lease.
-        store.unlink_quietly(group.temporaries)
+        store.unlink_quietly(
+            name for name in group.temporaries if not _are_anothers(store, group, [name])
+        )
         if not any(store.exists(letters_of(token) + suffix) for suffix in ("10", "20")):
-            store.unlink_quietly([index_name(token), lock_name(token)])
+            store.unlink_quietly([index_name(token)])
+            store.locks.remove(lock_name(token))
+
+
+def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
+    """Whether another user has made one of the files, not so long ago that his compile must have ended."""
+    if sys.platform == "win32":
+        return False
+    since_ns = (store.clock() - _OTHERS_SECONDS) * 1e9
+    user = os.geteuid()
+    return any(
+        group.status[name].owner != user and group.status[name].modified_ns > since_ns
+        for name in names
+    )
 
 
 def _unchanged(store: Store, group: Found) -> bool:
@@ -208,16 +237,16 @@ def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
     with ExitStack() as stack:
         for name in (lease_name(token), lock_name(token)):
             try:
-                fd = store.take(name, exclusive=True, create=True, timeout=0)
+                fd = store.locks.take(name, exclusive=True, create=True, timeout=0)
             except (OSError, CacheError):
-                # A directory that is full must let itself be emptied; a file that is not there, nobody holds.
-                if store.exists(name):
+                # A disk that is full must let itself be emptied; a file that is not there, nobody holds.
+                if store.locks.exists(name):
                     raise
                 continue
             if fd is None:
                 yield False
                 return
-            stack.callback(store.release, fd)
+            stack.callback(store.locks.release, fd)
             if name == lease_name(token):
                 stack.callback(_remove_lease, store, token)
         yield True
@@ -225,7 +254,7 @@ def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
 
 def _remove_lease(store: Store, token: bytes) -> None:
     if awaited_claim(store, token) is None:
-        store.unlink_quietly([lease_name(token)])
+        store.locks.remove(lease_name(token))
 
 
 def awaited_claim(store: Store, token: bytes) -> Claim | None:
@@ -233,9 +262,9 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
     lives as far as can be told, and has time left.
     """
     with suppress(OSError, CacheError):
-        fd = open_cache_file(store.at(lease_name(token)), files=store.files)
+        fd = store.locks.open(lease_name(token))
         try:
-            claim = Claim.unpack(store.read_small(fd, MOST_CLAIM_BYTES))
+            claim = Claim.unpack(read_small(store.files, fd, MOST_CLAIM_BYTES))
         finally:
             store.close(fd)
         if claim is None or not claim.late:
@@ -251,7 +280,7 @@ def awaited_claim(store: Store, token: bytes) -> Claim | None:
 
 
 def _is_marked(store: Store, token: bytes) -> bool:
-    fd = open_cache_file(store.at(lock_name(token)), files=store.files)
+    fd = store.locks.open(lock_name(token))
     try:
         return is_marked(fd)
     finally:

@@ -15,15 +15,20 @@ from penstock.cache.index import IndexRecord
 from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, FileVersion, Store, seconds_left
+from penstock.cache.store import LOCK_SECONDS, LOCK_SHARE, FileVersion, Store, seconds_left
 from penstock.closing import Closing
-from penstock.errors import InputError, NotYetWritten, StateError, Unreadable
+from penstock.errors import (
+    CacheError,
+    InputError,
+    NotYetWritten,
+    ReadOnly,
+    StateError,
+    Unreadable,
+)
 from penstock.hal import CacheHandle, CancelToken
-from penstock.sealed.files import write_all
+from penstock.sealed.files import READ_ONLY, read_small, write_all
 
 _DEAD_SECONDS: Final = 1.0
-_RESERVED_SECONDS: Final = 0.1
-"""What a publication that gives up leaves to its compile, which is to end before the deadline all the same."""
 
 
 class Lease(Closing):
@@ -43,7 +48,8 @@ class Lease(Closing):
     def create(self, needed: tuple[int, int]) -> OpenFiles:
         """New, empty files for *needed* model and data cache files, not to be found by anybody yet.
 
-        Raises `Unreadable` for a directory that is full or cannot be written.
+        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` where its permissions or its mount
+        say so.
         """
         self._check_open()
         store, made = self._store, list[str]()
@@ -52,10 +58,9 @@ class Lease(Closing):
             for name in (n for names in file_names(self._token, *needed) for n in names):
                 made.append(temporary_name(name))
                 stack.callback(store.unlink_quietly, made[-1:])
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-                handles.append(CacheHandle(store.files.open(store.at(made[-1]), flags)))
+                handles.append(CacheHandle(_made(store, made[-1])))
                 stack.callback(store.close, handles[-1].fd)
-            lock = store.driver_lock(lock_name(self._token))
+            lock = store.locks.lend(lock_name(self._token))
             stack.pop_all()
         files = OpenFiles(
             store, handles[: needed[0]], handles[needed[0] :], lock, temporaries=tuple(made)
@@ -106,7 +111,7 @@ class Lease(Closing):
                 awaited = late and empty
                 marked = awaited and files.lock is not None and mark(files.lock.fd)
             finally:
-                store.release(lock)
+                store.locks.release(lock)
         except BaseException:
             self.discard(files)
             store.forget(self._token, record, store.ids_in(files.handles, self._token, record))
@@ -133,11 +138,11 @@ class Lease(Closing):
             for files in self._pending:
                 self.discard(files)
             name = lease_name(self._token)
-            with suppress(OSError):
-                if self._awaited is None and self._store.is_current(fd, name):
-                    self._store.unlink(name)
+            with suppress(OSError, CacheError):
+                if self._awaited is None and self._store.locks.is_current(fd, name):
+                    self._store.locks.remove(name)
         finally:
-            self._store.release(fd)
+            self._store.locks.release(fd)
 
     def late_writer(self) -> str | None:
         """Which process is still going to write the entry, in words; None where none is, or where it has written.
@@ -176,8 +181,8 @@ class Lease(Closing):
         return not any(sizes)
 
     def _lock_to_publish(self, deadline_ns: int | None, cancel: CancelToken | None) -> int:
-        seconds = seconds_left(deadline_ns, LOCK_SECONDS, reserve=_RESERVED_SECONDS)
-        lock = self._store.take(
+        seconds = seconds_left(deadline_ns, LOCK_SECONDS, LOCK_SHARE)
+        lock = self._store.locks.take(
             lock_name(self._token),
             exclusive=True,
             create=True,
@@ -188,8 +193,9 @@ class Lease(Closing):
             return lock
         if cancel is not None:
             cancel.check()
-        soon = "" if seconds == LOCK_SECONDS else " before the deadline of the compile"
-        raise Unreadable(f"the entry stays in use by others and cannot be replaced{soon}")
+        raise Unreadable(
+            f"the entry stays in use by others and cannot be replaced: its lock was not free within {seconds:.3g} s"
+        )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
         """Under the entry's lock. Until the last rename a reader finds files of two entries, which it refuses."""
@@ -223,6 +229,17 @@ class Lease(Closing):
             self._awaited = claim
 
 
+def _made(store: Store, name: str) -> int:
+    """A descriptor of the new file *name*."""
+    try:
+        return store.files.open(store.at(name), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        said = error.strerror or error
+        raise ReadOnly(f"the cache directory {store.path} cannot be written: {said}") from None
+
+
 def take_lease(
     store: Store,
     token: bytes,
@@ -239,10 +256,10 @@ def take_lease(
     if cancel is not None:
         cancel.check()
     with store.naming("written"):
-        fd, waited = store.take(name, exclusive=True, create=True, timeout=0), False
+        fd, waited = store.locks.take(name, exclusive=True, create=True, timeout=0), False
         waiting = _Waiting(store, wait_ns, cancel)
         if fd is None:
-            fd = store.take(
+            fd = store.locks.take(
                 name,
                 exclusive=True,
                 create=True,
@@ -286,7 +303,7 @@ class _Waiting:
         if self._cancel is not None and self._cancel.is_set():
             return True
         try:
-            claim = Claim.unpack(self._store.read_small(self._fd, MOST_CLAIM_BYTES))
+            claim = Claim.unpack(read_small(self._store.files, self._fd, MOST_CLAIM_BYTES))
         except OSError:
             return False
         self._holder = claim

@@ -34,11 +34,11 @@ def mark(fd: int) -> bool:
     return False
 
 
-def is_marked(fd: int) -> bool:
-    """Whether another open file description of the same file is marked. True where that cannot be told."""
+def is_marked(fd: int, *, unknown: bool = True) -> bool:
+    """Whether another open file description of the same file is marked; *unknown* where that cannot be told."""
     if sys.platform == "linux" and _SUPPORTED:
         with suppress(OSError):
             found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _AT, 1, 0))
             kind: int = _FLOCK.unpack(found)[0]
             return kind != fcntl.F_UNLCK
-    return True
+    return unknown

@@ -79,8 +79,8 @@ def lease_name(token: bytes) -> str:
 
 
 def short_name(name: str) -> str:
-    """*name* for messages: of the letters only the first."""
-    return f"{name[:8]}...{name[64:]}" if parse_name(name) else name
+    """*name* for messages: of 64 letters or digits only the first."""
+    return name if len(name) < BYTE_SIZE_OF_CACHE_TOKEN * 2 else f"{name[:8]}...{name[64:]}"
 
 
 def temporary_name(name: str) -> str:

@@ -49,6 +49,6 @@ class OpenFiles(Closing):
         self._open = False
         with ExitStack() as stack:
             if self._held is not None:
-                stack.callback(self._store.release, self._held)
+                stack.callback(self._store.locks.release, self._held)
             for handle in (*self.handles, *filter(None, [self.lock])):
                 stack.callback(self._store.close, handle.fd)

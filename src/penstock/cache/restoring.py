@@ -17,7 +17,7 @@ def restore(
 ) -> bool:
     """See `CacheDirectory.restore`; *first* is a file of the entry, *seen* what stood there when it was opened."""
     with suppress(OSError, CacheError):
-        held = store.take(lock_name(token), exclusive=True, create=False, timeout=0)
+        held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)
         if held is None:
             return False
         try:
@@ -26,6 +26,6 @@ def restore(
             store.unlink(index_name(token))
             store.write_record(token, structs.replace(record, created=seen[2] / 1e9))
         finally:
-            store.release(held)
+            store.locks.release(held)
         return True
     return False

@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from penstock.cache.lock_files import LockFiles
 from penstock.cache.naming import file_names, index_name, short_name, temporary_name
-from penstock.errors import CacheError, NotRegularFile, Unreadable
+from penstock.errors import CacheError, Unreadable
 from penstock.hal import CacheHandle
-from penstock.sealed.files import FileSystem, Renaming, open_cache_file, read_exactly, write_all
-from penstock.sealed.locks import lock, unlock
+from penstock.sealed.files import (
+    FileSystem,
+    Renaming,
+    open_cache_file,
+    read_exactly,
+    read_small,
+    write_all,
+)
 
 if TYPE_CHECKING:
     from penstock.cache.claim import Now
@@ -24,24 +31,31 @@ if TYPE_CHECKING:
 LOCK_SECONDS: Final = 10.0
 """Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing else."""
 
+LOCK_SHARE: Final = 0.125
+"""Largest share of the time to the deadline that one such wait may take: a compile has several, and has to end as well."""
+
+LEASE_SHARE: Final = 0.5
+"""As `LOCK_SHARE`, of a wait for who compiles the entry: what is left has to do for a compile without it."""
+
 FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
-_ROUNDS: Final = 64
 _INDEX_BEGINS: Final = b'{"record":{"token":"'
 _SEAL_BEGINS: Final = b'"seal":"'
 _SEAL_ENDS: Final = b'"}'
 _INDEX_ENDING: Final = 80
 
 
-def seconds_left(deadline_ns: int | None, most: float, *, reserve: float = 0.0) -> float:
-    """How long a wait may last: *most* seconds, less where only *reserve* would be left to *deadline_ns*."""
+def seconds_left(deadline_ns: int | None, most: float, share: float) -> float:
+    """How long a wait may last: *most* seconds, and that *share* of the time that is left to *deadline_ns*."""
     if deadline_ns is None:
         return most
-    return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 - reserve))
+    return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 * share))
 
 
 class Store:
-    """The directory *path* through *files*, with the user's key from *keys*, or the default key store."""
+    """The directory *path* through *files*, with the user's key from *keys*, or the default key store, and the *locks* of
+    its entries in the directory of that name, or in the state directory.
+    """
 
     def __init__(
         self,
@@ -51,9 +65,11 @@ class Store:
         clock: Callable[[], float],
         uptime: Callable[[], float] | None,
         seals: Callable[[str, str, tuple[int, int]], Seal] | None,
+        locks: str | None,
     ) -> None:
         self.path, self.files, self.clock = path, files, clock
         self._keys, self._uptime, self._seals = keys, uptime, seals
+        self.locks = LockFiles(path, files, locks, self.now)
 
     def at(self, name: str) -> str:
         """The path of the file *name* of the directory."""
@@ -119,78 +135,10 @@ class Store:
         said = error.strerror or error
         return Unreadable(f"the cache directory {self.path} cannot be {act}: {said}")
 
-    def take(
-        self,
-        name: str,
-        *,
-        exclusive: bool,
-        create: bool,
-        timeout: float | None,
-        should_stop: Callable[[], bool] | None = None,
-        opened: Callable[[int], None] | None = None,
-    ) -> int | None:
-        """A descriptor of the lock file *name*, locked; None if it could not be had in time.
-
-        Another file may have taken the name meanwhile, since who removes an entry removes its lock: then the
-        new one is locked. With *create* one is made where there is none, and a link in its place goes.
-        *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError`, `CacheError`.
-        """
-        until = None if timeout is None else time.monotonic() + timeout
-        rounds = 0
-        while True:
-            fd = self._open_lock(name, create=create)
-            try:
-                if opened is not None:
-                    opened(fd)
-                left = None if until is None else max(0.0, until - time.monotonic())
-                held = lock(
-                    fd, exclusive=exclusive, timeout=left, should_stop=should_stop, locks=self.files
-                )
-                if held and self.is_current(fd, name):
-                    return fd
-            except BaseException:
-                self.close(fd)
-                raise
-            self.release(fd)
-            rounds += 1
-            if not held or (rounds >= _ROUNDS and until is not None and time.monotonic() > until):
-                return None
-
-    def release(self, fd: int) -> None:
-        """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock then."""
-        try:
-            unlock(fd, locks=self.files)
-        finally:
-            self.close(fd)
-
     def close(self, fd: int) -> None:
         """Closes *fd*, whatever the system says to it: what matters was synced."""
         with suppress(OSError):
             self.files.close(fd)
-
-    def is_current(self, fd: int, name: str) -> bool:
-        """Whether *name* still names the file that *fd* has open."""
-        try:
-            named = self.files.status_of(self.at(name))
-        except FileNotFoundError:
-            return False
-        return named.identity == self.files.status(fd).identity
-
-    def _open_lock(self, name: str, *, create: bool) -> int:
-        path = self.at(name)
-        try:
-            return open_cache_file(path, create=create, files=self.files)
-        except NotRegularFile:
-            if not create:
-                raise
-        status = self.files.status_of(path)
-        if not status.regular or status.links > 1:
-            self.files.unlink(path)
-        return open_cache_file(path, create=True, files=self.files)
-
-    def driver_lock(self, name: str) -> CacheHandle:
-        """The lock file opened anew, unlocked, for a driver alone. Raises `ReadOnly` where it cannot be written."""
-        return CacheHandle(self._open_lock(name, create=True))
 
     def exists(self, name: str) -> bool:
         with suppress(OSError):
@@ -216,15 +164,6 @@ class Store:
             with suppress(OSError):
                 self.files.unlink(self.at(name))
 
-    def read_small(self, fd: int, most: int) -> bytes:
-        """The whole file behind *fd*; empty when it has more than *most* bytes."""
-        size = self.files.status(fd).size
-        if size > most:
-            return b""
-        content = bytearray(size)
-        with memoryview(content) as view:
-            return bytes(content) if read_exactly(self.files, fd, view, 0) else b""
-
     def read_record(self, token: bytes) -> IndexRecord | None:
         """The entry's index; None where it is missing, unreadable or altered."""
         from penstock.cache.index import MOST_INDEX_BYTES, unpack_record
@@ -232,7 +171,7 @@ class Store:
         try:
             fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:
-                content = self.read_small(fd, MOST_INDEX_BYTES)
+                content = read_small(self.files, fd, MOST_INDEX_BYTES)
             finally:
                 self.close(fd)
             return unpack_record(content, self.key(), token)

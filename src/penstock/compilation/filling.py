@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.cache.lease import Lease
 from penstock.cache.opened import OpenFiles
+from penstock.cache.store import LEASE_SHARE, seconds_left
 from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
@@ -34,6 +35,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     if lease is None:
         held = entry.directory.why_not_leased(entry.key.token)
         return _compile_without_saving(entry, reason, held)
+    # Nobody has to wait for a compile that saves nothing: it comes after the lease.
     with lease:
         if waited:
             loaded = entry.load()
@@ -41,8 +43,12 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
                 return loaded
             missed, reason = loaded, explained(entry, loaded)
         if isinstance(missed, NotYetWritten) and (writer := lease.late_writer()) is not None:
-            return _compile_without_saving(entry, reason, f"{writer} is still to write it")
-        return _compile(entry, lease, reason)
+            why = f"{writer} is still to write it"
+        else:
+            files, why = _files(entry, lease)
+            if files is not None:
+                return _compile(entry, lease, files, reason)
+    return _compile_without_saving(entry, reason, why)
 
 
 def _lease(entry: Entry) -> tuple[Lease | None, bool]:
@@ -51,9 +57,7 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     lease = entry.directory.lease(token, wait_ns=0, cancel=config.cancel)
     if lease is not None:
         return lease, lease.waited
-    wait_ns = int(knobs.lease_seconds() * 1e9)
-    if config.deadline_ns is not None:
-        wait_ns = min(wait_ns, max(0, config.deadline_ns - time.monotonic_ns()))
+    wait_ns = int(seconds_left(config.deadline_ns, knobs.lease_seconds(), LEASE_SHARE) * 1e9)
     log.info("step %d on %s: another process compiles it", entry.step.index, entry.device.name)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
@@ -63,11 +67,15 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     return lease, True
 
 
-def _compile(entry: Entry, lease: Lease, reason: str) -> Obtained:
+def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, str]:
+    """New files for the driver, or why there can be none."""
     try:
-        files = lease.create(entry.needed)
+        return lease.create(entry.needed), ""
     except CacheError as error:
-        return _compile_without_saving(entry, reason, str(error))
+        return None, str(error)
+
+
+def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: str) -> Obtained:
     with files:
         began = time.perf_counter_ns()
         try:

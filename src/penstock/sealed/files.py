@@ -119,6 +119,10 @@ class FileSystem(Locking, Protocol):
         """As `status`, of what *path* names; a symbolic link is not followed, and is not regular."""
         ...
 
+    def identity_of(self, path: StrPath) -> tuple[int, int]:
+        """Device and number of what *path* names, links followed: equal for all paths of one directory."""
+        ...
+
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
         """The names in *directory*, in no promised order; of more than *most*, that many."""
         ...
@@ -186,6 +190,10 @@ class SystemFiles(SystemLocks):
     def status_of(self, path: StrPath) -> FileStatus:
         return _status(os.lstat(path))
 
+    def identity_of(self, path: StrPath) -> tuple[int, int]:
+        found = os.stat(path)
+        return found.st_dev, found.st_ino
+
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
         with os.scandir(directory) as entries:
             return [entry.name for entry in islice(entries, most)]
@@ -239,6 +247,14 @@ def open_cache_file(
     a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `ReadOnly` for a file
     that cannot be made or written because of the mount or its permissions, `Unreadable` otherwise.
     """
+    return open_entry_file(path, create=create, files=files)[0]
+
+
+def open_entry_file(
+    path: StrPath, *, create: bool = False, files: FileSystem = SYSTEM_FILES
+) -> tuple[int, bool]:
+    """As `open_cache_file`, and whether the descriptor can be written."""
+    writable = True
     name = path_of(path, "a cache file is named by a path")
     flags = getattr(os, "O_NONBLOCK", 0)
     try:
@@ -250,7 +266,7 @@ def open_cache_file(
             if create:
                 why = f"{error.strerror}{_whose(path, error, files)}"
                 raise ReadOnly(f"{_shown(path)} cannot be written: {why}") from None
-            fd = files.open(name, flags | os.O_RDONLY)
+            fd, writable = files.open(name, flags | os.O_RDONLY), False
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -265,7 +281,7 @@ def open_cache_file(
     except BaseException:
         files.close(fd)
         raise
-    return fd
+    return fd, writable
 
 
 def _whose(path: StrPath, error: OSError, files: FileSystem) -> str:
@@ -310,6 +326,16 @@ def read_exactly(files: FileSystem, fd: int, buffer: memoryview, offset: int) ->
             return False
         done += count
     return True
+
+
+def read_small(files: FileSystem, fd: int, most: int) -> bytes:
+    """The whole file behind *fd*; empty when it has more than *most* bytes."""
+    size = files.status(fd).size
+    if size > most:
+        return b""
+    content = bytearray(size)
+    with memoryview(content) as view:
+        return bytes(content) if read_exactly(files, fd, view, 0) else b""
 
 
 def write_all(

@@ -1,4 +1,4 @@
-"""Where registries and the key lie."""
+"""Where registries, the key and locks lie."""
 
 from __future__ import annotations
 
@@ -34,14 +34,27 @@ def sealed_directory() -> str:
     What an earlier version kept in `sealed` there is removed: drivers in the sandbox could read that key.
     Raises `Unreadable` when the directory cannot be had.
     """
-    state = state_directory()
-    directory = os.path.join(state, SEALS)
-    make_private_directory(directory)
-    _keep_others_out(state)
-    if os.path.lexists(former := os.path.join(state, "sealed")):
+    directory = _private(SEALS)
+    if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):
         from penstock.sealed.former import remove_former
 
         remove_former(former)
+    return directory
+
+
+def lock_directory() -> str:
+    """`locks` in the state directory, made if need be as `sealed_directory`: nobody else can hold a lock there.
+
+    Raises `Unreadable` when that cannot be had.
+    """
+    return _private("locks")
+
+
+def _private(name: str) -> str:
+    state = state_directory()
+    directory = os.path.join(state, name)
+    make_private_directory(directory)
+    _keep_others_out(state)
     return directory
 
 

@@ -17,7 +17,14 @@ import pytest
 
 from penstock import knobs
 from penstock.cache.directory import CacheDirectory
-from penstock.cache.naming import file_names, index_name, letters_of, temporary_name
+from penstock.cache.naming import (
+    file_names,
+    index_name,
+    lease_name,
+    letters_of,
+    lock_name,
+    temporary_name,
+)
 from penstock.cache.store import _ends_with_a_seal
 from penstock.errors import (
     CacheError,
@@ -84,7 +91,7 @@ def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
 def test_what_is_published_is_found(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
-    assert bench.names() == [".json", ".lock", "10", "11", "20"]
+    assert bench.names() == [".json", "10", "11", "20"]
     assert bench.load(token_of(2), TEXTS) is NoEntry
 
 
@@ -124,7 +131,7 @@ def test_who_has_an_entry_open_keeps_the_one_it_opened(bench: Bench) -> None:
 
 def test_entry_on_a_read_only_mount_is_read_without_a_lock_for_late_writes(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    bench.files = ReadOnlyFiles()
+    bench.files = ReadOnlyFiles(bench.path)
     with bench.directory.open(TOKEN, NEEDED) as files:
         assert files.lock is None
         for handle in files.handles:
@@ -133,22 +140,22 @@ def test_entry_on_a_read_only_mount_is_read_without_a_lock_for_late_writes(bench
     assert bench.load(TOKEN, TEXTS) == "old"
     assert bench.directory.record(TOKEN) is not None
     assert bench.directory.touch(TOKEN)
-    assert bench.names() == [".json", ".lock", "10", "11", "20"]
+    assert bench.names() == [".json", "10", "11", "20"]
 
 
 def test_entry_on_a_read_only_mount_is_read_without_its_lock_file(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    next(bench.path.glob("*.lock")).unlink()
-    bench.files = ReadOnlyFiles()
+    bench.lock_file(lock_name(TOKEN)).unlink()
+    bench.files = ReadOnlyFiles(bench.path)
     assert bench.load(TOKEN, TEXTS) == "old"
     assert bench.load(token_of(2), TEXTS) is NoEntry
 
 
 def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    held = os.open(next(bench.path.glob("*.lock")), os.O_RDWR)
+    held = os.open(bench.lock_file(lock_name(TOKEN)), os.O_RDWR)
     assert lock(held, exclusive=True, timeout=0)
-    bench.files = ReadOnlyFiles()
+    bench.files = ReadOnlyFiles(bench.path)
     with pytest.raises(NotYetWritten, match="being written at this moment"):
         bench.directory.open(TOKEN, NEEDED, deadline_ns=time.monotonic_ns())
     unlock(held)
@@ -156,11 +163,13 @@ def test_entry_locked_by_a_writer_is_not_read_from_a_read_only_mount(bench: Benc
     assert bench.load(TOKEN, TEXTS) == "old"
 
 
-def test_lease_on_a_read_only_mount_is_refused_by_name(bench: Bench) -> None:
+def test_files_for_a_new_entry_on_a_read_only_mount_are_refused_by_name(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    bench.files = ReadOnlyFiles()
-    with pytest.raises(ReadOnly, match=r"lease cannot be written: Read-only file system"):
-        bench.directory.lease(token_of(2))
+    bench.files = ReadOnlyFiles(bench.path)
+    lease = bench.directory.lease(token_of(2))
+    assert lease is not None
+    with lease, pytest.raises(ReadOnly, match=r"cannot be written: Read-only file system"):
+        lease.create(NEEDED)
 
 
 def test_handles_are_open_for_reading_and_writing_and_closed_once(bench: Bench) -> None:
@@ -199,7 +208,7 @@ def test_the_drivers_lock_is_an_opening_of_its_own(bench: Bench) -> None:
 
 def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    writing = os.open(bench.path / (letters_of(TOKEN) + ".lock"), os.O_RDWR)
+    writing = os.open(bench.lock_file(lock_name(TOKEN)), os.O_RDWR)
     try:
         assert lock(writing, exclusive=True, timeout=0)
         cancel = CancelToken()
@@ -216,7 +225,7 @@ def test_a_wait_for_who_writes_is_cancelled_soon(bench: Bench) -> None:
 
 @contextmanager
 def locked_elsewhere(bench: Bench, token: bytes = TOKEN, *, exclusive: bool) -> Iterator[None]:
-    fd = os.open(bench.path / (letters_of(token) + ".lock"), os.O_RDWR)
+    fd = os.open(bench.lock_file(lock_name(token)), os.O_RDWR)
     try:
         assert lock(fd, exclusive=exclusive, timeout=0)
         yield
@@ -234,7 +243,7 @@ def test_a_wait_for_who_writes_ends_at_the_deadline(bench: Bench) -> None:
         began = time.monotonic()
         with pytest.raises(NotYetWritten, match="at this moment"):
             bench.directory.open(TOKEN, NEEDED, deadline_ns=after(80))
-        assert 0.08 <= time.monotonic() - began < 5
+        assert 0.01 <= time.monotonic() - began < 5
         (bench.path / (letters_of(TOKEN) + ".json")).unlink()
         assert bench.directory.record(TOKEN, deadline_ns=after(0)) is None
         assert time.monotonic() - began < 5
@@ -253,9 +262,9 @@ def published_while_read(bench: Bench, **limits: Any) -> None:
 def test_a_publication_gives_up_before_the_deadline(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     deadline_ns = after(400)
-    with pytest.raises(Unreadable, match=r"stays in use by others .* before the deadline"):
+    with pytest.raises(Unreadable, match=r"stays in use by others .* within 0\.0\d+ s"):
         published_while_read(bench, deadline_ns=deadline_ns)
-    assert time.monotonic_ns() < deadline_ns + 4_000_000_000
+    assert time.monotonic_ns() < deadline_ns
     assert bench.temporaries() == []
     assert bench.load(TOKEN, TEXTS) == "old"
     assert len(bench.registry.rows()) == 1
@@ -289,7 +298,7 @@ def test_an_entry_that_lacks_a_file_is_none(bench: Bench, gone: int) -> None:
     name = ("model file 0", "model file 1", "data file 0")[gone]
     with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
-    (bench.path / (letters_of(TOKEN) + ".lock")).unlink()
+    bench.lock_file(lock_name(TOKEN)).unlink()
     with pytest.raises(NoEntry, match=f"the entry lacks {name}"):
         opens(bench)
     bench.compile(TOKEN, "new")
@@ -320,7 +329,7 @@ def pipe(path: Path, other: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links and pipes as POSIX has them")
-@pytest.mark.parametrize("place", ["10", "11", "20", ".lock", ".json"])
+@pytest.mark.parametrize("place", ["10", "11", "20", ".json"])
 @pytest.mark.parametrize("put", [symlink, hard_link, pipe])
 def test_links_and_pipes_are_refused_and_replaced(
     bench: Bench, tmp_path: Path, place: str, put: Callable[[Path, Path], None]
@@ -338,14 +347,20 @@ def test_links_and_pipes_are_refused_and_replaced(
     assert other.read_bytes() == b"the user's own"
 
 
-@pytest.mark.skipif(os.name != "posix", reason="symbolic links")
-def test_a_link_in_place_of_the_lease_goes(bench: Bench, tmp_path: Path) -> None:
-    bench.path.mkdir()
+@pytest.mark.skipif(os.name != "posix", reason="links and pipes as POSIX has them")
+@pytest.mark.parametrize("name", [lock_name(TOKEN), lease_name(TOKEN)])
+@pytest.mark.parametrize("put", [symlink, hard_link, pipe])
+def test_a_link_in_place_of_a_lock_file_is_replaced(
+    bench: Bench, tmp_path: Path, name: str, put: Callable[[Path, Path], None]
+) -> None:
     other = tmp_path / "other"
     other.write_bytes(b"the user's own")
-    (bench.path / (letters_of(TOKEN) + ".lease")).symlink_to(other)
     bench.compile(TOKEN, "old")
+    bench.lock_file(name).touch()
+    put(bench.lock_file(name), other)
     assert bench.load(TOKEN, TEXTS) == "old"
+    bench.compile(TOKEN, "new")
+    assert bench.load(TOKEN, TEXTS) == "new"
     assert other.read_bytes() == b"the user's own"
 
 
@@ -362,14 +377,19 @@ def test_a_directory_in_place_of_a_file_is_refused(bench: Bench) -> None:
     assert bench.load(TOKEN, TEXTS) == "new"
 
 
-@pytest.mark.parametrize("place", [".lease", ".lock", ".json"])
-def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, place: str) -> None:
-    bench.path.mkdir()
-    in_place = bench.path / (letters_of(TOKEN) + place)
+@pytest.mark.parametrize("role", ["lease", "lock", "index"])
+def test_a_directory_in_place_of_any_other_file_is_named(bench: Bench, role: str) -> None:
+    bench.compile(TOKEN, "old")
+    in_place = {
+        "lease": bench.lock_file(lease_name(TOKEN)),
+        "lock": bench.lock_file(lock_name(TOKEN)),
+        "index": bench.path / index_name(TOKEN),
+    }[role]
+    in_place.unlink(missing_ok=True)
     in_place.mkdir()
     with pytest.raises(Unreadable) as caught:
         bench.compile(TOKEN, "new")
-    short = bench.path / f"{letters_of(TOKEN)[:8]}...{place}"
+    short = in_place.with_name(f"{in_place.name[:8]}...{in_place.suffix}")
     assert str(caught.value).startswith(f"Unreadable: {short} is a directory")
     in_place.rmdir()
     bench.compile(TOKEN, "new")
@@ -385,7 +405,7 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
 
 def test_a_lost_lock_file_is_made_again(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    (bench.path / (letters_of(TOKEN) + ".lock")).unlink()
+    bench.lock_file(lock_name(TOKEN)).unlink()
     assert bench.load(TOKEN, TEXTS) == "old"
 
 
@@ -418,7 +438,7 @@ def test_a_driver_that_wrote_nothing_is_not_published(bench: Bench) -> None:
             lease.publish(files, bench.record(TOKEN))
         with pytest.raises(StateError, match="published or discarded"):
             lease.publish(files, bench.record(TOKEN))
-    assert bench.names() == [".lock"]
+    assert bench.names() == []
 
 
 def test_files_that_are_not_published_go_with_the_lease(bench: Bench) -> None:
@@ -492,7 +512,7 @@ def test_the_users_own_key_and_registries_serve_where_none_are_given(tmp_path: P
 
 def test_an_entry_that_goes_while_it_is_opened_is_none(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    lock = bench.path / (letters_of(TOKEN) + ".lock")
+    lock = bench.lock_file(lock_name(TOKEN))
     for at in range(4):
         lock.unlink(missing_ok=True)
         bench.files = FaultyFiles(at, failing(errno.ENOENT), only=["open"])
@@ -513,6 +533,8 @@ def test_no_entry_is_larger_than_the_whole_cache(bench: Bench) -> None:
 @pytest.mark.parametrize("only", ["mkdir", "open", "write", "replace", "sync_directory"])
 def test_a_directory_that_cannot_be_written_is_named(bench: Bench, only: str, code: int) -> None:
     bench.files = FaultyFiles(0, failing(code), only=[only])
+    if only == "open":  # after those of the lease
+        bench.files = FaultyFiles(3, failing(code), only=[only])
     if only == "write":  # the driver's own report has that reason
         bench.files = FaultyFiles(0, failing(code), only=["truncate"])
     with pytest.raises(CacheError, match=os.strerror(code)) as caught:
@@ -532,12 +554,14 @@ def test_a_file_system_without_a_root_is_named() -> None:
 
 def test_a_link_that_somebody_else_has_replaced_by_now_is_not_removed_again(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
-    name = bench.path / (letters_of(TOKEN) + ".lock")
+    name = bench.lock_file(lock_name(TOKEN))
     other = bench.root / "other"
     other.hardlink_to(name)
     bench.files = FaultyFiles(0, other.unlink, only=["status_of"])
     inode = name.stat().st_ino
-    os.close(bench.directory.store.driver_lock(name.name).fd)
+    lent = bench.directory.store.locks.lend(lock_name(TOKEN))
+    assert lent is not None
+    os.close(lent.fd)
     assert name.stat().st_ino == inode
 
 
@@ -553,8 +577,10 @@ def test_what_cannot_be_opened_is_named_with_its_directory(tmp_path: Path) -> No
     directory, letters = CacheDirectory(place), letters_of(TOKEN)
     with pytest.raises(Unreadable) as opened:
         directory.open(TOKEN, (1, 0))
-    with pytest.raises(Unreadable) as leased:
-        directory.lease(TOKEN)
+    lease = directory.lease(TOKEN)
+    assert lease is not None
+    with lease, pytest.raises(Unreadable) as leased:
+        lease.create((1, 0))
     for raised in (opened, leased):
         assert str(place) in str(raised.value)
         assert letters not in str(raised.value)

@@ -52,7 +52,8 @@ def test_the_entries_unused_for_longest_go(bench: Bench) -> None:
     gone = collect(bench.directory.store, 2 * size(bench))
     assert gone == [TOKENS[1], TOKENS[2]]
     assert there(bench) == [0, 3]
-    assert len(bench.names()) == 2 * 5
+    assert len(bench.names()) == 2 * 4
+    assert bench.lock_files() == 2 * [".lock"]
 
 
 def test_what_fits_stays(bench: Bench) -> None:
@@ -105,7 +106,7 @@ def test_no_limit_evicts_nothing(bench: Bench) -> None:
 def test_entries_that_are_read_stay(bench: Bench) -> None:
     with bench.directory.open(TOKENS[1], NEEDED):
         assert collect(bench.directory.store, 0) == [TOKENS[0], TOKENS[2], TOKENS[3]]
-        assert len(bench.names()) == 5
+        assert len(bench.names()) == 4
     assert there(bench) == [1]
 
 
@@ -118,7 +119,7 @@ def test_entries_that_are_compiled_again_stay(bench: Bench) -> None:
         assert len(bench.temporaries()) == 3
         assert files.lock is not None
         lock = os.fstat(files.lock.fd)
-        assert (bench.path / lock_name(TOKENS[1])).stat().st_ino == lock.st_ino
+        assert bench.lock_file(lock_name(TOKENS[1])).stat().st_ino == lock.st_ino
 
 
 def test_an_entry_used_since_it_was_looked_at_stays(
@@ -126,14 +127,14 @@ def test_an_entry_used_since_it_was_looked_at_stays(
 ) -> None:
     """Between the look into the directory and the lock somebody loads it."""
     directory = bench.directory
-    take = directory.store.take
+    take = directory.store.locks.take
 
     def load_first(name: str, **how: Any) -> int | None:
         if name == lease_name(TOKENS[0]):
             assert bench.load(TOKENS[0], ["old"]) == "old"
         return take(name, **how)
 
-    monkeypatch.setattr(directory.store, "take", load_first)
+    monkeypatch.setattr(directory.store.locks, "take", load_first)
     assert collect(directory.store, 0) == TOKENS[1:]
     assert there(bench) == [0]
 
@@ -151,12 +152,11 @@ class Unlinking(QuickFiles):
 def test_a_lock_file_is_removed_once(bench: Bench) -> None:
     """A second time it could be that of somebody who made it anew, and then two would hold the lease."""
     files = bench.files = Unlinking()
-    (bench.path / lease_name(token_of(7))).write_bytes(b"")
     assert collect(bench.directory.store, 0) == TOKENS
     bench.compile(TOKENS[0], "old")
     names = [n for n in files.unlinked if n.endswith((".lock", ".lease"))]
-    assert len(names) == 2 * 5 + 1
-    assert len(set(names)) == 2 * 5
+    assert len(names) == 2 * 4 + 1
+    assert len(set(names)) == 2 * 4
 
 
 def test_orphans_go(bench: Bench) -> None:
@@ -172,7 +172,7 @@ def test_orphans_go(bench: Bench) -> None:
     ):
         (bench.path / name).write_bytes(b"")
     assert collect(bench.directory.store, None) == []
-    assert len(bench.names()) == 4 * 5
+    assert len(bench.names()) == 4 * 4
     assert there(bench) == [0, 1, 2, 3]
 
 
@@ -250,7 +250,7 @@ def test_a_compile_looks_at_so_many_files_and_removes_so_many_orphans(
     assert before - len(bench.names()) == 7
     assert there(bench) == [0, 1, 2, 3]
     collect(store, None)
-    assert len(bench.names()) == 4 * 5
+    assert len(bench.names()) == 4 * 4
 
 
 def test_names_that_are_nobody_s_are_bounded_too(

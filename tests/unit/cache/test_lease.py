@@ -181,9 +181,9 @@ def test_a_wall_clock_that_is_set_ends_no_wait(bench: Bench, set_by: float) -> N
 
 
 def test_a_lease_of_somebody_unknown_is_not_waited_for_long(bench: Bench) -> None:
-    """Another program, or another user of a shared directory, has locked the file and says nothing."""
-    bench.path.mkdir()
-    fd = os.open(bench.path / lease_name(TOKEN), os.O_RDWR | os.O_CREAT)
+    """Another program of this user has locked the file and says nothing."""
+    leased(bench.directory).close()
+    fd = os.open(bench.lock_file(lease_name(TOKEN)), os.O_RDWR | os.O_CREAT)
     try:
         assert lock(fd, exclusive=True, timeout=0)
         directory, began = bench.directory, time.monotonic()
@@ -204,7 +204,7 @@ def test_why_a_wait_ended_is_said(bench: Bench) -> None:
         assert directory.lease(TOKEN) is None
         longer = f"{me} has been compiling it for longer than the 0.05 s that it had"
         assert directory.why_not_leased(TOKEN) == longer
-        path = bench.path / lease_name(TOKEN)
+        path = bench.lock_file(lease_name(TOKEN))
         content = path.read_bytes()
         path.write_bytes(content.replace(b'"started":"', b'"started":"9'))
         assert directory.lease(TOKEN) is None
@@ -220,7 +220,7 @@ def test_an_absurd_claim_of_a_late_writer_ends(bench: Bench) -> None:
     bench.compile_later(TOKEN).close()
     claim = Claim(pid=1, started="", boot="", namespace="", until=1e300, seconds=1e300, late=True)
     claim = claim.late_writers(*NEEDED, marked=False)
-    (bench.path / lease_name(TOKEN)).write_bytes(claim.pack())
+    bench.lock_file(lease_name(TOKEN)).write_bytes(claim.pack())
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is None
 
@@ -295,8 +295,8 @@ def test_a_child_that_inherits_a_lease_does_not_keep_it(bench: Bench) -> None:
 
 def test_a_lease_that_somebody_removed_takes_no_other_with_it(bench: Bench) -> None:
     """`rm` while a process compiles: the next one makes a lease file of its own."""
-    path = bench.path / lease_name(TOKEN)
     first = leased(bench.directory)
+    path = bench.lock_file(lease_name(TOKEN))
     path.unlink()
     with leased(bench.directory, 0):
         first.close()
@@ -305,7 +305,7 @@ def test_a_lease_that_somebody_removed_takes_no_other_with_it(bench: Bench) -> N
 
 def test_a_claim_left_by_a_dead_process_is_no_obstacle(bench: Bench) -> None:
     with leased(bench.directory):
-        path = bench.path / lease_name(TOKEN)
+        path = bench.lock_file(lease_name(TOKEN))
         content = path.read_bytes()
     claim = Claim.unpack(content)
     assert claim is not None
@@ -316,8 +316,8 @@ def test_a_claim_left_by_a_dead_process_is_no_obstacle(bench: Bench) -> None:
 
 
 def test_bytes_that_are_no_claim_are_no_obstacle(bench: Bench) -> None:
-    bench.path.mkdir()
-    (bench.path / lease_name(TOKEN)).write_bytes(b"{" * 10_000)
+    leased(bench.directory).close()
+    bench.lock_file(lease_name(TOKEN)).write_bytes(b"{" * 10_000)
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is None
 
@@ -339,16 +339,26 @@ def test_a_late_writer_keeps_its_entry_until_it_has_written(bench: Bench) -> Non
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is None
     writer.close()
-    assert ".lease" not in bench.names()
+    assert ".lease" not in bench.lock_files()
 
 
-def test_the_claim_of_a_late_writer_that_has_written_is_swept(bench: Bench) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="the platform has no marks on open files")
+def test_the_claim_of_a_late_writer_that_is_closed_is_swept(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
     bench.compile(token_of(2), "old")
-    assert ".lease" in bench.names()
+    assert bench.lock_files().count(".lease") == 1
     assert write(writer) is None
+    writer.close()
     bench.compile(token_of(2), "old")
-    assert ".lease" not in bench.names()
+    assert ".lease" not in bench.lock_files()
+
+
+def test_the_claim_of_a_late_writer_whose_time_is_over_is_swept(bench: Bench) -> None:
+    with knobs.override(late_write_seconds=0.05):
+        writer = bench.compile_later(TOKEN)
+    time.sleep(0.06)
+    bench.compile(token_of(2), "old")
+    assert ".lease" not in bench.lock_files()
     writer.close()
 
 
@@ -366,7 +376,7 @@ def test_a_late_writer_has_a_deadline(bench: Bench) -> None:
 
 def test_a_dead_late_writer_is_not_waited_for(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
-    path = bench.path / lease_name(TOKEN)
+    path = bench.lock_file(lease_name(TOKEN))
     path.write_bytes(path.read_bytes().replace(b'"pid":', b'"pid":9999'))
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is None

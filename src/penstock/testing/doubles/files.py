@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from penstock.sealed import FileSystem, SystemFiles
 from penstock.sealed.files import StrPath
@@ -30,32 +30,42 @@ QUICK_FILES: Final = QuickFiles()
 
 
 class ReadOnlyFiles(QuickFiles):
-    """The system's files on a read-only mount: whatever would write raises `OSError(EROFS)`."""
+    """The system's files with *mount* mounted read-only: whatever would write below it raises `OSError(EROFS)`."""
+
+    def __init__(self, mount: StrPath) -> None:
+        super().__init__()
+        self._mount = Path(mount)
 
     def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+            self._refuse(path)
         return super().open(path, flags, mode)
 
     def link(self, source: StrPath, target: StrPath) -> None:
         self._refuse(target)
+        super().link(source, target)
 
     def replace(self, source: StrPath, target: StrPath) -> None:
         self._refuse(target)
+        super().replace(source, target)
 
     def unlink(self, path: StrPath) -> None:
         self._refuse(path)
+        super().unlink(path)
 
     def touch(self, path: StrPath, modified_ns: int) -> None:
         self._refuse(path)
+        super().touch(path, modified_ns)
 
     def mkdir(self, path: StrPath, mode: int = 0o700) -> None:
         if Path(path).exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         self._refuse(path)
+        super().mkdir(path, mode)
 
-    def _refuse(self, path: StrPath) -> NoReturn:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+    def _refuse(self, path: StrPath) -> None:
+        if Path(path).is_relative_to(self._mount):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
 
 
 class Crash(BaseException):

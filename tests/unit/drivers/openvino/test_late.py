@@ -31,6 +31,7 @@ from penstock.hal import (
 )
 from penstock.sealed import locks
 from tests.support_artefacts import answer, network, run
+from tests.support_caching import lock_file
 from tests.support_openvino import cpu, needs_openvino
 from tests.unit.drivers.openvino.test_caching import opened
 
@@ -264,7 +265,7 @@ def test_what_no_run_could_write_is_not_written_and_told(tmp_path: Path) -> None
 def test_the_receipt_of_a_run_says_what_a_late_write_waits_for(tmp_path: Path) -> None:
     with knobs.override(openvino_compilation="first_run"):
         compiled = penstock.compile(network(), devices=["openvino-cpu"], cache=tmp_path)
-    (lock,) = tmp_path.rglob("*.lock")
+    lock = lock_file(tmp_path)
     given = [np.zeros((2, 40), np.float32)]
     with compiled, lock.open("r+b") as other:
         with locks.locked(other.fileno(), exclusive=False, timeout=0) as held:
