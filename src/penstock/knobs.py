@@ -394,6 +394,14 @@ isolate: Final = Knob(
     "others: those of distributions other than Penstock do.",
 )
 
+driver_sources: Final = Knob(
+    "driver_sources",
+    str,
+    "",
+    "Whose a driver or a device is that several distributions bring under one name: NAME=DISTRIBUTION, separated by "
+    "commas. A name that is Penstock's own stays so.",
+)
+
 lent_limit_mib: Final = Knob(
     "lent_limit_mib",
     int,
@@ -466,6 +474,7 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             namespaces,
             sandbox_log,
             isolate,
+            driver_sources,
             lent_limit_mib,
             concurrent_executions,
             openvino_compilation,

@@ -154,7 +154,9 @@ class Cache:
         if nearest is not None and nearest.ingredients == ingredients:
             token = bytes.fromhex(nearest.token)
         if any(group.token == token for group in self._scan()):
-            seal = self._cache.store.seal(device.name, device.version, needed)
+            seal = self._cache.store.seal(
+                device.name, device.version, needed, ingredients["source"]
+            )
             defect = self._defect(seal, token, binding_of(ingredients), needed)
             return Explanation(token, ingredients, defect is None, str(defect or ""))
         reason = str(no_entry(nearest, ingredients))
@@ -256,9 +258,7 @@ class Cache:
                 "another state directory or key; a compile that hits the entry writes its index again, and "
                 "'penstock cache clear' removes both"
             )
-        seal = self._cache.store.seal(
-            record.device, record.version, needed := (record.models, record.datas)
-        )
+        seal, needed = self._cache.store.seal_of(record), (record.models, record.datas)
         return self._defect(seal, token, bytes.fromhex(record.binding), needed)
 
     def _defect(

@@ -9,6 +9,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from penstock.cache.sealing import sealed, unsealed
+from penstock.distribution import BY_THE_PROGRAM
 from penstock.hal import MAX_NUMBER_OF_CACHE_FILES
 
 MOST_INDEX_BYTES: Final = 1 << 20
@@ -36,6 +37,11 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     compile_ns: int = 0
     created: float = msgspec.field(default_factory=time.time)
     penstock: str = ""
+
+    @property
+    def source(self) -> str:
+        """The origin of the device (`penstock.distribution`)."""
+        return self.ingredients.get("source", BY_THE_PROGRAM)
 
 
 def pack_record(record: IndexRecord, key: bytes) -> bytes:

@@ -13,6 +13,7 @@ from functools import cache
 from itertools import islice, takewhile
 from typing import Final
 
+from penstock.distribution import origin_of
 from penstock.hal import Device, ExtensionAttribute, PrepareConfig
 from penstock.ir import Model
 from penstock.ir.digest import digest_structure
@@ -61,6 +62,7 @@ def ingredients_of(
     )
     found["device"] = device.name
     found["version"] = device.version
+    found["source"] = origin_of(device)
     found["cpu_features"] = cpu_features()
     found["preference"] = config.preference
     found["priority"] = config.priority

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.cache.lock_files import LockFiles
 from penstock.cache.naming import file_names, index_name, short_name, temporary_name
+from penstock.distribution import made_by
 from penstock.errors import CacheError, Unreadable
 from penstock.hal import CacheHandle
 from penstock.sealed.files import (
@@ -75,13 +76,19 @@ class Store:
         """The path of the file *name* of the directory."""
         return os.path.join(self.path, name)
 
-    def seal(self, device: str, version: str, needed: tuple[int, int]) -> Seal:
-        """The seal of that driver version, which knows its registry."""
+    def seal(self, device: str, version: str, needed: tuple[int, int], source: str) -> Seal:
+        """The seal of that driver version, of the origin *source*, which knows its registry."""
         if self._seals is not None:
             return self._seals(device, version, needed)
         from penstock.sealed.seal import Seal
 
-        return Seal(device, version, files=needed, keys=self._keys, file_system=self.files)
+        with made_by(source):
+            return Seal(device, version, files=needed, keys=self._keys, file_system=self.files)
+
+    def seal_of(self, record: IndexRecord) -> Seal:
+        """The seal of the driver version whose entry *record* describes."""
+        needed = record.models, record.datas
+        return self.seal(record.device, record.version, needed, record.source)
 
     def key(self) -> bytes:
         """The user's key. Raises `Unreadable`."""
@@ -236,7 +243,7 @@ class Store:
         self, handles: Iterable[CacheHandle], token: bytes, record: IndexRecord
     ) -> set[bytes]:
         """The ids of the entries that open files say they belong to."""
-        seal = self.seal(record.device, record.version, (record.models, record.datas))
+        seal = self.seal_of(record)
         found: set[bytes] = set()
         for handle in handles:
             with suppress(OSError, CacheError):
@@ -248,7 +255,7 @@ class Store:
         """Drops *entries* from their driver's registry: put back, their files are refused. At worst they stay listed."""
         if not entries:
             return
-        seal = self.seal(record.device, record.version, (record.models, record.datas))
+        seal = self.seal_of(record)
         for entry in sorted(entries):
             with suppress(OSError, CacheError):
                 seal.forget(token, entry)

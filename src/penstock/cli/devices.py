@@ -8,6 +8,7 @@ import typer
 
 import penstock
 from penstock.cli.output import output_of, shortened
+from penstock.distribution import DISTRIBUTION
 
 if TYPE_CHECKING:
     from penstock import DeviceInfo
@@ -19,7 +20,10 @@ def devices(context: typer.Context) -> None:
     found = penstock.devices()
     output.table(
         ("device", "type", "version", "driver", "runs in", "usable"),
-        [(d.name, d.type, shortened(d.version), d.driver, runs_in(d), usable(d)) for d in found],
+        [
+            (d.name, d.type, shortened(d.version), brought_by(d), runs_in(d), usable(d))
+            for d in found
+        ],
     )
     output.json({"devices": [describe(d) for d in found]})
 
@@ -30,6 +34,14 @@ def usable(device: DeviceInfo) -> str:
         return f"no: {device.reason}"
     named = "when named" if device.only_when_named else "yes"
     return f"{named} (simulated)" if device.capabilities.simulated else named
+
+
+def brought_by(device: DeviceInfo) -> str:
+    """The device's driver, with the distribution that it is of where that is not Penstock."""
+    source = device.source
+    if source.distribution in {"", DISTRIBUTION}:
+        return device.driver
+    return f"{device.driver} ({source.distribution} {source.version})".replace(" )", ")")
 
 
 def runs_in(device: DeviceInfo) -> str:
@@ -49,6 +61,9 @@ def describe(device: DeviceInfo) -> dict[str, Any]:
         "reason": device.reason,
         "only_when_named": device.only_when_named,
         "driver": device.driver,
+        "distribution": device.source.distribution,
+        "distribution_version": device.source.version,
+        "entry_point": device.source.entry_point,
         "isolated": device.isolated,
         "feature_level": device.feature_level,
         "capabilities": msgspec.to_builtins(device.capabilities),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from penstock.distribution import BY_THE_PROGRAM, made_by, remember_origin
 from penstock.errors import FOREIGN
 from penstock.hal.device import Device
 
@@ -16,16 +17,31 @@ MAX_SHOWN: Final = 300
 """Characters of a driver's value that a reason quotes."""
 
 
-def load_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
-    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that gives the reason."""
+def load_devices(
+    driver: str, load: Callable[[], Any], origin: str = BY_THE_PROGRAM
+) -> list[Device]:
+    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that gives the reason.
+
+    *origin* says which entry point *load* is of: `distribution:name=value`.
+    """
     try:
-        return made_devices(driver, load)
+        return made_devices(driver, load, origin)
     except FOREIGN as error:  # a broken driver is a reason, never a crash
         return [_invalid(driver, failed_to_load(error))]
 
 
-def made_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
+def made_devices(
+    driver: str, load: Callable[[], Any], origin: str = BY_THE_PROGRAM
+) -> list[Device]:
     """As `load_devices`, but raises whatever the driver does, `SystemExit` too."""
+    with made_by(origin):
+        devices = _made_devices(driver, load)
+    for device in devices:
+        remember_origin(device, origin)
+    return devices
+
+
+def _made_devices(driver: str, load: Callable[[], Any]) -> list[Device]:
     made: Any = load()()
     if isinstance(made, type):
         reason = f"its driver made the class {made.__name__}; a device is an object of it"

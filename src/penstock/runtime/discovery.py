@@ -6,19 +6,19 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.distribution import DISTRIBUTION
+from penstock.distribution import DISTRIBUTION, remember_origin
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
-from penstock.runtime.entries import DriverEntry, installed_entries
+from penstock.runtime.entries import DriverEntry, Source, installed_entries, source_of
 from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
 
 __all__ = ["DeviceInfo", "Manager", "manager"]
@@ -36,7 +36,8 @@ class Manager:
 
     A driver is loaded when all devices are asked for, or one that may be its own by name: of devices of
     one name, that of the driver whose name it begins with goes first (`openvino` before others for
-    `openvino-gpu`), then the first in order.
+    `openvino-gpu`), then the first in order. Of drivers or devices of one name that several distributions bring, Penstock's
+    are used; of others' none, unless the knob `driver_sources` says whose the name is.
 
     Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent may
     hold threads and handles that it does not have.
@@ -131,6 +132,10 @@ class Manager:
         knobs.driver_timeout_ms()
         knobs.driver_start_ms()
         knobs.ring_spin_us()
+        if knobs.driver_sources():
+            from penstock.runtime.claims import named_sources
+
+            named_sources()
         if knobs.isolate() or knobs.services():
             from penstock.runtime.isolation import check_settings, unknown_drivers
 
@@ -170,11 +175,11 @@ class Manager:
     ) -> Found:
         if (found := self._usable(name, isolate, deadline_ns)) is not None:
             return found
-        if (found := self._absent(name, isolate)) is not None:
+        everything = self._discover(isolate, deadline_ns)
+        if (found := self._absent(name, isolate, everything)) is not None:
             if absent:
                 return found
             _refuse_unusable(found.info)
-        everything = self._discover(isolate, deadline_ns)
         named = [f for f in everything if f.info.name == name]
         if not named:
             raise PlacementError(unknown_device(name, [f.info for f in everything]))
@@ -184,18 +189,38 @@ class Manager:
     def _usable(self, name: str, isolate: bool | None, deadline_ns: int | None) -> Found | None:
         """The usable device of that name, from as few drivers as can tell."""
         with self._held(deadline_ns):
-            for driver in sorted(self._all_drivers(), key=lambda d: -d.kinship(name)):
-                if not driver.kinship(name):
-                    break
+            for driver in self._likely(name):
                 for found in driver.devices(isolate, deadline_ns):
-                    if found.info.usable and found.info.name == name:
+                    if found.info.name != name:
+                        continue
+                    if found.info.usable and _holder(name, [driver.distribution]) is not None:
                         return found
+                    if driver.distribution == DISTRIBUTION:
+                        return None
         every = self._discover(isolate, deadline_ns)
         return next((f for f in every if f.info.usable and f.info.name == name), None)
 
-    def _absent(self, name: str, isolate: bool | None) -> Found | None:
-        """What stands in for the device of that name, where its driver's process is not there."""
+    def _likely(self, name: str) -> list[_Driver]:
+        """The drivers that tell of themselves whether they have the device of that name, the likeliest first: Penstock's, and
+        others where they are of one distribution.
+        """
+        drivers = [driver for driver in self._all_drivers() if not driver.refused]
+        of_others = {d.distribution for d in drivers if d.distribution != DISTRIBUTION}
+        kin = [
+            driver
+            for driver in drivers
+            if driver.kinship(name) and (driver.distribution == DISTRIBUTION or len(of_others) < 2)
+        ]
+        return sorted(kin, key=lambda d: (d.distribution != DISTRIBUTION, -d.kinship(name)))
+
+    def _absent(self, name: str, isolate: bool | None, everything: Sequence[Found]) -> Found | None:
+        """What stands in for the device of that name, where its driver's process is not there, and no other distribution has
+        one.
+        """
+        claimed = {f.info.source.distribution for f in everything if f.info.name == name}
         for driver in self._all_drivers():
+            if claimed - {driver.distribution}:
+                continue
             if driver.kinship(name) and (found := driver.absent(isolate)) is not None:
                 from penstock.runtime.absent import AbsentDevice
 
@@ -206,7 +231,7 @@ class Manager:
     def _all_drivers(self) -> list[_Driver]:
         if self._drivers is None:
             entries = sorted(self._find(), key=lambda e: (e.name == "reference", e.name))
-            self._drivers = [_Driver(entry) for entry in entries]
+            self._drivers = _drivers_of(entries)
         return self._drivers
 
     def _discover(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
@@ -237,8 +262,10 @@ class _Driver:
     looked for again where the process was not there.
     """
 
-    def __init__(self, entry: DriverEntry) -> None:
+    def __init__(self, entry: DriverEntry, source: Source, refused: str) -> None:
         self._entry = entry
+        self.source, self.refused = source, refused
+        self._told: set[str] = set()
         self._devices: dict[bool, list[Found]] = {}
         self._look_at = 0.0
         self._absent: Found | None = None
@@ -247,13 +274,23 @@ class _Driver:
     def name(self) -> str:
         return self._entry.name
 
+    def warn(self, told: str) -> None:
+        """Logs a warning, once."""
+        if told not in self._told:
+            self._told.add(told)
+            log.warning("%s", told)
+
+    @property
+    def distribution(self) -> str:
+        return self.source.distribution
+
     def kinship(self, device: str) -> int:
         """How many characters of the device's name are this driver's, which ends where a word ends there."""
         return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
         """Its devices; a process that has to be started has until half of the time to the deadline is gone."""
-        isolated = _is_isolated(self._entry, isolate)
+        isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
             not isolated or self._absent is None or time.monotonic() < self._look_at
@@ -262,16 +299,27 @@ class _Driver:
         if isolated:
             found = self._elsewhere(deadline_ns)
         else:
-            name = self._entry.name
-            found = [examined(device, name) for device in load_devices(name, self._entry.load)]
+            found = [
+                examined(device, self._entry.name, source=self.source) for device in self._here()
+            ]
         self._devices[isolated] = found
         for one in found:
             if not one.info.usable and not (isolated and self._absent):
                 _log_unusable(one.info)
         return found
 
+    def _here(self) -> list[Device]:
+        name = self._entry.name
+        if self.refused:
+            from penstock.hal import InvalidDevice
+
+            return [InvalidDevice(name, self.refused)]
+        return load_devices(name, self._entry.load, self.source.origin)
+
     def absent(self, isolate: bool | None) -> Found | None:
         """What stands in for a device of a process that was not there when it was looked for last."""
+        if self.refused:
+            return None
         return self._absent if _is_isolated(self._entry, isolate) else None
 
     def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
@@ -281,9 +329,11 @@ class _Driver:
         name = self._entry.name
         with waiting_half(deadline_ns):
             found = [
-                present(examined(device, name, isolated=True))
+                present(examined(device, name, isolated=True, source=self.source))
                 for device in isolated_devices(self._entry, deadline_ns)
             ]
+        for one in found:
+            remember_origin(one.device, self.source.origin)
         self._absent = next((one for one in found if is_absent(one.device)), None)
         if self._absent is not None:
             now = time.monotonic()
@@ -325,22 +375,58 @@ def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     return is_isolated(entry, isolate)
 
 
+def _holder(name: str, claimed: Iterable[str]) -> str | None:
+    """`claims.holder`, in the ordinary case without an import."""
+    if len(every := set(claimed)) == 1 and not knobs.driver_sources():
+        return every.pop()
+    from penstock.runtime.claims import holder
+
+    return holder(name, every)
+
+
+def _why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
+    from penstock.runtime.claims import why_refused
+
+    return why_refused(name, own, sources)
+
+
+def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
+    """A driver for each entry point; one whose name is another distribution's is never loaded."""
+    sources = [source_of(entry) for entry in entries]
+    drivers = []
+    for entry, source in zip(entries, sources, strict=True):
+        claims = [s for e, s in zip(entries, sources, strict=True) if e.name == entry.name]
+        has_it = _holder(entry.name, (s.distribution for s in claims)) == source.distribution
+        refused = "" if has_it else _why_refused(entry.name, source, claims)
+        drivers.append(driver := _Driver(entry, source, refused))
+        if refused:
+            driver.warn(f"driver {entry.name} is not loaded: {refused}")
+    return drivers
+
+
 def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
-    """Every driver's devices, in order; of usable ones with one name only the first stays usable, by
-    kinship of driver and name, then by order.
+    """Every driver's devices, in order. Of one name those of one distribution stay usable at most (`_holder`), and of its
+    usable ones the first, by kinship of driver and name, then by order.
     """
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
     ]
+    claims: dict[str, list[Source]] = {}
+    for driver, found in every:
+        if not driver.refused:
+            claims.setdefault(found.info.name, []).append(driver.source)
+    holders = {name: _holder(name, (s.distribution for s in of)) for name, of in claims.items()}
     first: dict[str, Found] = {}
-    for _, found in sorted(every, key=lambda pair: -pair[0].kinship(pair[1].info.name)):
-        if found.info.usable:
+    for driver, found in sorted(every, key=lambda pair: -pair[0].kinship(pair[1].info.name)):
+        if found.info.usable and holders[found.info.name] == driver.distribution:
             first.setdefault(found.info.name, found)
     return [
-        found if not found.info.usable or first[found.info.name] is found else _unnamed(found)
-        for _, found in every
+        found
+        if not found.info.usable or first.get(found.info.name) is found
+        else _unnamed(driver, found, claims[found.info.name], holders[found.info.name])
+        for driver, found in every
     ]
 
 
@@ -348,8 +434,14 @@ def _log_unusable(info: DeviceInfo) -> None:
     log.info("device %s is not usable: %s", info.name, info.reason)
 
 
-def _unnamed(found: Found) -> Found:
-    reason = "another driver has a device of this name"
+def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: str | None) -> Found:
+    """*found* of *driver*, whose name another device has, or nobody."""
+    name = found.info.name
+    if driver.distribution == has_it:
+        reason = "another driver has a device of this name"
+    else:
+        reason = _why_refused(name, driver.source, claims)
+        driver.warn(f"device {name} of driver {driver.name} is not used: {reason}")
     info = replace(found.info, usable=False, reason=reason)
     _log_unusable(info)
     return Found(found.device, info)

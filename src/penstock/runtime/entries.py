@@ -15,6 +15,8 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from penstock.distribution import BY_THE_PROGRAM
+
 ENTRY_POINT_GROUP: Final = "penstock.drivers"
 
 
@@ -29,14 +31,39 @@ class DriverEntry(Protocol):
         ...
 
 
+class Source(Struct, frozen=True):
+    """Where a driver comes from: the normalised name and the version of the *distribution*, and the line `name=value` of
+    its *entry_point*. Empty where that is not known.
+    """
+
+    distribution: str = ""
+    version: str = ""
+    entry_point: str = ""
+
+    @property
+    def origin(self) -> str:
+        """What devices of it are known by in cache keys and seals, beside their own versions."""
+        return f"{self.distribution}:{self.entry_point}" if self.distribution else BY_THE_PROGRAM
+
+    def __str__(self) -> str:
+        named = (
+            " ".join(filter(None, (self.distribution, self.version))) or "an unknown distribution"
+        )
+        return f"{named} ({self.entry_point})"
+
+
+UNKNOWN: Final = Source()
+
+
 class Entry(Struct, frozen=True):
     """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted. *distribution* is
-    the normalised name of the one that it comes from.
+    the normalised name of the one that it comes from, and *version* that one's.
     """
 
     name: str
     value: str
     distribution: str = ""
+    version: str = ""
 
     def load(self) -> Any:
         # The entry points specification of the Python Packaging User Guide; what is asked for in brackets is old.
@@ -48,11 +75,26 @@ class Entry(Struct, frozen=True):
         return reduce(getattr, path, import_module(module))
 
 
+def source_of(entry: DriverEntry) -> Source:
+    """Where *entry*, of this module or of `importlib.metadata`, comes from."""
+    found: Any = getattr(entry, "dist", None)
+    name, version = (
+        told if isinstance(told, str) else ""
+        for told in (
+            getattr(entry, "distribution", None) or getattr(found, "name", ""),
+            getattr(entry, "version", None) or getattr(found, "version", ""),
+        )
+    )
+    return Source(normalized(name), version, f"{entry.name}={getattr(entry, 'value', '')}")
+
+
 def installed_entries() -> Sequence[DriverEntry]:
     """The entry points of the group `penstock.drivers`, of the first distribution of each name on `sys.path`."""
     try:
         if _is_ordinary():
-            return tuple(e for name, text in _texts() for e in _entries(text, name))
+            return tuple(
+                e for name, version, text in _texts() for e in _entries(text, name, version)
+            )
     except NotADirectoryError:  # a zip file
         pass
     from importlib.metadata import entry_points
@@ -68,8 +110,8 @@ def _is_ordinary() -> bool:
     )
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """The name of every distribution whose entry_points.txt has the group in it, and the content of that.
+def _texts() -> Iterator[tuple[str, str, str]]:
+    """Name and version of every distribution whose entry_points.txt has the group in it, and the content of that.
 
     Raises `NotADirectoryError` where `sys.path` has a file.
     """
@@ -85,16 +127,17 @@ def _texts() -> Iterator[tuple[str, str]]:
         for name in names:
             if not name.lower().endswith((".dist-info", ".egg-info")):
                 continue
-            distribution = _normalized(name.rpartition(".")[0].partition("-")[0])
+            named, _, rest = name.rpartition(".")[0].partition("-")
+            distribution = normalized(named)
             if distribution in seen:
                 continue
             seen.add(distribution)
             content = _read(f"{directory}/{name}/entry_points.txt")
             if ENTRY_POINT_GROUP.encode() in content:
-                yield distribution, content.decode("utf-8", "replace")
+                yield distribution, rest.partition("-")[0], content.decode("utf-8", "replace")
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
     """The name of a distribution as all spell it (Python Packaging User Guide, "Names and normalization")."""
     return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
 
@@ -113,11 +156,11 @@ def _read(path: str) -> bytes:
         os.close(fd)
 
 
-def _entries(text: str, distribution: str = "") -> Iterator[Entry]:
+def _entries(text: str, distribution: str = "", version: str = "") -> Iterator[Entry]:
     section = ""
     for line in map(str.strip, text.splitlines()):
         if line.startswith("[") and line.endswith("]"):
             section = line.strip("[]")
         elif section == ENTRY_POINT_GROUP and line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            yield Entry(name.strip(), value.strip(), distribution)
+            yield Entry(name.strip(), value.strip(), distribution, version)

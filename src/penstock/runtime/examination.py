@@ -19,6 +19,7 @@ from penstock.hal import (
 from penstock.hal.capabilities import FEATURE_LEVELS, checked, fault_of
 from penstock.hal.device import NO_VERSION
 from penstock.hal.loading import describe
+from penstock.runtime.entries import UNKNOWN, Source
 
 
 class DeviceInfo(Struct, frozen=True):
@@ -39,6 +40,8 @@ class DeviceInfo(Struct, frozen=True):
     driver: str
     isolated: bool = False
     """Whether it runs in a process of its own."""
+    source: Source = UNKNOWN
+    """The distribution and the entry point that brought it; empty for an object that the program made itself."""
 
 
 class Found(Struct, frozen=True):
@@ -56,7 +59,9 @@ class Told(Struct):
     capabilities: Capabilities
 
 
-def examined(device: Device, driver: str, *, isolated: bool = False) -> Found:
+def examined(
+    device: Device, driver: str, *, isolated: bool = False, source: Source = UNKNOWN
+) -> Found:
     told, reason = examine(device, driver)
     info = DeviceInfo(
         name=told.name,
@@ -69,6 +74,7 @@ def examined(device: Device, driver: str, *, isolated: bool = False) -> Found:
         only_when_named=told.capabilities.only_when_named,
         driver=driver,
         isolated=isolated,
+        source=source,
     )
     return Found(device, info)
 

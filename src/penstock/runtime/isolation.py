@@ -24,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.hal import Device
 from penstock.logs import Log
+from penstock.runtime.entries import source_of
 
 if TYPE_CHECKING:
     from penstock.ipc.supervision import Supervisor
@@ -50,7 +51,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
 
         wanted = entry.name in services() or None
     if wanted is None:
-        wanted = distribution_of(entry) not in {DISTRIBUTION, ""}
+        wanted = source_of(entry).distribution not in {DISTRIBUTION, ""}
     if not wanted:
         return False
     reason = _unavailable(entry)
@@ -108,15 +109,6 @@ def _nearest(name: str, drivers: Sequence[str]) -> str:
     if near:
         return f"is {' or '.join(map(repr, near))} meant?"
     return f"the drivers are {', '.join(drivers) or 'none'}"
-
-
-def distribution_of(entry: DriverEntry) -> str:
-    """The distribution that an entry point comes from; empty where that is not known."""
-    own = getattr(entry, "distribution", None)
-    if isinstance(own, str):
-        return own
-    name = getattr(getattr(entry, "dist", None), "name", "")
-    return name if isinstance(name, str) else ""
 
 
 def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:

@@ -26,6 +26,7 @@ from penstock.cache.naming import (
     temporary_name,
 )
 from penstock.cache.store import _ends_with_a_seal
+from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import (
     CacheError,
     Cancelled,
@@ -496,7 +497,7 @@ def test_the_users_own_key_and_registries_serve_where_none_are_given(tmp_path: P
     with knobs.override(state_dir=str(tmp_path / "state"), key_store="file"):
         bench = Bench(tmp_path)
         directory = CacheDirectory(bench.path)
-        seal = directory.store.seal(OWNER.driver, OWNER.version, NEEDED)
+        seal = directory.store.seal(OWNER.driver, OWNER.version, NEEDED, BY_THE_PROGRAM)
         lease = directory.lease(TOKEN)
         assert lease is not None
         *model, data = payloads_of("old")

@@ -34,6 +34,7 @@ from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.memory import MEMORY_KINDS
 from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
+from penstock.sealed.origin import current_origin, made_by
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.machine import LabDomain, Machine
 from penstock.testing.lab.prepared import LabPreparedModel, said
@@ -128,6 +129,7 @@ class LabDevice(DeviceBase):
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._known_seal: Seal | None = None
+        self._origin = current_origin()
 
     @property
     def compiles(self) -> int:
@@ -162,14 +164,15 @@ class LabDevice(DeviceBase):
         with self._lock:
             if self._known_seal is None:
                 registry, keys, files = self._trust
-                self._known_seal = Seal(
-                    self.name,
-                    self.version,
-                    files=self._needed,
-                    registry=registry,
-                    keys=keys,
-                    file_system=files,
-                )
+                with made_by(self._origin):
+                    self._known_seal = Seal(
+                        self.name,
+                        self.version,
+                        files=self._needed,
+                        registry=registry,
+                        keys=keys,
+                        file_system=files,
+                    )
             return self._known_seal
 
     def cache_files_needed(self) -> tuple[int, int]:
