@@ -11,8 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.cache.naming import file_names, index_name, lock_name
-from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, LOCK_SHARE, FileVersion, Store, seconds_left
+from penstock.cache.store import (
+    LOCK_SECONDS,
+    LOCK_SHARE,
+    FileVersion,
+    OpenFiles,
+    Store,
+    seconds_left,
+)
 from penstock.errors import CacheError, NoEntry, NotYetWritten
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_entry_file

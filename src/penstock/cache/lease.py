@@ -14,8 +14,14 @@ from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
 from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
-from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LOCK_SECONDS, LOCK_SHARE, FileVersion, Store, seconds_left
+from penstock.cache.store import (
+    LOCK_SECONDS,
+    LOCK_SHARE,
+    FileVersion,
+    OpenFiles,
+    Store,
+    seconds_left,
+)
 from penstock.closing import Closing
 from penstock.errors import (
     CacheError,

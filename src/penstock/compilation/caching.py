@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
-from penstock.cache.opened import OpenFiles
+from penstock.cache.store import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.receipt import CacheOutcome, Recorder
 from penstock.errors import FOREIGN, CacheError, DriverError, without_frames

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.cache.lease import Lease
-from penstock.cache.opened import OpenFiles
-from penstock.cache.store import LEASE_SHARE, seconds_left
+from penstock.cache.store import LEASE_SHARE, OpenFiles, seconds_left
 from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
