@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock import knobs
+from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import (
     DeadObject,
     DeviceUnavailable,
@@ -79,7 +80,7 @@ class Place(NamedTuple):
 
     name: str
     value: str
-    origin: str = ""
+    origin: str = BY_THE_PROGRAM
 
 
 class NotStarted(DeviceUnavailable):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.distribution import DISTRIBUTION
+from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
 from penstock.errors import (
     DeadObject,
     DriverError,
@@ -120,7 +120,9 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
     from penstock.runtime.absent import AbsentDevice
 
     try:
-        supervisor = supervisor_of(entry.name, str(getattr(entry, "value", "")))
+        supervisor = supervisor_of(
+            entry.name, str(getattr(entry, "value", "")), source_of(entry).origin
+        )
         try:
             count = supervisor.link(half_of(deadline_ns)).devices
         except DeadObject as error:
@@ -163,12 +165,12 @@ def present(found: Found) -> Found:
     return replace(found, device=AbsentDevice(info.name, device.supervisor, error))
 
 
-def supervisor_of(name: str, value: str) -> Supervisor:
-    """The owner, in this process, of the host of the entry point *name* = *value*."""
+def supervisor_of(name: str, value: str, origin: str = BY_THE_PROGRAM) -> Supervisor:
+    """The owner, in this process, of the host of the entry point *name* = *value* of *origin*."""
     from penstock.ipc.starting import Place
     from penstock.ipc.supervision import Supervisor
 
-    place = Place(name, value)
+    place = Place(name, value, origin)
     with _lock:
         found = _supervisors.get(place)
         if found is None:

@@ -34,7 +34,7 @@ class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
     *driver* and *version* are the device's name and version string, *files* its `cache_files_needed()`.
-    *origin* is `current_origin()` of when the device was made, which is that of now unless it is given.
+    It is of the origin of now (`penstock.sealed.origin`): a device that makes it later than itself does so in `made_by`.
     The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given; a driver in a process of
     its own has neither: its host's parent seals for it, and says its origin.
     Thread-safe; nothing stays open between calls.
@@ -53,15 +53,11 @@ class Seal:
         registry: Registry | None = None,
         keys: KeyStore | None = None,
         file_system: FileSystem = SYSTEM_FILES,
-        origin: str | None = None,
     ) -> None:
         if not (0 <= files[0] <= MOST_FILES and 0 <= files[1] <= MOST_FILES):
             raise InputError(f"a driver has 0 to {MOST_FILES} files of each kind, not {files}")
-        other = keeper()
-        if other is not None and registry is None and keys is None:
-            origin = other.origin
-        elif origin is None:
-            origin = current_origin()
+        other = keeper() if registry is None and keys is None else None
+        origin = current_origin() if other is None else other.origin
         self.owner, self._needed, self._files = Owner(driver, version, origin), files, file_system
         self._given_registry, self._given_keys = registry, keys
         self._found: Trust | None = None

@@ -308,7 +308,7 @@ def test_a_greeting_is_short() -> None:
 
 def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
     given, guests = socket.socketpair()
-    host = Host("none", "none:none", guests, (os.getpid(), os.getppid()))
+    host = Host(("none", "none:none", "none"), guests, (os.getpid(), os.getppid()))
     guest = cast("Guest", type("Gone", (), {"is_admitted": False}))
 
     def flood() -> None:

@@ -71,7 +71,8 @@ def handle(tmp_path: Path) -> Iterator[Held]:
 
 def sealed_here(origin: str) -> Seal:
     """A seal as a driver in the program itself has it."""
-    return Seal("d", "1", files=(1, 0), origin=origin)
+    with made_by(origin):
+        return Seal("d", "1", files=(1, 0))
 
 
 def test_what_the_parent_sealed_is_read_there_and_in_process(
@@ -110,7 +111,7 @@ def test_a_driver_that_calls_itself_another_cannot_be_taken_for_it(
     started: Callable[[str], ParentKeeper], handle: Held
 ) -> None:
     keepers.kept_by(started(OTHER))
-    poisoned = Seal("d", "1", files=(1, 0), origin=OWN)
+    poisoned = sealed_here(OWN)
     assert poisoned.save([handle], [], TOKEN, BINDING, model=[b"poison"]).saved
     keepers._keepers.clear()
     with pytest.raises(ForeignEntry):

@@ -27,7 +27,7 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
-from penstock.sealed.origin import current_origin
+from penstock.sealed.origin import current_origin, made_by
 
 FILES: Final = (1, 0)
 """A model file with the model that ONNX Runtime has optimised."""
@@ -108,7 +108,8 @@ class OnnxRuntimeDevice(DeviceBase):
     @cached_property
     def seal(self) -> Seal:
         """What seals and verifies this device's cache file."""
-        return self._given_seal or Seal(self.name, self.version, files=FILES, origin=self._origin)
+        with made_by(self._origin):
+            return self._given_seal or Seal(self.name, self.version, files=FILES)
 
     def count(self, *, compiles: int = 0, loads: int = 0) -> None:
         """Adds to the counters; called just before ONNX Runtime is."""

@@ -61,7 +61,7 @@ def _wanted(arguments: list[str]) -> Wanted:
         prepare()
         name, value = arguments
         listener = socket.socket(fileno=listen(path))
-        return Wanted(name, value, f":{name}={value}", None, listener, users, service=True)
+        return Wanted(name, value, f"service:{name}={value}", None, listener, users, service=True)
     from penstock.ipc.linux import current_user
 
     alone = arguments[:1] == ["--alone"]
@@ -99,8 +99,9 @@ def _drive(
     from penstock.sealed.keeper import kept_by
 
     kept_by(ParentKeeper(asking, wanted.origin))
+    place = wanted.name, wanted.value, wanted.origin
     processes = int(own), broker
-    Host(wanted.name, wanted.value, guests, processes, report.lines(), service=wanted.service).run()
+    Host(place, guests, processes, report.lines(), service=wanted.service).run()
 
 
 if __name__ == "__main__":

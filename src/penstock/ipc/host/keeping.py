@@ -32,6 +32,7 @@ from penstock.ipc.sealing import (
     records_of,
     send,
 )
+from penstock.sealed.entry import TOKEN_BYTES
 from penstock.sealed.header import HEADER_BYTES, Header
 from penstock.sealed.keeper import Signer
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
@@ -44,8 +45,8 @@ MOST_OWNERS: Final = 64
 ANSWER_SECONDS: Final = 60.0
 """How long the parent may take for an answer: it waits for locks, and perhaps for the system's key store."""
 
-MOST_ID: Final = 64
-"""Bytes of a token, and of an entry's id."""
+ID_BYTES: Final = 16
+"""Of an entry's id."""
 
 
 class Sealer:
@@ -106,9 +107,11 @@ def _done(asked: Asked, owner: Owner, registry: Registry, signer: Signer) -> Tol
             registry.publish(asked.token, asked.entry, asked.replaced)
             return Told()
         case Find():
+            _check_ids(asked.token, asked.entry)
             row = registry.find(asked.token, asked.entry)
             return Told(rows=() if row is None else (_listed(row),))
         case Remove():
+            _check_ids(asked.token, asked.entry)
             registry.remove(asked.token, asked.entry)
             return Told()
         case Rows():
@@ -134,9 +137,9 @@ def _header(content: bytes, owner: Owner) -> Header:
     return header
 
 
-def _check_ids(*ids: bytes) -> None:
-    if any(len(each) > MOST_ID for each in ids):
-        raise WireError("a token or an entry's id is too long")
+def _check_ids(token: bytes, *entries: bytes) -> None:
+    if len(token) != TOKEN_BYTES or any(len(entry) != ID_BYTES for entry in entries):
+        raise WireError("a token has 32 bytes, and an entry's id 16")
 
 
 def _listed(row: Row) -> Listed:

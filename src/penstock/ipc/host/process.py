@@ -116,23 +116,23 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver whose entry point is *name* = *value* to the clients whose sockets come by *guests*.
+    """Serves the driver of *place*, the name and the value of an entry point and their origin, to the clients whose sockets come
+    by *guests*.
 
-    *processes* are this one and the one that they come from, by the numbers that clients know them by. *sandbox* says for each measure what became of it. A *service* keeps what its clients lend apart by user, and shows
-    them nothing of what it writes.
+    *processes* are this one and the one that clients met, by the numbers that those know. *sandbox* says for each measure
+    what became of it. A *service* keeps what its clients lend apart by user, and shows them nothing of what it writes.
     """
 
     def __init__(
         self,
-        name: str,
-        value: str,
+        place: tuple[str, str, str],
         guests: socket.socket,
         processes: tuple[int, int],
         sandbox: tuple[tuple[str, str], ...] = (),
         *,
         service: bool = False,
     ) -> None:
-        self._name, self._value = name, value
+        self._name, self._value, self._origin = place
         self._service = service
         self._guests, self._processes = guests, processes
         guests.setblocking(False)
@@ -160,7 +160,7 @@ class Host:
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
         try:
-            made = made_devices(self._name, entry(self._value))
+            made = made_devices(self._name, entry(self._value), self._origin)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a driver may raise anything
             traceback.print_exc()
             self._refusal = failed_to_load(error)
