@@ -1,9 +1,10 @@
-"""An entry's open cache files and what comes of them: what loading and saving have in common."""
+"""An entry's open cache files, what seals them, and what comes of them: what loading and saving have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias
+from contextlib import suppress
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -16,8 +17,8 @@ from penstock.sealed.files import (
     read_exactly,
     require_regular,
 )
-from penstock.sealed.header import HEADER_BYTES, Header, Kind
-from penstock.sealed.keeper import Signer
+from penstock.sealed.header import HEADER_BYTES, MAGIC, Header, Kind, is_sealed
+from penstock.sealed.keys import KeyStore
 from penstock.sealed.registry import Owner, Registry
 
 Payload: TypeAlias = bytes | bytearray | memoryview
@@ -48,6 +49,64 @@ class LoadedEntry(Struct, frozen=True):
     entry: bytes
     model: tuple[memoryview, ...]
     data: tuple[memoryview, ...]
+
+
+class Signer(Protocol):
+    """Seals headers with the user's key, and tells which were. Thread-safe. Each raises `Unreadable` where there can be no key."""
+
+    def sign(self, header: Header) -> bytes:
+        """The 256 bytes of *header*, sealed with the key of now."""
+        ...
+
+    def is_sealed(self, content: bytes) -> bool:
+        """Whether the user's key sealed these 256 bytes, even one that another process stored meanwhile."""
+        ...
+
+
+class KeySigner:
+    """A `Signer` with the key of *keys*."""
+
+    def __init__(self, keys: KeyStore) -> None:
+        self._keys = keys
+
+    def sign(self, header: Header) -> bytes:
+        return header.pack(self._keys.key())
+
+    def is_sealed(self, content: bytes) -> bool:
+        if is_sealed(content, self._keys.key()):
+            return True
+        if content.startswith(MAGIC):
+            with suppress(Unreadable):
+                return is_sealed(content, self._keys.refresh())
+        return False
+
+
+class Keeper(Protocol):
+    """Another process that holds the key and the registries: this one has neither."""
+
+    @property
+    def origin(self) -> str:
+        """Whom it seals for, which follows from what it was started for (`penstock.sealed.origin`)."""
+        ...
+
+    def trust(self, owner: Owner) -> tuple[Registry, Signer]:
+        """The registry of *owner*, and what seals for it: each call of them raises `Unreadable` for an owner of another
+        origin, and where the other process does not answer.
+        """
+        ...
+
+
+_keepers: list[Keeper] = []
+
+
+def kept_by(keeper: Keeper) -> None:
+    """From now on *keeper* holds the key for every seal of this process that was given none."""
+    _keepers[:] = [keeper]
+
+
+def keeper() -> Keeper | None:
+    """The process that holds the key for this one; None where this one does."""
+    return _keepers[0] if _keepers else None
 
 
 # Plain classes from here on: making a named tuple takes longer than importing all the rest of this module.

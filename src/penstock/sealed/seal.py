@@ -6,22 +6,24 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
+from penstock.distribution import current_origin
 from penstock.errors import InputError
 from penstock.sealed.entry import (
     CacheFile,
+    KeySigner,
     Lent,
     LoadedEntry,
     Payload,
     SaveReport,
+    Signer,
     Trust,
     entry_of,
+    keeper,
     reason_of,
 )
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
 from penstock.sealed.header import Kind
-from penstock.sealed.keeper import KeySigner, Signer, keeper
 from penstock.sealed.keys import KeyStore, default_key_store
-from penstock.sealed.origin import current_origin
 from penstock.sealed.places import registry_path, sealed_directory, state_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
 from penstock.sealed.verifying import load_entry

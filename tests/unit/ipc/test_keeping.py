@@ -19,8 +19,9 @@ from penstock.errors import ForeignEntry, RolledBack, SealBroken, Unreadable
 from penstock.ipc import sealing
 from penstock.ipc.host import keeping
 from penstock.ipc.host.keeping import ParentKeeper, Sealer
-from penstock.sealed import FileRecord, Owner, Row, Seal, keeper as keepers
+from penstock.sealed import FileRecord, Owner, Row, Seal, entry as keepers
 from penstock.sealed.header import HEADER_BYTES, Header
+from penstock.sealed.origin import made_by
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="hosts need Unix sockets")
 

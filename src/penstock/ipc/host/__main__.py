@@ -96,7 +96,7 @@ def _drive(
     report = sandbox.apply(policy, apart, hand_over)
     from penstock.ipc.host.keeping import ParentKeeper
     from penstock.ipc.host.process import Host
-    from penstock.sealed.keeper import kept_by
+    from penstock.sealed.entry import kept_by
 
     kept_by(ParentKeeper(asking, wanted.origin))
     place = wanted.name, wanted.value, wanted.origin

@@ -32,9 +32,8 @@ from penstock.ipc.sealing import (
     records_of,
     send,
 )
-from penstock.sealed.entry import TOKEN_BYTES
+from penstock.sealed.entry import TOKEN_BYTES, Signer
 from penstock.sealed.header import HEADER_BYTES, Header
-from penstock.sealed.keeper import Signer
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
 
 T = TypeVar("T")
@@ -44,6 +43,9 @@ MOST_OWNERS: Final = 64
 
 ANSWER_SECONDS: Final = 60.0
 """How long the parent may take for an answer: it waits for locks, and perhaps for the system's key store."""
+
+NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What decoding raises: text that is no UTF-8 is a `ValueError`."""
 
 ID_BYTES: Final = 16
 """Of an entry's id."""
@@ -63,7 +65,7 @@ class Sealer:
             while True:
                 question = self._decoder.decode(receive(self._sock, MOST_ASKED))
                 send(self._sock, self._answer(question))
-        except (EOFError, OSError, WireError, msgspec.MsgspecError, RecursionError, MemoryError):
+        except (EOFError, OSError, WireError, *NO_MESSAGE, MemoryError):
             self._sock.close()
 
     def _answer(self, question: Asked) -> Told:
@@ -151,7 +153,7 @@ def _pairs(records: Sequence[FileRecord]) -> tuple[tuple[bytes, int], ...]:
 
 
 class ParentKeeper:
-    """The driver's end: a `penstock.sealed.keeper.Keeper` that asks the parent over *sock*."""
+    """The driver's end: a `penstock.sealed.entry.Keeper` that asks the parent over *sock*."""
 
     def __init__(self, sock: socket.socket, origin: str) -> None:
         sock.settimeout(ANSWER_SECONDS)
@@ -172,7 +174,7 @@ class ParentKeeper:
             try:
                 send(self._sock, question)
                 told = self._decoder.decode(receive(self._sock, MOST_ANSWERED))
-            except (EOFError, OSError, WireError, msgspec.MsgspecError) as error:
+            except (EOFError, OSError, WireError, *NO_MESSAGE) as error:
                 # A late answer would be taken for that of the next question.
                 self._sock.close()
                 raise Unreadable(
@@ -224,7 +226,7 @@ class _Registry:
 
 
 class _Signer:
-    """A `penstock.sealed.keeper.Signer` that the parent has."""
+    """A `penstock.sealed.entry.Signer` that the parent has."""
 
     def __init__(self, keeper: ParentKeeper, owner: Owner) -> None:
         self._keeper, self._names = keeper, (owner.driver, owner.version)
