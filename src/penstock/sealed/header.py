@@ -121,10 +121,14 @@ def file_digest(header: bytes) -> bytes:
     return hashlib.sha256(_DIGEST_DOMAIN + header).digest()
 
 
-def identity(text: str, origin: str = "") -> bytes:
-    """The 32-byte digest that stands for a driver's name or version: of a name, together with whose it is (`origin`)."""
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return hashlib.sha256(digest + identity(origin)).digest() if origin else digest
+def identity(text: str) -> bytes:
+    """The 32-byte digest that stands for a driver's version."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def driver_identity(name: str, origin: str) -> bytes:
+    """The 32-byte digest that stands for a driver of that name, of *origin* (`penstock.sealed.origin`)."""
+    return hashlib.sha256(identity(name) + identity(origin)).digest()
 
 
 def _seal(fields: bytes, key: bytes) -> bytes:

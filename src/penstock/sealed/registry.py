@@ -9,8 +9,9 @@ from typing import Final, Protocol
 from msgspec import Struct
 
 from penstock.arguments import check_kind
+from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import Unreadable
-from penstock.sealed.header import identity
+from penstock.sealed.header import driver_identity, identity
 from penstock.sealed.keys import KeyStore
 from penstock.sealed.locks import FORK_GATE
 
@@ -59,11 +60,11 @@ class Owner:
 
     __slots__ = ("driver", "driver_digest", "origin", "version", "version_digest")
 
-    def __init__(self, driver: str, version: str, origin: str = "") -> None:
+    def __init__(self, driver: str, version: str, origin: str = BY_THE_PROGRAM) -> None:
         for text in (driver, version, origin):
             check_kind(text, str, "a driver's name, version and origin are text")
         self.driver, self.version, self.origin = driver, version, origin
-        self.driver_digest = identity(driver, origin)
+        self.driver_digest = driver_identity(driver, origin)
         self.version_digest = identity(version)
 
     @property

@@ -74,6 +74,9 @@ def _replaced(
     for file in files:
         with naming(file, "read"):
             status = require_regular(trust.files, file.fd, file.place)
+        with naming(file, "written"):
+            # Before anything is: an entry of which one file cannot be written stays as it is.
+            trust.files.write(file.fd, memoryview(b""), 0)
         # Where the system numbers no files, all have the number 0.
         if status.identity[1] and (first := seen.setdefault(status.identity, file)) is not file:
             raise InvalidArgument(f"{first.place} and {file.place} are one file")

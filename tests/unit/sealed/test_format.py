@@ -31,7 +31,8 @@ def test_an_entry_is_verified_by_the_document_alone(tmp_path: Path) -> None:
     assert report.entry is not None
     folder = tmp_path / "home" / "seals"
     key = (folder / "key").read_bytes()
-    driver, version = h(NAME.encode()), h(VERSION.encode())
+    origin = b"registered by the program"
+    driver, version = h(h(NAME.encode()) + h(origin)), h(VERSION.encode())
     content = (folder / f"lab-{driver.hex()[:16]}-{version.hex()[:32]}-file.registry").read_bytes()
     magic, format_, spare, count, changes, registry = struct.unpack_from("<8sHHIQ16s", content)
     assert magic == bytes.fromhex("89 50 4E 52 45 47 49 0A")

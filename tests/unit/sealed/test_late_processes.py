@@ -143,7 +143,7 @@ def shared_lock(root: Path) -> Iterator[bool]:
 
 # Where the other process stands: before an operation that it does for the given time.
 BEFORE = [("try_lock", 1)]
-WITHIN = [("truncate", 1), ("write", 1), ("sync", 3), ("write", 4), ("sync", 6), ("unlock", 1)]
+WITHIN = [("truncate", 1), ("write", 4), ("sync", 3), ("write", 7), ("sync", 6), ("unlock", 1)]
 PLACES = [("duplicate", 1), *BEFORE, *WITHIN]
 
 

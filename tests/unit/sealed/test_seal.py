@@ -213,6 +213,24 @@ def test_a_file_opened_to_append_is_refused(tmp_path: Path) -> None:
     assert rig.registry().rows() == ()
 
 
+def test_an_entry_of_which_one_file_cannot_be_written_stays_as_it_is(tmp_path: Path) -> None:
+    if not Path("/proc/self/fd").is_dir():
+        pytest.skip("descriptors are opened again by /proc, which Linux has")
+    rig = Rig(tmp_path)
+    assert rig.save().saved
+    with rig.handles() as (models, datas):
+        flags = [os.O_RDWR] * (len(models) - 1) + [os.O_RDONLY]
+        for handle, flag in zip(models, flags, strict=True):
+            again = os.open(f"/proc/self/fd/{handle.fd}", flag)
+            os.dup2(again, handle.fd)
+            os.close(again)
+        report = rig.seal().save(models, datas, TOKEN, BINDING, model=rig.program, data=rig.weights)
+    assert report.reason is not None
+    assert report.reason.startswith("Unreadable: model file")
+    assert not report.emptied
+    assert rig.hits()
+
+
 def test_a_save_that_cannot_even_be_imported_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
