@@ -118,7 +118,12 @@ def test_in_namespaces_the_process_is_shown_nothing_of_the_machine() -> None:
     for table in ("connections of the machine", "sockets of the machine"):
         assert len(shown[table].splitlines()) == 1, shown[table]
     assert [line.split(":")[0] for line in shown["users of the machine"].splitlines()] == ["driver"]
-    places = [line.split()[4] for line in shown["mounts of the machine"].splitlines()]
+    mounts = [line.split() for line in shown["mounts of the machine"].splitlines()]
+    places = [fields[4] for fields in mounts]
+    written = {fields[4] for fields in mounts if "ro" not in fields[5].split(",")}
+    scratch = {place for place in written if "/scratch/" in place}
+    assert len(scratch) == 1
+    assert all(each.startswith(("/dev/", "/proc", "/sys")) for each in written - scratch - {"/"})
     assert places[0] == "/"
     assert not {"/home", "/root", "/tmp", "/etc", "/var", "/run"} & set(places)
 

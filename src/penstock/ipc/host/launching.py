@@ -8,9 +8,7 @@ it ended.
 from __future__ import annotations
 
 import os
-import select
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -24,7 +22,8 @@ from penstock.ipc.sandbox.report import Measure
 STARTED: Final = b"+"
 READY: Final = b"="
 REFUSED: Final = b"-"
-STATUS: Final = struct.Struct("<i")
+ENDED: Final = b"!"
+"""Each begins a line of what is told: a process's number, nothing, a reason, a status."""
 
 PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -32,12 +31,13 @@ MOST_REASON: Final = 512
 
 
 class Launched(NamedTuple):
-    """In the parent: the child *process* to wait for, and what tells how the driver's process ended, -1 where the child is that
-    process.
+    """In the parent: the child *process* to wait for, and the descriptor that tells how the driver's process ended, -1 where the
+    child is that process, after what it has *said* already.
     """
 
     process: int
-    told: int
+    told: int = -1
+    said: bytes = b""
 
 
 def launch(
@@ -81,7 +81,7 @@ def launch(
         _close(kept)
         die_with(parent)
         drive(Measure(namespaces.NAME, False, reason), _nothing)
-    return Launched(driver, -1)
+    return Launched(driver)
 
 
 def _close(sockets: Sequence[socket.socket]) -> None:
@@ -95,23 +95,22 @@ def _nothing() -> None:
 
 def _launched(told: int) -> Launched | str:
     """The first process in the namespaces, once the driver's is set up; else the reason why there is none."""
-    said = b""
-    while True:
-        part = os.read(told, 1 << 12)
+    process, reason, said = 0, b"the process that tried them ended", b""
+    while part := os.read(told, 1 << 12):
         said += part
-        start = said.startswith(STARTED) and b"\n" in said
-        process = int(said[1 : said.index(b"\n")]) if start else 0
-        rest = said[said.index(b"\n") + 1 :] if start else said
-        if start and rest.startswith(READY):
-            return Launched(process, told)
-        if not part:
-            break
+        while b"\n" in said:
+            line, _, said = said.partition(b"\n")
+            if line.startswith(STARTED):
+                process = int(line[1:])
+            elif line == READY:
+                return Launched(process, told, said)
+            elif line.startswith(REFUSED):
+                reason = line[1 : 1 + MOST_REASON]
     os.close(told)
     if process:
         with suppress(ChildProcessError):
             os.waitpid(process, 0)
-    reason = rest.removeprefix(REFUSED)[:MOST_REASON].decode("utf-8", "replace")
-    return f"the kernel refuses them: {reason or 'the process that tried them ended'}"
+    return f"the kernel refuses them: {reason.decode('utf-8', 'replace')}"
 
 
 def _enter(
@@ -149,14 +148,14 @@ def _is_orphan(parent: int) -> bool:
 
 
 def _ready(tell: int) -> None:
-    os.write(tell, READY)
+    os.write(tell, READY + b"\n")
     os.close(tell)
 
 
 def _refuse(tell: int, error: OSError) -> NoReturn:
     told = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     with suppress(OSError):
-        os.write(tell, REFUSED + told.encode("utf-8", "replace"))
+        os.write(tell, REFUSED + told.replace("\n", " ").encode("utf-8", "replace") + b"\n")
     os._exit(1)
 
 
@@ -170,18 +169,19 @@ def _wait_for(driver: int, tell: int) -> NoReturn:
         process, status = os.waitpid(-1, 0)
         if process == driver:
             with suppress(OSError):
-                os.write(tell, STATUS.pack(status))
+                os.write(tell, b"%s%d\n" % (ENDED, status))
             os._exit(0)
 
 
 def status_of(launched: Launched) -> int:
     """How the driver's process ended, as `os.waitpid` tells it, once the child to wait for has."""
     status = os.waitpid(launched.process, 0)[1]
-    if launched.told >= 0 and sys.platform != "win32":
-        poll = select.poll()
-        poll.register(launched.told, select.POLLIN)
-        if poll.poll(0):
-            told = os.read(launched.told, STATUS.size)
-            if len(told) == STATUS.size:
-                status = STATUS.unpack(told)[0]
-    return status
+    if launched.told < 0:
+        return status
+    said = launched.said
+    # Its only writer has ended.
+    while part := os.read(launched.told, 1 << 12):
+        said += part
+    os.close(launched.told)
+    told = said.rpartition(ENDED)[2].removesuffix(b"\n")
+    return int(told) if told.isdigit() else status

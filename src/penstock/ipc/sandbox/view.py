@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -20,7 +21,18 @@ PRIVATE: Final = 0x4_0000
 NOSUID: Final = 2
 NODEV: Final = 4
 NOEXEC: Final = 8
+NOATIME: Final = 1024
+NODIRATIME: Final = 2048
+RELATIME: Final = 1 << 21
+READ_ONLY: Final = 1
+REMOUNT: Final = 32
 DETACH: Final = 2
+
+ST_RELATIME: Final = 4096
+"""As statvfs(3) has it."""
+
+USED: Final = ("/dev/", "/sys/")
+"""Devices are written."""
 
 MOST_LINKS: Final = 40
 """Links that a path may lead over, as the kernel has it."""
@@ -84,6 +96,20 @@ class _View:
         elif not os.path.lexists(here):
             Path(here).touch()
         kernel.mount(path, here, "", BIND | RECURSIVE)
+        if not path.startswith(USED):
+            _keep_from_writing(here)
+
+
+def _keep_from_writing(here: str) -> None:
+    """Makes a mount read-only, where it may be: Landlock says it too, on kernels that have it."""
+    if sys.platform == "win32":
+        return
+    told = os.statvfs(here).f_flag
+    # What the system has set cannot be taken away here, and so has to be said again.
+    kept = told & (NOSUID | NODEV | NOEXEC | NOATIME | NODIRATIME)
+    kept |= RELATIME if told & ST_RELATIME else 0
+    with suppress(OSError):
+        kernel.mount("none", here, "", REMOUNT | BIND | READ_ONLY | kept)
 
 
 def enter(paths: Iterable[str], written: Sequence[str]) -> None:
