@@ -38,7 +38,7 @@ from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState,
 
 T = TypeVar("T")
 
-MOST_OWNERS: Final = 64
+MOST_OWNERS: Final = 16
 """Names and versions that one host seals for: each has a registry, which is a file."""
 
 ANSWER_SECONDS: Final = 60.0
