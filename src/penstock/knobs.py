@@ -248,8 +248,8 @@ loading_limit_mib: Final = Knob(
     "loading_limit_mib",
     int,
     0,
-    "Most MiB that the nodes and other parts of an ONNX model, without its weights, may take as it is loaded; 0 means 16 "
-    "times the size of its file, and at least 64.",
+    "Most MiB that the operations and other parts of a model file, without its weights, may take as it is loaded; 0 means "
+    "16 times the size of the file, and at least 64.",
     least=0,
 )
 metadata_limit_mib: Final = Knob(

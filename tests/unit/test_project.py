@@ -33,6 +33,7 @@ LEAVES = {
         "distribution",
         "errors",
         "facade",
+        "interrupts",
         "knobs",
         "logs",
         "processes",

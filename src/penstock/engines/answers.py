@@ -9,6 +9,7 @@ from penstock.engines.site import QUANTIZED, Refused, Site
 from penstock.engines.types import F32
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def answered(
     What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
-    return [_answer(site, judge, _known(site, unsteady, best)) for site in sites]
+    return [_answer(site, judge, _known(site, unsteady, best)) for site in polled(sites)]
 
 
 def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
@@ -95,11 +96,13 @@ def distance_of(site: Site) -> str:
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
     """One answer an operation of *model* by the *answers* for those of *flat*, which it is `flattened` to."""
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
-    for origin, operation, answer in zip(flat.origins, flat.model.operations, answers, strict=True):
+    for origin, operation, answer in polled(
+        zip(flat.origins, flat.model.operations, answers, strict=True)
+    ):
         parts[origin].append((operation.key, answer))
     return [
         _joined(operation.key, given)
-        for operation, given in zip(model.operations, parts, strict=True)
+        for operation, given in polled(zip(model.operations, parts, strict=True))
     ]
 
 

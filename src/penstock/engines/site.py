@@ -7,6 +7,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
@@ -110,5 +111,5 @@ def make_sites(model: Model, index: int | None = None) -> list[Site]:
             model.constant,
             model,
         )
-        for operation in entry.operations
+        for operation in polled(entry.operations)
     ]

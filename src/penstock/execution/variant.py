@@ -82,7 +82,7 @@ class Variant:
             for i in entry.outputs
             if entry.operands[i].is_constant
         }
-        self._forwarded = frozenset(i for i in self.outputs if i in entry.inputs)
+        self._forwarded = frozenset(self.outputs).intersection(entry.inputs)
         self._not_computed = self._forwarded.union(self._constants)
         self._delivers_its_own = not self._not_computed and len(set(self.outputs)) == len(
             self.outputs

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
+from penstock.interrupts import polled
 from penstock.ir.model import constant_bytes
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import Quantization, Shape
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from penstock.ir.operation import AttributeValue, Operation
 
 SCHEMA = b"penstock-ir-1"
+
+CHUNK: Final = 1 << 24
+"""Bytes that are hashed between two looks at the deadline."""
 
 
 class Digest(Struct, frozen=True):
@@ -48,7 +52,10 @@ class _Hasher:
             data = value if isinstance(value, bytes | memoryview) else repr(value).encode()
             size = data.nbytes if isinstance(data, memoryview) else len(data)
             self.sha.update(struct.pack("<Q", size))
-            self.sha.update(data)
+            for start in polled(range(0, size, CHUNK)) if size > CHUNK else ():
+                self.sha.update(memoryview(data)[start : start + CHUNK])
+            if size <= CHUNK:
+                self.sha.update(data)
 
 
 class _Deaf(_Hasher):
@@ -134,7 +141,7 @@ def _form(
     for target in subgraph_references(operation):
         if target not in known:
             inner, hashed = model.subgraphs[target], _Hasher()
-            for each in inner.operations:
+            for each in polled(inner.operations):
                 _form(model, each, inner, hashed, known)
             known[target] = hashed.sha.digest()
         form.put("subgraph", known[target])
@@ -185,7 +192,7 @@ def _subgraph(
         return numbers[index]
 
     structure.put("inputs", *[number(i) for i in subgraph.inputs])
-    for operation in subgraph.operations:
+    for operation in polled(subgraph.operations):
         kinds = {a.name: a.kind for a in spec_of(operation).attributes}
         attributes = [
             (name, _attribute(value, kinds.get(name), subgraphs))

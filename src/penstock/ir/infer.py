@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
+from penstock.interrupts import checkpoint
 from penstock.ir.calls import MAX_DEPTH
 from penstock.ir.model import Model, Subgraph
 from penstock.ir.operand import Lifetime
@@ -134,6 +135,7 @@ class _Inference:
         """Infers the shapes of all operands; goes on at the operation that has raised `_NeededFirst`."""
         operations = self.subgraph.operations
         while self._next < len(operations):
+            checkpoint()
             operation = operations[self._next]
             try:
                 self.follow(operation)

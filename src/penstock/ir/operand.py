@@ -53,7 +53,7 @@ class Origin(Struct, frozen=True):
     version: int | None = None
 
 
-class Operand(Struct, frozen=True, eq=False):
+class Operand(Struct, frozen=True, eq=False, gc=False):
     """One typed value slot of a subgraph.
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand

@@ -99,7 +99,7 @@ def _wrong(items: Mapping[str, AttributeValue], name: str, expected: str) -> Inv
 NO_ATTRIBUTES: Final = Attributes()
 
 
-class Operation(Struct, frozen=True, eq=False):
+class Operation(Struct, frozen=True, eq=False, gc=False):
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
     operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
     `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the attributes `extension` and

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
+from penstock.interrupts import checkpoint, polled
 from penstock.ir.model import Model, Subgraph
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import spec_of
@@ -34,6 +35,7 @@ def entered_from(model: Model, index: int) -> list[int]:
     order: list[int] = []
     pending, seen = [(index, False)], set[int]()
     while pending:
+        checkpoint()
         at, finished = pending.pop()
         if finished:
             order.append(at)
@@ -61,7 +63,7 @@ def carried(model: Model, subgraphs: Mapping[int, int]) -> list[Subgraph]:
     """The subgraphs that `referenced_by` found, in their new places, with references among them to match."""
     return [
         replace(graph, operations=tuple(refer_anew(o, subgraphs) for o in graph.operations))
-        for graph in (model.subgraphs[old] for old in subgraphs)
+        for graph in (model.subgraphs[old] for old in polled(subgraphs))
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, cast, get_args
 
+from penstock.interrupts import polled
 from penstock.ir.model import Subgraph
 from penstock.ir.operation import Operation
 
@@ -26,7 +27,7 @@ def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict
     operands which do so outside *subgraph*.
     """
     reached: dict[int, Sums] = dict(later or {})
-    for operation in reversed(subgraph.operations):
+    for operation in polled(reversed(subgraph.operations)):
         given = [i for i in operation.inputs if subgraph.operands[i].dtype.is_float]
         beyond = [reached[i] for i in operation.outputs if i in reached]
         if operation.key == "CUSTOM:MaxPoolingWithArgmax2D":

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.errors import ModelError
+from penstock.interrupts import checkpoint
 from penstock.ir.infer import Inferred, infer_subgraph
 from penstock.ir.model import Model, Subgraph
 from penstock.ir.operation import Attributes, Operation
@@ -17,6 +18,9 @@ BRANCHES: Final = {
     "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
 }
 """The attributes that refer to the subgraphs of an operation, by type."""
+
+KEPT: Final = "_settled"
+"""Where a model holds what it was made into."""
 
 MOST_COPIED: Final = 1 << 15
 """Operands and operations that copies of subgraphs may have, beyond those that the model has."""
@@ -46,7 +50,11 @@ def settled(model: Model) -> Model:
     """
     if not has_control_flow(model):
         return model
-    return _Settling(model).run()
+    # Who prices a model and who asks devices about it want the same.
+    known: Model | None = model.__dict__.get(KEPT)
+    if known is None:
+        known = model.__dict__[KEPT] = _Settling(model).run()
+    return known
 
 
 class _Settling:
@@ -65,6 +73,7 @@ class _Settling:
         # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits to be settled.
         pending = [(model.main, model.entry)]
         while pending:
+            checkpoint()
             place, graph = pending.pop()
             settled_operations = tuple(self._settle(graph, o, pending) for o in graph.operations)
             self.subgraphs[place] = replace(graph, operations=settled_operations)

@@ -23,6 +23,7 @@ from penstock.errors import (
     ShapeOverflow,
     UnwrittenOperand,
 )
+from penstock.interrupts import polled
 from penstock.ir.calls import callees_first
 from penstock.ir.extension import ExtensionType, type_fault
 from penstock.ir.model import Model, Signature, Subgraph, Variable
@@ -75,14 +76,14 @@ class _Checker:
 
     def run(self) -> None:
         subgraph = self.subgraph
-        for index, operand in enumerate(subgraph.operands):
+        for index, operand in enumerate(polled(subgraph.operands)):
             _check_operand(
                 self.model, operand, f"subgraph {self.index}, operand {index} ({operand.name})"
             )
         self._check_lists()
         written: set[int] = set(subgraph.inputs)
         produced = {o for operation in subgraph.operations for o in operation.outputs}
-        for index, operation in enumerate(subgraph.operations):
+        for index, operation in enumerate(polled(subgraph.operations)):
             try:
                 self._check_operation(operation, written, produced)
             except ModelError as error:
@@ -320,7 +321,7 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
 def _check_recursion(model: Model) -> None:
     entered = [
         [t for operation in s.operations for t in subgraph_references(operation)]
-        for s in model.subgraphs
+        for s in polled(model.subgraphs)
     ]
     callees_first([sorted(set(targets)) for targets in entered])
     for index, subgraph in enumerate(model.subgraphs):

@@ -15,11 +15,14 @@ from msgspec import Struct
 
 from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBounds, TruncatedModel
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
+from penstock.interrupts import polled
 
 MAX_DEPTH: Final = 32
 MEMORY_PER_BYTE: Final = 44
 MEMORY_ALLOWANCE: Final = 1 << 20
-"""What the content of a file may take in memory: so much for each of its bytes, and so much for any file."""
+"""What the content of a buffer may take in memory unless its reader says otherwise: so much for each of its bytes, and so
+much for any.
+"""
 
 TABLE_MEMORY: Final = 112
 SLOT_MEMORY: Final = 32
@@ -91,10 +94,19 @@ class Reader:
 
     Everything is charged for the memory it takes, each time that something refers to it, so that vectors
     which share their elements cannot make a small file large: `LimitExceeded` when *memory* bytes are used
-    up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`.
+    up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`. So is a text of more than *text* bytes.
     """
 
-    def __init__(self, data: memoryview, schema: Schema, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        data: memoryview,
+        schema: Schema,
+        memory: int | None = None,
+        *,
+        text: int | None = None,
+        exhausted: str = EXHAUSTED,
+    ) -> None:
+        self._most_text, self._exhausted = text, exhausted
         self.data, self.schema, self.size = data, schema, data.nbytes
         self._vtables: dict[int, tuple[int, ...]] = {}
         self._bytes = np.frombuffer(data, np.uint8)
@@ -122,12 +134,12 @@ class Reader:
         """Charges *amount* bytes for what is made of the content; *user* names it in `LimitExceeded`."""
         self.memory_left -= amount
         if self.memory_left < 0:
-            raise LimitExceeded(EXHAUSTED, where=user)
+            raise LimitExceeded(self._exhausted, where=user)
 
     def _spend(self, amount: int, at: int) -> None:
         self.memory_left -= amount
         if self.memory_left < 0:
-            raise _Defect(LimitExceeded, EXHAUSTED, at)
+            raise _Defect(LimitExceeded, self._exhausted, at)
 
     def _target(self, at: int) -> int:
         """Follows the offset stored at *at*, which lies inside the file."""
@@ -228,7 +240,7 @@ class Reader:
         found: list[Any] = []
         table = self.schema.table(field.target) if field.kind is Kind.TABLES else None
         try:
-            for place in range(at + 4, at + 4 + 4 * count, 4):
+            for place in polled(range(at + 4, at + 4 + 4 * count, 4)):
                 target = self._target(place)
                 found.append(
                     self._string(target) if table is None else self._table(target, table, depth + 1)
@@ -253,6 +265,9 @@ class Reader:
         end = at + 4 + length
         if end >= self.size or self.data[end]:
             raise _Defect(TruncatedModel, f"a string of {length} bytes has no terminator", at)
+        if self._most_text is not None and length > self._most_text:
+            told = f"a name or text of {length} bytes; the limit is {self._most_text}"
+            raise _Defect(LimitExceeded, told, at)
         self._spend(STRING_MEMORY + length, at)
         text = str(self.data[at + 4 : end], "utf-8", "backslashreplace")
         if not text.isascii() or len(text) > length:

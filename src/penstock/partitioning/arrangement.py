@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import PlacementError
+from penstock.interrupts import polled
 from penstock.partitioning.dynamic import cheapest, is_chain
 from penstock.partitioning.greedy import followers_of, partitions_of
 from penstock.partitioning.limits import (
@@ -143,7 +144,7 @@ def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
     own = table.candidates[position].answers
     assignment = [
         position if own[index].supported else _cheapest_alone(table, judge, index)
-        for index in range(len(own))
+        for index in polled(range(len(own)))
     ]
     return _judged(table, judge, assignment)
 
@@ -213,7 +214,7 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
         if other.cost >= best.cost:
             break
         best = other
-    add(_judged(table, judge, [_cheapest_alone(table, judge, index) for index in order]))
+    add(_judged(table, judge, [_cheapest_alone(table, judge, index) for index in polled(order)]))
     for position in range(len(table.candidates)):
         add(single_device(table, judge, position))
     if not chain:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import ModelError, PlacementError
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
 from penstock.ir.references import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
@@ -95,7 +96,7 @@ def take_apart(
         return {}
     found: dict[int, Apart] = {}
     branches = _Branches(table.model, place, room)
-    for index, operation in enumerate(table.model.operations):
+    for index, operation in enumerate(polled(table.model.operations)):
         if operation.type not in _KINDS or not reference.answers[index].supported:
             continue
         apart = _taken_apart(branches, operation, energy)

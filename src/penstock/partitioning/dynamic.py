@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Final, TypeAlias
 
+from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.prediction import Judge
 from penstock.partitioning.support import SupportTable
@@ -61,7 +62,7 @@ def cheapest(
     """
     search = _Search(table, judge, order, reference_bias, most_steps)
     front: _Front = {}
-    for at in range(len(order)):
+    for at in polled(range(len(order))):
         front = search.extend(front, at)
         if not front:
             return None

@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
@@ -42,7 +43,7 @@ def permit_fallback(
     if not policy.allow_fallback:
         return tuple(replace(step, no_fallback=NOT_ALLOWED) for step in steps)
     granted = _granted_to_reference(steps, table, operations, policy)
-    return tuple(_permitted(step, table, policy, step.index in granted) for step in steps)
+    return tuple(_permitted(step, table, policy, step.index in granted) for step in polled(steps))
 
 
 def _permitted(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from penstock.hal import Preference
+from penstock.interrupts import checkpoint, polled
 from penstock.ir import Model
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.support import HANDLES, Partition, SupportTable
@@ -86,6 +87,7 @@ def partitions_of(
     while any(queues):
         device = opening(k for k, queue in enumerate(queues) if queue)
         drained: list[int] = []
+        checkpoint()
         while queues[device]:
             index = queues[device].popleft()
             drained.append(index)
@@ -104,7 +106,7 @@ def handle_users(model: Model) -> list[int]:
     opaque = {index for index, operand in enumerate(model.operands) if operand.dtype in HANDLES}
     return [
         index
-        for index, operation in enumerate(model.operations)
+        for index, operation in enumerate(polled(model.operations))
         if opaque and not opaque.isdisjoint((*operation.inputs, *operation.outputs))
     ]
 
@@ -115,7 +117,7 @@ def followers_of(model: Model) -> list[list[int]]:
         o: index for index, operation in enumerate(model.operations) for o in operation.outputs
     }
     followers: list[list[int]] = [[] for _ in model.operations]
-    for index, operation in enumerate(model.operations):
+    for index, operation in enumerate(polled(model.operations)):
         for earlier in {writer[operand] for operand in operation.inputs if operand in writer}:
             followers[earlier].append(index)
     users = handle_users(model)

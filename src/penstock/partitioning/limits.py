@@ -12,6 +12,7 @@ from typing import Final
 
 from penstock.errors import PlacementError, counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.interrupts import polled
 from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.greedy import best_device, handle_users, partitions_of
@@ -55,7 +56,9 @@ def place_of(table: SupportTable, operation: int) -> str:
 
 def require_homes(table: SupportTable) -> None:
     """Raises `PlacementError` where an operation has no device."""
-    homeless = [index for index in range(len(table.model.operations)) if not table.takers(index)]
+    homeless = [
+        index for index in polled(range(len(table.model.operations))) if not table.takers(index)
+    ]
     if homeless:
         message = f"{place_of(table, homeless[0])}: no device may run it"
         if len(homeless) > 1:
@@ -101,7 +104,7 @@ def _open_inputs(table: SupportTable) -> str:
 
 
 def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> list[int]:
-    best = [best_device(table, costs, index) for index in operations]
+    best = [best_device(table, costs, index) for index in polled(operations)]
     return [position for position in best if position is not None]
 
 
@@ -143,7 +146,7 @@ def _can_move(table: SupportTable, partition: Partition) -> bool:
 
 def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
     users = frozenset(handle_users(table.model))
-    homes = [users.intersection(partition.operations) for partition in partitions]
+    homes = [users.intersection(partition.operations) for partition in polled(partitions)]
     homes = [home for home in homes if home]
     if len(homes) < 2:
         return ""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from penstock.errors import InputError, PlacementError, counted
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
+from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
@@ -166,13 +167,13 @@ class _Ground(Struct, frozen=True):
         placed = {placement.index: placement for placement in operations}
         return tuple(
             placed.get(index) or _unread(self.asked, index)
-            for index in range(len(self.asked.model.operations))
+            for index in polled(range(len(self.asked.model.operations)))
         )
 
     def _placements(
         self, arrangement: Arrangement, reasons: Sequence[dict[str, str]]
     ) -> Iterator[Placement]:
-        for at, position in enumerate(arrangement.assignment):
+        for at, position in enumerate(polled(arrangement.assignment)):
             candidate = arrangement.table.candidates[position]
             accuracy = candidate.answers[at].accuracy
             yield _placement(self.asked, self.live[at], candidate.name, reasons[at], accuracy)

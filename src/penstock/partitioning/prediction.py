@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from penstock.hal import Capabilities, PerformanceInfo
+from penstock.interrupts import polled
 from penstock.ir import Model, Operation
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.support import Candidate, Partition, SupportTable
@@ -68,8 +69,11 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
         model = settled(model)
     order = callees_first(model)
     base = {
-        index: [reference_ns(model.subgraphs[index], o) for o in model.subgraphs[index].operations]
-        for index in order
+        index: [
+            reference_ns(model.subgraphs[index], o)
+            for o in polled(model.subgraphs[index].operations)
+        ]
+        for index in polled(order)
     }
     columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
     return Prices(
@@ -105,7 +109,7 @@ class Judge:
         self.followers: Sequence[Sequence[int]] | None = None
         """For each operation those that wait for it, once somebody has found out."""
         self._readers: dict[int, set[int]] = {}
-        for index, operation in enumerate(model.operations):
+        for index, operation in enumerate(polled(model.operations)):
             for operand in operation.inputs:
                 self._readers.setdefault(operand, set()).add(index)
 
@@ -140,7 +144,7 @@ class Judge:
         """What one partition costs as a step."""
         prices, device = self.prices, partition.device
         total = prices.steps[device]
-        for index in partition.operations:
+        for index in polled(partition.operations):
             total += prices.operations[index][device]
         if rate := prices.moving[device]:
             total += rate * self.moved(partition.operations)
@@ -187,10 +191,10 @@ def _column(
     for index in order:
         graph = model.subgraphs[index]
         prices = []
-        for operation, ns in zip(graph.operations, base[index], strict=True):
+        for operation, ns in polled(zip(graph.operations, base[index], strict=True)):
             factor = _factor(model, index, operation, capabilities, energy)
             prices.append(min(UNDECLARED, ns * factor))
-        for at, operation in enumerate(graph.operations):
+        for at, operation in enumerate(polled(graph.operations)):
             for target in subgraph_references(operation):
                 inner = sums[target]
                 share = share_of(operation)

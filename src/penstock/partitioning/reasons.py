@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.interrupts import polled
 from penstock.partitioning.greedy import handle_users
 from penstock.partitioning.prediction import UNDECLARED, Judge, Prices
 from penstock.partitioning.support import Arrangement
@@ -31,7 +32,7 @@ class Reasons:
             {writer[o] for o in operation.inputs if o in writer} for operation in operations
         ]
         self._after: list[set[int]] = [set() for _ in operations]
-        for index, earlier in enumerate(self._before):
+        for index, earlier in enumerate(polled(self._before)):
             for other in earlier:
                 self._after[other].add(index)
 
@@ -104,4 +105,4 @@ def all_reasons(
 ) -> Sequence[dict[str, str]]:
     """The reasons of every operation, in order."""
     reasons = Reasons(arrangement, judge, energy=energy)
-    return [reasons.of(index) for index in range(len(arrangement.assignment))]
+    return [reasons.of(index) for index in polled(range(len(arrangement.assignment)))]

@@ -14,6 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import LimitExceeded
+from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Operand, Subgraph
 from penstock.ir.references import carried, refer_anew, referenced_by
 
@@ -78,14 +79,14 @@ class Cutter:
                 f"its parts carry more than {MOST_CARRIED} operands and operations of subgraphs that several of them enter"
             )
         subgraph = Subgraph(
-            tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in kept),
+            tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in polled(kept)),
             tuple(
                 replace(
                     refer_anew(operation, referenced),
                     inputs=tuple(number[i] for i in operation.inputs),
                     outputs=tuple(number[i] for i in operation.outputs),
                 )
-                for operation in chosen
+                for operation in polled(chosen)
             ),
             tuple(number[i] for i in inputs),
             tuple(number[i] for i in outputs),

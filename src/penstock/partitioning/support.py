@@ -19,6 +19,7 @@ from penstock.hal import (
     refuse_unmapped,
 )
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
+from penstock.interrupts import checkpoint, polled
 from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
@@ -157,7 +158,7 @@ def live_operations(model: Model) -> tuple[int, ...]:
     operands = model.operands
     needed = set(model.entry.outputs)
     found = []
-    for index, operation in reversed(list(enumerate(model.operations))):
+    for index, operation in polled(reversed(list(enumerate(model.operations)))):
         ports = (*operation.inputs, *operation.outputs)
         if not needed.isdisjoint(operation.outputs) or any(
             operands[i].dtype in HANDLES for i in ports
@@ -208,11 +209,13 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
         given = _ask(model, device, level, capabilities)
         answers = refuse_unmapped(model, given, mappable_kinds(device))
     except FOREIGN as error:  # a broken driver is a reason, never a crash
+        checkpoint()
         reason = f"{ASKED_IN_VAIN}{type(error).__name__}: {error}"
         refusal = Support(supported=False, reason=reason)
         return Candidate(device, device.name, Capabilities(), (refusal,) * count)
+    name = device.name
     judged = tuple(
-        _judge(model, i, answers[i], device.name, capabilities, policy) for i in range(count)
+        _judge(model, i, answers[i], name, capabilities, policy) for i in polled(range(count))
     )
     return Candidate(device, device.name, capabilities, judged)
 
@@ -232,7 +235,7 @@ def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -
     """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
     hidden = {
         index: f"needs feature level {needed}; the device has {level}"
-        for index, operation in enumerate(model.operations)
+        for index, operation in enumerate(polled(model.operations))
         if (needed := spec_of(operation).feature_level) is not None and needed > level
     }
     for index, needs in extension_needs(model).items():

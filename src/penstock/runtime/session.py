@@ -35,6 +35,7 @@ from penstock.hal import (
     Priority,
     ProgressCallback,
 )
+from penstock.interrupts import interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
@@ -138,10 +139,11 @@ def compile_model(
         raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
     deadline_ns = deadline_of(timeout, time.monotonic_ns())
     recorder = Recorder()
-    loaded = model if isinstance(model, Model) else _load(model, recorder)
-    if signature is not None:
-        loaded = loaded.signature_model(signature)
-    return _Session(loaded, arguments, deadline_ns, cancel, progress).compile(recorder)
+    with interruptible(deadline_ns, cancel):
+        loaded = model if isinstance(model, Model) else _load(model, recorder)
+        if signature is not None:
+            loaded = loaded.signature_model(signature)
+        return _Session(loaded, arguments, deadline_ns, cancel, progress).compile(recorder)
 
 
 def _load(source: Source, recorder: Recorder) -> Model:
@@ -204,7 +206,8 @@ class _Session:
 
     def compile(self, recorder: Recorder) -> CompiledModel:
         shapes = shapes_by_position(self.interface, self.arguments.shapes)
-        base = self._reported(shapes, recorder)
+        with punctual(operations_of(self.model)):
+            base = self._reported(shapes, recorder)
         self.files_lent = False
         # Later shapes are compiled inside runs, under their deadlines and cancel tokens.
         later = _for_later(self.config)
@@ -212,13 +215,16 @@ class _Session:
         return CompiledModel(
             interface,
             base,
-            lambda full, run: self._variant(
+            lambda full, run: self._later(
                 {**shapes, **full},
                 structs.replace(later, deadline_ns=run.deadline_ns, cancel=run.cancel),
-                Recorder(),
             ),
             (_recompile, (self.model, self.arguments)),
         )
+
+    def _later(self, shapes: Mapping[int, Sequence[int]], config: PrepareConfig) -> Variant:
+        with interruptible(config.deadline_ns, config.cancel), punctual(operations_of(self.model)):
+            return self._variant(shapes, config, Recorder())
 
     def _reported(self, shapes: Mapping[int, Sequence[int]], recorder: Recorder) -> Variant:
         """The variant for *shapes*; an error of the progress callback comes out as it was raised."""
@@ -456,6 +462,11 @@ class _Devices(Mapping[str, Device]):
 
     def __len__(self) -> int:
         return len(self._chosen)
+
+
+def operations_of(model: Model) -> int:
+    """The subgraphs of *model*, and the operations of all of them."""
+    return sum(1 + len(subgraph.operations) for subgraph in model.subgraphs)
 
 
 def _reporter(progress: ProgressCallback | None) -> Reporter | None:

@@ -11,6 +11,7 @@ from penstock.drivers.onnxruntime.executable import Executable
 from penstock.drivers.onnxruntime.export.wire import build, serialize
 from penstock.drivers.onnxruntime.installation import saturates
 from penstock.drivers.onnxruntime.prepared import OnnxRuntimePreparedModel
+from penstock.engines.abandoning import compiled_within
 from penstock.errors import CacheError, DriverError, GeneralFailure, OtherVersion
 from penstock.hal import CacheReport, PrepareConfig, check_deadline
 from penstock.ir import Model
@@ -44,13 +45,21 @@ def prepare(
     device.count(compiles=1)
     profiler = Profiler(write, config.num_threads) if device.measured else None
     if not caching:
-        session = engine.session_of(
-            content, device.provider.name, config.num_threads, fuse=not device.measured
+        session = compiled_within(
+            config,
+            lambda: engine.session_of(
+                content, device.provider.name, config.num_threads, fuse=not device.measured
+            ),
         )
         return OnnxRuntimePreparedModel(ports, CacheReport(), Executable(session), profiler)
     with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
         path = Path(folder) / OPTIMISED
-        session = engine.session_of(content, device.provider.name, config.num_threads, save_to=path)
+        session = compiled_within(
+            config,
+            lambda: engine.session_of(
+                content, device.provider.name, config.num_threads, save_to=path
+            ),
+        )
         _check(config)
         report = _save(device, path, ports, config)
     return OnnxRuntimePreparedModel(ports, report, Executable(session), profiler)

@@ -18,6 +18,7 @@ from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
 from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
 Node: TypeAlias = Any
@@ -50,14 +51,20 @@ class Graph:
         self._constants: list[NDArray] = []
         self._padded: dict[int, Padded] = {}
         self._rearranged: dict[int, tuple[int, Callable[[Node], Node]]] = {}
-        self.parameters = [self._parameter(index) for index in self.entry.inputs]
+        self._layered = frozenset(
+            operation.inputs[0]
+            for operation in self.entry.operations
+            if operation.type in CONVOLUTIONS and operation.inputs
+        )
+        self.parameters = [self._parameter(index) for index in polled(self.entry.inputs)]
 
     def finish(self, name: str) -> Any:
         """The OpenVINO model with the entry's inputs and outputs, in their order; outputs that are inputs are
         left out.
         """
+        given = frozenset(self.entry.inputs)
         results = [
-            self._result(index) for index in self.entry.outputs if index not in self.entry.inputs
+            self._result(index) for index in polled(self.entry.outputs) if index not in given
         ]
         return self.ov.Model(results, self.parameters, name)
 
@@ -206,7 +213,7 @@ class Graph:
         shape = known_shape(operand, f"input {operand.name!r}")
         parameter = self.op.parameter(list(shape), operand.dtype.numpy)
         node = parameter.output(0)
-        if operand.dtype is DType.INT8 and self._is_read_by_layer(index):
+        if operand.dtype is DType.INT8 and index in self._layered:
             # Signed steps with a zero point would reach layers as float32.
             low, high = (self.number(v) for v in range_of(operand))
             least, most = self.number(-128), self.number(127)
@@ -217,12 +224,6 @@ class Graph:
         else:
             self._last[index] = self._real(node, operand)
         return parameter
-
-    def _is_read_by_layer(self, index: int) -> bool:
-        return any(
-            operation.type in CONVOLUTIONS and operation.inputs[0] == index
-            for operation in self.entry.operations
-        )
 
     def _constant_of(self, operand: Operand, *, first: bool) -> Node:
         value = self.model.constant(operand)

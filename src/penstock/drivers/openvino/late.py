@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.loading import imported, opened
-from penstock.drivers.openvino.source import Compiled, Interrupts, Source
+from penstock.drivers.openvino.source import Compiled, Source
+from penstock.engines.abandoning import Limits
 from penstock.engines.postponed import Payloads, PostponedWrite
 from penstock.errors import CacheError, ClosedError, DriverError
 from penstock.hal import CacheReport
@@ -44,7 +45,7 @@ class Late:
         self._lock = threading.Lock()
         self._done: Better | None = None
 
-    def now(self, interrupts: Interrupts) -> Better:
+    def now(self, interrupts: Limits) -> Better:
         """The optimised form, from the entry where another process has written it, else compiled. Whoever asks
         meanwhile waits. Raises what `Source.compile` does; the next call tries again.
         """
@@ -53,7 +54,7 @@ class Late:
                 self._done = self._written() or self._compiled(interrupts)
             return self._done
 
-    def after_a_run(self, interrupts: Interrupts) -> Better | None:
+    def after_a_run(self, interrupts: Limits) -> Better | None:
         """Counts a run. The optimised form when it was the last, in a run without a deadline; a compile that
         fails leaves things as they are.
         """
@@ -93,7 +94,7 @@ class Late:
         self._writer = None
         return executable, CacheReport(artefact=manifest.form)
 
-    def _compiled(self, interrupts: Interrupts) -> Better:
+    def _compiled(self, interrupts: Limits) -> Better:
         began = time.monotonic_ns()
         compiled = self._source.compile("optimised", interrupts)
         if self._writer is None:

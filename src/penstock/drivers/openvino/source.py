@@ -11,9 +11,11 @@ from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
+from penstock.engines.abandoning import Limits, compiled_within
 from penstock.engines.site import make_sites
-from penstock.errors import DriverError, GeneralFailure, PenstockError
-from penstock.hal import CancelToken, PrepareConfig, check_deadline
+from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
+from penstock.hal import PrepareConfig, check_deadline
+from penstock.interrupts import polled
 from penstock.ir import Model, NDArray
 
 if TYPE_CHECKING:
@@ -21,16 +23,6 @@ if TYPE_CHECKING:
 
 Form: TypeAlias = Literal["baseline", "optimised"]
 FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
-
-
-class Interrupts(Protocol):
-    """Anything with a deadline and a cancel token: how a preparation, or a run, is told to stop."""
-
-    @property
-    def deadline_ns(self) -> int | None: ...
-
-    @property
-    def cancel(self) -> CancelToken | None: ...
 
 
 class Compiled(msgspec.Struct, frozen=True):
@@ -58,7 +50,7 @@ class Source(Protocol):
     ports: artefact.Ports
     manner: engine.Manner
 
-    def compile(self, form: Form, interrupts: Interrupts) -> Compiled: ...
+    def compile(self, form: Form, interrupts: Limits) -> Compiled: ...
 
 
 class ModelSource:
@@ -69,14 +61,16 @@ class ModelSource:
         self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
         self._device, self._model = device, model
 
-    def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
+    def compile(self, form: Form, interrupts: Limits) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
         check(interrupts)
         graph = build_graph(self._model)
         built = graph.finish("penstock")
         name_nodes(built, makers_of(graph))
         check(interrupts)
-        compiled = compile_graph(self._device, built, form, self.manner)
+        compiled = compiled_within(
+            interrupts, lambda: compile_graph(self._device, built, form, self.manner)
+        )
         check(interrupts)
         kept = engine.serialize(built) if form == "baseline" else None
         constants = graph.constants
@@ -93,11 +87,13 @@ class GraphSource:
         self.manner = manner
         self._device, self._xml, self._weights = device, xml, weights
 
-    def compile(self, form: Form, interrupts: Interrupts) -> Compiled:
+    def compile(self, form: Form, interrupts: Limits) -> Compiled:
         """Compiles the graph; the weights, in one piece, are its only constant."""
         check(interrupts)
         graph = engine.read_model(self._xml, self._weights)
-        compiled = compile_graph(self._device, graph, form, self.manner)
+        compiled = compiled_within(
+            interrupts, lambda: compile_graph(self._device, graph, form, self.manner)
+        )
         check(interrupts)
         constants = constants_of(graph)
         keep = (graph, self._weights)
@@ -107,7 +103,7 @@ class GraphSource:
 def makers_of(graph: Graph) -> dict[str, int]:
     """The operation whose result a node of OpenVINO's is, by the node's name; the first one, where others hand it on."""
     makers: dict[str, int] = {}
-    for index, operation in enumerate(graph.entry.operations):
+    for index, operation in enumerate(polled(graph.entry.operations)):
         for output in operation.outputs:
             if (name := graph.name_of(output)) is not None:
                 makers.setdefault(name, index)
@@ -136,18 +132,18 @@ def build_graph(model: Model) -> Graph:
         graph = Graph(model)
     except (PenstockError, RuntimeError, TypeError) as error:
         raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
-    for index, site in enumerate(make_sites(model)):
+    for index, site in enumerate(polled(make_sites(model))):
         kind = site.operation.key
         try:
             RULES[kind].emit(graph, site)
-        except DriverError:
+        except (DriverError, Cancelled):
             raise
         except Exception as error:
             raise GeneralFailure(f"operation {index} ({kind}): {engine.told(error)}") from error
     return graph
 
 
-def check(interrupts: Interrupts) -> None:
+def check(interrupts: Limits) -> None:
     """Raises once the token is set or the deadline has passed."""
     if interrupts.cancel is not None:
         interrupts.cancel.check()

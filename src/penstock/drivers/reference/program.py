@@ -24,6 +24,7 @@ from penstock.errors import (
     ResourceExhaustedTransient,
 )
 from penstock.hal import ExecutionConfig
+from penstock.interrupts import polled
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.references import entered_from
 from penstock.ir.rounding import Sums, sums_of
@@ -103,7 +104,7 @@ def examine(
     """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of `sums_of`, *made* as of
     `make_sites`.
     """
-    return [_examine(site) for site in make_sites(model, index, later, made)]
+    return [_examine(site) for site in polled(make_sites(model, index, later, made))]
 
 
 def _examine(site: Site) -> Kernel | str:
@@ -145,7 +146,8 @@ def compile_subgraph(
     }
     frees = _frees(subgraph, constants)
     instructions: list[Instruction] = []
-    for at, kernel in enumerate(examine(model, index, made=made) if examined is None else examined):
+    kernels = examine(model, index, made=made) if examined is None else examined
+    for at, kernel in enumerate(polled(kernels)):
         operation = subgraph.operations[at]
         if isinstance(kernel, str):
             raise Unsupported(f"operation {at} ({operation.key}): {kernel}")
@@ -192,7 +194,7 @@ def make_sites(
             model.subgraphs.__getitem__,
         )
 
-    return [make(operation) for operation in subgraph.operations]
+    return [make(operation) for operation in polled(subgraph.operations)]
 
 
 def _compile_entered(model: Model, index: int) -> dict[int, Kernel | str]:

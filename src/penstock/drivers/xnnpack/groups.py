@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from penstock.drivers.xnnpack.engine import Kernels
+from penstock.interrupts import polled
 from penstock.ir import Operation
 
 HEAVY: Final = frozenset(
@@ -33,7 +34,7 @@ def grouped(
         for kernels in allowed[at][:1] if is_heavy else allowed[at]:
             ready[kernels].append(at)
 
-    for at in pending:
+    for at in polled(pending):
         before = {makers[i] for i in operations[at].inputs if i in makers}
         missing[at] = len(before)
         for maker in before:

@@ -24,6 +24,7 @@ from penstock.drivers.xnnpack.whole_numbers import expand, positive_operands
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.state import state_positions
 from penstock.hal import AccuracyClass
+from penstock.interrupts import polled
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.model import StatePort, Variable
 from penstock.ir.operand import Origin
@@ -76,7 +77,7 @@ def make_segments(
     no kernel set in the class *accuracy*.
     """
     entry = model.entry
-    allowed = [_allowed(model, at, known, accuracy) for at, known in enumerate(classes)]
+    allowed = [_allowed(model, at, known, accuracy) for at, known in polled(enumerate(classes))]
     expanded = frozenset(
         at
         for at, known in enumerate(classes)
@@ -91,7 +92,7 @@ def make_segments(
     pending = [at for at in range(len(allowed)) if at not in fixed]
     groups += grouped(entry.operations, pending, allowed)
     cutter = _Cutter(model, fixed, expanded, accuracy)
-    return [cutter.segment(kernels, members) for kernels, members in groups]
+    return [cutter.segment(kernels, members) for kernels, members in polled(groups)]
 
 
 def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
@@ -146,7 +147,7 @@ class _Cutter:
         """The segment of *members*."""
         entry, operands = self._model.entry, self._operands
         chosen = sorted({*members, *self._needed(members)})
-        operations = [o for at in chosen for o in self._operations(at, kernels)]
+        operations = [o for at in polled(chosen) for o in self._operations(at, kernels)]
         written = {i for o in operations for i in o.outputs}
         read = {i for o in operations for i in o.inputs}
         states = [
@@ -280,7 +281,7 @@ def _build(
     subgraph = Subgraph(
         tuple(
             _renamed(operand, names.get(i, ""), lifetimes.get(i))
-            for i, operand in zip(kept, shaped, strict=True)
+            for i, operand in polled(zip(kept, shaped, strict=True))
         ),
         tuple(
             msgspec.structs.replace(
@@ -288,7 +289,7 @@ def _build(
                 inputs=tuple(number[i] for i in o.inputs),
                 outputs=tuple(number[i] for i in o.outputs),
             )
-            for o in operations
+            for o in polled(operations)
         ),
         tuple(number[i] for i in given),
         tuple(number[i] for i in made),

@@ -11,6 +11,7 @@ import msgspec
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.engines.site import Refused
 from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand, Operation
 from penstock.ir.types import static_shape
 
@@ -128,7 +129,7 @@ def make_sites(
     judged = {} if judged is None else judged
     subgraph = model.entry if index is None else model.subgraphs[index]
     given, made = frozenset(subgraph.inputs), frozenset(subgraph.outputs)
-    readers = Counter(i for operation in subgraph.operations for i in operation.inputs)
+    readers = Counter(i for operation in polled(subgraph.operations) for i in operation.inputs)
     operands = subgraph.operands
     return [
         Site(
@@ -142,7 +143,7 @@ def make_sites(
             model,
             judged,
         )
-        for operation in subgraph.operations
+        for operation in polled(subgraph.operations)
     ]
 
 

@@ -25,6 +25,7 @@ from penstock.engines.unrolling import flattened
 from penstock.errors import ModelError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
+from penstock.interrupts import polled
 from penstock.ir import Attributes, Model
 from penstock.ir.operations.custom_options import dot_product_attention
 from penstock.ir.references import entered_from
@@ -64,7 +65,7 @@ def classify(
         # The innermost first: subgraphs may be nested deeper than Python's stack.
         for index in entered_from(model, model.main):
             _answers(sites[0], index)
-    found = [answer(site) for site in sites]
+    found = [answer(site) for site in polled(sites)]
     return found if "xnnpack" in kernels else [_without_xnnpack(known) for known in found]
 
 
@@ -81,7 +82,7 @@ def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
     """The operations of a subgraph that *site*, or what it enters, enters: each with its answer."""
     key = "answers", index
     if key not in site.judged:
-        site.judged[key] = [(inner, answer(inner)) for inner in site.sites_of(index)]
+        site.judged[key] = [(inner, answer(inner)) for inner in polled(site.sites_of(index))]
     found: list[tuple[Site, Classes | str]] = site.judged[key]
     return found
 

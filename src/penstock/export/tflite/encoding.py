@@ -10,6 +10,7 @@ import numpy as np
 from flatbuffers import number_types
 
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
+from penstock.interrupts import checkpoint
 
 BLOB_ALIGNMENT: Final = 16
 
@@ -40,6 +41,7 @@ def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
 
 
 def _table(builder: Any, schema: Schema, table: Table, values: Mapping[str, Any]) -> int:
+    checkpoint()
     if unknown := set(values) - set(table.by_name):
         raise KeyError(f"table {table.name} has no field {', '.join(sorted(unknown))}")
     references = {

@@ -61,14 +61,20 @@ class SubgraphState(Struct):
     resources: list[StatePort] = field(default_factory=list)
 
 
-def plan_state(model: Model, index: int) -> SubgraphState:
-    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep."""
+def ports_by_variable(model: Model) -> Counter[int]:
+    """How many state ports each variable has, in all subgraphs."""
+    return Counter(p.variable for s in model.subgraphs for p in s.states)
+
+
+def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
+    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep. *shared* is
+    `ports_by_variable`, which is the same for all subgraphs.
+    """
     subgraph = model.subgraphs[index]
     plan = SubgraphState()
     uses = Counter(i for o in subgraph.operations for i in o.inputs)
     uses.update(subgraph.outputs)
     ports = {p.output: p for p in subgraph.states if p.output is not None and p.input is not None}
-    shared = Counter(p.variable for s in model.subgraphs for p in s.states)
     through: set[int] = set()
     for at, operation in enumerate(subgraph.operations):
         own = RANDOM_INPUTS.get(operation.type)

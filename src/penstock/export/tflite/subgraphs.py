@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
@@ -12,6 +13,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.options import OperatorCodes, options
 from penstock.export.tflite.state import SubgraphState, plan_state
 from penstock.export.tflite.tables import unasked_values
+from penstock.interrupts import polled
 from penstock.ir.model import Model, StatePort
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
@@ -24,7 +26,7 @@ OMITTED: Final = -1
 
 
 class SubgraphWriter:
-    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph."""
+    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph, *shared* is `ports_by_variable`."""
 
     def __init__(
         self,
@@ -33,11 +35,12 @@ class SubgraphWriter:
         numbers: Mapping[int, int],
         codes: OperatorCodes,
         buffers: Buffers,
+        shared: Counter[int],
     ) -> None:
         self.model, self.index, self.numbers = model, index, numbers
         self.codes, self.buffers = codes, buffers
         self.subgraph = model.subgraphs[index]
-        self.state: SubgraphState = plan_state(model, index)
+        self.state: SubgraphState = plan_state(model, index, shared)
         self.tensors: list[Values] = []
         self.operators: list[Values] = []
         self.known: dict[int, int] = {}
@@ -61,7 +64,7 @@ class SubgraphWriter:
         if self.has_initial_values and init is not None:
             self.call_once(init)
         handles = {port.variable: self.read_variable(port) for port in self.state.resources}
-        for at, operation in enumerate(subgraph.operations):
+        for at, operation in enumerate(polled(subgraph.operations)):
             self.operation(at, operation)
         for port in self.state.resources:
             if port.output is not None:
@@ -257,8 +260,15 @@ def has_initial_value(model: Model, port: StatePort) -> bool:
 def shared_name(model: Model, variable: int) -> str:
     """The name of a variable in the file: its own, made unique."""
     name = model.variables[variable].name
-    others = (v.name for i, v in enumerate(model.variables) if i != variable)
-    return f"{name}#{variable}" if name in others else name
+    return f"{name}#{variable}" if _names_of(model)[name] > 1 else name
+
+
+def _names_of(model: Model) -> Counter[str]:
+    """How many variables of *model* have each name; counted once."""
+    known: Counter[str] | None = model.__dict__.get("_variable_names")
+    if known is None:
+        known = model.__dict__["_variable_names"] = Counter(v.name for v in model.variables)
+    return known
 
 
 def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:

@@ -14,7 +14,9 @@ from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.options import OperatorCodes
 from penstock.export.tflite.resources import initial_values
+from penstock.export.tflite.state import ports_by_variable
 from penstock.export.tflite.subgraphs import SubgraphWriter, Values
+from penstock.interrupts import polled
 from penstock.ir.model import Model
 from penstock.ir.validate import subgraph_references
 
@@ -36,7 +38,10 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool
     order = _order(model)
     numbers = {index: at for at, index in enumerate(order)}
     codes, buffers = OperatorCodes(), Buffers(model)
-    writers = [SubgraphWriter(model, index, numbers, codes, buffers) for index in order]
+    shared = ports_by_variable(model)
+    writers = [
+        SubgraphWriter(model, index, numbers, codes, buffers, shared) for index in polled(order)
+    ]
     init = len(order) if any(w.has_initial_values for w in writers) else None
     subgraphs: list[Values] = [w.table(init, outputs_first=outputs_first) for w in writers]
     if init is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, field
@@ -12,10 +13,13 @@ from penstock.errors import (
     IndexOutOfRange,
     InvalidAttribute,
     InvalidOperation,
+    LimitExceeded,
     NotLowerable,
 )
+from penstock.interrupts import checkpoint
 from penstock.ir.types import DType, NDArray, Shape
 from penstock.loaders.onnx.tensors import Budget, dtype_of, read_sparse, read_tensor
+from penstock.loaders.room import MAX_NAME
 
 Attribute: TypeAlias = Any
 """int, float, bytes, array, `Graph`, or a list of them."""
@@ -30,6 +34,8 @@ NEWEST_OPSET: Final = 28
 
 MAX_NODES: Final = 200_000
 UNDEFINED: Final = 0
+SHOWN: Final = 40
+"""Characters of a name that an error quotes."""
 
 
 class Tensor(Struct, frozen=True):
@@ -149,6 +155,13 @@ class GraphReader:
 
     def graph(self, proto: Any, place: str = "") -> Graph:
         """The graph in *proto*; *place* names it in errors."""
+        _check_names(
+            proto.initializer,
+            (s.values for s in proto.sparse_initializer),
+            proto.input,
+            proto.output,
+            proto.value_info,
+        )
         constants: dict[str, NDArray] = {}
         for tensor in proto.initializer:
             where = f"{place}initializer {tensor.name!r}"
@@ -179,6 +192,7 @@ class GraphReader:
         """Appends the nodes of a graph or function; *given* are a call's attributes."""
         written = {t.name for t in into.inputs} | into.constants.keys()
         for index, proto in enumerate(protos):
+            checkpoint()
             self.nodes_left -= 1
             if self.nodes_left < 0:
                 raise InvalidOperation(f"the model has more than {MAX_NODES} nodes")
@@ -254,6 +268,16 @@ def _guessed(proto: Any) -> int:
         if len(getattr(proto, name)):
             return kind
     return UNDEFINED
+
+
+def _check_names(*named: Iterable[Any]) -> None:
+    """Raises `LimitExceeded` where one of the messages has a name too long to be told."""
+    for proto in chain.from_iterable(named):
+        if len(proto.name) > MAX_NAME:
+            raise LimitExceeded(
+                f"a name of {len(proto.name)} characters; the limit is {MAX_NAME}",
+                where=f"{proto.name[:SHOWN]!r}...",
+            )
 
 
 def _once(name: str, known: Mapping[str, NDArray], where: str) -> None:

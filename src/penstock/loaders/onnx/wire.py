@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock import knobs
 from penstock.errors import LimitExceeded, TruncatedModel
+from penstock.interrupts import checkpoint
+from penstock.loaders.room import MAX_NAME, MIB, room_for
 
 MAX_DEPTH: Final = 33
 """How deep graphs may stand in graphs."""
-
-MIB: Final = 1 << 20
-MEMORY_PER_BYTE: Final = 16
-LEAST_MEMORY: Final = 64 * MIB
-"""What a file may become unless the knob `loading_limit_mib` says otherwise: networks of weights take little more than these."""
 
 MESSAGE_MEMORY: Final = 320
 NODE_MEMORY: Final = 2700
@@ -41,6 +37,16 @@ NESTED: Final[dict[str, dict[int, str]]] = {
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
 }  # fmt: skip
 """Which field of a message is a message of which kind; a leaf's own fields are charged by its size."""
+
+NAMES: Final[dict[str, frozenset[int]]] = {
+    "model": frozenset({2, 3, 4}),
+    "graph": frozenset({2}),
+    "function": frozenset({1, 4, 5, 6, 10}),
+    "node": frozenset({1, 2, 3, 4, 7, 8}),
+    "attribute": frozenset({1, 21}),
+    "leaf": frozenset(),
+}
+"""Which fields of a message are names, of `MAX_NAME` bytes at most. Those of leaves are looked at once they are parsed."""
 
 LEAF_SHARE: Final = 4
 """What a leaf takes for each byte beyond raw data, which is copied as it is."""
@@ -135,16 +141,15 @@ def _is_field(cursor: _Cursor) -> bool:
 
 def check(content: memoryview) -> None:
     """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests too deeply."""
-    given = knobs.loading_limit_mib()
-    limit = given * MIB or max(MEMORY_PER_BYTE * len(content), LEAST_MEMORY)
-    left = limit
+    left = limit = room_for(len(content))
     pending = [("model", 0, len(content), 0)]
     while pending:
         message, start, end, depth = pending.pop()
         if depth > MAX_DEPTH:
             raise LimitExceeded(f"graphs are nested more than {MAX_DEPTH} deep", offset=start)
-        cursor, nested = _Cursor(content, start, end), NESTED[message]
+        cursor, nested, names = _Cursor(content, start, end), NESTED[message], NAMES[message]
         while cursor.at < cursor.end:
+            checkpoint()
             number, kind, first, last = cursor.field()
             target = nested.get(number) if kind == LENGTH else None
             if target == "leaf":
@@ -153,6 +158,10 @@ def check(content: memoryview) -> None:
                 left -= NODE_MEMORY if target == "node" else MESSAGE_MEMORY
                 pending.append((target, first, last, depth + (target == "graph")))
             else:
+                if number in names and kind == LENGTH and last - first > MAX_NAME:
+                    raise LimitExceeded(
+                        f"a name of {last - first} bytes; the limit is {MAX_NAME}", offset=first
+                    )
                 left -= FIELD_MEMORY if kind == LENGTH else 16
             if left < 0:
                 raise LimitExceeded(

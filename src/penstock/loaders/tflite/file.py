@@ -9,6 +9,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir.model import ConstantPool
 from penstock.ir.operand import DataLocation
 from penstock.loaders.flatbuffer import Blob, Reader, Values
+from penstock.loaders.room import MAX_NAME, MIB, room_for
 
 SCHEMA_VERSION: Final = 3
 BUFFER_MEMORY: Final = 160
@@ -23,7 +24,9 @@ class File:
 
     def __init__(self, pool: ConstantPool) -> None:
         self.pool, self.data = pool, pool.view
-        self.reader = Reader(pool.view, TFLITE)
+        room = room_for(self.data.nbytes)
+        told = f"what the file describes would take more than {room // MIB} MiB: the knob loading_limit_mib allows more"
+        self.reader = Reader(self.data, TFLITE, room, text=MAX_NAME, exhausted=told)
         self.root: Values = self.reader.root()
         if self.root["version"] != SCHEMA_VERSION:
             raise NotAModel(

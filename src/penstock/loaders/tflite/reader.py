@@ -11,6 +11,7 @@ from penstock import knobs
 from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
+from penstock.interrupts import polled
 from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
@@ -69,7 +70,7 @@ def load(pool: ConstantPool) -> Model:
         raise IndexOutOfRange("the file has no subgraph")
     codes = read_codes(file)
     dense = _Dense(knobs.densify_limit_mib() * MIB)
-    raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(tables)]
+    raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(polled(tables))]
     settle(file, raw)
     lowered = lower(raw, file.data, dense.left)
     pools = (pool, *dense.pools())
@@ -137,7 +138,7 @@ def _subgraph(
 ) -> RawSubgraph:
     file.charge(SUBGRAPH_MEMORY, f"subgraph {index}")
     tensors: list[Values] = table["tensors"] or []
-    operands = [read_operand(file, index, i, t) for i, t in enumerate(tensors)]
+    operands = [read_operand(file, index, i, t) for i, t in enumerate(polled(tensors))]
     for i, tensor in enumerate(tensors):
         if tensor["sparsity"] is not None:
             operands[i] = dense.add(file, operands[i], tensor, tensor_place(index, i, tensor))
@@ -150,7 +151,7 @@ def _subgraph(
                 )
     operators = [
         read_operator(file, codes, index, i, o, len(tensors), subgraphs)
-        for i, o in enumerate(table["operators"] or ())
+        for i, o in enumerate(polled(table["operators"] or ()))
     ]
     if any(t["quantization"] and t["quantization"]["details_type"] == BLOCKWISE for t in tensors):
         from penstock.loaders.tflite.blocks import give_scales, read_blocks

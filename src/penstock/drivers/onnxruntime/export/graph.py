@@ -16,6 +16,7 @@ import numpy as np
 from penstock.engines.site import QUANTIZED, Site, known_shape
 from penstock.engines.types import one_scale
 from penstock.errors import GeneralFailure
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
 Value: TypeAlias = str
@@ -161,7 +162,7 @@ class Graph:
         for index in self.entry.outputs:
             if index not in inputs:
                 self._output(index, names)
-        for node in self.nodes:
+        for node in polled(self.nodes):
             node.rename(names)
         self._leave_out_unread()
         if not self.outputs:
@@ -411,7 +412,7 @@ class Graph:
         """Drops the nodes that nothing reads any more."""
         read = {name for name, _ in self.outputs}
         kept = []
-        for node in reversed(self.nodes):
+        for node in polled(reversed(self.nodes)):
             if not read.isdisjoint(node.outputs):
                 kept.append(node)
                 read.update(node.reads())

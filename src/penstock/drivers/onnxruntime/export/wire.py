@@ -10,7 +10,8 @@ from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
 from penstock.drivers.onnxruntime.export.rules import RULES
 from penstock.engines.site import known_shape, make_sites
 from penstock.engines.unrolling import flattened
-from penstock.errors import DriverError, GeneralFailure, PenstockError
+from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
 OPSET: Final = 21
@@ -39,11 +40,11 @@ def build(
         graph = Graph(flat.model, wide=wide, portable=portable, relaxed=relaxed)
     except PenstockError as error:
         raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
-    for index, site in zip(flat.origins, make_sites(flat.model), strict=True):
+    for index, site in polled(zip(flat.origins, make_sites(flat.model), strict=True)):
         kind, graph.operation = site.operation.key, index
         try:
             RULES[kind].emit(graph, site)
-        except DriverError:
+        except (DriverError, Cancelled):
             raise
         except Exception as error:
             raise GeneralFailure(f"operation {index} ({kind}): {error}") from error
@@ -76,7 +77,7 @@ def _write(made: Any, graph: Graph, onnx: Any) -> None:
     for values, ports in ((graph.inputs, made.input), (graph.outputs, made.output)):
         for name, operand in values:
             _port(ports.add(), name, operand)
-    for node in graph.nodes:
+    for node in polled(graph.nodes):
         proto = made.node.add(op_type=node.kind, domain=node.domain)
         proto.input.extend(node.inputs)
         proto.output.extend(node.outputs)
