@@ -16,7 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from penstock.errors import MissedDeadlinePersistent
+from penstock.errors import MissedDeadline, MissedDeadlinePersistent
 
 T = TypeVar("T")
 
@@ -40,26 +40,33 @@ class Cancellation(Protocol):
 class _Limits(Struct, frozen=True):
     deadline_ns: int | None
     cancel: Cancellation | None
+    late: type[MissedDeadline]
+    told: str
 
     def check(self) -> None:
         if self.cancel is not None:
             self.cancel.check()
         if self.deadline_ns is not None and time.monotonic_ns() >= self.deadline_ns:
-            raise MissedDeadlinePersistent(LATE)
+            raise self.late(self.told)
 
 
 _current: Final[ContextVar[_Limits | None]] = ContextVar("penstock.interrupts", default=None)
 
 
 @contextmanager
-def interruptible(deadline_ns: int | None, cancel: Cancellation | None) -> Iterator[None]:
-    """In this block, and thread, `checkpoint` raises once *deadline_ns*, of `time.monotonic_ns`, has passed, or *cancel* is
-    set. Without either, the limits of the block around it hold.
+def interruptible(
+    deadline_ns: int | None,
+    cancel: Cancellation | None,
+    late: type[MissedDeadline] = MissedDeadlinePersistent,
+    told: str = LATE,
+) -> Iterator[None]:
+    """In this block, and thread, `checkpoint` raises *late*, with the words *told*, once *deadline_ns*, of
+    `time.monotonic_ns`, has passed, or `Cancelled` once *cancel* is set. Without either, the limits of the block around it hold.
     """
     if deadline_ns is None and cancel is None:
         yield
         return
-    token = _current.set(_Limits(deadline_ns, cancel))
+    token = _current.set(_Limits(deadline_ns, cancel, late, told))
     try:
         yield
     finally:
@@ -108,10 +115,16 @@ def punctual(operations: int) -> Iterator[None]:
 
 
 def checkpoint() -> None:
-    """Raises `MissedDeadlinePersistent` or `Cancelled` where the call that this thread is in has to end."""
+    """Raises `MissedDeadline*` or `Cancelled` where the call that this thread is in has to end."""
     limits = _current.get()
     if limits is not None:
         limits.check()
+
+
+def current_deadline() -> int | None:
+    """The deadline of the call that this thread is in, of `time.monotonic_ns`; None where there is none."""
+    limits = _current.get()
+    return None if limits is None else limits.deadline_ns
 
 
 def polled(items: Iterable[T]) -> Iterable[T]:
@@ -120,8 +133,14 @@ def polled(items: Iterable[T]) -> Iterable[T]:
     return items if limits is None else _polled(items, limits)
 
 
-def _polled(items: Iterable[T], limits: _Limits) -> Iterator[T]:
+def watched(items: Iterable[T]) -> Iterable[T]:
+    """*items*, with a `checkpoint` before each: for loops of which one round may take milliseconds."""
+    limits = _current.get()
+    return items if limits is None else _polled(items, limits, 1)
+
+
+def _polled(items: Iterable[T], limits: _Limits, stride: int = STRIDE) -> Iterator[T]:
     for count, item in enumerate(items):
-        if count % STRIDE == 0:
+        if count % stride == 0:
             limits.check()
         yield item

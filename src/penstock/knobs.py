@@ -270,6 +270,31 @@ tensor_limit_mib: Final = Knob(
     "holds; 0 means half of the memory that the machine and its cgroup allow.",
     least=0,
 )
+max_run_mib: Final = Knob(
+    "max_run_mib",
+    int,
+    0,
+    "Most MiB of values that one run of a model may hold at a time, by its shapes; 0 means half of the memory that the "
+    "machine and its cgroup allow, and at least 1024.",
+    least=0,
+)
+max_in_process_ms: Final = Knob(
+    "max_in_process_ms",
+    int,
+    500,
+    "Most milliseconds that an operation may be estimated to take at worst on a driver in this process, and a tenth of what a "
+    "step may: for more the driver runs in a process of its own, where the system can isolate, which a timeout ends.",
+    least=1,
+    most=1000 * MOST_SECONDS,
+)
+max_in_process_operations: Final = Knob(
+    "max_in_process_operations",
+    int,
+    1000,
+    "Most operations of a step that an engine compiles in this process where the compile has a timeout or a cancel token: "
+    "more are compiled in a process of its own, where the system can isolate.",
+    least=1,
+)
 num_threads: Final = Knob(
     "num_threads",
     int,
@@ -456,6 +481,9 @@ KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = M
             metadata_limit_mib,
             stream_limit_mib,
             tensor_limit_mib,
+            max_run_mib,
+            max_in_process_ms,
+            max_in_process_operations,
             num_threads,
             devices,
             allow_fallback,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -12,7 +13,20 @@ import penstock
 from penstock import knobs
 from penstock.errors import Cancelled, LimitExceeded, MissedDeadline
 from penstock.hal import CancelToken
-from tests.support_bounds import SLACK, beside, chain, nested_ifs, spent
+from tests.support_bounds import (
+    SLACK,
+    allowed,
+    beside,
+    broadcast,
+    chain,
+    convolution,
+    nested_ifs,
+    ones_for,
+    pool,
+    product,
+    spent,
+    summed,
+)
 from tests.unit.loaders.files import FileBuilder, relu
 
 
@@ -133,3 +147,133 @@ def test_concatenation_of_one_value_a_hundred_thousand_times_ends_at_its_timeout
     took, result = spent(lambda: penstock.compile(model, cache=False, timeout=0.2))
 
     assert took < 0.2 + SLACK, result
+
+
+isolated = pytest.mark.skipif(sys.platform != "linux", reason="no process can be isolated")
+
+
+def test_broadcast_beyond_memory_is_refused_before_anything_is_compiled() -> None:
+    model = penstock.load(broadcast(1 << 15))
+
+    with knobs.override(max_run_mib=1024), pytest.raises(LimitExceeded) as raised:
+        penstock.compile(model, cache=False, timeout=3)
+
+    told = str(raised.value)
+    assert "BROADCAST_TO" in told or "a run would hold" in told
+    assert "4294967300 bytes" in told
+    assert "knob max_run_mib" in told
+
+
+def test_value_in_between_beyond_memory_is_refused_with_the_operation() -> None:
+    model = penstock.load(summed(1 << 15))
+
+    with (
+        knobs.override(max_run_mib=1024),
+        pytest.raises(LimitExceeded, match=r"operation 0 \(BROADCAST_TO 'b'\).*max_run_mib"),
+    ):
+        penstock.compile(model, cache=False)
+
+
+def test_shapes_that_a_run_gives_are_held_to_the_same_memory() -> None:
+    file = FileBuilder()
+    x = file.tensor("x", [1, 4], shape_signature=[-1, 4])
+    y = file.tensor("y", [1, 4], shape_signature=[-1, 4])
+    file.operator("RELU", [x], [y])
+    model = penstock.load(file.finish([x], [y]))
+
+    with (
+        knobs.override(max_run_mib=1),
+        penstock.compile(model, devices=["reference"], cache=False) as compiled,
+    ):
+        assert compiled.run([np.zeros((2, 4), np.float32)])[0].shape == (2, 4)
+        with pytest.raises(LimitExceeded, match="max_run_mib"):
+            compiled.run([np.zeros((100_000, 4), np.float32)])
+
+
+@isolated
+@pytest.mark.parametrize("device", [None, "reference", "onnxruntime-cpu", "openvino-cpu"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(lambda: pool(2**31 - 1, 8, "AVERAGE_POOL_2D", 2**31 - 1), id="pool"),
+        pytest.param(lambda: convolution(101, 300), id="convolution"),
+        pytest.param(lambda: product(6000), id="product"),
+    ],
+)
+def test_run_of_much_work_ends_at_its_timeout(content, device):  # type: ignore[no-untyped-def]
+    model = penstock.load(content())
+    names = None if device is None else list(dict.fromkeys([device, "reference"]))
+    inputs = ones_for(model)
+
+    limit, began = allowed(3.0), time.monotonic()
+    try:
+        compiled = penstock.compile(model, devices=names, cache=False, timeout=3.0)
+    except MissedDeadline:
+        # LiteRT's own preparation does not end for some.
+        assert time.monotonic() - began < limit
+        return
+    with compiled:
+        assert time.monotonic() - began < limit
+        limit, began = allowed(1.0), time.monotonic()
+        spent(lambda: compiled.run(inputs, timeout=1.0))
+        assert time.monotonic() - began < limit
+
+
+@isolated
+def test_plan_and_receipt_say_what_runs_in_a_process_of_its_own_and_why() -> None:
+    model = penstock.load(product(6000))
+
+    with penstock.compile(model, devices=["reference"], cache=False) as compiled:
+        (told,) = compiled.plan.apart
+        assert told[0] == "reference"
+        assert "operation 2 (BATCH_MATMUL 'p') may take" in told[1]
+        assert "max_in_process_ms=500" in told[1]
+        assert "reference runs in a process of its own:" in " ".join(compiled.plan.show().split())
+        assert any("a process of its own" in note for note in compiled.receipt.notes)
+        assert '"apart":{"reference":' in compiled.plan.to_json()
+
+
+def test_work_below_the_limit_stays_in_this_process() -> None:
+    model = penstock.load(product(200))
+
+    with penstock.compile(model, cache=False, timeout=60) as compiled:
+        assert compiled.plan.apart == ()
+        assert not any("process" in note for note in compiled.receipt.notes)
+
+
+def test_caller_who_asks_for_no_isolation_is_told_what_a_timeout_may_not_end() -> None:
+    model = penstock.load(product(3000))
+
+    with (
+        knobs.override(max_in_process_ms=1),
+        penstock.compile(model, devices=["reference"], isolate=False, cache=False) as compiled,
+    ):
+        assert compiled.plan.apart == ()
+        (note,) = [n for n in compiled.receipt.notes if "a timeout may not end it" in n]
+        assert "isolate=False keeps it here" in note
+
+
+@isolated
+def test_model_of_many_operations_is_compiled_apart_where_there_is_a_timeout() -> None:
+    model = penstock.load(chain(30))
+
+    with knobs.override(max_in_process_operations=20):
+        with penstock.compile(model, devices=["xnnpack"], cache=False) as compiled:
+            assert compiled.plan.apart == ()
+        with penstock.compile(model, devices=["xnnpack"], cache=False, timeout=60) as compiled:
+            ((name, why),) = compiled.plan.apart
+    assert name == "xnnpack"
+    assert why == "a step of it has 30 operations, more than max_in_process_operations=20"
+
+
+def test_loops_within_an_operation_of_the_reference_end_at_the_deadline() -> None:
+    model = penstock.load(pool(401, 700))
+    inputs = ones_for(model)
+
+    with penstock.compile(model, devices=["reference"], isolate=False, cache=False) as compiled:
+        took, whole = spent(lambda: compiled.run(inputs))
+        assert not isinstance(whole, Exception)
+        ended, result = spent(lambda: compiled.run(inputs, timeout=took / 10))
+
+    assert isinstance(result, MissedDeadline)
+    assert ended < took / 2

@@ -56,6 +56,7 @@ def _content(plan: ExecutionPlan) -> dict[str, Any]:
         "tuned": plan.tuned,
         "accuracy": plan.accuracy,
         "doubts": dict(plan.doubts),
+        "apart": dict(plan.apart),
     }
 
 

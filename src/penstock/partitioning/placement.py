@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,14 @@ from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
 from penstock.memory.arena import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
-from penstock.partitioning.plan import Alternative, Control, ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import (
+    Alternative,
+    Control,
+    ExecutionPlan,
+    ExecutionStep,
+    Placement,
+    Worst,
+)
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
@@ -138,6 +146,7 @@ class _Ground(Struct, frozen=True):
                 step,
                 predicted_ns=whole(self.time.step(partition)),
                 control=self._control(partition),
+                worst=self._worst(partition),
             )
             for step, partition in zip(self._steps(kept), kept, strict=True)
         ]
@@ -208,6 +217,15 @@ class _Ground(Struct, frozen=True):
     def _control(self, partition: Partition) -> Control | None:
         first = partition.operations[0]
         return self.apart[first].control if self.judge.is_apart(first, partition.device) else None
+
+    def _worst(self, partition: Partition) -> Worst | None:
+        worst = self.time.prices.worst
+        if not worst or not partition.operations:
+            return None
+        times = [worst[at] for at in partition.operations]
+        most = max(times)
+        longest = partition.operations[times.index(most)]
+        return Worst(math.fsum(times), most, self.live[longest])
 
     def _temporaries(self, steps: Sequence[ExecutionStep]) -> ArenaLayout:
         if len(steps) < 2:

@@ -68,6 +68,16 @@ class Control(Struct, frozen=True):
         return ("then", "else") if self.kind == "IF" else ("condition", "body")
 
 
+class Worst(Struct, frozen=True):
+    """What a step may take any engine at worst, in nanoseconds of one processor core: all of its operations together
+    (*total*), and *most* of them the operation with the index *operation* (`penstock.partitioning.work.times_of`).
+    """
+
+    total: float
+    most: float
+    operation: int
+
+
 class ExecutionStep(Struct, frozen=True):
     """A partition with its boundary: the *operations* (indexes into the planned model's entry
     subgraph) that *device* runs as one *model*.
@@ -100,6 +110,8 @@ class ExecutionStep(Struct, frozen=True):
     whole all the same: it is the same computation."""
     no_fallback: str = ""
     """Why *fallbacks* is empty, in words; empty where it is not."""
+    worst: Worst | None = None
+    """What it may take at worst; None where that was not asked."""
 
 
 class Alternative(Struct, frozen=True):
@@ -189,6 +201,9 @@ class ExecutionPlan(Struct, frozen=True):
     doubts: tuple[tuple[str, str], ...] = ()
     """(device, why) of each device of a step whose declared accuracy classes may not hold here
     (`Capabilities.accuracy_doubt`)."""
+    apart: tuple[tuple[str, str], ...] = ()
+    """(device, why) of each device that runs in a process of its own for this plan alone: what it runs here may take longer
+    than a call without an end may in the caller's process."""
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
@@ -217,7 +232,7 @@ class ExecutionPlan(Struct, frozen=True):
 
     def to_json(self) -> str:
         """Everything but the models, as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`,
-        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`.
+        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`.
         """
         from penstock.partitioning.encoding import plan_to_json
 

@@ -21,8 +21,8 @@ from penstock.partitioning.support import Candidate, Partition, SupportTable
 from penstock.partitioning.work import (
     callees_first,
     nbytes_of,
-    reference_ns,
     share_of,
+    times_of,
 )
 
 STEP_NS: Final = 3_000.0
@@ -44,13 +44,15 @@ class Prices(Struct, frozen=True):
 
     *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps* what
     opening one step costs on each candidate, *moving* what a byte costs that enters or leaves it, *nbytes*
-    the size of each operand.
+    the size of each operand. *worst* has the nanoseconds that each operation may take any engine, subgraphs included
+    (`times_of`).
     """
 
     operations: tuple[tuple[float, ...], ...]
     steps: tuple[float, ...]
     moving: tuple[float, ...]
     nbytes: tuple[float, ...]
+    worst: tuple[float, ...] = ()
 
 
 def price(table: SupportTable, *, energy: bool = False) -> Prices:
@@ -68,13 +70,13 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
 
         model = settled(model)
     order = callees_first(model)
-    base = {
+    both = {
         index: [
-            reference_ns(model.subgraphs[index], o)
-            for o in polled(model.subgraphs[index].operations)
+            times_of(model.subgraphs[index], o) for o in polled(model.subgraphs[index].operations)
         ]
         for index in polled(order)
     }
+    base = {index: [ns for ns, _ in times] for index, times in both.items()}
     columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
     return Prices(
         tuple(zip(*columns, strict=True)) if columns else ((),) * len(model.operations),
@@ -83,7 +85,20 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
         ),
         tuple(byte_ns(c.capabilities) for c in table.candidates),
         tuple(0.0 if o.is_constant else nbytes_of(o) for o in model.operands),
+        _worst(model, order, {index: [w for _, w in times] for index, times in both.items()}),
     )
+
+
+def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:
+    """Of each operation of the entry subgraph what it may take at worst, with all that it enters, once."""
+    sums: dict[int, float] = {}
+    for index in order:
+        times = worst[index]
+        for at, operation in enumerate(polled(model.subgraphs[index].operations)):
+            for target in subgraph_references(operation):
+                times[at] = min(LONGEST, times[at] + sums[target])
+        sums[index] = math.fsum(times)
+    return tuple(worst[model.main])
 
 
 def byte_ns(capabilities: Capabilities) -> float:

@@ -124,6 +124,8 @@ def _lines(plan: ExecutionPlan, width: int) -> list[str]:
         lines += _wrapped(told, "  ", width)
     for device, doubt in plan.doubts:
         lines += _wrapped(f"{device}: {doubt}", "  ", width)
+    for device, why in plan.apart:
+        lines += _wrapped(f"{device} runs in a process of its own: {why}", "  ", width)
     if prediction := describe_prediction(plan):
         lines += _wrapped(prediction, "  ", width)
     if plan.tuned is not None:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from penstock.ir import DType, Model, Operand, Operation, Subgraph
 from penstock.ir.references import entered_from
-from penstock.ir.types import Shape
+from penstock.ir.types import Shape, static_shape
 from penstock.ir.validate import subgraph_references
 
 GUESSED_BATCH: Final = 1
@@ -29,6 +29,9 @@ GUESSED_ELEMENTS: Final = 1024
 GUESSED_ITERATIONS: Final = 8
 """Times that the body of a loop is run."""
 
+WORKSPACE_BYTE_NS: Final = 2.0
+"""What a byte takes that an engine keeps beside the values."""
+
 OPERATION_NS: Final = 8_000.0
 """What the reference takes for any operation at all."""
 
@@ -40,6 +43,9 @@ DEPTHWISE_WEIGHT: Final = 8.0
 
 RECURRENT_WEIGHT: Final = 16.0
 """The same of a recurrent operation, whose time steps follow one another."""
+
+ELEMENT_NS: Final = 1.0
+"""What an element of any other operation, or of a window that is gone over, takes an engine at worst."""
 
 FLOAT_BYTE_NS: Final = 0.4
 INTEGER_BYTE_NS: Final = 2.0
@@ -95,11 +101,22 @@ def work_of(subgraph: Subgraph, operation: Operation) -> Work:
 
 def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
     """Nanoseconds that the reference is expected to take for *operation*, subgraphs left out."""
+    return times_of(subgraph, operation)[0]
+
+
+def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
+    """`reference_ns`, and the nanoseconds that any engine should take for *operation* at worst, on one processor core: a
+    bound to decide by, no prediction.
+    """
     work = work_of(subgraph, operation)
     ports = operation.inputs or operation.outputs
     floating = not ports or subgraph.operands[ports[0]].dtype.is_float
     rate = FLOAT_BYTE_NS if floating else INTEGER_BYTE_NS
-    return OPERATION_NS + work.macs * MAC_NS + work.nbytes * rate
+    key = operation.key
+    each = MAC_NS if key in RULES and key not in WINDOWED else ELEMENT_NS
+    worst = work.macs * each + work.nbytes * FLOAT_BYTE_NS
+    worst += workspace_of(subgraph, operation) * WORKSPACE_BYTE_NS
+    return OPERATION_NS + work.macs * MAC_NS + work.nbytes * rate, worst
 
 
 def share_of(operation: Operation) -> float:
@@ -120,6 +137,27 @@ def share_of(operation: Operation) -> float:
 def callees_first(model: Model) -> list[int]:
     """The subgraphs reachable from the entry, each after everything it refers to."""
     return [*entered_from(model, model.main), model.main]
+
+
+def workspace_of(subgraph: Subgraph, operation: Operation) -> int:
+    """Bytes that engines keep beside the values of a convolution or a pool of pictures: a place in memory for each element
+    of the window, for each pixel of the result. A window beyond twice the picture's size counts as that.
+    """
+    place = CONVOLUTIONS.get(operation.type, 0)
+    if operation.type in CONVOLUTIONS:
+        kernel = static_shape(subgraph.operands[operation.inputs[1]].shape)
+        window = None if kernel is None or len(kernel) != 4 else kernel[1:3]
+    elif operation.type in POOLS:
+        read = operation.attributes.integer
+        window = read("filter_height"), read("filter_width")
+    else:
+        return 0
+    picture = static_shape(subgraph.operands[operation.inputs[place]].shape)
+    result = static_shape(subgraph.operands[operation.outputs[0]].shape)
+    if window is None or picture is None or result is None or not len(picture) == len(result) == 4:
+        return 0
+    met = [min(w, 2 * p) for w, p in zip(window, picture[1:3], strict=True)]
+    return math.prod(result[1:3]) * math.prod(met) * PLACE_BYTES
 
 
 class Site(Struct, frozen=True):
@@ -233,6 +271,27 @@ RULES: Final[dict[str, Rule]] = {
     "LOCAL_RESPONSE_NORMALIZATION": _normalised,
 }
 """Operations whose work is a product of dimensions."""
+
+PLACE_BYTES: Final = 8
+POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
+CONVOLUTIONS: Final = {
+    "CONV_2D": 0,
+    "DEPTHWISE_CONV_2D": 0,
+    "GROUPED_CONV_2D": 0,
+    "TRANSPOSE_CONV": 2,
+}
+"""Operations whose kernels go over pictures, and which input the picture is."""
+
+WINDOWED: Final = frozenset(
+    {
+        "AVERAGE_POOL_2D",
+        "MAX_POOL_2D",
+        "L2_POOL_2D",
+        "STABLEHLO_REDUCE_WINDOW",
+        "LOCAL_RESPONSE_NORMALIZATION",
+    }
+)
+"""Operations of `RULES` that are no matrix products."""
 
 VIEWS: Final = frozenset(
     {

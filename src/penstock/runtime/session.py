@@ -19,7 +19,13 @@ from penstock.compilation.compilation import (
     compile_plan,
 )
 from penstock.compilation.receipt import Recorder
-from penstock.errors import InputError, PlacementError, Unreadable, counted
+from penstock.errors import (
+    InputError,
+    NotAvailable,
+    PlacementError,
+    Unreadable,
+    counted,
+)
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name
@@ -35,13 +41,15 @@ from penstock.hal import (
     Priority,
     ProgressCallback,
 )
-from penstock.interrupts import interruptible, punctual
+from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
+from penstock.partitioning.demand import check_memory
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
+from penstock.runtime.apart import demanding, isolated, set_apart, told_in
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
 from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
@@ -250,8 +258,16 @@ class _Session:
         elsewhere = self._elsewhere(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
+            check_memory(model)
             with elsewhere.placing() if elsewhere else nullcontext():
                 plan = self._placed(model, shapes, devices, config)
+        left: list[str] = []
+        if reasons := demanding(plan, self.chosen, config):
+            isolate, until = self.arguments.isolate, config.deadline_ns
+            chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
+            if apart:
+                plan, devices = told_in(plan, apart), _Devices(chosen, apart=True)
+                elsewhere = elsewhere or self._elsewhere(until, chosen)
         if elsewhere and not allow:
             elsewhere.check(plan)
         amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
@@ -268,6 +284,8 @@ class _Session:
             *filter(None, [self._not_tuned(plan)]),
             *self._unasked(plan),
             *(f"{device}: {doubt}" for device, doubt in plan.doubts),
+            *(f"device {d} runs in a process of its own: {why}" for d, why in plan.apart),
+            *left,
             *self._not_named(plan),
         )
         if notes:
@@ -285,9 +303,12 @@ class _Session:
         variant.absence = absence
         return variant
 
-    def _elsewhere(self, deadline_ns: int | None) -> Elsewhere | None:
-        """None where all devices are in this process."""
-        if not any(getattr(device, "isolated", False) for device in self.chosen):
+    def _elsewhere(
+        self, deadline_ns: int | None, chosen: Sequence[Device] | None = None
+    ) -> Elsewhere | None:
+        """None where all devices, those of *chosen* or of the session, are in this process."""
+        devices = self.chosen if chosen is None else chosen
+        if not any(getattr(device, "isolated", False) for device in devices):
             return None
         from penstock.ir.pooling import pooled
         from penstock.runtime.elsewhere import Elsewhere
@@ -441,21 +462,39 @@ class _Session:
 class _Devices(Mapping[str, Device]):
     """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and after it, where it runs in
     a process of its own, the one of this process. They are looked for when they are needed: their driver may be one that
-    nothing else loads.
+    nothing else loads. With *apart* whatever can run in a process of its own does, also what something falls back on.
     """
 
-    def __init__(self, chosen: Sequence[Device]) -> None:
+    def __init__(self, chosen: Sequence[Device], *, apart: bool = False) -> None:
         self._chosen = {device.name: device for device in chosen}
+        self._apart = apart
+        self._found: dict[str, Device] = {}
 
     def __getitem__(self, name: str) -> Device:
         device: Device | None = None
         if name == FALLBACK_DEVICE and name not in self._chosen:
             device = manager.by_name(name)
+        elif name == LAST_RESORT and self._apart:
+            # What is too long for this process is so for its reference too.
+            raise KeyError(name)
         elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
             from penstock.runtime.last_resort import last_resort
 
             device = last_resort(manager)
-        return self._chosen[name] if device is None else device
+        device = self._chosen[name] if device is None else device
+        if self._apart and name != LAST_RESORT and not getattr(device, "isolated", False):
+            device = self._set_apart(device)
+        return device
+
+    def _set_apart(self, device: Device) -> Device:
+        """*device* in a process of its own, itself where that cannot be."""
+        if device.name not in self._found:
+            try:
+                found = isolated(device, None, manager, current_deadline())
+            except (NotAvailable, PlacementError):
+                found = device
+            self._found[device.name] = found
+        return self._found[device.name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._chosen)

@@ -38,12 +38,15 @@ EXECUTION: Final[ContextVar[ExecutionConfig]] = ContextVar("penstock_reference_e
 """The configuration of the run under way, for kernels that loop; always set while one runs."""
 
 
+LATE: Final = "the deadline passed during the execution"
+
+
 def check_interrupts(config: ExecutionConfig) -> None:
     """Raises `Cancelled`, or `MissedDeadlineTransient` when time ran out while running."""
     if config.cancel is not None:
         config.cancel.check()
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
-        raise MissedDeadlineTransient("the deadline passed during the execution")
+        raise MissedDeadlineTransient(LATE)
 
 
 def _no_subgraphs(index: int) -> Kernel:

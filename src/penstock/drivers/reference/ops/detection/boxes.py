@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import InputError
+from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 BLOCK: Final = 128
@@ -94,7 +95,7 @@ def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
     room = len(boxes) if limit < 0 else min(limit, len(boxes))
     threshold = np.float32(iou)
     chosen = np.empty(0, np.int64)
-    for start in range(0, len(boxes), BLOCK):
+    for start in watched(range(0, len(boxes), BLOCK)):
         if len(chosen) >= room:
             break
         block = np.arange(start, min(start + BLOCK, len(boxes)))

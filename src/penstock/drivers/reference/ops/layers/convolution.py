@@ -36,6 +36,7 @@ from penstock.drivers.reference.ops.numerics.weights import (
     centred,
     flattened,
 )
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 
@@ -68,7 +69,7 @@ def convolve(
         return
     view = patches(image, rows, across)
     position = max(inner * groups, channels) * columns.itemsize
-    for index in range(len(out)):
+    for index in watched(range(len(out))):
         for y in tiles(rows.outputs, across.outputs * position):
             for x in tiles(across.outputs, (y.stop - y.start) * position):
                 tile = view[index, y, x]
@@ -85,7 +86,7 @@ def _grouped(tile: NDArray, columns: NDArray, groups: int, multiply: Multiply) -
         return multiply(flat.reshape(positions, inner), columns)
     depth, each = tile.shape[4] // groups, len(columns) // groups
     sums = np.empty((positions, len(columns)), columns.dtype)
-    for group in range(groups):
+    for group in watched(range(groups)):
         flat = np.empty((*tile.shape[:4], depth), columns.dtype)
         np.copyto(flat, tile[..., group * depth : (group + 1) * depth])
         channels = slice(group * each, (group + 1) * each)

@@ -26,6 +26,7 @@ from penstock.drivers.reference.ops.numerics.weights import (
     centred,
     flattened,
 )
+from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 STRIP_BYTES: Final = 1 << 18
@@ -56,8 +57,8 @@ def convolve_depthwise(
     if taps.nbytes * across.outputs <= TILE_BYTES:
         vectors = np.tile(taps, (1, 1, across.outputs))
     step = max(STRIP_ROWS, STRIP_BYTES // max(1, length * taps.itemsize))
-    for index in range(len(out)):
-        for start in range(0, rows.outputs, step):
+    for index in watched(range(len(out))):
+        for start in watched(range(0, rows.outputs, step)):
             count = min(step, rows.outputs - start)
             top = start * rows.stride
             strip = image[index, top : top + (count - 1) * rows.stride + rows.reach]
@@ -79,10 +80,10 @@ def _strip(
     planes = _planes(strip, across, channels, taps.dtype)
     sums = np.empty((count, length), taps.dtype)
     product = np.empty_like(sums)
-    for y in range(height):
+    for y in watched(range(height)):
         first = y * rows.dilation
         lines = slice(first, first + (count - 1) * rows.stride + 1, rows.stride)
-        for x in range(width):
+        for x in watched(range(width)):
             offset, phase = divmod(x * across.dilation, across.stride)
             begin = offset * channels
             line = planes[phase][lines, begin : begin + length]

@@ -15,6 +15,7 @@ from penstock.drivers.reference.ops.numerics.activation_range import (
     quantized_range,
 )
 from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
@@ -79,7 +80,7 @@ def _combine(image: NDArray, axes: tuple[Axis, Axis], function: np.ufunc) -> NDA
         before = (slice(None),) * dimension
         reach = (axis.outputs - 1) * axis.stride + 1
         total = image[(*before, slice(0, reach, axis.stride))].copy()
-        for start in range(1, axis.extent):
+        for start in watched(range(1, axis.extent)):
             part = image[(*before, slice(start, start + reach, axis.stride))]
             function(total, part, out=total)
         image = total

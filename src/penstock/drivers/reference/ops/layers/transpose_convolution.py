@@ -36,6 +36,7 @@ from penstock.drivers.reference.ops.numerics.weights import (
     flattened,
     given,
 )
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 Layer: TypeAlias = Callable[[NDArray, NDArray], NDArray]
@@ -97,8 +98,8 @@ def _overlap(picture: NDArray, columns: NDArray, stride: tuple[int, int]) -> NDA
     shape = (rows - 1) * stride[0] + height, (across - 1) * stride[1] + width, channels
     sums = np.zeros(shape, columns.dtype)
     flat = picture.reshape(-1, depth)
-    for y in range(height):
-        for x in range(width):
+    for y in watched(range(height)):
+        for x in watched(range(width)):
             part = np.matmul(flat, columns[:, y, x].T).reshape(rows, across, channels)
             bottom, right = y + (rows - 1) * stride[0] + 1, x + (across - 1) * stride[1] + 1
             sums[y : bottom : stride[0], x : right : stride[1]] += part

@@ -19,6 +19,7 @@ from penstock.drivers.reference.ops.numerics.products import (
     tiles,
 )
 from penstock.errors import ShapeMismatch
+from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 MOST_PADDED: Final = 2**26
@@ -85,7 +86,7 @@ def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, .
     at = 0
     while at < len(outputs) - 1 and nbytes * math.prod(outputs[at + 1 :]) > TILE_BYTES:
         at += 1
-    for before in np.ndindex(*outputs[:at]):
+    for before in watched(np.ndindex(*outputs[:at])):
         for part in tiles(outputs[at], nbytes * math.prod(outputs[at + 1 :])):
             yield (*before, part)
 
@@ -111,7 +112,7 @@ def convolve(
         return
     view = patches(volume, window)
     position = max(inner * groups, channels) * columns.itemsize
-    for index in range(len(out)):
+    for index in watched(range(len(out))):
         for block in blocks([axis.outputs for axis in window], position):
             target = out[(index, *block)]
             sums = _sums(view[(index, *block)], columns, depth, multiply)
@@ -124,7 +125,7 @@ def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: Multiply) -> ND
     groups = tile.shape[-1] // depth
     each = channels // groups
     parts = []
-    for group in range(groups):
+    for group in watched(range(groups)):
         part = tile[..., group * depth : (group + 1) * depth]
         flat = np.empty(part.shape, columns.dtype)
         np.copyto(flat, part)
@@ -139,7 +140,7 @@ def spread(volume: NDArray, taps: NDArray, window: Window, out: NDArray) -> None
 
     *window* is that of the convolution which takes *out*'s size to the volume's.
     """
-    for place in np.ndindex(taps.shape[:-2]):
+    for place in watched(np.ndindex(taps.shape[:-2])):
         source, target = [], []
         for at, axis, size, whole in zip(place, window, volume.shape, out.shape, strict=False):
             offset = at * axis.dilation - axis.before

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
+from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 BLOCK: Final = 1 << 15
@@ -63,6 +64,6 @@ def parts(shape: tuple[int, ...]) -> Iterator[Index]:
         yield ()
         return
     step = max(1, BLOCK // inner)
-    for outer in np.ndindex(shape[: axis - 1]):
-        for start in range(0, shape[axis - 1], step):
+    for outer in watched(np.ndindex(shape[: axis - 1])):
+        for start in watched(range(0, shape[axis - 1], step)):
             yield (*outer, slice(start, start + step))

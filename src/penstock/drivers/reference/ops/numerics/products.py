@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Site, Unsupported
 from penstock.drivers.reference.ops.numerics.activation_range import integer_range
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 TILE_BYTES: Final = 1 << 22
@@ -119,7 +120,7 @@ def _step_by_step(
         sums += bias.astype(np.float32)[:, None] if across else bias.astype(np.float32)
     for part in tiles(len(inner), ORDERED_TILE_ROWS * max(1, len(outer))):
         block = sums[:, part].copy()
-        for step in range(depth):
+        for step in watched(range(depth)):
             add(block, outer_steps[step][:, None], inner_steps[step, part])
         sums[:, part] = block
     result: NDArray = sums.T if across else sums
@@ -162,5 +163,5 @@ def multiply_rows(
 def tiles(count: int, nbytes: int) -> Iterator[slice]:
     """Slices of *count* items of *nbytes* each that stay within `TILE_BYTES`, one item at least."""
     step = max(1, TILE_BYTES // max(1, nbytes))
-    for start in range(0, count, step):
+    for start in watched(range(0, count, step)):
         yield slice(start, min(start + step, count))

@@ -19,6 +19,7 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     round_half_away_from_zero,
     wrapped,
 )
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 BLOCK: Final = 1 << 15
@@ -72,7 +73,7 @@ class Requantizer:
         if self._exact:
             rows = -(-rows // self._repeats) * self._repeats
         work = np.empty((min(rows, len(out)), self._channels))
-        for start in range(0, len(out), rows):
+        for start in watched(range(0, len(out), rows)):
             part = accumulators[start : start + rows]
             convert(part, out[start : start + rows], work[: len(part)])
 

@@ -46,6 +46,7 @@ from penstock.drivers.reference.ops.recurrent.tables import (
     logistic_q3,
     tanh_of,
 )
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 GATE_SCALE = np.float32(2.0**-12)
@@ -142,7 +143,7 @@ class Memory16:
         hidden = state.output.reshape(batch, self.outputs)
         cell = state.cell.reshape(batch, self.cells).astype(np.int64)
         outputs = np.empty((steps, batch, self.outputs), np.int8)
-        for step in range(steps):
+        for step in watched(range(steps)):
             gates = clamp_16(sums[step] + self._recurrent(hidden).reshape(shape))
             hidden, cell = self._step(gates, cell)
             outputs[step] = hidden

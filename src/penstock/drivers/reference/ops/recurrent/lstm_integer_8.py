@@ -43,6 +43,7 @@ from penstock.drivers.reference.ops.recurrent.lstm_parameters import (
 from penstock.drivers.reference.ops.recurrent.products import Arrays
 from penstock.drivers.reference.ops.recurrent.sequences import rows_of
 from penstock.drivers.reference.ops.recurrent.tables import cut_logistic, cut_tanh
+from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 CELL_POWER = -15
@@ -97,7 +98,7 @@ class Memory8:
         hidden = state.output.reshape(batch, self.outputs)
         cell = state.cell.reshape(batch, self.cells).astype(np.int64)
         outputs = np.empty((steps, batch, self.outputs), np.int8)
-        for step in range(steps):
+        for step in watched(range(steps)):
             hidden, cell = self._step({g: v[step] for g, v in inputs.items()}, hidden, cell)
             outputs[step] = hidden
         return outputs, Memory(hidden.astype(np.int8), cell.astype(np.int16))

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, require
 from penstock.drivers.reference.ops.stablehlo.elementwise import FUNCTIONS, larger, smaller
+from penstock.interrupts import watched
 from penstock.ir import NDArray, Subgraph
 
 Combine: TypeAlias = Callable[[NDArray, NDArray], Any]
@@ -92,7 +93,7 @@ def _at_once(run: Kernel, *arrays: NDArray) -> list[NDArray]:
 
 def _one_by_one(run: Kernel, dtypes: list[np.dtype[Any]], *arrays: NDArray) -> list[NDArray]:
     made = [np.empty(arrays[0].shape, dtype) for dtype in dtypes]
-    for place in np.ndindex(arrays[0].shape):
+    for place in watched(np.ndindex(arrays[0].shape)):
         results = run([np.asarray(a[place]) for a in arrays])
         for whole, result in zip(made, results, strict=True):
             whole[place] = np.asarray(result).reshape(())

@@ -1,0 +1,147 @@
+"""Devices that run in processes of their own for one plan: what it gives them may take longer than a call can be ended in this
+process. Engines look at a deadline between two operations at most; a process can be ended at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from penstock import knobs
+from penstock.errors import NotAvailable, PlacementError
+from penstock.hal import Device, PrepareConfig
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.partitioning.support import REFERENCE_DEVICE
+
+if TYPE_CHECKING:
+    from penstock.runtime.discovery import Manager
+
+STEP_SHARE: Final = 10
+"""How often the time of one operation a whole step may take: real networks have many operations of like size."""
+
+
+def demanding(
+    plan: ExecutionPlan, devices: Sequence[Device], config: PrepareConfig
+) -> dict[str, str]:
+    """Device name -> why what *plan* gives it should not run in this process, for those of *devices* that do.
+
+    Of a step with too many operations an engine's compiler is what cannot be ended: that counts where *config* has a
+    deadline or a token. The reference looks at both between two operations.
+    """
+    here = {d.name for d in devices if not getattr(d, "isolated", False)}
+    longest = knobs.max_in_process_ms() * 1e6
+    most = None
+    if config.deadline_ns is not None or config.cancel is not None:
+        most = knobs.max_in_process_operations()
+    found: dict[str, str] = {}
+    for step in _steps(plan):
+        name = step.device
+        if name not in here or name in found:
+            continue
+        reason = _too_long(step, longest)
+        if not reason and most is not None and name != REFERENCE_DEVICE:
+            reason = _too_many(step, most)
+        if reason:
+            found[name] = reason
+    return found
+
+
+def _steps(plan: ExecutionPlan) -> Iterator[ExecutionStep]:
+    """The steps of *plan*, and of what it carries out itself those within."""
+    for step in plan.steps:
+        if step.control is None:
+            yield step
+        else:
+            for branch in step.control.branches:
+                yield from _steps(branch)
+
+
+def _too_long(step: ExecutionStep, longest: float) -> str:
+    worst = step.worst
+    if worst is None:
+        return ""
+    if worst.most > longest:
+        return (
+            f"{_named(step, worst.operation)} may take {worst.most / 1e9:.3g} s, more than max_in_process_ms="
+            f"{longest / 1e6:.0f} allows"
+        )
+    if worst.total > STEP_SHARE * longest:
+        return (
+            f"a step of it may take {worst.total / 1e9:.3g} s, more than {STEP_SHARE} times "
+            f"max_in_process_ms={longest / 1e6:.0f}"
+        )
+    return ""
+
+
+def _named(step: ExecutionStep, operation: int) -> str:
+    """An operation of *step* by its index in the planned model."""
+    at = step.operations.index(operation) if operation in step.operations else 0
+    kind = step.model.operations[at].type
+    return f"operation {operation} ({kind} {step.model.entry.operation_name(at)!r})"
+
+
+def _too_many(step: ExecutionStep, most: int) -> str:
+    count = sum(len(subgraph.operations) for subgraph in step.model.subgraphs)
+    if count <= most:
+        return ""
+    return f"a step of it has {count} operations, more than max_in_process_operations={most}"
+
+
+def set_apart(
+    chosen: Sequence[Device],
+    reasons: dict[str, str],
+    isolate: bool | None,
+    manager: Manager,
+    deadline_ns: int | None,
+) -> tuple[list[Device], dict[str, str], list[str]]:
+    """*chosen* with the devices of *reasons* in processes of their own where that can be; those that are, each with its
+    reason; and a sentence for each that is not. Raises `MissedDeadline*`.
+    """
+    devices, apart, notes = list(chosen), dict[str, str](), list[str]()
+    for at, device in enumerate(chosen):
+        reason = reasons.get(device.name)
+        if reason is None:
+            continue
+        try:
+            devices[at] = isolated(device, isolate, manager, deadline_ns)
+        except (NotAvailable, PlacementError) as error:
+            told = error.args[0] if error.args else str(error)
+            notes.append(
+                f"device {device.name} runs in this process, where a timeout may not end it in time: {reason}; {told}"
+            )
+        else:
+            apart[device.name] = reason
+    return devices, apart, notes
+
+
+def isolated(
+    device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
+) -> Device:
+    """*device* in a process of its own; where that process is not there for now, an `AbsentDevice`, for others to step in.
+    Raises `NotAvailable` or `PlacementError` where there can be no such process.
+    """
+    if isolate is False:
+        raise NotAvailable("isolate=False keeps it here")
+    if manager.by_name(device.name, isolate=False) is not device:
+        raise NotAvailable("an object of the caller cannot run in another process")
+    forgive_driver_of(device.name)
+    (found,) = manager.choose([device.name], True, deadline_ns, absent=True)
+    return found
+
+
+def forgive_driver_of(device: str) -> None:
+    """Forgets the deaths of the process of that device's driver: those at deadlines are no fault of it, and would keep it from
+    being started again.
+    """
+    from penstock.runtime.isolation import supervisors
+
+    for supervisor in supervisors():
+        if device.startswith(supervisor.place.name):
+            supervisor.succeeded()
+
+
+def told_in(plan: ExecutionPlan, apart: dict[str, str]) -> ExecutionPlan:
+    """*plan* with the devices that run apart."""
+    return replace(plan, apart=tuple(apart.items()))
