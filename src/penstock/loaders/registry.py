@@ -7,6 +7,7 @@ import os
 from importlib import import_module
 from typing import BinaryIO, Final, TypeAlias
 
+from penstock import knobs
 from penstock.errors import InputError, NotAModel
 from penstock.ir.model import ConstantPool, Model
 from penstock.memory import sealed_file
@@ -20,6 +21,20 @@ LOADERS: Final = (
 """Every format: its name, and the package, which is imported when its turn comes. Its `may_begin` judges the beginning of a
 file, before the rest is read; its `recognizes` the whole content, for `load`.
 """
+
+MIB: Final = 1 << 20
+MEMORY_PER_BYTE: Final = 16
+LEAST_MEMORY: Final = 64 * MIB
+"""What a file may become unless the knob `loading_limit_mib` says otherwise: networks of weights take little more than these."""
+
+MAX_NAME: Final = 1 << 16
+"""Bytes of one name or text in a model file. Names are copied into every plan, receipt and error."""
+
+
+def room_for(size: int) -> int:
+    """Bytes of memory that all but the weights of a file of *size* bytes may take."""
+    given = knobs.loading_limit_mib()
+    return given * MIB or max(MEMORY_PER_BYTE * size, LEAST_MEMORY)
 
 
 def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Final
 
 from msgspec import Struct
 
@@ -19,9 +18,7 @@ from penstock.ir.references import entered_from
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
 from penstock.memory.limits import MIB, available_memory
-
-LEAST_LIMIT: Final = 1024 * MIB
-"""What a run may hold on the smallest machine, unless the knob `max_run_mib` says otherwise."""
+from penstock.partitioning.work import LEAST_LIMIT
 
 
 class Peak(Struct, frozen=True):
@@ -43,11 +40,7 @@ def run_limit() -> int:
 
 def check_memory(model: Model) -> None:
     """Raises `LimitExceeded`, with the operation, where a run of *model* would hold more bytes than `run_limit` at a time."""
-    limit = run_limit()
-    # Most models would not reach it if nothing were ever dropped.
-    if sum(nbytes_of(o) for s in model.subgraphs for o in polled(s.operands)) <= limit:
-        return
-    peak = peak_of(model)
+    limit, peak = run_limit(), peak_of(model)
     if peak.nbytes <= limit:
         return
     where = None

@@ -12,10 +12,14 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operand, Operation, Subgraph
 from penstock.ir.references import entered_from
 from penstock.ir.types import Shape, static_shape
 from penstock.ir.validate import subgraph_references
+
+LEAST_LIMIT: Final = 1 << 30
+"""Bytes that the values of a run may take on the smallest machine, unless the knob `max_run_mib` says otherwise."""
 
 GUESSED_BATCH: Final = 1
 """Stands for a first dimension that is known at run time only."""
@@ -77,6 +81,18 @@ def nbytes_of(operand: Operand) -> float:
     if not operand.has_value:
         return 0.0
     return elements_of(operand.shape) * _element_bytes(operand.dtype)
+
+
+def most_bytes(model: Model) -> float:
+    """No less than what the values of all subgraphs take together, constants left out; each element counts as a byte at
+    least, and guesses count where shapes are not known.
+    """
+    found = 0.0
+    for subgraph in model.subgraphs:
+        for operand in polled(subgraph.operands):
+            if not operand.is_constant:
+                found += max(nbytes_of(operand), float(elements_of(operand.shape)))
+    return found
 
 
 def work_of(subgraph: Subgraph, operation: Operation) -> Work:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -45,11 +46,10 @@ from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
-from penstock.partitioning.demand import check_memory
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
-from penstock.runtime.apart import demanding, isolated, set_apart, told_in
+from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
 from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
@@ -258,11 +258,13 @@ class _Session:
         elsewhere = self._elsewhere(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            check_memory(model)
+            _check_memory(model)
             with elsewhere.placing() if elsewhere else nullcontext():
                 plan = self._placed(model, shapes, devices, config)
         left: list[str] = []
-        if reasons := demanding(plan, self.chosen, config):
+        if _may_be_long(plan, config) and (reasons := self._demanding(plan, config)):
+            from penstock.runtime.apart import set_apart, told_in
+
             isolate, until = self.arguments.isolate, config.deadline_ns
             chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
             if apart:
@@ -316,6 +318,11 @@ class _Session:
         # What is copied for other processes is told by the pools of this model.
         self.model = pooled(self.model)
         return Elsewhere(self.model, deadline_ns)
+
+    def _demanding(self, plan: ExecutionPlan, config: PrepareConfig) -> dict[str, str]:
+        from penstock.runtime.apart import demanding
+
+        return demanding(plan, self.chosen, config)
 
     def _placed(
         self,
@@ -489,6 +496,8 @@ class _Devices(Mapping[str, Device]):
     def _set_apart(self, device: Device) -> Device:
         """*device* in a process of its own, itself where that cannot be."""
         if device.name not in self._found:
+            from penstock.runtime.apart import isolated
+
             try:
                 found = isolated(device, None, manager, current_deadline())
             except (NotAvailable, PlacementError):
@@ -501,6 +510,28 @@ class _Devices(Mapping[str, Device]):
 
     def __len__(self) -> int:
         return len(self._chosen)
+
+
+def _check_memory(model: Model) -> None:
+    """`check_memory`, where the sizes of all values and the settings do not say already that there is room."""
+    if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
+        from penstock.partitioning.demand import check_memory
+
+        check_memory(model)
+
+
+def _may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:
+    """Whether `demanding` has to look at *plan*: most plans are told from others by their steps alone."""
+    longest = knobs.max_in_process_ms() * 1e6
+    limited = config.deadline_ns is not None or config.cancel is not None
+    most = knobs.max_in_process_operations() if limited else sys.maxsize
+    return any(
+        step.control is not None
+        or step.worst is None
+        or max(step.worst.most, step.worst.total / 10) > longest
+        or operations_of(step.model) > most
+        for step in plan.steps
+    )
 
 
 def operations_of(model: Model) -> int:

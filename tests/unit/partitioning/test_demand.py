@@ -6,9 +6,9 @@ import penstock
 from penstock import knobs
 from penstock.errors import LimitExceeded
 from penstock.memory import limits
-from penstock.partitioning.demand import LEAST_LIMIT, check_memory, peak_of, run_limit
+from penstock.partitioning.demand import check_memory, peak_of, run_limit
 from penstock.partitioning.placement import place
-from penstock.partitioning.work import times_of, workspace_of
+from penstock.partitioning.work import LEAST_LIMIT, times_of, workspace_of
 from penstock.runtime.discovery import manager
 from tests.support_bounds import broadcast, chain, convolution, doubling, pool, product, summed
 from tests.unit.loaders.files import FileBuilder

@@ -19,7 +19,7 @@ from penstock.errors import (
 from penstock.interrupts import checkpoint
 from penstock.ir.types import DType, NDArray, Shape
 from penstock.loaders.onnx.tensors import Budget, dtype_of, read_sparse, read_tensor
-from penstock.loaders.room import MAX_NAME
+from penstock.loaders.registry import MAX_NAME
 
 Attribute: TypeAlias = Any
 """int, float, bytes, array, `Graph`, or a list of them."""

@@ -9,7 +9,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir.model import ConstantPool
 from penstock.ir.operand import DataLocation
 from penstock.loaders.flatbuffer import Blob, Reader, Values
-from penstock.loaders.room import MAX_NAME, MIB, room_for
+from penstock.loaders.registry import MAX_NAME, MIB, room_for
 
 SCHEMA_VERSION: Final = 3
 BUFFER_MEMORY: Final = 160
