@@ -277,3 +277,35 @@ def test_loops_within_an_operation_of_the_reference_end_at_the_deadline() -> Non
 
     assert isinstance(result, MissedDeadline)
     assert ended < took / 2
+
+
+@isolated
+@pytest.mark.parametrize("device", ["reference", "onnxruntime-cpu"])
+def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(device: str) -> None:
+    from penstock.runtime.isolation import supervisors
+
+    model = penstock.load(product(6000))
+    compiled = penstock.compile(model, devices=[device], cache=False)
+    with compiled:
+        (supervisor,) = [s for s in supervisors() if device.startswith(s.place.name)]
+        for _ in range(2):
+            link = supervisor.link()
+            with pytest.raises(MissedDeadline):
+                compiled.run(ones_for(model), timeout=allowed(1.0))
+            ends = time.monotonic() + 10
+            while supervisor.running is link and time.monotonic() < ends:
+                time.sleep(0.05)
+            assert supervisor.running is not link
+            assert "was killed: the device had not answered by the deadline" in link.session.gone
+
+
+@isolated
+def test_compile_of_a_small_model_works_after_processes_were_killed_at_deadlines() -> None:
+    model, small = penstock.load(product(6000)), penstock.load(product(10))
+    for _ in range(3):
+        with penstock.compile(model, devices=["reference"], cache=False) as compiled:
+            assert compiled.plan.apart
+            with pytest.raises(MissedDeadline):
+                compiled.run(ones_for(model), timeout=0.2)
+    with penstock.compile(small, devices=["reference"], cache=False) as compiled:
+        assert compiled.run(ones_for(small))[0] == 1000

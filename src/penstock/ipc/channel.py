@@ -49,6 +49,7 @@ MAX_EVENTS: Final = 1024
 
 CLOSED_BY_HOST: Final = "the driver's process closed the connection"
 
+UNANSWERED: Final = "the driver did not answer before the deadline"
 NOT_TAKEN: Final = "the driver's process did not take the call before the deadline"
 
 CANCEL_GRACE_NS: Final = 1_000_000_000
@@ -283,7 +284,7 @@ class Session:
                 raise DeadObject(self._gone)
             now = time.monotonic_ns()
             if deadline_ns is not None and now >= deadline_ns:
-                raise MissedDeadlineTransient("the driver did not answer before the deadline")
+                raise MissedDeadlineTransient(UNANSWERED)
             until = deadline_ns
             if standstill is not None:
                 standstill.look()

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import (
+    Cancelled,
     ClosedError,
     DeadObject,
     DriverError,
@@ -45,10 +46,11 @@ from penstock.hal import (
 )
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.carrying import CarriedFence
-from penstock.ipc.channel import DeviceChannel, Session
+from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
+from penstock.ipc.ring_client import NOT_ANSWERED, NOT_STOPPED
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ipc.until import current_deadline, started_again, until
 from penstock.ir import Model
@@ -141,6 +143,12 @@ class IsolatedDevice:
         """
         if not self._link.session.gone:
             self._remote.trim()
+
+    def abandon(self, why: str) -> None:
+        """Kills the process, which goes on with a call that nobody waits for any more. It is started again for the next call,
+        and what other clients have under way there is repeated.
+        """
+        self._link.condemn(why)
 
     def prepared(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         """*model* prepared in the process that lives now."""
@@ -278,6 +286,8 @@ class IsolatedPreparedModel:
         config: PrepareConfig,
     ) -> None:
         self.device, self._model = device, model
+        self.ends_with_its_call = False
+        """Whether the process is killed where a run has not ended at its deadline: it may go on for hours."""
         self._remote, self._home = remote, (remote, session_of(remote))
         self._call = self._underway()
         # What belonged to the one call is not there any more.
@@ -357,12 +367,20 @@ class IsolatedPreparedModel:
             told = DeadObject(session.gone)
             told.copies = error.copies
             raise told from error
+        except (MissedDeadlineTransient, Cancelled) as error:
+            self._give_up(error)
+            raise
         finally:
             underway.pop(thread, None)
         if self._deaths:
             self._deaths = 0
         supervisor.succeeded()
         return result
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends the process where it goes on with a run that has ended with *error* here."""
+        if self.ends_with_its_call and str(error) in {NOT_ANSWERED, NOT_STOPPED, UNANSWERED}:
+            self.device.abandon(str(error))
 
     def execute_fenced(
         self,
@@ -404,8 +422,14 @@ class IsolatedPreparedModel:
         """*call*, which executes, once more where the process died of it, unless it was *tried* before with that error; the
         result says so.
         """
-        with _Lost(call, tried) as lost:
-            result, incident = self.twice("execute", lost, request, config, tried=tried is not None)
+        try:
+            with _Lost(call, tried) as lost:
+                result, incident = self.twice(
+                    "execute", lost, request, config, tried=tried is not None
+                )
+        except (MissedDeadlineTransient, Cancelled) as error:
+            self._give_up(error)
+            raise
         self.device.supervisor.succeeded()
         if not incident and not lost.copies:
             return result

@@ -68,6 +68,9 @@ MOST_FALSE_ALARMS: Final = 10_000
 _looking = threading.Lock()
 """One thread of a process looks for answers at a time: more would keep each other from running."""
 
+NOT_ANSWERED: Final = "the device had not answered by the deadline"
+NOT_STOPPED: Final = "the cancel token was set, and the device did not stop"
+
 
 class Pace:
     """How long the runs of one prepared model take: *usual_ns*, a mean that follows the last ones."""
@@ -218,9 +221,9 @@ class RingClient:
                 stop_at = now + STOP_GRACE_NS
             if deadline_ns is not None and now >= deadline_ns:
                 self._region.words[ring.CANCELLED] = number
-                raise MissedDeadlineTransient("the device had not answered by the deadline")
+                raise MissedDeadlineTransient(NOT_ANSWERED)
             if stop_at is not None and now >= stop_at:
-                raise Cancelled("the cancel token was set, and the device did not stop")
+                raise Cancelled(NOT_STOPPED)
             limits = [
                 CANCEL_LOOK_NS if cancel is not None and stop_at is None else None,
                 None if deadline_ns is None else deadline_ns - now,

@@ -4,18 +4,20 @@ process. Engines look at a deadline between two operations at most; a process ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.errors import NotAvailable, PlacementError
+from penstock.errors import Cancelled, MissedDeadline, NotAvailable, PlacementError
 from penstock.hal import Device, PrepareConfig
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.support import REFERENCE_DEVICE
 
 if TYPE_CHECKING:
+    from penstock.compilation.compilation import Compilation
     from penstock.runtime.discovery import Manager
 
 STEP_SHARE: Final = 10
@@ -129,6 +131,30 @@ def isolated(
     forgive_driver_of(device.name)
     (found,) = manager.choose([device.name], True, deadline_ns, absent=True)
     return found
+
+
+def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
+    """Has each process of *apart* killed where a run of *compilation* has not ended at its deadline there."""
+    for step in compilation.steps:
+        if step.device.name in apart and hasattr(step.prepared, "ends_with_its_call"):
+            step.prepared.ends_with_its_call = True
+        for branch in step.branches:
+            end_with_their_calls(branch, apart)
+
+
+@contextmanager
+def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Iterator[None]:
+    """A block that compiles on *devices*: where it does not end in time, the processes of *apart* are killed, whose engines'
+    compilers cannot be ended.
+    """
+    try:
+        yield
+    except (MissedDeadline, Cancelled) as error:
+        for name in apart:
+            abandon = getattr(devices[name], "abandon", None)
+            if abandon is not None:
+                abandon(f"a compile had not ended: {error}")
+        raise
 
 
 def forgive_driver_of(device: str) -> None:

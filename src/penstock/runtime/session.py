@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, structs
@@ -280,8 +280,12 @@ class _Session:
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         means = Means(allow, caching, meanwhile, recorder)
-        with elsewhere.compiling() if elsewhere else nullcontext():
+        with elsewhere.compiling() if elsewhere else nullcontext(), _ending(plan, devices):
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
+        if plan.apart:
+            from penstock.runtime.apart import end_with_their_calls
+
+            end_with_their_calls(compilation, devices)
         notes = (
             *filter(None, [self._not_tuned(plan)]),
             *self._unasked(plan),
@@ -518,6 +522,14 @@ def _check_memory(model: Model) -> None:
         from penstock.partitioning.demand import check_memory
 
         check_memory(model)
+
+
+def _ending(plan: ExecutionPlan, devices: Mapping[str, Device]) -> AbstractContextManager[None]:
+    if not plan.apart:
+        return nullcontext()
+    from penstock.runtime.apart import abandoned_late
+
+    return abandoned_late(devices, dict(plan.apart))
 
 
 def _may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:
