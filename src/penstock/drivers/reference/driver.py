@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.drivers.reference.arguments import bind_inputs, deliver, mapped_pools
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Unsupported
+from penstock.drivers.reference.ops.kernel import EXECUTION, LATE, Kernel, Unsupported
 from penstock.drivers.reference.program import Program, compile_subgraph, examine
-from penstock.errors import GeneralFailure
+from penstock.errors import GeneralFailure, MissedDeadlineTransient
 from penstock.hal import (
     Capabilities,
     DeviceBase,
@@ -33,6 +33,7 @@ from penstock.hal import (
     validate_prepare,
     validate_request,
 )
+from penstock.interrupts import interruptible
 from penstock.ir import Model
 from penstock.ir.rounding import heard
 
@@ -140,7 +141,14 @@ class PreparedReference(PreparedModelBase):
         token = EXECUTION.set(config)
         try:
             clock: list[int] | None = [] if config.measure else None
-            results = self._program.run(inputs, config, clock)
+            if config.deadline_ns is None and config.cancel is None:
+                results = self._program.run(inputs, config, clock)
+            else:
+                # The loops within an operation look at both.
+                with interruptible(
+                    config.deadline_ns, config.cancel, MissedDeadlineTransient, LATE
+                ):
+                    results = self._program.run(inputs, config, clock)
         finally:
             EXECUTION.reset(token)
         timing = Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))

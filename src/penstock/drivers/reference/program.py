@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from penstock.drivers.reference.ops.kernel import (
     EXECUTION,
-    LATE,
     Kernel,
     Site,
     Unsupported,
@@ -21,12 +20,11 @@ from penstock.errors import (
     Cancelled,
     DriverError,
     GeneralFailure,
-    MissedDeadlineTransient,
     PenstockError,
     ResourceExhaustedTransient,
 )
 from penstock.hal import ExecutionConfig
-from penstock.interrupts import interruptible, polled
+from penstock.interrupts import polled
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.references import entered_from
 from penstock.ir.rounding import Sums, sums_of
@@ -58,18 +56,9 @@ class Program(Struct, frozen=True):
         self, inputs: Sequence[NDArray], config: ExecutionConfig, clock: list[int] | None = None
     ) -> list[NDArray]:
         """The output arrays; they may view inputs or constants. Looks at deadline and cancellation
-        between operations, and in loops within them. *clock* is given the time (`time.perf_counter_ns`) at which each operation begins and the
+        between operations. *clock* is given the time (`time.perf_counter_ns`) at which each operation begins and the
         last one ends.
         """
-        if config.cancel is None and config.deadline_ns is None:
-            return self._run(inputs, config, clock)
-        # Within an operation its loops look at both.
-        with interruptible(config.deadline_ns, config.cancel, MissedDeadlineTransient, LATE):
-            return self._run(inputs, config, clock)
-
-    def _run(
-        self, inputs: Sequence[NDArray], config: ExecutionConfig, clock: list[int] | None
-    ) -> list[NDArray]:
         values: dict[int, NDArray] = {
             **self.constants,
             **dict(zip(self.inputs, inputs, strict=True)),
