@@ -8,12 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.drivers.reference.arguments import bind_inputs, deliver, mapped_pools
+from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
 from penstock.drivers.reference.ops.kernel import EXECUTION, LATE, Kernel, Unsupported
 from penstock.drivers.reference.program import Program, compile_subgraph, examine
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
@@ -43,7 +45,9 @@ if TYPE_CHECKING:
 
 
 class ReferenceDevice(DeviceBase):
-    """One CPU, through NumPy. Every result is of the class `exact`. Its buffers may be of unknown size and rank."""
+    """One thread of a CPU, through NumPy, whatever `num_threads` is. Every result is of the class `exact`. Its buffers may be of
+    unknown size and rank.
+    """
 
     name = "reference"
     version = f"1 (numpy {np.__version__})"
@@ -109,6 +113,10 @@ class PreparedReference(PreparedModelBase):
         entry = model.entry
         self._inputs = [entry.operands[i] for i in entry.inputs]
         self._outputs = [entry.operands[i] for i in entry.outputs]
+        self._products: AbstractContextManager[None] = nullcontext()
+        if may_divide(model):
+            SINGLE_THREAD.find()
+            self._products = SINGLE_THREAD
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         began = time.perf_counter_ns()
@@ -142,12 +150,14 @@ class PreparedReference(PreparedModelBase):
         try:
             clock: list[int] | None = [] if config.measure else None
             if config.deadline_ns is None and config.cancel is None:
-                results = self._program.run(inputs, config, clock)
+                with self._products:
+                    results = self._program.run(inputs, config, clock)
             else:
                 # The loops within an operation look at both.
-                with interruptible(
+                limits = interruptible(
                     config.deadline_ns, config.cancel, MissedDeadlineTransient, LATE
-                ):
+                )
+                with self._products, limits:
                     results = self._program.run(inputs, config, clock)
         finally:
             EXECUTION.reset(token)

@@ -1,0 +1,160 @@
+"""NumPy's BLAS on a single thread while the reference driver runs.
+
+BLAS divides a product among its own pool of threads, one for each processor, and waits for the last of them. Where other
+programs use the processors, that wait is a turn of the scheduler for every product, 10 to 100 times what the product itself
+takes. The pool would also exceed `num_threads`, and the order of its sums would depend on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from itertools import product
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.drivers.reference.ops import MODULES
+from penstock.ir import Model, Operand, Operation, Subgraph
+from penstock.ir.types import static_shape
+
+LEAST_DIVIDED: Final = 9216
+"""Multiply-accumulates of the least product that OpenBLAS divides: a matrix times a vector."""
+
+POSIX_THREADS: Final = 1
+"""What `openblas_get_parallel` answers where OpenBLAS has threads of its own, on Windows too."""
+
+MULTIPLYING: Final = frozenset(
+    key
+    for module, keys in MODULES.items()
+    if module.startswith(("layers.", "recurrent."))
+    or module in {"detection.roi_align", "sound.spectrogram", "stablehlo.products"}
+    for key in keys.split()
+)
+"""Rows of the operation table that are computed with matrix products."""
+
+
+def may_divide(model: Model) -> bool:
+    """Whether BLAS may divide a product of *model*. Small networks have none, and are spared the calls that set the limit."""
+    return any(
+        operation.key in MULTIPLYING and _bound(subgraph, operation) >= LEAST_DIVIDED
+        for subgraph in model.subgraphs
+        for operation in subgraph.operations
+    )
+
+
+def _bound(subgraph: Subgraph, operation: Operation) -> float:
+    """No product of *operation* has more multiply-accumulates; infinite where a shape is not known."""
+    inputs, outputs = (
+        max((_count(subgraph.operands[i]) for i in indexes), default=0.0)
+        for indexes in (operation.inputs, operation.outputs)
+    )
+    return inputs * outputs
+
+
+def _count(operand: Operand) -> float:
+    shape = static_shape(operand.shape) if operand.has_value else ()
+    return float("inf") if shape is None else float(prod(shape))
+
+
+class Pool(Struct, frozen=True):
+    """The threads that a BLAS divides products among: functions that get and set their number, for the whole process."""
+
+    get: Callable[[], int]
+    set: Callable[[int], object]
+
+
+class SingleThread:
+    """A context in which NumPy's BLAS computes on the thread that calls it. Thread-safe, and may be entered again meanwhile:
+    the pool has its own size back when the last has left. Until then products of NumPy in other threads of the process are
+    limited as well, since OpenBLAS has a single number for all. (threadpoolctl allows one thread of a process alone to set it.)
+    """
+
+    def __init__(self, find: Callable[[], Pool | None]) -> None:
+        """*find* is called once, by `find`. Where it finds no pool, entering has no effect."""
+        self._find = find
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._pool: Pool | None = None
+        self._found = False
+        self._size: int | None = None
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def find(self) -> None:
+        """Looks for the pool, which `__enter__` needs; it takes part of a millisecond the first time."""
+        with self._lock:
+            if not self._found:
+                self._pool, self._found = self._find(), True
+
+    def __enter__(self) -> None:
+        if self._pool is None:
+            return
+        with self._lock:
+            if not self._inside:
+                # In a child that was forked during a run the pool is still limited.
+                self._size = self._size or self._pool.get()
+                self._pool.set(1)
+            self._inside += 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._pool is None:
+            return
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._size is not None:
+                self._pool.set(self._size)
+                self._size = None
+
+    def _after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+
+
+def find_pool() -> Pool | None:
+    """The pool of the OpenBLAS that NumPy uses; None where it uses another BLAS, or an OpenBLAS without threads or with
+    OpenMP's, whose number each thread has for itself.
+    """
+    # Calls hold Python's lock, which would take longer to get back than the calls take.
+    from ctypes import PyDLL
+
+    for path in _libraries():
+        try:
+            library = PyDLL(str(path))
+        except OSError:
+            continue
+        for prefix, suffix in product(("scipy_", ""), ("64_", "")):
+            functions = [
+                getattr(library, f"{prefix}openblas_{name}{suffix}", None)
+                for name in ("get_parallel", "get_num_threads", "set_num_threads")
+            ]
+            parallel, get, set_number = functions
+            if parallel is not None and get is not None and set_number is not None:
+                return Pool(get, set_number) if parallel() == POSIX_THREADS else None
+    return None
+
+
+def _libraries() -> list[Path]:
+    """Where the functions of NumPy's BLAS may be: its wheels bring the library, other builds are linked with the system's."""
+    package = Path(np.__file__).parent
+    brought = [
+        each
+        for folder in (package.with_name("numpy.libs"), package / ".dylibs")
+        for each in sorted(folder.glob("*openblas*"))
+    ]
+    linked = import_module("numpy._core._multiarray_umath").__file__
+    return [*brought, *([Path(linked)] if linked else [])]
+
+
+SINGLE_THREAD: Final = SingleThread(find_pool)
