@@ -30,7 +30,7 @@ log = Log(__name__)
 FALLBACK_DEVICE: Final = REFERENCE_DEVICE
 """The last device to repeat what others failed at, by name; it is found like any other."""
 
-NO_CACHE_ASKED: Final = CacheOutcome("off", "no cache was asked for")
+NO_CACHE_ASKED: Final = "no cache was asked for"
 STILL_COMPILING: Final = "still compiling"
 
 CLOSE_SECONDS: Final = 10.0
@@ -75,7 +75,7 @@ class Means(Struct, frozen=True):
     """What a compile may do beside calling the plan's own drivers.
 
     *allow_fallback* lets other devices repeat what one failed at. *caching* is how
-    the cache is used, None not at all. *meanwhile* runs a step that has to be compiled until that is done;
+    the cache is used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has to be compiled until that is done;
     None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step. *recorder* is told what takes time.
     """
 
@@ -84,6 +84,7 @@ class Means(Struct, frozen=True):
     meanwhile: Device | None = None
     recorder: Recorder = field(default_factory=Recorder)
     as_raised: bool = False
+    uncached: str = NO_CACHE_ASKED
 
 
 class Compilation(Struct, frozen=True):
@@ -230,7 +231,7 @@ def _obtain(
 ) -> tuple[PreparedModel, CacheOutcome, int]:
     if means.caching is None:
         with means.recorder.time("compile", f"step {step.index}", device.name):
-            return call_driver(device, step, config), NO_CACHE_ASKED, 1
+            return call_driver(device, step, config), CacheOutcome("off", means.uncached), 1
     from penstock.compilation.caching import obtain
 
     obtained = obtain(device, step, config, means.caching, means.recorder)

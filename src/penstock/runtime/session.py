@@ -8,13 +8,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, structs
 
 from penstock import knobs
 from penstock.compilation.compilation import (
     FALLBACK_DEVICE,
+    NO_CACHE_ASKED,
     Compilation,
     Means,
     compile_plan,
@@ -63,6 +64,9 @@ if TYPE_CHECKING:
     from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
+
+FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
+"""Why the compile for shapes that come with a run has no cache, where the caller opened the files."""
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 """Full shapes by the names of inputs, or by their positions."""
@@ -127,7 +131,7 @@ def compile_model(
         attributes = checked_attributes(extension_attributes)
         if devices is None or isinstance(devices, str) or len(devices) != 1:
             raise InputError("extension_attributes are for one device, which devices must name")
-    info = _cache_info(cache)
+    info, uncached = _cache_info(cache)
     arguments = _Arguments(
         devices,
         preference,
@@ -140,6 +144,7 @@ def compile_model(
         tune,
         isolate,
         attributes,
+        uncached,
     )
     if preference not in PREFERENCES:
         raise InputError(f"preference {preference!r} is not one of {', '.join(PREFERENCES)}")
@@ -173,6 +178,8 @@ class _Arguments(Struct, frozen=True):
     tune: bool = False
     isolate: bool | None = None
     attributes: tuple[ExtensionAttribute, ...] = ()
+    uncached: str = NO_CACHE_ASKED
+    """Why *cache* is None."""
 
 
 class _Session:
@@ -279,7 +286,8 @@ class _Session:
         # A background compile would outlive the call that descriptors are lent for.
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
-        means = Means(allow, caching, meanwhile, recorder)
+        uncached = self.arguments.uncached if self.arguments.cache is None else FILES_GIVEN_BACK
+        means = Means(allow, caching, meanwhile, recorder, uncached=uncached)
         with elsewhere.compiling() if elsewhere else nullcontext(), _ending(plan, devices):
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
         if plan.apart:
@@ -621,26 +629,26 @@ def _check_types(
         )
 
 
-def _cache_info(cache: object) -> CacheInfo | None:
-    """What *cache* of `compile_model` asks for."""
+def _cache_info(cache: object) -> tuple[CacheInfo | None, str]:
+    """What *cache* of `compile_model` asks for; None, and why, where nothing is cached."""
     if cache is None or cache is False:
-        return None
+        return None, NO_CACHE_ASKED
     from penstock.cache.info import CacheInfo
 
     if isinstance(cache, CacheInfo):
-        return cache
+        return cache, ""
     if cache is True:
         from penstock.cache.location import default_directory
 
         try:
-            return CacheInfo(default_directory())
+            return CacheInfo(default_directory()), ""
         except Unreadable as error:
             log.warning("nothing is cached: %s", error.args[0])
-            return None
+            return None, str(error.args[0])
     if isinstance(cache, str | os.PathLike) and os.fspath(cache):
         if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
             raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")
-        return CacheInfo(cache)
+        return CacheInfo(cache), ""
     raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
 
 

@@ -77,6 +77,28 @@ def test_run_answers_and_says_what_is_not_kept(model: Path) -> None:
     assert f"penstock: warning: {SAYS}" in found.stderr
 
 
+def test_a_receipt_says_why_nothing_is_cached(model: Path) -> None:
+    with penstock.compile(str(model), devices=["sample"]) as compiled:
+        assert SAYS in compiled.receipt.steps[0].cache.reason
+    with penstock.compile(str(model), devices=["sample"], cache=False) as compiled:
+        assert compiled.receipt.steps[0].cache.reason == "no cache was asked for"
+
+
+def test_prewarm_fails_with_what_to_set(model: Path) -> None:
+    found = run("cache", "prewarm", model, "--device", "sample", "--json")
+    assert found.exit_code == 1
+    assert SAYS in json.loads(found.stdout)["error"]["message"]
+    assert SAYS in found.stderr
+
+
+def test_prewarm_into_a_named_directory_says_what_else_is_missing(
+    model: Path, tmp_path: Path
+) -> None:
+    found = run("cache", "prewarm", model, "--device", "sample", "--dir", tmp_path / "cache")
+    assert found.exit_code == 1
+    assert "no state directory: set HOME or XDG_STATE_HOME" in found.stderr
+
+
 def test_doctor_reports_it_as_a_problem() -> None:
     found = run("doctor", "--json")
     assert found.exit_code == 1

@@ -50,6 +50,7 @@ def prewarm(
     All but the directory is part of the key: give what those programs give. Dimensions that a model leaves
     unknown are taken for 1 where no --shape says more, as 'run' does.
     """
+    from penstock.cache.location import default_directory
     from penstock.cli import opening
 
     output = output_of(context)
@@ -62,7 +63,8 @@ def prewarm(
         signature=signature,
         shapes=shape,
     )
-    arguments["cache"] = True if directory is None else named_directory(directory)
+    # Without a place to keep anything the compiles would be in vain.
+    arguments["cache"] = default_directory() if directory is None else named_directory(directory)
     opening.warn_of_settings(output)
     warmed = [compile_one(output, path, arguments) for path in models]
     problems = [problem for one in warmed for problem in one.problems()]
