@@ -28,7 +28,7 @@ from penstock.cli.knobs import (
     without_nonsense,
 )
 from penstock.cli.output import output_of, shortened, size
-from penstock.cli.places import places, settings_place, unknown_places
+from penstock.cli.places import places, settings_place, unknown_places, unwritable_places
 from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
@@ -197,6 +197,7 @@ def examine() -> dict[str, Any]:
     with without_nonsense():
         found = penstock.devices()
         delegates = fits()
+    unwritable = unwritable_places()
     return {
         "system": {
             "python": platform.python_version(),
@@ -218,9 +219,12 @@ def examine() -> dict[str, Any]:
         "problems": foreign_distribution()
         + problems(every)
         + unknown_places()
+        + [place.text for place in unwritable if not place.used]
         + unknown_devices([d.name for d in found])
         + unknown_drivers(manager.drivers()),
-        "notes": unknown_names() + doubts(found),
+        "notes": unknown_names()
+        + doubts(found)
+        + [place.text for place in unwritable if place.used],
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock import knobs
 from penstock.errors import InputError, Unreadable
@@ -31,6 +33,63 @@ def places() -> dict[str, str | None]:
     system = found["key_store"] == "keyring"
     found["key"] = "the system's key store" if system else str(Path(state, SEALS, "key"))
     return found
+
+
+class Unwritable(NamedTuple):
+    """A directory of the cache's in which nothing can be kept, and why in *text*. It is *used* where something was kept
+    before, which gives hits.
+    """
+
+    text: str
+    used: bool
+
+
+def unwritable_places() -> list[Unwritable]:
+    """The cache directory and the state directory, where they cannot be made or written. Each is tried with an empty file, in
+    the nearest directory above where it is not there yet: permissions do not tell of quotas, mounts and special file systems.
+    """
+    from penstock.cache.location import default_directory
+    from penstock.sealed.places import state_directory
+
+    found = []
+    for kind, find in (("cache", default_directory), ("state", state_directory)):
+        with suppress(InputError, Unreadable):
+            path = Path(find())
+            if reason := _why_unwritable(path):
+                used = _holds_something(path)
+                act = "written" if _exists(path) else "made"
+                means = "what is there is used, and nothing added" if used else "nothing is cached"
+                text = (
+                    f"the {kind} directory {path} cannot be {act}: {reason}; {means}. Set PENSTOCK_{kind.upper()}_DIR to a "
+                    "directory that this user can write"
+                )
+                found.append(Unwritable(text, used))
+    return found
+
+
+def _why_unwritable(path: Path) -> str:
+    if path.is_symlink() and not _exists(path):
+        return "it is a symbolic link to nothing"
+    place = next(each for each in (path, *path.parents) if _exists(each) or each == each.parent)
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".penstock-", dir=place):
+            return ""
+    except OSError as error:
+        return error.strerror or type(error).__name__
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _holds_something(path: Path) -> bool:
+    try:
+        return any(True for _ in path.iterdir())
+    except OSError:
+        return False
 
 
 def unknown_places() -> list[str]:
