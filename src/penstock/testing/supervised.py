@@ -2,6 +2,9 @@
 
 The process is told what to run by name, and answers with bytes; nothing that a driver makes is unpickled. When a case
 takes too long, or the process dies, the case has its verdict and a new process goes on behind it.
+
+The processes have a state directory of their own (the knob `state_dir`), removed at the end: the failures, keys and verdicts that
+cases bring about are none of the user's.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
+from penstock import knobs
 from penstock.errors import GeneralFailure, PenstockError
 
 Case: TypeAlias = tuple[str, Callable[[], bytes]]
@@ -65,10 +69,20 @@ def supervise(
     A case that takes more than *limit* seconds, and one that the process does not survive, has no data but a
     problem. Raises `GeneralFailure` where the cases cannot even be made, with what *make* raised.
     """
+    # Processes of isolated drivers may still be ending in it.
+    with tempfile.TemporaryDirectory(
+        prefix="penstock-state-", ignore_cleanup_errors=True
+    ) as state_directory:
+        yield from _supervise(make, arguments, limit, state_directory)
+
+
+def _supervise(
+    make: str, arguments: Sequence[str], limit: float, state_directory: str
+) -> Generator[Answer, None, None]:
     context = multiprocessing.get_context("spawn")
     start, labels = 0, None
     while labels is None or start < len(labels):
-        with _Child(context, make, arguments, start, limit) as child:
+        with _Child(context, make, arguments, start, limit, state_directory) as child:
             labels = child.labels()
             for index in range(start, len(labels)):
                 began = time.perf_counter()
@@ -85,14 +99,22 @@ class _Child:
     """One process, killed when the block ends."""
 
     def __init__(
-        self, context: Any, make: str, arguments: Sequence[str], start: int, limit: float
+        self,
+        context: Any,
+        make: str,
+        arguments: Sequence[str],
+        start: int,
+        limit: float,
+        state_directory: str,
     ) -> None:
         handle, name = tempfile.mkstemp(prefix="penstock-stack-")
         os.close(handle)
         self._stack = Path(name)
         self._pipe, theirs = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=work, args=(theirs, make, tuple(arguments), start, limit, name), daemon=False
+            target=work,
+            args=(theirs, make, tuple(arguments), start, limit, name, state_directory),
+            daemon=False,
         )
         self._process.start()
         theirs.close()
@@ -169,11 +191,18 @@ def _may_be_a_drivers(file: Path) -> bool:
 
 
 def work(
-    pipe: Connection, make: str, arguments: Sequence[str], start: int, limit: float, stack: str
+    pipe: Connection,
+    make: str,
+    arguments: Sequence[str],
+    start: int,
+    limit: float,
+    stack: str,
+    state_directory: str,
 ) -> None:
     """The child process: makes the cases, and answers one after the other from *start* on."""
     if sys.platform != "win32":
         os.setsid()
+    os.environ[knobs.state_dir.variable] = state_directory
     # What a driver prints must not get between the lines of the answer.
     os.dup2(2, 1)
     with Path(stack).open("w", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -136,6 +137,16 @@ def test_graphs_are_the_same_for_the_same_seed() -> None:
 
 def test_a_device_that_computes_nothing_fails_without_a_fault() -> None:
     assert tried(null(), "no fault").outcome == "failed"
+
+
+def test_the_command_keeps_nothing_in_the_user_s_state_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(state))
+    assert program.main(["chaos", "null", "--graphs", "1", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["failed"]
+    assert not state.exists()
 
 
 def test_the_command_prints_json_and_a_table(capfd: pytest.CaptureFixture[str]) -> None:
