@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from penstock.hal import Capabilities, Device
 from penstock.partitioning import place
 from tests.support_devices import NumpyDevice
 from tests.unit.partitioning.models import chain
+
+PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
 @pytest.mark.parametrize("installed", ["2.3", "2.3.0", "2.3.1.dev4", "2.3+local", ""])
@@ -60,6 +65,26 @@ def test_the_locked_engines_are_those_that_classes_were_derived_with(found: Any)
     if not installed:
         pytest.skip(f"the engine of {found.__name__} is not installed")
     assert not derived_with(Capabilities(), "", found.DERIVED_WITH, installed).accuracy_doubt
+
+
+@pytest.mark.parametrize(
+    ("found", "package"),
+    [(xnnpack, "ai-edge-litert"), (openvino, "openvino"), (onnxruntime, "onnxruntime")],
+    ids=["xnnpack", "openvino", "onnxruntime"],
+)
+def test_extras_install_no_release_that_classes_were_not_derived_with(
+    found: Any, package: str
+) -> None:
+    project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
+    asked = [
+        line
+        for lines in project["optional-dependencies"].values()
+        for line in lines
+        if re.match(rf"{package}\W", line)
+    ]
+    first, last = found.DERIVED_WITH.split(".")
+    assert asked
+    assert all(f",<{first}.{int(last) + 1}" in line.partition(";")[0] for line in asked)
 
 
 def doubtful() -> NumpyDevice:
