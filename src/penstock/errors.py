@@ -32,10 +32,17 @@ The words for numbers of things in their sentences: `counted`, `there_are`. And 
 from __future__ import annotations
 
 import enum
+import errno
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
+
+NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""What the system says where no file, socket or other descriptor can be opened any more."""
+NO_DESCRIPTOR_LEFT: Final = (
+    "no file descriptor is left in this process: raise its limit with 'ulimit -n'"
+)
 
 FOREIGN: Final = (Exception, SystemExit)
 """What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no program. A

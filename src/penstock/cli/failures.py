@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.errors import InputError, ModelError, NotAvailable, PenstockError, UnknownSignature
+from penstock.errors import (
+    NO_DESCRIPTOR,
+    NO_DESCRIPTOR_LEFT,
+    InputError,
+    ModelError,
+    NotAvailable,
+    PenstockError,
+    UnknownSignature,
+)
 
 DONE: Final = 0
 WORK_FAILED: Final = 1
@@ -71,11 +80,20 @@ def message(error: BaseException) -> str:
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
     if isinstance(error, PenstockError):
         return text or type(error).__name__
+    if of_descriptors(error):
+        return f"{NO_DESCRIPTOR_LEFT} ({type(error).__name__}: {text})"
     return (
         f"internal error: {type(error).__name__}: {text}"
         if text
         else f"internal error: {type(error).__name__}"
     )
+
+
+def of_descriptors(error: BaseException) -> bool:
+    """Whether *error* says that no file can be opened any more: modules are files too, which Python imports when first used."""
+    if isinstance(error, OSError):
+        return error.errno in NO_DESCRIPTOR
+    return isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error)
 
 
 def of_the_output(error: BaseException) -> bool:

@@ -117,9 +117,12 @@ def warn_of_settings(output: Output) -> None:
 
 
 def check_devices(names: Iterable[str]) -> None:
-    """Raises `UsageError` for the first that no device has."""
+    """Raises `UsageError` for the first that no device has, `InputError` before that for a knob with a value that it cannot
+    have: a driver that could not start for it would seem not to be there.
+    """
     from penstock.runtime.discovery import unknown_device
 
+    knobs.check()
     found = penstock.devices()
     known = {d.name for d in found}
     if unknown := [name for name in names if name not in known]:

@@ -130,10 +130,13 @@ def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
     """
     if not fed.unstated or task == COMPARABLE or may_be_classes:
         return
+    from penstock.cli.feed.normalization import SCHEMES
+
     names = list(dict.fromkeys([*fed.schemes, *fed.excluded]))
+    others = [name for name in SCHEMES if name not in names]
     raise UsageError(
         f"{_because(fed)}, and answers of the task {task} cannot be compared: say it with --normalize "
-        f"({', '.join(names)} are usual)"
+        f"({', '.join(names)} are usual; {', '.join(others)} and MEAN,STD are the others)"
     )
 
 

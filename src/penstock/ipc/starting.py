@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 from penstock import knobs
 from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import (
+    NO_DESCRIPTOR,
+    NO_DESCRIPTOR_LEFT,
     DeadObject,
     DeviceUnavailable,
     InputError,
@@ -42,6 +44,10 @@ from penstock.ipc.transport import Connection, Received, close_all
 from penstock.logs import Log
 
 log = Log("penstock.ipc")
+
+ABOVE: Final = 16
+"""Descriptors on their way into a new process have this number at least: above those that they are to have there, so that none
+takes another's place."""
 
 ATTEMPTS: Final = 20
 """How often a client meets a host that is just ending, or another client that is just starting one, before it gives up."""
@@ -202,8 +208,9 @@ def _connected(place: Place, found: Meeting | None) -> Started:
                 # Another user's, or somebody who takes nobody on: one of our own that nobody else can find.
                 found = None
                 continue
+            told = f"{NO_DESCRIPTOR_LEFT} ({error})" if error.errno in NO_DESCRIPTOR else error
             raise NotStarted(
-                f"driver {place.name}: no process for it: {error}", died=False
+                f"driver {place.name}: no process for it: {told}", died=False
             ) from error
         try:
             started = _enter(sock, place, pid, knobs.driver_timeout_ms() / 1000)
@@ -293,8 +300,13 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
 
     high: list[int] = []
     try:
-        # Above the numbers that they are to have, so that none takes another's place.
-        high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (output, *passed)]
+        try:
+            high += [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, ABOVE) for fd in (output, *passed)]
+        except OSError as error:
+            # The system calls a number invalid that is beyond the limit of descriptors.
+            if error.errno != errno.EINVAL:
+                raise
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from None
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, high[0], 1),

@@ -6,6 +6,7 @@ memory before they have it would end the process, or another, when it is written
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from functools import cache
@@ -15,6 +16,10 @@ from penstock import knobs
 from penstock.errors import LimitExceeded
 
 MIB: Final = 1 << 20
+BEYOND_FILE_LIMIT: Final = (
+    "it does not fit into the limit that this process has for the size of files, which holds for memory shared by descriptor "
+    "too: raise it with 'ulimit -f'"
+)
 UNKNOWN_MEMORY: Final = 8192 * MIB
 """Where the system does not say how much memory it has."""
 
@@ -32,6 +37,11 @@ def check_bytes(size: int, what: str) -> None:
         raise LimitExceeded(
             f"{what} takes {size} bytes; the limit is {most_bytes()} (knob tensor_limit_mib)"
         )
+
+
+def explained(error: OSError) -> OSError:
+    """*error* of memory that the system keeps as a file; where its size has met the limit of files, with words that say so."""
+    return OSError(errno.EFBIG, BEYOND_FILE_LIMIT) if error.errno == errno.EFBIG else error
 
 
 @cache

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final, TypeAlias
 from penstock import knobs
 from penstock.arguments import path_of
 from penstock.errors import LimitExceeded
-from penstock.memory.limits import MIB, available_memory
+from penstock.memory.limits import MIB, available_memory, explained
 from penstock.memory.opening import open_file
 from penstock.memory.shared import is_write_sealed, write_all
 
@@ -217,7 +217,10 @@ def _sealed(fill: Callable[[int], int]) -> SealedFile:
     seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     fd = os.memfd_create("penstock-model", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        size = fill(fd)
+        try:
+            size = fill(fd)
+        except OSError as error:
+            raise explained(error) from None
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
         # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
         mapping = mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ) if size else b""

@@ -15,6 +15,7 @@ import numpy as np
 from penstock.errors import GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
+from penstock.memory.limits import explained
 from penstock.memory.regions import Region, map_region, place
 
 MAX_POOL_BYTES: Final = 2**40
@@ -119,7 +120,9 @@ def anonymous_fd(nbytes: int, name: str) -> int:
     try:
         return _anonymous_fd(nbytes, name)
     except OSError as error:
-        raise ResourceExhaustedTransient(f"no pool of {nbytes} bytes: {error}") from error
+        raise ResourceExhaustedTransient(
+            f"no pool of {nbytes} bytes: {explained(error)}"
+        ) from error
 
 
 def sealed_fd(content: memoryview, name: str) -> int:
@@ -132,7 +135,9 @@ def sealed_fd(content: memoryview, name: str) -> int:
         if error.errno == errno.EFAULT:
             told = "constants cannot be read any more: the file that they lie in has become shorter"
             raise GeneralFailure(told) from error
-        raise ResourceExhaustedTransient(f"no pool of {content.nbytes} bytes: {error}") from error
+        raise ResourceExhaustedTransient(
+            f"no pool of {content.nbytes} bytes: {explained(error)}"
+        ) from error
 
 
 def write_all(fd: int, content: memoryview) -> None:
