@@ -139,7 +139,7 @@ def main() -> None:
             if not error.reasons:
                 sys.exit(str(error))
             sys.exit(f"{given.device} cannot run this network; reference and xnnpack can\n{error}")
-        except PenstockError as error:
+        except (PenstockError, EOFError) as error:
             sys.exit(str(error))
 
 

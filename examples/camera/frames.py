@@ -37,8 +37,12 @@ def send_stream(line: socket.socket, stream: Stream, descriptors: Sequence[int])
 
 
 def receive_stream(line: socket.socket) -> tuple[Stream, list[int]]:
-    """The camera's buffers; the descriptors are ours to close. Raises `ValueError` for what makes no sense."""
+    """The camera's buffers; the descriptors are ours to close. Raises `ValueError` for what makes no sense, `EOFError`
+    where the camera's process has ended.
+    """
     data, descriptors, _, _ = socket.recv_fds(line, MAX_LINE, MAX_BUFFERS)
+    if not data:
+        raise EOFError("the camera's process ended without a picture")
     fields: dict[str, Any] = json.loads(data)
     stream = Stream(**fields)
     if len(descriptors) != stream.buffers:

@@ -68,14 +68,11 @@ def where(sequence: int, width: int, height: int) -> tuple[int, int]:
 
 
 def open_source(path: str | None) -> tuple[Source, str]:
-    """The camera at *path*, else a stand-in, and a name for it."""
+    """The camera at *path*, a stand-in where none is named, and a name for it. Raises `OSError` where there is no such camera."""
     if path is not None:
         from examples.camera.v4l2 import Camera
 
-        try:
-            return Camera(path, WIDTH, HEIGHT), path
-        except OSError as error:
-            print(f"no camera at {path} ({error}): a stand-in makes the pictures", file=sys.stderr)
+        return Camera(path, WIDTH, HEIGHT), path
     stand_in = StandIn(WIDTH, HEIGHT)
     return stand_in, f"stand-in ({stand_in.buffers[0].backing})"
 
@@ -95,7 +92,11 @@ def serve(line: socket.socket, source: Source, name: str) -> None:
 
 def main() -> None:
     line = socket.socket(fileno=int(sys.argv[1]))
-    source, name = open_source(sys.argv[2] if len(sys.argv) > 2 else None)
+    path = sys.argv[2] if len(sys.argv) > 2 else None
+    try:
+        source, name = open_source(path)
+    except OSError as error:
+        sys.exit(f"no camera at {path}: {error}")
     try:
         serve(line, source, name)
     except (BrokenPipeError, ConnectionResetError):

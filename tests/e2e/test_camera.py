@@ -199,11 +199,26 @@ def test_what_is_no_such_camera_is_refused(
         v4l2.Camera(device, 32, 16, 3, played)
 
 
-def test_where_there_is_no_camera_a_stand_in_serves(
-    device: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source, name = open_source(device)
+def test_where_no_camera_is_named_a_stand_in_serves() -> None:
+    source, name = open_source(None)
     assert isinstance(source, StandIn)
     assert name.startswith("stand-in (")
-    assert f"no camera at {device}" in capsys.readouterr().err
     source.close()
+
+
+def test_a_camera_that_is_named_and_not_there_ends_the_example(device: str) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "examples.camera.consumer",
+        "--camera",
+        device,
+        "--frames",
+        "1",
+    ]
+    found = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.returncode == 1
+    assert f"no camera at {device}: " in found.stderr
+    assert found.stdout == ""

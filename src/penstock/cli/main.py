@@ -50,6 +50,9 @@ class PenstockGroup(TyperGroup):
     ) -> Any:
         given = hoist(list(sys.argv[1:] if args is None else args))
         try:
+            if sys.stdout is None:
+                # Its descriptor is closed, and Python prints nowhere then.
+                raise failures.OutputError("the output", "the standard output is closed")
             code = super().main(
                 given, prog_name or "penstock", complete_var, False, windows_expand_args, **extra
             )

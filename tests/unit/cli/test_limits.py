@@ -1,4 +1,4 @@
-"""Limits of the process, and settings out of range: the error names the limit, whatever it is that meets it."""
+"""Limits of the process, settings out of range, and a standard output that takes nothing: each error names its cause."""
 
 from __future__ import annotations
 
@@ -108,13 +108,46 @@ def test_an_isolated_driver_without_descriptors_is_told_by_its_limit(
 
 
 @pytest.mark.parametrize(
-    "isolated", [pytest.param("sample", marks=LINUX), ""], ids=["isolated", "here"]
+    "isolated", [pytest.param("openvino", marks=LINUX), ""], ids=["isolated", "here"]
 )
 def test_a_setting_out_of_range_is_the_error_whether_the_driver_is_isolated_or_not(
     isolated: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", isolated)
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "9" * 21)
-    found = CliRunner().invoke(app, ["run", str(model), "random", "-d", "sample"])
+    found = CliRunner().invoke(app, ["run", str(model), "random", "-d", "openvino-cpu"])
     assert found.exit_code == 1
     assert found.stderr.startswith("penstock: error: knob driver_timeout_ms (environment ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the shell's way to close the output")
+@pytest.mark.parametrize("command", ["run M random -d sample", "run M random --json", "--version"])
+def test_a_closed_standard_output_fails_the_command(command: str, model: Path) -> None:
+    arguments = command.replace("M", str(model)).split()
+    found = subprocess.run(
+        ["sh", "-c", 'exec "$0" -m penstock "$@" >&-', sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert found.stderr == (
+        "penstock: error: cannot write the output: the standard output is closed\n"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes of another kind")
+def test_a_pipe_that_nobody_reads_any_more_ends_the_command_without_a_word() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as pipe:
+        found = subprocess.run(
+            [sys.executable, "-m", "penstock", "knobs"],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (found.returncode, found.stderr) == (1, "")
