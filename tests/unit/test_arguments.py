@@ -142,7 +142,7 @@ DOORS: Final[dict[str, tuple[Callable[[Any], object], str]]] = {
     "Limits": (blobcache.Limits, "the limit key is a whole number of bytes"),
     "Version": (blobcache.Version, "a device version is a 32-bit number"),
     "Version, build": (lambda v: blobcache.Version(1, v), "a build id is text"),
-    "Owner": (lambda v: sealed.Owner(v, ""), "a driver's name and version are text"),
+    "Owner": (lambda v: sealed.Owner(v, ""), "a driver's name, version and origin are text"),
     "registry_path": (lambda v: sealed.registry_path("", v, v), "a registry has an Owner"),
 }
 FINE: Final[dict[str, tuple[object, ...]]] = {

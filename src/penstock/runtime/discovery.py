@@ -122,7 +122,7 @@ class Manager:
 
     def by_name(self, name: str, isolate: bool | None = None) -> Device | None:
         """The usable device of that name, or None."""
-        found = self._usable(name, isolate, None)
+        found = self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
         return None if found is None else found.device
 
     def _check_settings(self, deadline_ns: int | None) -> None:
@@ -173,9 +173,12 @@ class Manager:
     def _named(
         self, name: str, isolate: bool | None, deadline_ns: int | None, *, absent: bool
     ) -> Found:
-        if (found := self._usable(name, isolate, deadline_ns)) is not None:
+        if (found := self._likeliest(name, isolate, deadline_ns)) is not None:
             return found
+        # Once: each time a driver whose process is not there may be started again.
         everything = self._discover(isolate, deadline_ns)
+        if (found := _usable(name, everything)) is not None:
+            return found
         if (found := self._absent(name, isolate, everything)) is not None:
             if absent:
                 return found
@@ -186,8 +189,8 @@ class Manager:
         _refuse_unusable(named[0].info)
         return named[0]
 
-    def _usable(self, name: str, isolate: bool | None, deadline_ns: int | None) -> Found | None:
-        """The usable device of that name, from as few drivers as can tell."""
+    def _likeliest(self, name: str, isolate: bool | None, deadline_ns: int | None) -> Found | None:
+        """The usable device of that name, where drivers of kin names can tell."""
         with self._held(deadline_ns):
             for driver in self._likely(name):
                 for found in driver.devices(isolate, deadline_ns):
@@ -197,8 +200,7 @@ class Manager:
                         return found
                     if driver.distribution == DISTRIBUTION:
                         return None
-        every = self._discover(isolate, deadline_ns)
-        return next((f for f in every if f.info.usable and f.info.name == name), None)
+        return None
 
     def _likely(self, name: str) -> list[_Driver]:
         """The drivers that tell of themselves whether they have the device of that name, the likeliest first: Penstock's, and
@@ -388,6 +390,10 @@ def _why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
     from penstock.runtime.claims import why_refused
 
     return why_refused(name, own, sources)
+
+
+def _usable(name: str, everything: Sequence[Found]) -> Found | None:
+    return next((f for f in everything if f.info.usable and f.info.name == name), None)
 
 
 def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:

@@ -221,7 +221,8 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
     if call == "compile":
         compiled(["fragile"]).close()
     else:
-        isolation.supervisor_of("fragile", "tests.support_isolated:fragile").link()
+        entry = ("fragile", "tests.support_isolated:fragile")
+        isolation.supervisor_of(*entry, f"somebody-elses:{'='.join(entry)}").link()
     (supervisor,) = isolation.supervisors()
     link = supervisor.running
     assert link is not None
