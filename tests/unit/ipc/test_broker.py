@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,3 +153,22 @@ def test_a_driver_s_refused_calls_are_listed_and_refused_all_the_same(
     assert "(0x2, 0x80001, ...)" in output
     assert "the sandbox refuses this use of kill (0x1, 0x0, ...)" in output
     assert "PermissionError, PermissionError, PermissionError" in output
+
+
+def test_a_client_that_the_driver_had_no_descriptor_for_is_taken_on_later(host: Started) -> None:
+    resource = pytest.importorskip("resource", reason="limits of resources are Unix's")
+    soft, hard = resource.prlimit(host.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (4, hard))
+    others: list[Started] = []
+    meeting = threading.Thread(
+        target=lambda: others.append(connect(Place("domains", "tests.support_isolated:domains")))
+    )
+    meeting.start()
+    time.sleep(0.5)
+    assert not others
+    resource.prlimit(host.pid, resource.RLIMIT_NOFILE, (soft, hard))
+    meeting.join(SECONDS)
+    assert [other.pid for other in others] == [host.pid]
+    for other in others:
+        other.connection.close()
+        close_all([other.pidfd, other.page, other.output])

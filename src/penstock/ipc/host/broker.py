@@ -40,8 +40,10 @@ IN: Final = 1
 """EPOLLIN."""
 SCM_RIGHTS: Final = 1
 
-GUEST: Final = struct.Struct("=q")
-"""What a client's socket is sent with: its user."""
+GUEST: Final = struct.Struct("=qi")
+"""What a client's socket is sent with: its user, and its number here, with which it is sent back where the driver's process had no
+descriptor for it.
+"""
 
 DRIVER_ENDED: Final = 128
 
@@ -65,10 +67,10 @@ class Wanted(NamedTuple):
 class Met:
     """A client: its socket, whose end is seen here too, and its process, where that can be seen."""
 
-    __slots__ = ("process", "sock")
+    __slots__ = ("process", "sock", "user")
 
-    def __init__(self, sock: socket.socket, process: int) -> None:
-        self.sock, self.process = sock, process
+    def __init__(self, sock: socket.socket, process: int, user: int = 0) -> None:
+        self.sock, self.process, self.user = sock, process, user
 
     @property
     def descriptors(self) -> list[int]:
@@ -97,9 +99,11 @@ class Broker:
         self._listener = listener = wanted.listener
         guests.setblocking(False)
         self._met: dict[int, Met] = {}
+        self._refused: set[int] = set()
         self._poll = _epoll()
         self._poll.register(self._child, IN)
         self._poll.register(asked, IN)
+        self._poll.register(guests, IN)
         if listener is not None:
             listener.setblocking(False)
             # Peers see the credentials of the last `listen`.
@@ -115,15 +119,21 @@ class Broker:
             self._take_on(self._wanted.first)
         killed_at: float | None = None
         while True:
-            now = time.monotonic()
-            pause = None if killed_at is None else max(0.0, killed_at - now)
-            for fd, _ in self._poll.poll(pause):
+            pause = None if killed_at is None else max(0.0, killed_at - time.monotonic())
+            if self._refused:
+                pause = ACCEPT_PAUSE
+            heard = self._poll.poll(pause)
+            for fd, _ in heard:
                 if fd == self._child:
                     end_as(status_of(self._launched))
                 elif fd == self._asked.fileno():
                     self._seal()
+                elif fd == self._guests.fileno():
+                    self._hear()
                 elif (met := self._met.get(fd)) is not None:
                     self._leave(met)
+            if self._refused and not heard:
+                self._give_again()
             self._accept()
             if killed_at is not None and time.monotonic() >= killed_at:
                 with suppress(ProcessLookupError):
@@ -158,14 +168,38 @@ class Broker:
                 raise BlockingIOError
             with suppress(ProcessLookupError):
                 process = open_peer(sock)
-            met = Met(sock, process)
+            met = Met(sock, process, user)
             for fd in met.descriptors:
                 # Of a socket its end is told, and nothing else.
                 self._poll.register(fd, IN if fd == process else 0)
                 self._met[fd] = met
-            give(self._guests, sock.fileno(), user)
+            give(self._guests, sock.fileno(), user, sock.fileno())
         except OSError:
             self._leave(Met(sock, process))
+
+    def _hear(self) -> None:
+        """Which clients the driver's process had no descriptor for."""
+        for _ in range(BACKLOG):
+            try:
+                told = self._guests.recv(GUEST.size)
+            except OSError:
+                return
+            if not told:
+                self._poll.unregister(self._guests)
+                return
+            if len(told) == GUEST.size and (number := GUEST.unpack(told)[1]) in self._met:
+                self._refused.add(number)
+
+    def _give_again(self) -> None:
+        """Perhaps the driver's process has a descriptor now."""
+        refused, self._refused = self._refused, set()
+        for number in refused:
+            met = self._met.get(number)
+            if met is not None and met.sock.fileno() == number:
+                try:
+                    give(self._guests, number, met.user, number)
+                except OSError:
+                    self._leave(met)
 
     def _leave(self, met: Met) -> None:
         for fd in met.descriptors:
@@ -205,6 +239,8 @@ class Broker:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+        with suppress(OSError, ValueError):
+            self._poll.unregister(self._guests)
         self._guests.close()
 
 
@@ -242,10 +278,10 @@ def _raise_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def give(guests: Any, descriptor: int, user: int = 0) -> None:
-    """Sends a descriptor to the process at the other end: a client's socket, with its user. Raises `OSError`."""
+def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
+    """Sends a descriptor to the process at the other end: a client's socket, with its user, and its *number* here. Raises `OSError`."""
     rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))
-    guests.sendmsg([GUEST.pack(user)], [rights])
+    guests.sendmsg([GUEST.pack(user, number)], [rights])
 
 
 def taken(guests: Any) -> tuple[int, int] | None:
@@ -264,3 +300,5 @@ def taken(guests: Any) -> tuple[int, int] | None:
         for _, _, content in beside:
             descriptor: int = array.array("i", content)[0]
             return descriptor, GUEST.unpack(data)[0]
+        # There was no room for it here.
+        guests.send(data)
