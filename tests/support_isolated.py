@@ -233,3 +233,22 @@ def curious() -> Device:
     sys.stderr.write(", ".join(outcomes) + "\n")
     sys.stderr.flush()
     os._exit(1)
+
+
+def tells_of_its_files() -> Device:
+    """Says which of the user's files it can read, and where it can write, and ends its process."""
+    home = Path.home()
+    read = []
+    for path in (home / ".local/state/penstock/seals/key", home / "letter", home / "mine.py"):
+        try:
+            path.read_bytes()
+            read.append(str(path))
+        except OSError:
+            sys.stderr.write(f"{path} refused\n")
+    own = Path(os.environ.get("TMPDIR", "/nowhere"))
+    with suppress(OSError):
+        (own / "x").write_text("x")
+        sys.stderr.write(f"{own} written\n")
+    sys.stderr.write(f"read: {read}\n")
+    sys.stderr.flush()
+    os._exit(1)

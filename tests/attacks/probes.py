@@ -332,7 +332,7 @@ def main() -> None:
     def drive(apart: sandbox.Measure, ready: Callable[[], None]) -> NoReturn:
         policy = sandbox.host_policy()
         if apart.holds:
-            sandbox.enter_view(policy)
+            policy = sandbox.enter_view(policy)
         ready()
         probe_all(sandbox.apply(policy, apart))
         sys.stdout.flush()

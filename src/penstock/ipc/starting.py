@@ -26,6 +26,7 @@ from penstock.errors import (
 from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
+from penstock.ipc.host.broker import PARTING_SECONDS
 from penstock.ipc.linux import (
     LINUX_ONLY,
     below,
@@ -224,6 +225,7 @@ def _connected(place: Place, found: Meeting | None) -> Started:
         except EOFError as error:
             last = str(error)
             if pid is not None:
+                _end_child(pid)
                 how, wrote = how_ended(_reap(pid)), _tail(output)
                 told = f"driver {place.name}: its process {how} before it took a client on"
                 raise NotStarted(told + wrote_last(wrote), wrote) from None
@@ -456,6 +458,19 @@ def _kill(pid: int) -> None:
 
     os.kill(pid, signal.SIGKILL)
     _reap(pid)
+
+
+def _end_child(pid: int) -> None:
+    """Waits for the end of a process that has hung up, and kills one that does not end."""
+    try:
+        process = open_process(pid)
+    except OSError:
+        return
+    try:
+        if not wait_for_end(process, END_SECONDS + PARTING_SECONDS):
+            kill_process(process)
+    finally:
+        os.close(process)
 
 
 def _reap(pid: int) -> int | None:

@@ -19,6 +19,10 @@ SEALS: Final = "seals"
 """The directory of key and registries in the state directory."""
 
 
+MOST_REGISTRIES = 1024
+"""Of drivers and their versions: a driver in a process of its own could make more without end."""
+
+
 def state_directory() -> str:
     """The path of the directory where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory."""
     from penstock import knobs
@@ -65,6 +69,29 @@ def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
         c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in owner.driver
     )
     return os.path.join(directory, f"{readable[:40]}-{owner.digits}-{keys.name}.registry")
+
+
+def bound_registries(directory: str) -> None:
+    """Removes the registries that were changed longest ago, where there are more than `MOST_REGISTRIES`: what they list is refused,
+    and compiled again.
+    """
+    try:
+        with os.scandir(directory) as entries:
+            found = [entry.path for entry in entries if entry.name.endswith(".registry")]
+        if len(found) <= MOST_REGISTRIES:
+            return
+        for path in sorted(found, key=_changed)[: len(found) - MOST_REGISTRIES]:
+            os.unlink(path)
+    except OSError:
+        # Others remove some too.
+        return
+
+
+def _changed(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def make_private_directory(path: StrPath) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from penstock.ipc.linux import children_of, open_process, wait_for_end
+from penstock.ipc.sandbox import namespaces
 from penstock.ipc.starting import NotStarted, Place, Started, connect, how_ended
 from penstock.ipc.transport import close_all
 
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 30.0
 CLIENT = """
 import sys
+from penstock.ipc.sandbox import namespaces
 from penstock.ipc.starting import Place, connect
 connect(Place(*sys.argv[1:]))
 """
@@ -172,3 +174,64 @@ def test_a_client_that_the_driver_had_no_descriptor_for_is_taken_on_later(host: 
     for other in others:
         other.connection.close()
         close_all([other.pidfd, other.page, other.output])
+
+
+def test_without_a_directory_for_temporary_files_the_namespaces_hold(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "none" in request.node.name:
+        pytest.skip("it is about namespaces")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "file"))
+    with pytest.raises(NotStarted) as raised:
+        connect(Place("tells", "tests.support_isolated:tells_of_its_files"))
+    said = raised.value.output
+    if not (detected := namespaces.detect()).holds:
+        pytest.skip(detected.detail)
+    assert "/scratch written" in said
+
+
+def test_a_program_in_a_home_directory_shows_drivers_its_modules_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `python ~/program.py` has it: the directory of the program is on the path of modules."""
+    home = tmp_path / "home"
+    state = home / ".local" / "state" / "penstock"
+    (state / "seals").mkdir(parents=True)
+    (state / "seals" / "key").write_bytes(bytes(32))
+    (home / "letter").write_text("private")
+    (home / "mine.py").write_text("VALUE = 7\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", "")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.syspath_prepend(str(home))
+    with pytest.raises(NotStarted) as raised:
+        connect(Place("tells", "tests.support_isolated:tells_of_its_files"))
+    said = raised.value.output
+    if "landlock: missing" in said:
+        pytest.skip(said)
+    for private in (state / "seals" / "key", home / "letter"):
+        assert f"{private} refused" in said, said
+    assert "read: []" in said or f"read: ['{home / 'mine.py'}']" in said, said
+
+
+def test_a_broker_that_cannot_give_its_first_client_to_the_driver_ends_both() -> None:
+    program = """
+import os, socket, time
+from penstock.ipc.host.broker import Broker, Wanted
+from penstock.ipc.host.launching import Launched
+driver = os.fork()
+if not driver:
+    time.sleep(600)
+    os._exit(0)
+guests, given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+given.close()
+asked, asking = socket.socketpair()
+first, client = socket.socketpair()
+wanted = Wanted("x", "x:x", "x", first, None, None, False)
+Broker(Launched(driver), guests, asked, wanted).run()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=SECONDS, check=False, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr

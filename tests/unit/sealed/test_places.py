@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from penstock import knobs
 from penstock.errors import RegistryMissing, SealBroken
-from penstock.sealed import FileKeyStore, Seal, former
+from penstock.sealed import FileKeyStore, Seal, former, places
 from penstock.sealed.places import sealed_directory
 from tests.support_sealed import BINDING, TOKEN, Rig
 
@@ -92,3 +93,18 @@ def test_of_a_former_directory_that_is_full_of_names_some_are_looked_at(
     assert len(list((state / "sealed").iterdir())) == 2
     sealed_directory()
     assert not (state / "sealed").exists()
+
+
+def test_registries_beyond_the_limit_are_removed_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "MOST_REGISTRIES", 3)
+    for age in range(5):
+        path = tmp_path / f"{age}.registry"
+        path.touch()
+        os.utime(path, (1000 - age, 1000 - age))
+    (tmp_path / "key").touch()
+    places.bound_registries(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("0.registry", "1.registry", "2.registry", "key")
+    ]

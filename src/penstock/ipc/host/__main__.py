@@ -90,7 +90,7 @@ def _drive(
 
     policy = sandbox.host_policy()
     if apart.holds:
-        sandbox.enter_view(policy)
+        policy = sandbox.enter_view(policy)
     ready()
     hand_over = partial(give, guests) if knobs.sandbox_log() else None
     report = sandbox.apply(policy, apart, hand_over)

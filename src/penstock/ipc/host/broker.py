@@ -119,6 +119,9 @@ class Broker:
             self._take_on(self._wanted.first)
         killed_at: float | None = None
         while True:
+            if killed_at is None and not self._wanted.service and not self._met:
+                self._part()
+                killed_at = time.monotonic() + PARTING_SECONDS
             pause = None if killed_at is None else max(0.0, killed_at - time.monotonic())
             if self._refused:
                 pause = ACCEPT_PAUSE
@@ -139,9 +142,6 @@ class Broker:
                 with suppress(ProcessLookupError):
                     kill_process(self._child)
                 killed_at += PARTING_SECONDS
-            if killed_at is None and not self._wanted.service and not self._met:
-                self._part()
-                killed_at = time.monotonic() + PARTING_SECONDS
 
     def _accept(self) -> None:
         for _ in range(BACKLOG):

@@ -87,8 +87,10 @@ class Sealer:
                 raise Unreadable(f"one host seals for {MOST_OWNERS} versions of drivers at most")
             if max(map(len, key)) > MOST_NAME:
                 raise Unreadable(f"a driver's name or version has over {MOST_NAME} characters")
+            from penstock.sealed.places import bound_registries, sealed_directory
             from penstock.sealed.seal import own_trust
 
+            bound_registries(sealed_directory())
             owner = Owner(*key, self._origin)
             known = self._known[key] = (owner, *own_trust(owner))
         return known

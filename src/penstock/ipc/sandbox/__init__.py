@@ -23,13 +23,20 @@ __all__ = [
 ]
 
 
-def enter_view(policy: SandboxPolicy) -> None:
+def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
     """Leaves this process, which is in namespaces of its own, nothing to see but what *policy* allows, and no capability.
 
-    Raises `OSError`; the process is of no further use then.
+    Gives what is allowed there. Raises `OSError`; the process is of no further use then.
     """
-    view.enter(policy.shown(), policy.write)
+    written = view.enter(policy.shown(), policy.listed(), policy.write)
     namespaces.drop_capabilities()
+    # Its own, and those of all the user's processes, count from here on: the others keep the other half.
+    return policy._replace(
+        write=written,
+        lists=True,
+        max_processes=limits.half_of("RLIMIT_NPROC"),
+        max_signals=limits.half_of("RLIMIT_SIGPENDING"),
+    )
 
 
 def apply(

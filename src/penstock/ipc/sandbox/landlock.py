@@ -86,6 +86,8 @@ def apply(policy: SandboxPolicy) -> Measure:
     writing = reading | WRITE_FILE | TRUNCATE | REMOVE_FILE | REMOVE_DIR | MAKE_REG | MAKE_DIR
     try:
         _allow(ruleset, policy.readable(), reading & handled)
+        if policy.lists:
+            _allow(ruleset, policy.listed(), READ_DIR & handled)
         _allow(ruleset, policy.writable(), writing & handled)
         _allow(ruleset, policy.usable(), (reading | WRITE_FILE | IOCTL_DEV) & handled)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)

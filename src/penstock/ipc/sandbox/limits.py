@@ -35,6 +35,19 @@ def detect_privileges() -> Measure:
     return Measure(PRIVILEGES, True, "available")
 
 
+def half_of(name: str) -> int | None:
+    """Half of what this process may have of the limit *name*; None where there is none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    kind = getattr(resource, name, None)
+    if kind is None:
+        return None
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft // 2
+
+
 def limit(policy: SandboxPolicy) -> Measure:
     """Lowers the limits to those of *policy*; none is raised."""
     if sys.platform == "win32":
@@ -46,6 +59,7 @@ def limit(policy: SandboxPolicy) -> Measure:
         ("descriptors", "RLIMIT_NOFILE", policy.max_descriptors),
         ("address space", "RLIMIT_AS", policy.max_address_space),
         ("processes", "RLIMIT_NPROC", policy.max_processes),
+        ("waiting signals", "RLIMIT_SIGPENDING", policy.max_signals),
     ]
     done, failed = [], []
     for what, name, value in wanted:

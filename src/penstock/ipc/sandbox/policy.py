@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+from contextlib import suppress
+from importlib.machinery import all_suffixes
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from penstock.errors import PenstockError
 from penstock.ipc.sandbox.scratch import scratch_directory
-from penstock.knobs import settings_path
+from penstock.knobs import absolute, cache_dir, settings_path, user_directory
+from penstock.sealed.places import state_directory
 
 SYSTEM_FILES: Final = (
     "/lib",
@@ -87,6 +92,9 @@ ACCELERATORS: Final = (
 )
 """Device files of accelerators, read and written where they exist."""
 
+MOST_MODULES: Final = 4096
+"""Names that are looked at in a directory of which modules alone are shown."""
+
 DEFAULT_DESCRIPTORS: Final = 65_536
 """More than twice what one client may have a host hold: descriptors of calls, fences, pools, and what it maps."""
 
@@ -94,8 +102,9 @@ DEFAULT_DESCRIPTORS: Final = 65_536
 class SandboxPolicy(NamedTuple):
     """What is allowed beyond computing: *read* and *write* are files and directories with all below them, *devices*
     patterns of device files. *max_descriptors* is the most that may be open, *max_address_space* bytes of address space
-    (None: no limit), *max_processes* processes and threads of this user in all (None: no limit; only for a user who has
-    no other processes).
+    (None: no limit), *max_processes* processes and threads of this user in its namespace, and *max_signals* timers and signals
+    that wait (None: no limit; where there is no namespace of users, those of all the user's processes count). It *lists* the directories of which it is shown modules alone, where it has a view in which there is nothing
+    else.
     """
 
     read: tuple[str, ...] = ()
@@ -104,6 +113,8 @@ class SandboxPolicy(NamedTuple):
     max_descriptors: int = DEFAULT_DESCRIPTORS
     max_address_space: int | None = None
     max_processes: int | None = None
+    max_signals: int | None = None
+    lists: bool = False
 
     def shown(self) -> list[str]:
         """Every path that may be read or used, as it was given: over links, and perhaps of nothing."""
@@ -126,7 +137,18 @@ class SandboxPolicy(NamedTuple):
             *_installed(),
             *([settings] if (settings := settings_path()) is not None else []),
         ]
-        return [*SYSTEM_FILES, *map(os.path.abspath, own), *self.read]
+        found = [os.path.abspath(path) for path in own]
+        kept = _private()
+        modules = [each for path in found if _holds(path, kept) for each in _modules(path, kept)]
+        whole = [path for path in found if not _holds(path, kept)]
+        return [*SYSTEM_FILES, *whole, *modules, *self.read]
+
+    def listed(self) -> list[str]:
+        """Directories on Python's search path that hold what is the user's alone: their modules may be read, and nothing else.
+        Whoever is to import them has to list them.
+        """
+        kept = _private()
+        return _existing([p for p in map(os.path.abspath, sys.path) if _holds(p, kept)])
 
     def writable(self) -> list[str]:
         """Every path that exists and may be written."""
@@ -135,6 +157,46 @@ class SandboxPolicy(NamedTuple):
     def _matching(self) -> list[str]:
         root = Path("/")
         return [str(p) for d in self.devices for p in root.glob(d.removeprefix("/"))]
+
+
+def _private() -> list[str]:
+    """What no driver is shown, also where a directory that it may read holds it: the user's home itself, and where Penstock's state,
+    cache and settings are.
+    """
+    found = [os.path.expanduser("~")]
+    for find in (
+        state_directory,
+        lambda: user_directory("state"),
+        lambda: user_directory("cache"),
+        lambda: user_directory("config"),
+        lambda: absolute(cache_dir()) if cache_dir() else "",
+    ):
+        with suppress(PenstockError):
+            found.append(find())
+    return [os.path.realpath(path) for path in found if path.startswith("/")]
+
+
+def _holds(path: str, private: list[str]) -> bool:
+    """Whether one of *private* is *path*, or below it."""
+    here = os.path.join(os.path.realpath(path), "")
+    return any(os.path.join(each, "").startswith(here) for each in private)
+
+
+def _modules(directory: str, private: list[str]) -> list[str]:
+    """What can be imported from *directory*: modules, packages, and what is said of distributions."""
+    found = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in islice(entries, MOST_MODULES):
+                if entry.name.startswith(".") or _holds(entry.path, private):
+                    continue
+                if entry.name.endswith((*all_suffixes(), ".dist-info", ".egg-info")) or (
+                    os.path.isfile(os.path.join(entry.path, "__init__.py"))
+                ):
+                    found.append(entry.path)
+    except OSError:
+        return []
+    return found
 
 
 def host_policy() -> SandboxPolicy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -30,6 +31,10 @@ DETACH: Final = 2
 
 ST_RELATIME: Final = 4096
 """As statvfs(3) has it."""
+
+MEETING: Final = "/tmp"  # noqa: S108  # a directory that every system has, to mount the view at
+IN_MEMORY: Final = "/scratch"
+"""Temporary files, where there is no directory for them: the disk is full, or there is no home."""
 
 USED: Final = ("/dev/", "/sys/")
 """Devices are written."""
@@ -112,20 +117,18 @@ def _keep_from_writing(here: str) -> None:
         kernel.mount("none", here, "", REMOUNT | BIND | READ_ONLY | kept)
 
 
-def enter(paths: Iterable[str], written: Sequence[str]) -> None:
-    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and of the directory *written*,
-    the only one of them.
+def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -> tuple[str, ...]:
+    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and of the directory *written*;
+    where there is none, of one in memory. The directories *listed* are there, with what of *paths* is in them.
 
-    Descriptors stay what they were. Raises `OSError`; this process is of no further use then.
+    Gives what may be written there. Descriptors stay what they were. Raises `OSError`; this process is of no further use then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
-    if len(written) != 1:
-        raise OSError("there is no directory to build a file system in")
-    (scratch,) = written
     kernel.mount("none", "/", "", RECURSIVE | PRIVATE)
-    root = os.path.join(scratch, ".root")
-    os.mkdir(root)
+    root = os.path.join(written[0], ".root") if written else MEETING
+    if written:
+        os.mkdir(root)
     kernel.mount("penstock", root, "tmpfs", NOSUID | NODEV)
     view = _View(root)
     _show_system(view, root)
@@ -134,15 +137,24 @@ def enter(paths: Iterable[str], written: Sequence[str]) -> None:
             _name_user(root)
         elif not path.startswith((PROCESSES, DEVICES)) or path == GROUPS:
             view.show(path)
-    os.makedirs(root + scratch, exist_ok=True)
-    # Without what is mounted below it: what may be written is not this tree.
-    kernel.mount(scratch, root + scratch, "", BIND)
+    for path in listed:
+        os.makedirs(root + path, exist_ok=True)
+    for path in written:
+        os.makedirs(root + path, exist_ok=True)
+        # Without what is mounted below it: what may be written is not this tree.
+        kernel.mount(path, root + path, "", BIND)
+    if not written:
+        os.mkdir(root + IN_MEMORY)
+        kernel.mount("penstock", root + IN_MEMORY, "tmpfs", NOSUID | NODEV)
+        os.environ["TMPDIR"] = tempfile.tempdir = IN_MEMORY
     os.mkdir(f"{root}/.old")
     kernel.pivot_root(root, f"{root}/.old")
     os.chdir("/")
     kernel.unmount("/.old", DETACH)
     os.rmdir("/.old")
-    os.rmdir(root)
+    if written:
+        os.rmdir(root)
+    return tuple(written) or (IN_MEMORY,)
 
 
 def _show_system(view: _View, root: str) -> None:
