@@ -569,7 +569,7 @@ ATTACKS: dict[str, Attack] = {
         (as_many_custom_operators_in_one_table_as_fit, None),
         (operators_whose_many_attributes_are_all_absent, (LimitExceeded,)),
         (inputs_that_are_all_changed_in_place, (LimitExceeded,)),
-        (a_name_of_two_hundred_thousand_bytes_that_are_not_text, None),
+        (a_name_of_two_hundred_thousand_bytes_that_are_not_text, (LimitExceeded,)),
         (dimensions_that_overflow, (ShapeOverflow,)),
         (elements_that_overflow_only_as_bytes, (ShapeOverflow,)),
         (a_million_dimensions, (ShapeOverflow,)),

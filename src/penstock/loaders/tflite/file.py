@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from penstock import knobs
 from penstock.errors import IndexOutOfRange, LimitExceeded, NotAModel, OffsetOutOfBounds
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir.model import ConstantPool
 from penstock.ir.operand import DataLocation
-from penstock.loaders.flatbuffer import Blob, Reader, Values
+from penstock.loaders.flatbuffer import (
+    MEMORY_ALLOWANCE,
+    MEMORY_PER_BYTE,
+    Blob,
+    Reader,
+    Values,
+)
 from penstock.loaders.registry import MAX_NAME, MIB, room_for
 
 SCHEMA_VERSION: Final = 3
@@ -24,7 +31,10 @@ class File:
 
     def __init__(self, pool: ConstantPool) -> None:
         self.pool, self.data = pool, pool.view
-        room = room_for(self.data.nbytes)
+        size = self.data.nbytes
+        room = room_for(size)
+        if not knobs.loading_limit_mib():
+            room = min(room, MEMORY_PER_BYTE * size + MEMORY_ALLOWANCE)
         told = f"what the file describes would take more than {room // MIB} MiB: the knob loading_limit_mib allows more"
         self.reader = Reader(self.data, TFLITE, room, text=MAX_NAME, exhausted=told)
         self.root: Values = self.reader.root()

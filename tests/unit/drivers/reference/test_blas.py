@@ -6,7 +6,7 @@ import ast
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,16 +43,21 @@ def pool() -> Iterator[Pool]:
     found.set(size)
 
 
+def taken_by_others(run: Callable[[], object]) -> float:
+    """Processor time of other threads of the process, those that other tests left too, while this one takes 0.2 s: its share."""
+    everything, own = time.process_time(), time.thread_time()
+    while time.thread_time() - own < 0.2:
+        run()
+    own = time.thread_time() - own
+    return (time.process_time() - everything - own) / own
+
+
 def test_a_run_takes_no_time_of_other_threads(pool: Pool) -> None:
     x = np.ones((512, 512), np.float32)
     with penstock.compile(multiplying(512, 512), devices=["reference"]) as compiled:
         compiled.run([x])
-        everything, own = time.process_time(), time.thread_time()
-        while time.thread_time() - own < 0.2:
-            compiled.run([x])
-        own = time.thread_time() - own
-        everything = time.process_time() - everything
-    assert everything - own < 0.2 * own
+        others = min(taken_by_others(lambda: compiled.run([x])) for _ in range(5))
+    assert others < 0.2
     assert pool.get() == 2
 
 
