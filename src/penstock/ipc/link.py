@@ -52,6 +52,7 @@ class Link:
         self._ended = ended
         self._process = os.getpid()
         self._closing = self._reaped = False
+        self._condemned = ""
         try:
             self._pulse = Pulse(self._started.page)
             self._wake = event()
@@ -135,6 +136,7 @@ class Link:
         """Ends a host that is of no use any more, for the reason *why*: its clients' calls are `DeadObject`. One that may be
         somebody else's process lives on, and only this connection ends.
         """
+        self._condemned = why
         self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")
         if self._started.pidfd >= 0:
             with contextlib.suppress(OSError):
@@ -235,7 +237,8 @@ class Link:
 
     def _how_it_ended(self) -> str:
         # Another connection of this process may have started it.
-        return how_ended(self._reap() if self._started.pidfd >= 0 else None)
+        status = self._reap() if self._started.pidfd >= 0 else None
+        return f"was killed: {self._condemned}" if self._condemned else how_ended(status)
 
     def _wait_for_end(self, seconds: float) -> bool:
         if self._started.pidfd < 0 or sys.platform == "win32":
