@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import PenstockError
+from penstock.errors import DeadObject, MissedDeadline, PenstockError
 from penstock.ir import Model, NDArray
 from tests.unit.loaders.files import FileBuilder
 
@@ -208,3 +208,10 @@ def stretch() -> float:
 def allowed(timeout: float) -> float:
     """Seconds by the clock that a call with this timeout may take on a machine that is as busy as this one now."""
     return timeout + SLACK * max(stretch(), stretch())
+
+
+def is_late(result: object) -> bool:
+    """Whether a call ended for want of time: its own, or what of it the process of a driver had to start in."""
+    return isinstance(result, MissedDeadline) or (
+        isinstance(result, DeadObject) and "still being started" in str(result)
+    )

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock import knobs
-from penstock.errors import Cancelled, LimitExceeded, MissedDeadline
+from penstock.errors import Cancelled, DeadObject, LimitExceeded, MissedDeadline
 from penstock.hal import CancelToken
 from tests.support_bounds import (
     SLACK,
@@ -21,6 +21,7 @@ from tests.support_bounds import (
     broadcast,
     chain,
     convolution,
+    is_late,
     nested_ifs,
     ones_for,
     pool,
@@ -46,7 +47,7 @@ def test_compile_of_many_operations_ends_at_its_timeout(content, timeout):  # ty
 
     took, result = spent(lambda: penstock.compile(model, cache=False, timeout=timeout))
 
-    assert isinstance(result, MissedDeadline)
+    assert is_late(result), result
     assert took < timeout + SLACK
 
 
@@ -210,8 +211,10 @@ def test_run_of_much_work_ends_at_its_timeout(content, device):  # type: ignore[
     limit, began = allowed(3.0), time.monotonic()
     try:
         compiled = penstock.compile(model, devices=names, cache=False, timeout=3.0)
-    except MissedDeadline:
+    except (MissedDeadline, DeadObject) as error:
         # LiteRT's own preparation does not end for some.
+        if not is_late(error):
+            raise
         assert time.monotonic() - began < limit
         return
     with compiled:
