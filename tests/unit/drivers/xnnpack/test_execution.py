@@ -91,19 +91,26 @@ def test_python_goes_on_while_it_computes() -> None:
         while not done.is_set():
             seen.append(time.perf_counter_ns())
 
+    def goes_on() -> bool:
+        """Not only at the run's ends: the longest silence is a fraction of it."""
+        seen.clear()
+        while not seen:
+            time.sleep(0)
+        began = time.perf_counter_ns()
+        execute(each, [given], [out])
+        ended = time.perf_counter_ns()
+        inside = [at for at in list(seen) if began < at < ended]
+        return len(inside) > 10 and max(np.diff([began, *inside, ended])) < 0.9 * (ended - began)
+
     other = threading.Thread(target=count)
     other.start()
-    while not seen:
-        time.sleep(0)
-    began = time.perf_counter_ns()
-    execute(each, [given], [out])
-    ended = time.perf_counter_ns()
-    done.set()
-    other.join()
-    inside = [at for at in seen if began < at < ended]
-    assert len(inside) > 10
-    # Not only at its ends: the longest silence is a fraction of the run.
-    assert max(np.diff([began, *inside, ended])) < 0.9 * (ended - began)
+    try:
+        # A busy machine may leave the other thread no processor for one run; an engine that holds
+        # the interpreter's lock leaves it none in any.
+        assert any(goes_on() for _ in range(20))
+    finally:
+        done.set()
+        other.join()
 
 
 def test_litert_is_told_how_many_threads_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
