@@ -39,6 +39,7 @@ from penstock.hal import (
 from penstock.ir import DType, Model, ModelBuilder
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import F32
+from tests.support_python_goes_on import goes_on_during
 
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
 HOMES = (
@@ -403,14 +404,7 @@ def test_python_goes_on_while_it_computes() -> None:
     prepared = cpu().prepare_model(products(2), PrepareConfig(num_threads=1))
     given, out = np.zeros((1500, 1500), np.float32), np.empty((1500, 1500), np.float32)
     request = Request((HostMemory(given),), (HostMemory(out),))
-    thread = threading.Thread(target=prepared.execute, args=(request, ExecutionConfig()))
-    thread.start()
-    counted = 0
-    while thread.is_alive():
-        counted += 1
-    thread.join()
-    # Had it held the interpreter's lock, this thread would have had a few turns before and after the run.
-    assert counted > 1000
+    assert goes_on_during(lambda: prepared.execute(request, ExecutionConfig()))
 
 
 @needs_onnxruntime

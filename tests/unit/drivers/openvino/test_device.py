@@ -31,6 +31,7 @@ from penstock.ir import DType, Model, ModelBuilder
 from penstock.threads import allowed_processors
 from tests.support_openvino import cpu, needs_openvino
 from tests.support_operations import F32
+from tests.support_python_goes_on import goes_on_during
 
 
 def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
@@ -259,14 +260,7 @@ def test_python_goes_on_while_it_computes() -> None:
     prepared = cpu().prepare_model(b.build([y]), PrepareConfig(num_threads=1))
     given, out = np.zeros((600, 600), np.float32), np.empty((600, 600), np.float32)
     request = Request((HostMemory(given),), (HostMemory(out),))
-    thread = threading.Thread(target=prepared.execute, args=(request, ExecutionConfig()))
-    thread.start()
-    counted = 0
-    while thread.is_alive():
-        counted += 1
-    thread.join()
-    # Had it held the interpreter's lock, this thread would have had a few turns before and after the run.
-    assert counted > 1000
+    assert goes_on_during(lambda: prepared.execute(request, ExecutionConfig()))
 
 
 def test_what_the_position_of_a_maximum_depends_on_is_relaxed() -> None:

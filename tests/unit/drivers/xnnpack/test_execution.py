@@ -34,6 +34,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand, infer_shapes
+from tests.support_python_goes_on import goes_on_during
 from tests.support_xnnpack import F32, device, drawn, needs_litert, one, q, run_on
 
 pytestmark = needs_litert
@@ -83,34 +84,7 @@ def test_runs_from_many_threads_do_not_meet() -> None:
 def test_python_goes_on_while_it_computes() -> None:
     each, out = prepared(deep()), np.empty((400, 400), np.float32)
     given = np.zeros((400, 400), np.float32)
-    execute(each, [given], [out])
-    seen: list[int] = []
-    done = threading.Event()
-
-    def count() -> None:
-        while not done.is_set():
-            seen.append(time.perf_counter_ns())
-
-    def goes_on() -> bool:
-        """Not only at the run's ends: the longest silence is a fraction of it."""
-        seen.clear()
-        while not seen:
-            time.sleep(0)
-        began = time.perf_counter_ns()
-        execute(each, [given], [out])
-        ended = time.perf_counter_ns()
-        inside = [at for at in list(seen) if began < at < ended]
-        return len(inside) > 10 and max(np.diff([began, *inside, ended])) < 0.9 * (ended - began)
-
-    other = threading.Thread(target=count)
-    other.start()
-    try:
-        # A busy machine may leave the other thread no processor for one run; an engine that holds
-        # the interpreter's lock leaves it none in any.
-        assert any(goes_on() for _ in range(20))
-    finally:
-        done.set()
-        other.join()
+    assert goes_on_during(lambda: execute(each, [given], [out]))
 
 
 def test_litert_is_told_how_many_threads_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
