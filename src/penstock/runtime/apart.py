@@ -128,7 +128,7 @@ def isolated(
         raise NotAvailable("isolate=False keeps it here")
     if manager.by_name(device.name, isolate=False) is not device:
         raise NotAvailable("an object of the caller cannot run in another process")
-    forgive_driver_of(device.name)
+    _forgive_driver(manager.driver_of(device.name, isolate=False))
     (found,) = manager.choose([device.name], True, deadline_ns, absent=True)
     return found
 
@@ -157,14 +157,14 @@ def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Ite
         raise
 
 
-def forgive_driver_of(device: str) -> None:
-    """Forgets the deaths of the process of that device's driver: those at deadlines are no fault of it, and would keep it from
-    being started again.
+def _forgive_driver(name: str | None) -> None:
+    """Forgets the deaths of that driver's process: those at deadlines are no fault of it, and would keep it from being
+    started again.
     """
     from penstock.runtime.isolation import supervisors
 
     for supervisor in supervisors():
-        if device.startswith(supervisor.place.name):
+        if supervisor.place.name == name:
             supervisor.succeeded()
 
 

@@ -122,8 +122,16 @@ class Manager:
 
     def by_name(self, name: str, isolate: bool | None = None) -> Device | None:
         """The usable device of that name, or None."""
-        found = self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
+        found = self._usable_by_name(name, isolate)
         return None if found is None else found.device
+
+    def driver_of(self, name: str, isolate: bool | None = None) -> str | None:
+        """The name of the driver whose usable device has that name, or None."""
+        found = self._usable_by_name(name, isolate)
+        return None if found is None else found.info.driver
+
+    def _usable_by_name(self, name: str, isolate: bool | None) -> Found | None:
+        return self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
 
     def _check_settings(self, deadline_ns: int | None) -> None:
         """Raises `InputError` for a knob that processes of drivers would fail at: no device is missing because of it. The
