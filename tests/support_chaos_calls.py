@@ -114,6 +114,8 @@ class Rig:
             self.used.pop().close()
         if (rings := self.prepared.living()._rings) is not None:
             rings.trim()
+            # Who was short of room is asked for a ring again only some seconds later.
+            rings._not_before = 0.0
         link = self.supervisor.link()
         staging = link.session.staging
         free, staging._free = staging._free, []
