@@ -17,6 +17,7 @@ from penstock.hal import (
     Buffer,
     BufferDesc,
     BufferRole,
+    Burst,
     CacheReport,
     CancelToken,
     EventFence,
@@ -175,10 +176,11 @@ def by_message(rig: Rig, deadline: Deadline) -> None:
 
 
 def several(rig: Rig, deadline: Deadline) -> None:
-    """Runs through a ring: plain ones, and those of a burst."""
+    """Runs through a ring: plain ones, and those of a burst, which is made before, for that has no deadline."""
+    made = held_burst(rig)
     rig.run(deadline)
     rig.run(deadline)
-    burst(rig, deadline, 3)
+    execute(rig, made, deadline, 3)
 
 
 def describe(rig: Rig, _: Deadline) -> None:
@@ -274,9 +276,17 @@ def report(rig: Rig, _: Deadline) -> None:
     assert rig.prepared.cache_report in (CacheReport(), CacheReport(later=True))
 
 
-def burst(rig: Rig, deadline: Deadline, times: int = 1) -> None:
+def burst(rig: Rig, deadline: Deadline) -> None:
+    execute(rig, held_burst(rig), deadline, 1)
+
+
+def held_burst(rig: Rig) -> Burst:
     made = rig.prepared.configure_burst()
     rig.used.append(made)
+    return made
+
+
+def execute(rig: Rig, made: Burst, deadline: Deadline, times: int) -> None:
     request, out = asked()
     for _ in range(times):
         out[...] = 0
