@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import Final, TypeGuard
 
-from penstock.errors import InputError
+from penstock.errors import InputError, MissedDeadlinePersistent
+
+LONGEST_SECONDS: Final = 2_000_000.0
+"""Some 23 days: what the system's calls wait at a time, in milliseconds, has 31 bits."""
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
@@ -31,3 +35,22 @@ def path_of(value: object, wanted: str) -> str:
     if not plain:
         raise InputError(f"{wanted}, and {path!r} is none: no file can be called so")
     return path
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether *value* is one, NaN and truth values not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124  # NaN is not
+
+
+def deadline_of(timeout: object, now_ns: int) -> int | None:
+    """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has none.
+
+    Raises `InputError` for what is no number, `MissedDeadlinePersistent` where no time is left.
+    """
+    if timeout is None:
+        return None
+    if not is_number(timeout):
+        raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
+    if timeout <= 0:
+        raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")
+    return None if timeout > LONGEST_SECONDS else now_ns + int(timeout * 1e9)

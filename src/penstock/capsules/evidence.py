@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
+from weakref import WeakSet
 
 from msgspec import Struct
 
@@ -28,6 +31,8 @@ MOST_KEPT_BYTES: Final = 64 << 20
 """A failure that is larger is kept without its step."""
 TOO_LARGE: Final = "the step has {} bytes, too many to be kept"
 ENDING: Final = ".capsule"
+
+_writers: WeakSet[threading.Thread] = WeakSet()
 
 
 class StepFailure(Struct, frozen=True, eq=False):
@@ -81,22 +86,61 @@ def keep(
 ) -> None:
     """Keeps *failure* of a step of *plan*; nothing is raised where that cannot be done."""
     try:
-        _save(_capsule(failure, plan, receipt, accuracy))
+        _save(_capsule(failure, plan, receipt, accuracy), state_directory())
     except Exception as failed:  # noqa: BLE001  # as above
         log.debug("a failure is not kept: %r", failed)
+
+
+def keep_soon(
+    failure: StepFailure,
+    plan: ExecutionPlan,
+    receipt: Callable[[], str],
+    accuracy: AccuracyClass,
+) -> None:
+    """As `keep`, in a thread of its own: no run waits for the disk. *receipt* is called there. A
+    program that ends waits for what is being written.
+    """
+    try:
+        state = state_directory()
+    except Unreadable as failed:
+        log.debug("a failure is not kept: %r", failed)
+        return
+
+    def write() -> None:
+        try:
+            _save(_capsule(failure, plan, receipt(), accuracy), state)
+        except Exception as failed:  # noqa: BLE001  # as above
+            log.debug("a failure is not kept: %r", failed)
+
+    context = contextvars.copy_context()
+    writer = threading.Thread(target=context.run, args=(write,), name="penstock-evidence")
+    _writers.add(writer)
+    try:
+        writer.start()
+    except RuntimeError:
+        write()
+
+
+def wait() -> None:
+    """Until what this process is writing has been written."""
+    for writer in list(_writers):
+        if writer.is_alive() and writer is not threading.current_thread():
+            writer.join()
 
 
 def keep_capsule(capsule: Capsule) -> None:
     """The same for a capsule; it loses its arrays where the knob `keep_failure_data` is off."""
     try:
         if knobs.keep_failures():
-            _save(capsule if knobs.keep_failure_data() else _without_arrays(capsule))
+            kept = capsule if knobs.keep_failure_data() else _without_arrays(capsule)
+            _save(kept, state_directory())
     except Exception as failed:  # noqa: BLE001  # as above
         log.debug("a failure is not kept: %r", failed)
 
 
 def last() -> str | None:
     """The path of the failure that was kept last; None where there is none."""
+    wait()
     try:
         directory = os.path.join(state_directory(), FAILURES)
     except Unreadable:
@@ -107,6 +151,7 @@ def last() -> str | None:
 
 def clear() -> int:
     """Removes what was kept, and returns how many there were. Raises `OSError`."""
+    wait()
     directory = os.path.join(state_directory(), FAILURES)
     names = _names(directory)
     for name in names:
@@ -141,13 +186,12 @@ def _constant_bytes(model: Model) -> int:
     return sum(place.length for place in places)
 
 
-def _save(capsule: Capsule) -> None:
+def _save(capsule: Capsule, state: str) -> None:
     from penstock.capsules.archive import dump
 
     content = dump(capsule)
     if len(content) > MOST_KEPT_BYTES:
         content = dump(_without_case(capsule, TOO_LARGE.format(len(content))))
-    state = state_directory()
     directory = os.path.join(state, FAILURES)
     make_private_directory(directory)
     name = os.path.join(directory, f"{time.time_ns():020}-{os.getpid()}{ENDING}")

@@ -14,8 +14,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
-from penstock.compilation.receipt import CacheOutcome, Failure, Receipt, Recorder, StepReceipt
-from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline, NotYetWritten
+from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt
+from penstock.errors import FOREIGN, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
@@ -129,7 +129,7 @@ def compile_plan(
                 config.progress(ProgressEvent("compile", step.device, position, len(plan.steps)))
             try:
                 prepared, tries = prepare_step(step, devices, config, means)
-            except (MissedDeadline, Cancelled):
+            except MissedDeadline:
                 raise
             except DriverError as error:
                 _keep(plan, step, devices, error, None, config)
@@ -144,7 +144,7 @@ def compile_plan(
         raise
     planned = plan
     if any(step.receipt.failures or step.branches for step in done):
-        from penstock.compilation.repeating import as_compiled
+        from penstock.compilation.recovery import as_compiled
 
         plan = as_compiled(plan, done)
     receipt = Receipt(
@@ -202,26 +202,22 @@ def prepare_step(
     began = time.perf_counter_ns()
     try:
         prepared, outcome, compiles = _obtain(device, step, config, means)
-    except (MissedDeadline, Cancelled):
+    except MissedDeadline:
         raise
     except DriverError as error:
-        from penstock.compilation.failing import final
-        from penstock.compilation.repeating import compile_elsewhere
-
         if means.as_raised:
             raise
-        if not means.allow_fallback:
-            raise final(error, step, device.name, allowed=False) from error
-        others: list[Failure] = []
-        repeated = compile_elsewhere(step, devices, config, error, means.recorder, others)
-        if repeated is None:
-            raise final(error, step, device.name, others) from error
-        return repeated
+        from penstock.compilation.recovery import compile_elsewhere
+
+        device, moved, prepared, receipt, compiles = compile_elsewhere(
+            step, devices, config, error, means.recorder, allowed=means.allow_fallback
+        )
+        return PreparedStep(moved, device, prepared, receipt), compiles
     return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
 
 
 def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> bool:
-    from penstock.compilation.repeating import supports_all
+    from penstock.compilation.recovery import supports_all
 
     return other.name in step.fallbacks and supports_all(other, step, config.accuracy)
 

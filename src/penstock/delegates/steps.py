@@ -221,7 +221,7 @@ class HostStep:
             static_shape(o.shape) is not None for o in self.compiled.model.inputs
         ):
             out = self._places if any(p is not None for p in self._places) else None
-            self._bound = BoundRun(self.compiled, [fixed[i] for i in self._inputs], out)
+            self._bound = BoundRun(self.compiled.executable, [fixed[i] for i in self._inputs], out)
 
     def run(self, values: dict[int, NDArray]) -> None:
         """Puts its outputs into *values*."""

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from penstock.execution.transfer import lent
 from penstock.hal import HostMemory, Request, RequestArgument
 from penstock.ir import Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.arena import ArenaLayout
-
-if TYPE_CHECKING:
-    from penstock.execution.step import StepRunner
-    from penstock.memory.bound import BoundMemory
 
 
 class Slot(Struct, frozen=True):
@@ -30,23 +25,22 @@ class Slot(Struct, frozen=True):
 
 
 class Places:
-    """Values that a run finds in place, by operand: arrays, and the arguments to read and to write them by; the
-    *requests* of the steps that use nothing else. *bound* are the operands that are no arrays of the host. One run at
-    a time has them.
+    """Values that a run finds in place, by operand: arrays, and the arguments to read and to write
+    them by. *requests* are those of steps that use nothing else, by step; all steps do where
+    *keeps_all*. One run at a time has them.
     """
 
-    __slots__ = ("bound", "readable", "requests", "values", "writable")
+    __slots__ = ("keeps_all", "readable", "requests", "values", "writable")
 
     def __init__(
         self,
         values: dict[int, NDArray],
         readable: dict[int, RequestArgument],
         writable: dict[int, RequestArgument],
-        bound: Mapping[int, BoundMemory] | None = None,
     ) -> None:
         self.values, self.readable, self.writable = values, readable, writable
-        self.bound = bound
-        self.requests: dict[StepRunner, Request] = {}
+        self.requests: dict[object, Request] = {}
+        self.keeps_all = False
 
     def joined(self, other: Places) -> Places:
         """These and *other*'s."""
@@ -54,14 +48,9 @@ class Places:
             self.values | other.values,
             self.readable | other.readable,
             self.writable | other.writable,
-            self.bound or other.bound,
         )
         both.requests = self.requests
         return both
-
-    def binding(self, bound: Mapping[int, BoundMemory]) -> Places:
-        """These, and *bound* operands."""
-        return self.joined(Places({}, {}, {}, bound))
 
 
 class Arena(Places):
@@ -103,3 +92,12 @@ def slots_of(model: Model, layout: ArenaLayout) -> tuple[Slot, ...]:
         for i, (offset, nbytes) in layout.offsets.items()
         if (shape := static_shape(operands[i].shape)) is not None
     )
+
+
+def lent(array: NDArray) -> NDArray:
+    """*array* as a driver gets it to read: a view that it cannot write through."""
+    if not array.flags.writeable:
+        return array
+    view = array.view()
+    view.setflags(False)  # type: ignore[call-arg]  # NumPy takes it so, and by its name it takes twice as long
+    return view

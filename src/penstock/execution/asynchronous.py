@@ -1,7 +1,5 @@
 """Runs in threads of their own: futures that can cancel what they stand for, and expire where they wait."""
 
-# ruff: noqa: SLF001  # the friend of CompiledModel
-
 from __future__ import annotations
 
 import contextlib
@@ -10,16 +8,13 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from penstock.errors import Cancelled, ClosedError, MissedDeadlinePersistent
 from penstock.execution.outputs import Outputs
-from penstock.hal import CancelToken, Priority
-
-if TYPE_CHECKING:
-    from penstock.execution.compiled import CompiledModel
+from penstock.hal import CancelToken, ExecutionConfig, Priority
 
 TOO_LATE: Final = "the timeout passed before a thread took the run"
 
@@ -150,35 +145,10 @@ class Submitter:
                 self._ended.notify_all()
 
 
-def submit(
-    compiled: CompiledModel,
-    inputs: Mapping[str, Any] | Sequence[Any],
-    timeout: float | None,
-    cancel: CancelToken | None,
-    priority: Priority | None,
-) -> RunFuture:
-    """`CompiledModel.submit`."""
-    compiled._gate.check()
-    config = compiled._config(timeout, cancel, False, priority, None)
-    with compiled._lock:
-        if compiled._submitter is None:
-            compiled._submitter = Submitter(compiled._threads)
-        submitter = compiled._submitter
-    token = LinkedToken(cancel)
-    end = config.deadline_ns
-
-    def run() -> Outputs:
-        left = None if end is None else (end - time.monotonic_ns()) / 1e9
-        if left is not None and left <= 0:
-            raise MissedDeadlinePersistent(TOO_LATE)
-        try:
-            return compiled.run(inputs, timeout=left, cancel=token, priority=config.priority)
-        except Cancelled as error:
-            if not token.is_set():
-                raise
-            raise token.cancelled() from error
-
-    return submitter.submit(run, token, config.priority, end)
+def check_in_time(config: ExecutionConfig) -> None:
+    """Raises `MissedDeadlinePersistent` where the deadline passed before a thread took the run."""
+    if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
+        raise MissedDeadlinePersistent(TOO_LATE)
 
 
 class _Clock:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,11 @@ import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
-from penstock.execution.transfer import Copying
+from penstock.execution.copying import Copying
 from penstock.memory.bound import BoundMemory
 
 if TYPE_CHECKING:
-    from penstock.execution.trace import Trace
+    from penstock.execution.run import Run
     from penstock.ir import NDArray
 
 
@@ -92,12 +93,17 @@ def put_all(
             copying.put(bound[operand], values[operand], operand)
 
 
-def lose(outputs: Sequence[int], bound: Mapping[int, BoundMemory], trace: Trace) -> None:
-    """A run has failed: what its steps have written of *bound* *outputs* is no value."""
-    written = {operand for step in trace.steps for operand in step.prepared.step.outputs}
-    for operand in written.intersection(outputs):
-        if operand in bound:
-            bound[operand].lost()
+@contextmanager
+def losing_outputs(outputs: Sequence[int], run: Run) -> Iterator[None]:
+    """A block that does *run*: where it fails, what its steps have written of bound *outputs* is no value."""
+    try:
+        yield
+    except BaseException:
+        written = {operand for step in run.steps for operand in step.prepared.step.outputs}
+        for operand in written.intersection(outputs):
+            if run.bound is not None and operand in run.bound:
+                run.bound[operand].lost()
+        raise
 
 
 def deliver(

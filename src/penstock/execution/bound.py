@@ -1,19 +1,17 @@
 """Runs of one compiled model on the same arrays each time."""
 
-# ruff: noqa: SLF001  # the one friend of CompiledModel
-
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 
 from penstock.errors import InputError
-from penstock.execution.compiled import CompiledModel
+from penstock.execution.executable import Executable
 from penstock.execution.holding import Reused
+from penstock.execution.run import Run
 from penstock.execution.series import Series
 from penstock.execution.state import State
 from penstock.execution.targets import bind_targets
-from penstock.execution.trace import Trace
 from penstock.ir import NDArray
 
 
@@ -27,45 +25,40 @@ class BoundRun:
 
     def __init__(
         self,
-        compiled: CompiledModel,
+        executable: Executable,
         inputs: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
     ) -> None:
-        if compiled._dynamic:
+        if executable.is_dynamic:
             raise InputError("a model with inputs of unknown shape cannot be bound to arrays")
-        self._compiled = compiled
-        self._inputs = compiled._exchange.bind(compiled, inputs, False, [])
+        self._executable = executable
+        self._inputs = executable.exchange.bind(executable, inputs, False, [])
         self._targets = None
         self._series: Series | None = None
         self._busy = threading.Lock()
         if out is not None:
             self._targets = bind_targets(
-                out, compiled._exchange.interface, compiled._base.model.outputs, self._inputs
+                out, executable.exchange.interface, executable.base.model.outputs, self._inputs
             )
             # Outputs without a place of their own are new with each run.
             if all(target is not None for target in self._targets):
-                self._series = Series(compiled._base, Reused)
+                self._series = Series(executable.base, Reused)
 
     def run(self, state: State | None) -> list[NDArray]:
         """The outputs, in order; those given in *out* are these arrays. Raises what `CompiledModel.run` does."""
-        compiled = self._compiled
-        with compiled._gate:
+        executable = self._executable
+        with executable.gate:
             series = self._series
             if series is not None and state is None and self._busy.acquire(blocking=False):
                 try:
-                    found = series.repeat(self._inputs, self._targets, compiled._plain, Trace())
+                    found = series.repeat(Run(executable.plain), self._inputs, self._targets)
                 finally:
                     self._busy.release()
                 if found is not None:
-                    return compiled._exchange.deliver(found, False, [])
-            results = compiled._base.run(
-                self._inputs,
-                self._targets,
-                compiled._state_for(state),
-                compiled._plain,
-                Trace(),
-            )
-            return compiled._exchange.deliver(results, False, [])
+                    return executable.exchange.deliver(found, False, [])
+            run, own = Run(executable.plain), executable.state_for(state)
+            results = executable.base.run(run, self._inputs, self._targets, own)
+            return executable.exchange.deliver(results, False, [])
 
     def close(self) -> None:
         """Lets go of what drivers have bound; twice is harmless. Not while a run is under way."""
@@ -74,5 +67,5 @@ class BoundRun:
             series.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_series") and not self._compiled._gate.forked:
+        if hasattr(self, "_series") and not self._executable.gate.forked:
             self.close()

@@ -1,13 +1,10 @@
 """`Burst`: the fastest way to run a compiled model again and again."""
 
-# ruff: noqa: SLF001  # the friend of CompiledModel
-
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,20 +12,18 @@ import numpy as np
 
 from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
-from penstock.execution import gate as gates
 from penstock.execution.closing import CLOSE_SECONDS
-from penstock.execution.direct import Direct
 from penstock.execution.exchange import ready_inputs
-from penstock.execution.holding import Holding, InBurst, Reused
+from penstock.execution.executable import Executable
+from penstock.execution.holding import Holding, InBurst
 from penstock.execution.outputs import Outputs
+from penstock.execution.run import Run
 from penstock.execution.series import Series
-from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
-from penstock.hal import CancelToken, ExecutionConfig, PreparedModel, Priority
+from penstock.hal import CancelToken, PreparedModel, Priority
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
-    from penstock.execution.compiled import CompiledModel
     from penstock.execution.state import State
     from penstock.hal import ExtensionAttribute
 
@@ -46,23 +41,23 @@ class Burst(Closing):
     """
 
     def __init__(
-        self, compiled: CompiledModel, hold: Callable[[PreparedModel], Holding] = InBurst
+        self, executable: Executable, hold: Callable[[PreparedModel], Holding] = InBurst
     ) -> None:
-        self._compiled, self._hold = compiled, hold
-        self._gate = compiled._gate
+        self._executable, self._hold = executable, hold
+        self._gate = executable.gate
         self._busy = threading.Lock()
         self._closed = False
         # What is to be told once a run that was under way at the close has ended.
         self._last: Callable[[], None] | None = None
-        self._names = compiled._exchange.output_names
+        self._names = executable.exchange.output_names
         # Of a model with unknown dimensions, the form for the shapes of the last run.
         self._shapes: tuple[tuple[int, ...], ...] | None = None
-        self._awaited = compiled._awaited
+        self._awaited = executable.awaited
         self._variant: Variant | None = None
         self._series: Series | None = None
-        self._ready = compiled._ready
+        self._ready = executable.ready
         # Where the last run may be repeated as it was.
-        self._direct: Direct | None = None
+        self._settled: Series | None = None
         # What the last run was given, and what was made of it.
         self._given: tuple[Any, ...] = ()
         self._arrays: list[NDArray] = []
@@ -72,8 +67,8 @@ class Burst(Closing):
         self._targets: list[NDArray | None] = []
         self._sizes: list[tuple[int, ...] | None] = []
         self._checked: list[NDArray] | None = None
-        if not compiled._dynamic:
-            self._series = Series(compiled._base, hold)
+        if not executable.is_dynamic:
+            self._series = Series(executable.base, hold)
 
     def run(
         self,
@@ -96,11 +91,8 @@ class Burst(Closing):
         `CompiledModel.run`, and so are the errors; besides, `StateError` where another thread is in a run of this
         burst, `ClosedError` after `close`.
         """
-        began = perf_counter_ns()
-        compiled = self._compiled
-        gate = self._gate
-        if gate._closed or gate._generation != gates._generation:
-            gate.check()
+        run = Run(self._executable.plain, perf_counter_ns())
+        self._gate.check_open()
         if not self._busy.acquire(blocking=False):
             raise StateError(
                 "this burst is in a run of another thread; make a burst for each thread, or call run() of the model"
@@ -108,8 +100,6 @@ class Burst(Closing):
         try:
             if self._closed:
                 raise ClosedError("burst used after close()")
-            trace = Trace()
-            config = compiled._plain
             if (
                 timeout is not None
                 or cancel is not None
@@ -118,16 +108,16 @@ class Burst(Closing):
                 or measure is not False
                 or extension_attributes
             ):
-                config = compiled._config(
+                run.config = self._executable.config_of(
                     timeout, cancel, measure, priority, loop_timeout, extension_attributes
                 )
             results = None
             if self._awaited is not None and self._awaited.is_over():
-                compiled._welcome()
-                self._awaited = self._direct = None
-            direct = self._direct
+                self._executable.welcome()
+                self._awaited = self._settled = None
+            settled = self._settled
             if (
-                direct is not None
+                settled is not None
                 and out is None
                 and state is None
                 and not (dequantize or named)
@@ -135,18 +125,18 @@ class Burst(Closing):
             ):
                 for array, last, shape in zip(inputs, self._arrays, self._kinds, strict=True):
                     if array is not last or array.shape != shape:
-                        results = self._other(direct, inputs, config, trace)
+                        results = self._other(settled, inputs, run)
                         break
                 else:
-                    results = direct.again(config, trace)
+                    results = settled.again(run)
             if results is None:
-                given = _given(inputs, named)
-                results = self._run(given, out, state, config, trace, dequantize)
+                results = self._run(run, _given(inputs, named), out, state, dequantize)
         finally:
             self._busy.release()
             if self._last is not None:
                 self._drop_late()
-        return Outputs(results, self._names, partial(trace.receipt, began, perf_counter_ns()))
+        run.end()
+        return Outputs(results, self._names, run.receipt)
 
     def close(self) -> None:
         """Lets go of what was kept, after a run under way, but returns after at most `CLOSE_SECONDS`; twice is harmless."""
@@ -186,7 +176,7 @@ class Burst(Closing):
     def _let_go(self) -> None:
         self._closed = True
         self._drop()
-        self._compiled._release(self)
+        self._executable.bursts.discard(self)
 
     def __enter__(self) -> Self:
         self._gate.check()
@@ -198,55 +188,52 @@ class Burst(Closing):
 
     def _run(
         self,
+        run: Run,
         given: Mapping[str, Any] | Sequence[Any],
         out: Mapping[str, NDArray] | Sequence[NDArray | None] | None,
         state: State | None,
-        config: ExecutionConfig,
-        trace: Trace,
         real: bool,
     ) -> list[NDArray]:
-        compiled = self._compiled
-        if compiled._feedback is not None:
-            arrays = compiled._exchange.bind(compiled, given, real, trace.copies)
-            return compiled._run(compiled._base, arrays, out, state, config, trace, real, False)
-        self._direct = None
-        arrays = self._take(given, real, trace)
+        executable = self._executable
+        exchange = executable.exchange
+        if executable.feedback is not None:
+            arrays = exchange.bind(executable, given, real, run.copies)
+            return executable.run_on(executable.base, run, arrays, out, state, real)
+        self._settled = None
+        arrays = self._take(given, real, run)
         series = self._series
-        if compiled._dynamic or series is None:
-            series = self._series_for(arrays, config, trace)
+        if executable.is_dynamic or series is None:
+            series = self._series_for(arrays, run)
         targets = None if out is None else self._take_out(out, series, arrays, real)
         results = None
         plain = self._arrays is arrays and (targets is None or self._checked is arrays)
-        if plain and state is None and compiled._state is None:
-            results = series.repeat(arrays, targets, config, trace)
-            if compiled._exchange.has_all_outputs:
-                self._direct = series.settled
+        if plain and state is None and executable.state is None:
+            results = series.repeat(run, arrays, targets)
+            if exchange.has_all_outputs and results is not None and series.is_settled:
+                self._settled = series
         if results is None:
-            apart, places = series.targets(arrays, targets, trace)
-            plain = all(a is None or type(a) is np.ndarray for a in (*apart, *places))
-            bound = None if plain else series.bound(apart, places)
-            found = series.run(apart, places, compiled._state_for(state), config, trace, bound)
+            apart, places = series.targets(arrays, targets, run)
+            if not all(a is None or type(a) is np.ndarray for a in (*apart, *places)):
+                run.bound = series.bound(apart, places)
+            found = series.run(run, apart, places, executable.state_for(state))
             results = series.delivered(found, targets)
-        if compiled._exchange.has_all_outputs and not real:
-            return results
-        return compiled._exchange.deliver(results, real, trace.copies)
+        return exchange.deliver(results, real, run.copies)
 
-    def _other(
-        self, direct: Direct, inputs: Sequence[Any], config: ExecutionConfig, trace: Trace
-    ) -> list[NDArray] | None:
+    def _other(self, settled: Series, inputs: Sequence[Any], run: Run) -> list[NDArray] | None:
         """The last run with other arrays; None where they must be looked at more closely."""
         ready = self._ready
         arrays = None if ready is None else ready.arrays(inputs)
         if arrays is None:
             return None
         self._given = inputs if type(inputs) is tuple else ()
-        self._arrays, self._direct = arrays, None
+        self._arrays, self._settled = arrays, None
         self._kinds = tuple([a.shape for a in arrays])
-        results = direct.run(arrays, None, config, trace)
-        self._direct = direct if direct.settled else None
+        results = settled.repeat(run, arrays, None)
+        if results is not None and settled.is_settled:
+            self._settled = settled
         return results
 
-    def _take(self, given: Any, real: bool, trace: Trace) -> list[NDArray]:
+    def _take(self, given: Any, real: bool, run: Run) -> list[NDArray]:
         """The model's inputs in order; those of the last run where they are the same objects."""
         kind = type(given)
         if kind is tuple:
@@ -266,7 +253,7 @@ class Burst(Closing):
         arrays = None if ready is None or real else ready.arrays(given)
         if arrays is None:
             self._given, self._arrays, self._kinds = (), [], ()
-            return self._compiled._exchange.bind(self._compiled, given, real, trace.copies)
+            return self._executable.exchange.bind(self._executable, given, real, run.copies)
         self._given, self._arrays = known, arrays
         self._kinds = tuple([a.shape for a in arrays])
         return arrays
@@ -290,37 +277,36 @@ class Burst(Closing):
             raise InputError("out= takes stored values; it cannot be combined with dequantize=True")
         from penstock.execution.targets import bind_targets
 
-        interface = self._compiled._exchange.interface
-        targets = bind_targets(out, interface, series.model.outputs, arrays, self._compiled)
+        interface = self._executable.exchange.interface
+        targets = bind_targets(out, interface, series.model.outputs, arrays, self._executable)
         self._checked = None
         if known and all(a is None or type(a) is np.ndarray for a in targets):
             self._out, self._targets, self._checked = known, targets, arrays
             self._sizes = _shapes(targets)
         return targets
 
-    def _series_for(
-        self, arrays: Sequence[NDArray], config: ExecutionConfig, trace: Trace
-    ) -> Series:
+    def _series_for(self, arrays: Sequence[NDArray], run: Run) -> Series:
         """The series of a model with unknown dimensions for the shapes of *arrays*, in the place of the last one."""
         shapes = tuple([a.shape for a in arrays])
         series = self._series
         if series is None or shapes != self._shapes:
             self._drop()
-            variant = self._compiled._variants.take(shapes, config, trace)
+            variant = self._executable.variants.take(shapes, run)
             self._variant, self._shapes = variant, shapes
             series = self._series = Series(variant, self._hold)
-            if self._compiled._exchange.is_in_order:
+            exchange = self._executable.exchange
+            if exchange.is_in_order:
                 # Inputs of the same kinds need not be looked at so closely again.
-                self._ready = ready_inputs(self._compiled._exchange.interface.inputs, shapes)
+                self._ready = ready_inputs(exchange.interface.inputs, shapes)
         return series
 
     def _drop(self) -> None:
-        series, self._series, self._direct = self._series, None, None
+        series, self._series, self._settled = self._series, None, None
         if series is not None:
             series.close()
         variant, self._variant = self._variant, None
         if variant is not None:
-            self._compiled._variants.give_back(variant)
+            self._executable.variants.give_back(variant)
         self._given, self._arrays, self._kinds = (), [], ()
         self._out, self._targets, self._checked = (), [], None
 
@@ -329,13 +315,15 @@ def _nothing() -> None:
     """Who closes a burst by itself waits for nothing more."""
 
 
-def reusing(compiled: CompiledModel) -> Burst:
-    """A burst of *compiled* whose drivers bind its runs for reuse, where one has the arguments of the last
-    (`PreparedModel.create_reusable_execution`), instead of making bursts of theirs.
+def burst_of(executable: Executable, hold: Callable[[PreparedModel], Holding] = InBurst) -> Burst:
+    """A burst that is ended with *executable*. With `Reused` its drivers bind runs for reuse, where
+    one has the arguments of the last (`PreparedModel.create_reusable_execution`), instead of making
+    bursts of theirs.
     """
-    with compiled._gate:
-        burst = Burst(compiled, Reused)
-        compiled._keep(burst)
+    with executable.gate:
+        burst = Burst(executable, hold)
+        with executable.lock:
+            executable.bursts.add(burst)
     return burst
 
 

@@ -1,41 +1,30 @@
 """`CompiledModel`: run it, from any thread, any number of times."""
 
-# ruff: noqa: SLF001  # the friend of Gate and Variant
-
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakSet
-
-import numpy as np
 
 from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
-from penstock.errors import InputError, StateError
-from penstock.execution import gate as gates
-from penstock.execution.exchange import Exchange, call_inputs, ready_inputs
-from penstock.execution.gate import Gate
+from penstock.execution.exchange import call_inputs
+from penstock.execution.executable import Executable, initial_state
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import Outputs
-from penstock.execution.trace import Trace
+from penstock.execution.run import Run
 from penstock.execution.variant import Variant
-from penstock.execution.variants import Specialize, Variants
-from penstock.hal import CancelToken, ExecutionConfig, Priority
-from penstock.ir import Model, NDArray, Operand
-from penstock.ir.types import is_static
+from penstock.execution.variants import Specialize
+from penstock.hal import CancelToken, Priority
+from penstock.ir import Model, Operand
 from penstock.partitioning.plan import ExecutionPlan
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from penstock.execution.asynchronous import Submitter
+    from penstock.execution.bound_state import BoundState
     from penstock.execution.burst import Burst
-    from penstock.execution.feedback import BoundState, Feedback
     from penstock.execution.fenced import FencedRun
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
@@ -63,76 +52,60 @@ class CompiledModel(Closing):
         check_kind(
             interface, Interface, "penstock.compile makes compiled models, each of an Interface"
         )
-        self._base, self._recipe = base, recipe
-        self._feedback: Feedback | None = None
-        self._gate = Gate("compiled model")
-        self._variants = Variants(specialize)
-        self._lock = threading.Lock()
-        self._closing = threading.Lock()
-        self._submitter: Submitter | None = None
-        self._threads = f"penstock-{id(self):x}"
-        self._bursts: WeakSet[Burst] = WeakSet()
-        self._plain = ExecutionConfig(priority=base.priority)
-        self._state = _initial_state(base.model) if base.model.entry.states else None
-        self._dynamic = not all(is_static(o.shape) for o in base.model.inputs)
-        self._awaited = base.absence
-        self._take(interface)
+        self._executable, self._recipe = Executable(interface, base, specialize), recipe
 
-    def _take(self, interface: Interface) -> None:
-        """Makes *interface* what callers see."""
-        self._exchange = Exchange(interface, len(self._base.model.outputs))
-        self._ready = ready_inputs(interface.inputs) if self._exchange.is_in_order else None
-        # Whether every run is the base's, and gives what that does.
-        self._plainly = (
-            not self._dynamic
-            and self._awaited is None
-            and self._feedback is None
-            and self._exchange.has_all_outputs
-        )
+    @property
+    def executable(self) -> Executable:
+        """What its runs share, for the other parts of the runtime."""
+        return self._executable
 
     @property
     def model(self) -> Model:
         """The model as it was planned: entry chosen, shapes inferred."""
-        return self._base.model
+        return self._executable.base.model
 
     @property
     def inputs(self) -> tuple[Operand, ...]:
         """What `run` takes: name, dtype, shape (None = any), quantization; in order."""
-        return self._exchange.interface.inputs
+        return self._executable.exchange.interface.inputs
 
     @property
     def outputs(self) -> tuple[Operand, ...]:
         """What `run` returns, likewise."""
-        return self._exchange.interface.outputs
+        return self._executable.exchange.interface.outputs
 
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
         """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout` lays them out so."""
-        entry = self._base.model.entry
-        return self._preferences(entry.ordinary_inputs, self._exchange.interface.input_positions)
+        entry = self._executable.base.model.entry
+        return self._preferences(
+            entry.ordinary_inputs, self._executable.exchange.interface.input_positions
+        )
 
     @property
     def output_memory(self) -> tuple[MemoryPreference, ...]:
         """How each output should lie in a pool, likewise."""
-        entry = self._base.model.entry
-        return self._preferences(entry.ordinary_outputs, self._exchange.interface.output_positions)
+        entry = self._executable.base.model.entry
+        return self._preferences(
+            entry.ordinary_outputs, self._executable.exchange.interface.output_positions
+        )
 
     @property
     def plan(self) -> ExecutionPlan:
         """Which operation runs where, and why not elsewhere."""
-        return self._base.compilation.plan
+        return self._executable.base.compilation.plan
 
     @property
     def receipt(self) -> Receipt:
         """What the compile did."""
-        return self._base.compilation.receipt
+        return self._executable.base.compilation.receipt
 
     @property
     def shadow(self) -> Shadow | None:
         """What shadow verification found by now (`Shadow.report`), and how to wait for it (`Shadow.wait`); None where the
         policy asks for none.
         """
-        return self._base.shadow
+        return self._executable.base.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:
         """Positional arrays, one mapping by name, or keywords by input name; as `run` otherwise."""
@@ -171,82 +144,20 @@ class CompiledModel(Closing):
         after *cancel* is set, `ClosedError`, `StateError`, or the `DriverError` of a step that nothing
         could repeat; the state is then as before, and the content of *out* undefined.
         """
-        began = time.perf_counter_ns()
-        # As `with gate:`, and a plan of one call as `_run` has it: behind a large network each call of Python waits for memory.
-        gate = self._gate
-        if gate._generation != gates._generation:
-            gate.check()
-        gate._inside.append(None)
-        try:
-            if gate._closed:
-                gate.check()
-            config = self._plain
-            if (
-                timeout is not None
-                or cancel is not None
-                or priority is not None
-                or loop_timeout is not None
-                or measure is not False
-                or extension_attributes
-            ):
-                config = self._config(
-                    timeout, cancel, measure, priority, loop_timeout, extension_attributes
-                )
-            ready = self._ready
-            arrays = None if ready is None or dequantize else ready.arrays(inputs)
-            plain = arrays is not None
-            base = self._base
-            alone = base._alone
-            if (
-                arrays is not None
-                and alone is not None
-                and out is None
-                and state is None
-                and config is self._plain
-                and base.shadow is None
-                and not base._pending
-                and self._plainly
-            ):
-                own = self._state
-                ran = (
-                    alone.run_alone(arrays, config, None, None, began)
-                    if own is None
-                    else base.run_once(arrays, own, config, None, began)
-                )
-                if ran is not None:
-                    return Outputs(ran.outputs, self._exchange.output_names, ran)
-            trace = Trace()
-            if arrays is None:
-                arrays = self._exchange.bind(self, inputs, dequantize, trace.copies)
-                plain = all(type(a) is np.ndarray for a in arrays)
-                if self._dynamic:
-                    ready = None
-            if self._awaited is not None:
-                self._welcome()
-            if not self._dynamic or (
-                (not plain or out is not None) and self._keeps_to_roles(arrays, out)
-            ):
-                results = self._run(
-                    self._base, arrays, out, state, config, trace, dequantize, plain
-                )
-            else:
-                shapes = tuple([a.shape for a in arrays])
-                variant = self._variants.take(shapes, config, trace)
-                try:
-                    results = self._run(
-                        variant, arrays, out, state, config, trace, dequantize, plain
-                    )
-                finally:
-                    self._variants.give_back(variant)
-                if ready is None and self._exchange.is_in_order:
-                    # Inputs of the same kinds need not be looked at so closely again.
-                    self._ready = ready_inputs(self._exchange.interface.inputs, shapes)
-        finally:
-            gate._inside.pop()
-            if gate._closed:
-                gate._leave_closed()
-        make = partial(trace.receipt, began, time.perf_counter_ns())
-        return Outputs(results, self._exchange.output_names, make)
+        executable = self._executable
+        run = Run(executable.plain, perf_counter_ns())
+        if (
+            timeout is not None
+            or cancel is not None
+            or priority is not None
+            or loop_timeout is not None
+            or measure is not False
+            or extension_attributes
+        ):
+            run.config = executable.config_of(
+                timeout, cancel, measure, priority, loop_timeout, extension_attributes
+            )
+        return executable.run(run, inputs, out, state, dequantize)
 
     def submit(
         self,
@@ -263,9 +174,8 @@ class CompiledModel(Closing):
         `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where *timeout* leaves no
         time `MissedDeadlinePersistent`; all else comes out of the future.
         """
-        from penstock.execution.asynchronous import submit
-
-        return submit(self, call_inputs(args, kwargs), timeout, cancel, priority)
+        given = call_inputs(args, kwargs)
+        return self._executable.submit(given, timeout, cancel, priority)
 
     async def run_async(
         self,
@@ -299,33 +209,22 @@ class CompiledModel(Closing):
         from penstock.execution.fenced import start_fenced
 
         return start_fenced(
-            self, inputs, wait_for, timeout_after_fence=timeout_after_fence, **options
+            self._executable, inputs, wait_for, timeout_after_fence=timeout_after_fence, **options
         )
 
     def new_state(self) -> State:
         """A State of one's own, at the initial values. A model without state has an empty one."""
-        self._gate.check()
-        return _initial_state(self._base.model)
+        self._executable.gate.check()
+        return initial_state(self._executable.base.model)
 
     def burst(self) -> Burst:
         """A series of runs for one thread, the fastest way to run again and again: `with compiled.burst() as burst:`.
 
         The outputs of its runs are views that hold until its next run.
         """
-        from penstock.execution.burst import Burst
+        from penstock.execution.burst import burst_of
 
-        with self._gate:
-            burst = Burst(self)
-            self._keep(burst)
-        return burst
-
-    def _keep(self, burst: Burst) -> None:
-        with self._lock:
-            self._bursts.add(burst)
-
-    def _release(self, burst: Burst) -> None:
-        with self._lock:
-            self._bursts.discard(burst)
+        return burst_of(self._executable)
 
     def bind_state(self, bindings: Mapping[str, str] | None = None) -> BoundState:
         """Outputs that become inputs of the next run, by their names, and stay on the device in between; the network's
@@ -339,21 +238,9 @@ class CompiledModel(Closing):
         Raises `InputError` for names that there are not, an output or input that is bound twice, and two that differ
         in type, quantisation or shape; `StateError` the second time, and where there are bursts.
         """
-        from penstock.execution.feedback import BoundState, Feedback
+        from penstock.execution.bound_state import bind_state
 
-        with self._gate, self._lock:
-            if self._feedback is not None:
-                raise StateError("bind_state was called already; compile again for other bindings")
-            if len(self._bursts):
-                raise StateError("bind_state comes before bursts; close those that there are")
-            feedback = Feedback(self._base, self._exchange.interface, bindings or {})
-            if feedback.names:
-                self._feedback = feedback
-                self._dynamic, self._awaited = False, None
-                if self._state is None:
-                    self._state = _initial_state(self._base.model)
-                self._take(feedback.interface)
-            return BoundState(self, feedback)
+        return bind_state(self._executable, bindings or {})
 
     def allocate(
         self,
@@ -367,7 +254,7 @@ class CompiledModel(Closing):
         from penstock.memory import InputRole, OutputRole, allocate
         from penstock.memory.layout import check_names
 
-        self._gate.check()
+        self._executable.gate.check()
         check_names("inputs", inputs)
         check_names("outputs", outputs)
         roles: list[InputRole | OutputRole] = [InputRole(self, name) for name in inputs]
@@ -376,10 +263,7 @@ class CompiledModel(Closing):
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
         """As `penstock.memory.allocation.RoleUser`."""
-        from penstock.execution.roles import role_use
-
-        self._gate.check()
-        return role_use(self._base, self._exchange.interface, kind, name)
+        return self._executable.buffer_role(kind, name)
 
     def close(self) -> None:
         """Waits for runs in flight and releases the drivers' models; twice is harmless.
@@ -391,10 +275,10 @@ class CompiledModel(Closing):
         """
         from penstock.execution.closing import close
 
-        close(self)
+        close(self._executable)
 
     def __enter__(self) -> Self:
-        self._gate.check()
+        self._executable.gate.check()
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -403,100 +287,10 @@ class CompiledModel(Closing):
     def __repr__(self) -> str:
         return f"<CompiledModel: {self.plan.summary()}>"
 
-    def _welcome(self) -> None:
-        """From when a device is there again that was not for the compile, runs are as for shapes that come with them:
-        compiled anew, with that device.
-        """
-        if self._awaited is not None and self._awaited.is_over():
-            self._dynamic, self._awaited = True, None
-
-    def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
-        from penstock.execution.roles import needs_the_steps_of_its_roles
-
-        return needs_the_steps_of_its_roles(arrays, out)
-
-    def _config(
-        self,
-        timeout: float | None,
-        cancel: CancelToken | None,
-        measure: bool,
-        priority: Priority | None,
-        loop_timeout: float | None,
-        extension_attributes: Sequence[ExtensionAttribute] = (),
-    ) -> ExecutionConfig:
-        from penstock.execution.quality import execution_config
-
-        config = execution_config(
-            self._plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
-        )
-        if config.priority != self._plain.priority:
-            self._base.expect(config.priority)
-        return config
-
     def _preferences(
         self, operands: Sequence[int], positions: Sequence[int]
     ) -> tuple[MemoryPreference, ...]:
         from penstock.execution.preferences import preferences_of
 
-        return preferences_of([operands[p] for p in positions], self._base.compilation.steps)
-
-    def _run(
-        self,
-        variant: Variant,
-        arrays: Sequence[NDArray],
-        out: Mapping[str, Any] | Sequence[Any] | None,
-        state: State | None,
-        config: ExecutionConfig,
-        trace: Trace,
-        real: bool,
-        plain: bool,
-    ) -> list[NDArray]:
-        if (
-            plain
-            and out is None
-            and config is self._plain
-            and variant.is_one_call
-            and self._feedback is None
-        ):
-            ran = variant.run_once(arrays, self._state_for(state), config, trace)
-            if ran is not None:
-                exchange = self._exchange
-                if exchange.has_all_outputs and not real:
-                    return ran.outputs
-                return exchange.deliver(ran.outputs, real, trace.copies)
-        targets = None
-        if out is not None:
-            if real:
-                raise InputError(
-                    "out= takes stored values; it cannot be combined with dequantize=True"
-                )
-            from penstock.execution.targets import bind_targets, ready_targets
-
-            outputs = variant.model.outputs
-            targets = ready_targets(out, self._exchange.interface, outputs, arrays)
-            if targets is None:
-                targets = bind_targets(out, self._exchange.interface, outputs, arrays, self)
-                plain = plain and all(t is None or type(t) is np.ndarray for t in targets)
-        if self._feedback is not None and (own := self._state_for(state)) is not None:
-            results = self._feedback.run(arrays, targets, own, config, trace)
-            return self._exchange.deliver(results, real, trace.copies)
-        bound = None if plain else variant.bound(arrays, targets)
-        results = variant.run(arrays, targets, self._state_for(state), config, trace, bound)
-        return self._exchange.deliver(results, real, trace.copies)
-
-    def _state_for(self, state: State | None) -> State | None:
-        if state is None:
-            return self._state
-        from penstock.execution.state import State
-
-        if not isinstance(state, State):
-            raise InputError(f"state must be a State of this model, not {type(state).__name__}")
-        if state.model.variables != self._base.model.variables:
-            raise StateError("this State was made by a model with other variables")
-        return state
-
-
-def _initial_state(model: Model) -> State:
-    from penstock.execution.state import State
-
-    return State(model)
+        steps = self._executable.base.compilation.steps
+        return preferences_of([operands[p] for p in positions], steps)

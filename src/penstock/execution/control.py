@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import replace
 
 from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.failing import told
 from penstock.compilation.receipt import Failure
-from penstock.errors import Cancelled, DriverError, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.arena import NO_PLACES, Places
+from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.copying import copied, copy_over
-from penstock.execution.fallback import Fallbacks
-from penstock.execution.trace import InnerSteps, StepTrace, Trace, fold_copies
-from penstock.execution.transfer import ports_of
-from penstock.execution.variant import Variant
-from penstock.hal import DONE, Device, ExecutionConfig, PrepareConfig, Priority
+from penstock.execution.run import InnerSteps, Run, StepTrace, fold_copies
+from penstock.hal import DONE, Priority
 from penstock.ir import NDArray
+from penstock.partitioning.plan import ports_of
 
 if TYPE_CHECKING:
-    from penstock.memory.bound import BoundMemory
+    from penstock.execution.recovery import Recovery
+    from penstock.execution.step import Alternatives
 
 BETWEEN: Final = ("host", "host")
 
@@ -30,29 +28,39 @@ MOST_COPIES: Final = 1000
 """Copies of the rounds of a loop that are kept one by one: a loop may have any number of rounds."""
 
 
-class ControlRunner:
-    """Runs one prepared step of control flow, as `StepRunner` does others.
+class Branch(Protocol):
+    """The compiled form of a branch."""
 
-    An error of a branch is the step's; where *fallback* lets it, the step's own device then runs it as a whole.
+    def run(
+        self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None = None
+    ) -> list[NDArray]:
+        """Its outputs, in order."""
+
+    def expect(self, priority: Priority) -> None:
+        """A run of *priority* is to come."""
+
+    def close_steps(self) -> None:
+        """Closes what runs made beside the compilation."""
+
+
+class ControlStep:
+    """One prepared step of control flow, executed as `Step` is.
+
+    An error of a branch is the step's; the reference device then runs it as a whole, where
+    the *alternatives* allow a fall-back.
     """
 
     def __init__(
         self,
         prepared: PreparedStep,
-        devices: Mapping[str, Device],
-        config: PrepareConfig,
-        fallback: bool,
+        branches: Sequence[Branch],
+        alternatives: Alternatives,
     ) -> None:
         step, control = prepared.step, prepared.step.control
         if control is None:
             raise ValueError(f"step {step.index} is no control flow")
         self.prepared, self._kind, self._parts = prepared, control.kind, control.parts
-        loop = control.kind == "WHILE"
-        self._branches = [
-            Variant(branch, devices, config, fallback, lends=loop) for branch in prepared.branches
-        ]
-        for branch in self._branches:
-            branch.within = True
+        self._branches = branches
         entry = step.model.entry
         (operation,) = entry.operations
         outer = dict(
@@ -64,102 +72,89 @@ class ControlRunner:
             for o in [entry.operands[i]]
         ]
         self._outputs = [outer.get(i) for i in operation.outputs]
-        self._fallbacks = None
-        if fallback:
-            whole = replace(step, device="", fallbacks=(FALLBACK_DEVICE,), control=None)
-            self._fallbacks = Fallbacks(whole, ports_of(whole), devices, config)
+        self._alternatives = alternatives
+        self._recovery: Recovery | None = None
 
-    def run(
-        self,
-        values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
-        places: Places = NO_PLACES,
-    ) -> None:
-        """As `StepRunner.run`."""
+    def execute(self, run: Run) -> None:
+        """As `Step.execute`."""
         began = time.perf_counter_ns()
-        if places.bound is not None:
-            self._fetch(places.bound, values, trace)
-        given = [_value(i, constant, values) for i, constant in self._inputs]
-        inside = Trace()
+        step, device = self.prepared.step.index, self.prepared.device.name
+        if run.bound is not None:
+            from penstock.execution.binding import fetch_all
+
+            needed = [i for i, _ in self._inputs if i is not None]
+            fetch_all(needed, step, run.values, run.bound, run.copies, device)
+        given = [_value(i, constant, run.values) for i, constant in self._inputs]
+        inside = Run(run.config, within=True)
         folded = InnerSteps()
         try:
             if self._kind == "IF":
-                self._choose(given, values, config, inside, folded)
+                self._choose(given, run.values, inside, folded)
             else:
-                self._loop(given, values, config, inside, folded)
-        except (MissedDeadline, Cancelled):
+                self._loop(given, run.values, inside, folded)
+        except MissedDeadline:
             raise
         except DriverError as error:
-            trace.failures = inside.failures or (Failure(self.prepared.device.name, told(error)),)
-            if self._fallbacks is None or not self._fallbacks.repeat(
-                values, config, trace, began, bound=places.bound
-            ):
+            run.failures = inside.failures or (Failure(device, told(error)),)
+            if not self._repeat(run, began):
                 raise
             return
         finally:
-            trace.copies += inside.copies
-            trace.compiles += inside.compiles
-            trace.spans += inside.spans
-        if places.bound is not None:
+            run.copies += inside.copies
+            run.compiles += inside.compiles
+            run.spans += inside.spans
+        if run.bound is not None:
             from penstock.execution.binding import put_all
 
-            name = self.prepared.device.name
-            put_all(
-                self._outputs, self.prepared.step.index, values, places.bound, trace.copies, name
-            )
+            put_all(self._outputs, step, run.values, run.bound, run.copies, device)
         ended = time.perf_counter_ns()
-        trace.steps.append(
-            StepTrace(self.prepared, began, ended, DONE, (), tuple(folded.steps.values()))
-        )
+        inner = tuple(folded.steps.values())
+        run.steps.append(StepTrace(self.prepared, began, ended, DONE, (), inner))
 
     def expect(self, priority: Priority) -> None:
-        """As `Variant.expect`, of what is in the branches."""
+        """A run of *priority* is to come, for what is in the branches."""
         for branch in self._branches:
             branch.expect(priority)
 
     def close(self) -> None:
         """Closes what the branches made beside their compilations, and the fall-back."""
         for branch in self._branches:
-            branch.close()
-        if self._fallbacks is not None:
-            self._fallbacks.close()
+            branch.close_steps()
+        if self._recovery is not None:
+            self._recovery.close()
 
-    def _fetch(
-        self, bound: Mapping[int, BoundMemory], values: dict[int, NDArray], trace: Trace
-    ) -> None:
-        """What is *bound* and read by this step, which the runtime carries out itself, as arrays."""
-        from penstock.execution.binding import fetch_all
-
-        needed = [i for i, _ in self._inputs if i is not None]
-        step = self.prepared.step.index
-        fetch_all(needed, step, values, bound, trace.copies, self.prepared.device.name)
+    def _repeat(self, run: Run, began: int) -> bool:
+        """Whether the device of last resort ran the step as a whole."""
+        if self._recovery is None:
+            step = replace(
+                self.prepared.step, device="", fallbacks=(FALLBACK_DEVICE,), control=None
+            )
+            self._recovery = self._alternatives.recovery_of(step, ports_of(step))
+        return self._recovery.repeat(run, began)
 
     def _run(
         self,
         branch: int,
         given: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
-        config: ExecutionConfig,
-        trace: Trace,
+        inside: Run,
         folded: InnerSteps,
     ) -> list[NDArray]:
-        results = self._branches[branch].run(given, out, None, config, trace)
-        folded.add(self._parts[branch], trace.steps)
-        trace.steps.clear()
+        results = self._branches[branch].run(inside, given, out)
+        folded.add(self._parts[branch], inside.steps)
+        inside.steps.clear()
         return results
 
     def _choose(
         self,
         given: Sequence[NDArray],
         values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
+        inside: Run,
         folded: InnerSteps,
     ) -> None:
         out = [None if i is None else values.get(i) for i in self._outputs]
         branch = 0 if _first(given[0]) else 1
-        results = self._run(branch, given[1:], out, config, trace, folded)
+        results = self._run(branch, given[1:], out, inside, folded)
         pairs = zip(self._outputs, results, strict=True)
         values.update({index: result for index, result in pairs if index is not None})
 
@@ -167,22 +162,21 @@ class ControlRunner:
         self,
         given: Sequence[NDArray],
         values: dict[int, NDArray],
-        config: ExecutionConfig,
-        trace: Trace,
+        inside: Run,
         folded: InnerSteps,
     ) -> None:
-        limit = config.loop_timeout_ns
+        limit, cancel = inside.config.loop_timeout_ns, inside.config.cancel
         began, carried = time.monotonic_ns(), given
-        while _first(self._run(0, carried, None, config, trace, folded)[0]):
+        while _first(self._run(0, carried, None, inside, folded)[0]):
             if limit is not None and time.monotonic_ns() - began > limit:
                 raise MissedDeadlineTransient(
                     f"a WHILE ran longer than its timeout of {limit / 1e9:g} s"
                 )
-            if config.cancel is not None:
-                config.cancel.check()
-            carried = self._run(1, carried, None, config, trace, folded)
-            if len(trace.copies) > MOST_COPIES:
-                fold_copies(trace.copies)
+            if cancel is not None:
+                cancel.check()
+            carried = self._run(1, carried, None, inside, folded)
+            if len(inside.copies) > MOST_COPIES:
+                fold_copies(inside.copies)
         step = self.prepared.step.index
         # Whatever the body only hands through is still the caller's, a constant, or there twice.
         taken = {id(array) for array in given}
@@ -192,11 +186,11 @@ class ControlRunner:
             target = values.get(index)
             if target is not None:
                 reason = "the last value of a WHILE goes where it is read"
-                copy_over(target, value, trace.copies, BETWEEN, reason, step=step, operand=index)
+                copy_over(target, value, inside.copies, BETWEEN, reason, step=step, operand=index)
             elif id(value) in taken or not value.flags.writeable:
                 reason = "a WHILE hands on what is still another's"
                 values[index] = copied(
-                    value, trace.copies, BETWEEN, reason, step=step, operand=index
+                    value, inside.copies, BETWEEN, reason, step=step, operand=index
                 )
             else:
                 values[index] = value

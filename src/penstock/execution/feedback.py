@@ -1,12 +1,9 @@
 """Outputs that become inputs of the next run, and a network's own variables, kept on the device between runs."""
 
-# ruff: noqa: SLF001  # the friend of CompiledModel and State
-
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -16,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compilation.receipt import CopyReceipt
-from penstock.errors import InputError, InvalidArgument, StateError
+from penstock.errors import InputError, InvalidArgument
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
 from penstock.execution.roles import step_uses
@@ -31,10 +28,8 @@ from penstock.memory.bound import Kind
 from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
 
 if TYPE_CHECKING:
-    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.run import Run
     from penstock.execution.state import State
-    from penstock.execution.trace import Trace
-    from penstock.hal import ExecutionConfig
 
 
 AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"
@@ -85,11 +80,10 @@ class Feedback:
 
     def run(
         self,
+        run: Run,
         arrays: Sequence[NDArray],
         targets: Sequence[NDArray | None] | None,
         state: State,
-        config: ExecutionConfig,
-        trace: Trace,
     ) -> list[NDArray]:
         """As `Variant.run`, of the inputs that are left; *targets* has a place for every output of the model. The
         values that go round are those of *state*, and change only by success.
@@ -99,10 +93,10 @@ class Feedback:
         out: list[Any] = list(targets or [None] * len(variant.outputs))
         for position, array in zip(self._taken, arrays, strict=True):
             inputs[position] = array
-        with state.held(config):
+        with state.held(run.config):
             if self._variables:
                 variant.check_assigned(state)
-            cells = state.cells(self, trace.copies)
+            cells = state.cells(self, run.copies)
             for loop, (read, written) in zip(self._loops, cells.of(self._loops), strict=True):
                 inputs[loop.input_position] = BoundBuffer(read, loop.name, read.value_shape())
                 out[loop.position] = BoundBuffer(written, loop.name, None)
@@ -112,8 +106,8 @@ class Feedback:
             ):
                 bound[loop.read] = BoundBuffer(read, loop.name, read.value_shape())
                 bound[loop.written] = BoundBuffer(written, loop.name, None)
-            feeds = None if self._variables else state
-            results = variant.run(inputs, out, feeds, config, trace, bound)
+            run.bound = bound
+            results = variant.run(run, inputs, out, None if self._variables else state)
             state.end_on_device()
             return results
 
@@ -205,66 +199,6 @@ class Cells:
                 buffer.close()
 
 
-class BoundState:
-    """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs, or variables, that
-    they are. *state* is the `State` they belong to, None the model's default one. `copies` are those that the last `read`
-    or `write` made, whichever thread called it.
-    """
-
-    def __init__(self, compiled: CompiledModel, feedback: Feedback) -> None:
-        self._compiled, self._feedback = compiled, feedback
-        self.copies: tuple[CopyReceipt, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of everything that goes round."""
-        return self._feedback.names
-
-    def __repr__(self) -> str:
-        return f"BoundState({', '.join(self.names) or 'nothing'})"
-
-    def device(self, name: str, state: State | None = None) -> str | None:
-        """The device that has the value, None where it is a pool. Raises `InputError` for another name."""
-        with self._held(name, state) as (buffer, _):
-            return buffer.device
-
-    def read(self, name: str, state: State | None = None) -> NDArray:
-        """The present value, copied to the host. Raises `StateError` where there is none."""
-        with self._held(name, state) as (buffer, _):
-            value = buffer.numpy()
-            self.copies = buffer.copies
-            return value
-
-    def write(self, name: str, value: Any, state: State | None = None) -> None:
-        """Another present value: an array, a pool or a device buffer. Raises what `DeviceBuffer.copy_from` does."""
-        with self._held(name, state) as (buffer, own):
-            buffer.copy_from(value)
-            self.copies = buffer.copies
-            own.written_on_device()
-
-    def reset(self, state: State | None = None) -> None:
-        """Back to where it began: what is bound to zeros, the network's own variables to their initial values. As
-        `State.reset`, also of the default state.
-        """
-        own = self._state(state)
-        with self._compiled._gate:
-            own.reset()
-
-    def _state(self, state: State | None) -> State:
-        own = self._compiled._state_for(state)
-        if own is None:
-            raise StateError("the compiled model has no state")
-        return own
-
-    @contextmanager
-    def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
-        """The buffer with the present value, which no run replaces in this block; and the state that it belongs to."""
-        loop = self._feedback.find(name)
-        own = self._state(state)
-        with self._compiled._gate, own.lock:
-            yield own.cells(self._feedback).of([loop])[0][0], own
-
-
 class _User:
     """One loop as a user of buffers."""
 
@@ -275,9 +209,10 @@ class _User:
         loop, inputs = self._loop, kind == "input"
         operand, index = (loop.input, loop.read) if inputs else (loop.output, loop.written)
         return RoleUse(
+            self,
             0,
             replace(operand, name=operand.name or loop.name),
-            step_uses(self._variant, index, inputs=inputs),
+            step_uses(self._variant.compilation, index, inputs=inputs),
         )
 
 

@@ -1,18 +1,16 @@
 """Runs that begin once fences have signalled (NNAPI section 7.2, `startComputeWithDependencies`)."""
 
-# ruff: noqa: SLF001  # the friend of CompiledModel and Variant
-
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
+from penstock.arguments import LONGEST_SECONDS, deadline_of, is_number
 from penstock.errors import (
     Cancelled,
     ClosedError,
@@ -26,9 +24,7 @@ from penstock.execution.chain import Chain, await_fences
 from penstock.execution.inputs import is_bindable
 from penstock.execution.outputs import Outputs
 from penstock.execution.results import is_sized
-from penstock.execution.step import StepRunner
-from penstock.execution.trace import Trace
-from penstock.execution.variant import LONGEST_SECONDS, is_number
+from penstock.execution.run import Run
 from penstock.hal import (
     CancelToken,
     EventFence,
@@ -41,7 +37,7 @@ from penstock.hal.fence import is_fence, remaining_ns, remaining_seconds
 from penstock.ir import NDArray
 
 if TYPE_CHECKING:
-    from penstock.execution.compiled import CompiledModel
+    from penstock.execution.executable import Executable
     from penstock.execution.gate import Gate
     from penstock.execution.state import State
 
@@ -125,7 +121,7 @@ class BeginToken(LinkedToken):
 
 
 def start_fenced(
-    compiled: CompiledModel,
+    executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[Fence] = (),
     *,
@@ -153,25 +149,27 @@ def start_fenced(
     Raises `InputError` for a model with an output of unknown shape, and for arguments that make no sense; all else is
     the run's.
     """
-    _check(compiled, wait_for, timeout_after_fence)
-    config = compiled._config(
+    _check(executable, wait_for, timeout_after_fence)
+    config = executable.config_of(
         timeout, cancel, measure, priority, loop_timeout, extension_attributes
     )
     run = FencedRun()
 
     def work() -> None:
         try:
-            run.end(_run(compiled, inputs, wait_for, out, state, config, timeout_after_fence), None)
+            run.end(
+                _run(executable, inputs, wait_for, out, state, config, timeout_after_fence), None
+            )
         except BaseException as error:  # noqa: BLE001  # the fence's, and the result's
             run.end(None, error)
 
     # A fence that nobody signals must not keep the process from ending.
-    threading.Thread(target=work, name=f"{compiled._threads}-fenced", daemon=True).start()
+    threading.Thread(target=work, name=f"{executable.thread_name}-fenced", daemon=True).start()
     return run
 
 
 def run_fenced(
-    compiled: CompiledModel,
+    executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[Fence] = (),
     *,
@@ -186,15 +184,15 @@ def run_fenced(
     extension_attributes: Sequence[ExtensionAttribute] = (),
 ) -> Outputs:
     """As `start_fenced`, in the calling thread: returns, or raises, when the run has ended."""
-    _check(compiled, wait_for, timeout_after_fence)
-    config = compiled._config(
+    _check(executable, wait_for, timeout_after_fence)
+    config = executable.config_of(
         timeout, cancel, measure, priority, loop_timeout, extension_attributes
     )
-    return _run(compiled, inputs, wait_for, out, state, config, timeout_after_fence)
+    return _run(executable, inputs, wait_for, out, state, config, timeout_after_fence)
 
 
-def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fence: object) -> None:
-    compiled._gate.check()
+def _check(executable: Executable, wait_for: Sequence[Fence], timeout_after_fence: object) -> None:
+    executable.gate.check()
     if not isinstance(wait_for, Sequence):
         raise InputError(f"wait_for takes a list of fences, not {type(wait_for).__name__}")
     for fence in wait_for:
@@ -206,7 +204,7 @@ def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fen
         raise InputError(
             f"timeout_after_fence must be a number of seconds above 0, not {timeout_after_fence!r}"
         )
-    for position, operand in enumerate(compiled.model.outputs):
+    for position, operand in enumerate(executable.base.model.outputs):
         if not is_sized(operand):
             raise InputError(
                 f"output {position} ({operand.name}) has an unknown shape; a fenced run needs it known"
@@ -214,7 +212,7 @@ def _check(compiled: CompiledModel, wait_for: Sequence[Fence], timeout_after_fen
 
 
 def _run(
-    compiled: CompiledModel,
+    executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[Fence],
     out: Mapping[str, Any] | Sequence[Any] | None,
@@ -224,9 +222,9 @@ def _run(
 ) -> Outputs:
     began = perf_counter_ns()
     after = None if after is None or after > LONGEST_SECONDS else after
-    token = BeginToken(config.cancel, compiled._gate, wait_for)
+    token = BeginToken(config.cancel, executable.gate, wait_for)
     try:
-        return _run_behind(compiled, inputs, wait_for, out, state, config, after, token, began)
+        return _run_behind(executable, inputs, wait_for, out, state, config, after, token, began)
     except Cancelled as error:
         if not token.is_closed:
             raise
@@ -236,7 +234,7 @@ def _run(
 
 
 def _run_behind(
-    compiled: CompiledModel,
+    executable: Executable,
     inputs: Mapping[str, Any] | Sequence[Any],
     wait_for: Sequence[Fence],
     out: Mapping[str, Any] | Sequence[Any] | None,
@@ -247,53 +245,44 @@ def _run_behind(
     began: int,
 ) -> Outputs:
     behind = replace(config, cancel=token)
-    if state is not None or not _may_chain(compiled, config, wait_for, after, (inputs, out)):
+    if state is not None or not _may_chain(executable, config, wait_for, after, (inputs, out)):
         await_fences(wait_for, behind)
-        loop_ns = config.loop_timeout_ns
-        return compiled.run(
-            inputs,
-            out,
-            state,
-            timeout=_seconds_left(config, after),
-            cancel=config.cancel,
-            measure=config.measure,
-            priority=config.priority,
-            loop_timeout=None if loop_ns is None else loop_ns / 1e9,
-            extension_attributes=config.attributes,
-        )
-    with compiled._gate:
-        trace = Trace()
-        arrays = compiled._exchange.bind(compiled, inputs, False, trace.copies)
+        left = deadline_of(_seconds_left(config, after), time.monotonic_ns())
+        run = Run(replace(config, deadline_ns=left), perf_counter_ns())
+        return executable.run(run, inputs, out, state)
+    with executable.gate:
+        run, exchange = Run(behind, began), executable.exchange
+        arrays = exchange.bind(executable, inputs, False, run.copies)
         targets = None
         if out is not None:
             from penstock.execution.targets import bind_targets
 
-            outputs = compiled._base.model.outputs
-            targets = bind_targets(out, compiled._exchange.interface, outputs, arrays)
-        chain = Chain(compiled._base, behind, trace, None if after is None else int(after * 1e9))
+            outputs = executable.base.model.outputs
+            targets = bind_targets(out, exchange.interface, outputs, arrays)
+        chain = Chain(executable.base, run, None if after is None else int(after * 1e9))
         # Whoever may leave a run to its driver keeps it from the caller's arrays.
         apart = config.deadline_ns is not None or config.cancel is not None
         found = chain.run(arrays, None if apart else targets, wait_for)
         if apart and targets is not None:
-            found = _copied_out(found, targets, trace)
-        results = compiled._exchange.deliver(found, False, trace.copies)
-    make = partial(trace.receipt, began, perf_counter_ns())
-    return Outputs(results, compiled._exchange.output_names, make)
+            found = _copied_out(found, targets, run)
+        results = exchange.deliver(found, False, run.copies)
+    run.end()
+    return Outputs(results, exchange.output_names, run.receipt)
 
 
 def _copied_out(
-    found: Sequence[NDArray], targets: Sequence[NDArray | None], trace: Trace
+    found: Sequence[NDArray], targets: Sequence[NDArray | None], run: Run
 ) -> list[NDArray]:
     from penstock.execution.copying import copy_over
 
     for value, target in zip(found, targets, strict=True):
         if target is not None:
-            copy_over(target, value, trace.copies, ("host", "caller"), APART)
+            copy_over(target, value, run.copies, ("host", "caller"), APART)
     return [v if t is None else t for v, t in zip(found, targets, strict=True)]
 
 
 def _may_chain(
-    compiled: CompiledModel,
+    executable: Executable,
     config: ExecutionConfig,
     wait_for: Sequence[Fence],
     after: float | None,
@@ -305,18 +294,16 @@ def _may_chain(
     a state, which would be held while others are to signal; nor where drivers are to tell times, or runs are compared, or
     what is *given* lies where no array does.
     """
-    base = compiled._base
+    base = executable.base
     return not (
-        compiled._dynamic
-        or compiled._feedback is not None
+        executable.is_dynamic
+        or executable.feedback is not None
         or config.measure
         or base.shadow is not None
-        or base._states
-        or base._pending
-        or not base._delivers_its_own
-        or not all(isinstance(r, StepRunner) and r.is_direct for r in base._runners)
+        or base.is_pending
+        or not base.is_direct
         # The time after the fences is one step's to keep, where there is one.
-        or (after is not None and len(base._runners) > 1 and len(wait_for) > 0)
+        or (after is not None and len(base.steps) > 1 and len(wait_for) > 0)
         or any(is_bindable(value) for part in given for value in _values_of(part))
     )
 

@@ -50,6 +50,11 @@ class Gate:
         """Whether no new run is let in."""
         return self._closed
 
+    def check_open(self) -> None:
+        """As `check`, where nothing is wrong at once."""
+        if self._closed or self._generation != _generation:
+            self.check()
+
     def check(self) -> None:
         """Raises what entering would raise."""
         if self.forked:

@@ -34,6 +34,11 @@ class Holding(PreparedModelBase):
     def cache_report(self) -> CacheReport:  # type: ignore[override]  # always the prepared model's own
         return getattr(self.prepared, "cache_report", NO_CACHE_REPORT)
 
+    @property
+    def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
+        """`execute`, with as little as possible in between; until `close`."""
+        return self.execute
+
     def close(self) -> None:
         """Closes what the driver made for this way of executing; twice is harmless."""
 

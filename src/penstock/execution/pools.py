@@ -8,7 +8,8 @@ import numpy as np
 
 from penstock.compilation.compilation import PreparedStep
 from penstock.errors import GeneralFailure
-from penstock.execution.transfer import Copying, Ports, call_execute
+from penstock.execution.copying import Copying
+from penstock.execution.results import call_execute
 from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
@@ -26,13 +27,13 @@ from penstock.memory.arena import lay_out
 
 
 def execute_in_pools(
-    ports: Ports,
+    operands: Sequence[int],
     prepared: PreparedStep,
     request: Request,
     config: ExecutionConfig,
     copying: Copying,
 ) -> ExecutionResult:
-    """Executes *request* with its `HostMemory` arguments in pools: those that lie in one that the device maps stay
+    """Executes *request*, whose arguments are these *operands*, with its `HostMemory` arguments in pools: those that lie in one that the device maps stay
     where they are, the others go through an anonymous one, laid out as the device prefers (NNAPI section 6.8).
 
     Inputs are copied in there and, after a success, outputs out.
@@ -40,7 +41,6 @@ def execute_in_pools(
     device = prepared.device
     copying.reason = f"device {device.name} takes pools only"
     given = [*request.inputs, *request.outputs]
-    operands = [operand for operand, _ in (*ports.inputs, *ports.outputs)]
     pools = list(request.pools)
     kinds, preference = mappable_kinds(device), preferred_memory(device)
     arguments: list[RequestArgument | None] = [_in_place(a, pools, kinds) for a in given]

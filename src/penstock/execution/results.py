@@ -11,9 +11,25 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import GeneralFailure, OutputInsufficientSize, ResourceExhaustedTransient
+from penstock.compilation.compilation import PreparedStep
+from penstock.errors import (
+    FOREIGN,
+    Cancelled,
+    DriverError,
+    GeneralFailure,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+)
 from penstock.execution.inputs import fits
-from penstock.hal import ExecutionResult, OutputShape, PaddedBytes, Timing
+from penstock.hal import (
+    Device,
+    ExecutionConfig,
+    ExecutionResult,
+    OutputShape,
+    PaddedBytes,
+    Request,
+    Timing,
+)
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.model import unpack_strings
 from penstock.ir.types import is_static
@@ -26,6 +42,23 @@ MOST_BESIDE: Final = 1 << 16
 def is_sized(operand: Operand) -> bool:
     """Whether the memory for an output is known before the run."""
     return is_static(operand.shape) and operand.dtype is not DType.STRING
+
+
+def call_execute(
+    prepared: PreparedStep, request: Request, config: ExecutionConfig
+) -> ExecutionResult:
+    """`execute` with its contract enforced: whatever else a driver raises is a `GeneralFailure`."""
+    try:
+        return prepared.prepared.execute(request, config)
+    except (DriverError, Cancelled):
+        raise
+    except FOREIGN as error:
+        raise breach_of(prepared.device, error) from error
+
+
+def breach_of(device: Device, error: BaseException) -> GeneralFailure:
+    """What an exception counts as that no driver may raise."""
+    return GeneralFailure(f"device {device.name} failed in execute: {error!r}")
 
 
 def check_result(

@@ -5,36 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import InputError
 from penstock.execution.interface import Interface
 from penstock.execution.outputs import find_name
-from penstock.execution.variant import Variant
 from penstock.memory.allocation import RoleUse
 from penstock.memory.bound import BoundMemory, Kind
 from penstock.memory.buffer import DeviceBuffer
 from penstock.memory.storage import StepUse
 
 
-def role_use(variant: Variant, interface: Interface, kind: Kind, name: str | int) -> RoleUse:
-    """The caller's input or output *name*, or position, of *variant*. Raises `InputError` where there is none."""
+def role_use(
+    compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
+) -> RoleUse:
+    """The caller's input or output *name*, or position, of *compilation*, for runs of *user*. Raises `InputError` where there is none."""
     inputs = kind == "input"
     names = interface.input_names if inputs else interface.output_names
     index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
     positions = interface.input_positions if inputs else interface.output_positions
-    entry = variant.model.entry
+    entry = compilation.plan.model.entry
     ports = entry.ordinary_inputs if inputs else entry.ordinary_outputs
     operand = (interface.inputs if inputs else interface.outputs)[index]
     position = positions[index]
-    return RoleUse(position, operand, step_uses(variant, ports[position], inputs=inputs))
+    return RoleUse(user, position, operand, step_uses(compilation, ports[position], inputs=inputs))
 
 
-def step_uses(variant: Variant, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
+def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
     """The steps on devices that read or write *operand*, as far as one that is to hold an input, or an output, must
     know: an output is written by a step, and perhaps read by others.
     """
     found: list[StepUse] = []
-    for prepared in variant.compilation.steps:
+    for prepared in compilation.steps:
         if prepared.branches:
             continue
         if not inputs:

@@ -1,136 +1,150 @@
 """A series of runs, one at a time, with everything kept from one to the next: arguments, outputs, drivers' bursts."""
 
-# ruff: noqa: SLF001  # the friend of Variant and of StepRunner
-
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
-from penstock.execution.direct import ALIASED, Direct, read_only
+from penstock.errors import DriverError
+from penstock.execution.arena import Places, lent
+from penstock.execution.holding import Holding
 from penstock.execution.results import allocate, is_sized
-from penstock.execution.step import StepRunner
-from penstock.execution.trace import Trace
+from penstock.execution.run import Run
+from penstock.execution.step import Step
 from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig
+from penstock.hal import Device, HostMemory
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import NDArray
 from penstock.ir.types import static_shape
 
 if TYPE_CHECKING:
     from penstock.execution.arena import Arena
-    from penstock.execution.control import ControlRunner
+    from penstock.execution.control import ControlStep
     from penstock.execution.state import State
-    from penstock.memory.bound import BoundMemory
+
+ALIASED: Final = "the input lies in an output of the series"
 
 
 class Series(Variant):
     """The runs of one caller, one at a time, on an *origin* that others use too.
 
-    *hold* makes of a step's prepared model the one that executes for this series, and is closed with it. Outputs
-    lie in arrays of the series, each run's over the last one's, unless the caller gives others.
+    *hold* makes of a step's prepared model the one that executes for this series, and is closed
+    with it. Outputs lie in arrays of the series, each run's over the last one's, unless the caller
+    gives others.
     """
 
-    def __init__(self, origin: Variant, hold: Callable[[PreparedModel], PreparedModel]) -> None:
+    def __init__(self, origin: Variant, hold: Callable[[PreparedModel], Holding]) -> None:
         self._origin, self._hold = origin, hold
-        self._held: list[PreparedModel] = []
+        self._held: list[Holding] = []
         # What a device in another process can reach need not be copied there and back.
         self._elsewhere = any(is_isolated(step.device) for step in origin.compilation.steps)
-        super().__init__(
-            origin.compilation, origin._devices, origin._config, origin._allow_fallback
-        )
+        self._spare: Arena | None = None
+        super().__init__(origin.compilation, origin.devices, origin.config, origin.allow_fallback)
         self._own = self._outputs_of_its_own()
         self._owners = frozenset(
             id(own if own.base is None else own.base) for own in self._own if own is not None
         )
-        self._views = [None if a is None else read_only(a) for a in self._own]
-        self._given: Sequence[NDArray | None] | None = None
-        # None is not known, False not possible.
-        self._direct: Direct | Literal[False] | None = None
+        self._repeats = (
+            origin.shadow is None and self.is_direct and all(own is not None for own in self._own)
+        )
+        self._kept: Kept | None = None
 
-    def _outputs_of_its_own(self) -> list[NDArray | None]:
-        """An array for each output of known size."""
-        operands = [self._operand(i) for i in self.outputs]
+    def step_of(self, prepared: PreparedStep) -> Step | ControlStep:
+        """As of `Variant`, with what executes for this series."""
+        if prepared.branches:
+            # Its branches are plans of their own, which have no series.
+            return next(s for s in self._origin.steps if s.prepared is prepared)
+        held = self._hold(prepared.prepared)
+        self._held.append(held)
+        step = super().step_of(replace(prepared, prepared=held))
+        if isinstance(step, Step) and step.prepared.prepared is held:
+            step.call_by(held.executor)
+        return step
+
+    def take_compiled(self) -> None:
+        """As of `Variant`."""
+        super().take_compiled()
+        self._kept = None
+
+    def take_arena(self) -> Arena:
+        """As of `Variant`."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            return spare
         if self._elsewhere:
-            from penstock.execution.shared import in_a_pool
-
-            return in_a_pool(operands)
-        return [
-            allocate(static_shape(o.shape) or (), o.dtype.numpy) if is_sized(o) else None
-            for o in operands
-        ]
-
-    def _take_arena(self) -> Arena:
-        if self._elsewhere and not self._arenas:
             from penstock.execution.shared import arena_in_a_pool
 
-            return arena_in_a_pool(self._slots, self._arena_size, self._alignment)
-        return super()._take_arena()
+            return arena_in_a_pool(self.slots, self.arena_size, self.alignment)
+        return super().take_arena()
 
-    def _runner(self, step: PreparedStep) -> StepRunner | ControlRunner:
-        if step.branches:
-            # Its branches are plans of their own, which have no series.
-            return next(r for r in self._origin._runners if r.prepared is step)
-        prepared = self._hold(step.prepared)
-        self._held.append(prepared)
-        return super()._runner(replace(step, prepared=prepared))
-
-    def _take_compiled(self) -> None:
-        super()._take_compiled()
-        self._direct = None
+    def give_back(self, arena: Arena) -> None:
+        """As of `Variant`."""
+        self._spare = arena
 
     def run(
         self,
+        run: Run,
         inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        state: State | None,
-        config: ExecutionConfig,
-        trace: Trace,
-        bound: Mapping[int, BoundMemory] | None = None,
+        out: Sequence[NDArray | None] | None = None,
+        state: State | None = None,
     ) -> list[NDArray]:
         """As of `Variant`; what is compared in the shadow is a run of the origin."""
         if self._origin.shadow is not None:
-            return self._origin.run(inputs, out, state, config, trace, bound)
-        return super().run(inputs, out, state, config, trace, bound)
+            return self._origin.run(run, inputs, out, state)
+        return super().run(run, inputs, out, state)
 
     def repeat(
-        self,
-        inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        config: ExecutionConfig,
-        trace: Trace,
+        self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray] | None:
         """As `run`, where that is a matter of calling drivers with arrays alone; None where it is more.
 
-        What is in *inputs* and *out* was checked; results that are not the caller's own are read-only.
+        What is in *inputs* and *out* was checked; results that are not the caller's own are
+        read-only.
         """
-        if self._pending:
-            self._take_compiled()
-        direct = self._direct
-        if direct is None:
-            direct = self._direct = Direct(self) if self._is_direct() else False
-        return direct.run(inputs, out, config, trace) if direct else None
+        if self.is_pending:
+            self.take_compiled()
+        if not self._repeats:
+            return None
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = Kept(self)
+        kept.place(out)
+        kept.take(inputs, run)
+        return self.again(run)
 
     @property
-    def settled(self) -> Direct | None:
-        """What repeats the last run as it was, by `Direct.again`; None where that cannot be."""
-        direct = self._direct
-        return direct if direct and direct.settled and not self._pending else None
+    def is_settled(self) -> bool:
+        """Whether `again` repeats the last run as it was, into outputs that are the series' own."""
+        kept = self._kept
+        return kept is not None and kept.is_settled and not self.is_pending
+
+    def again(self, run: Run) -> list[NDArray]:
+        """As `repeat`, on what the last one was given."""
+        kept = self._kept
+        assert kept is not None
+        run.values, run.places = kept.values, kept
+        try:
+            self.execute(run)
+        except DriverError as error:
+            # Results go to the arrays that are there.
+            run.values = dict(kept.values)
+            self.repeat_whole(run, error)
+        return list(kept.results)
 
     def targets(
-        self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, trace: Trace
+        self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, run: Run
     ) -> tuple[list[NDArray], list[NDArray | None]]:
         """For `run`: *inputs*, copied where they lie in an output of this series; and where all outputs go."""
         apart = list(inputs)
         for k, array in enumerate(inputs):
             if type(array) is np.ndarray and self.owns(array):
                 apart[k] = np.array(array)
-                trace.copies.append(CopyReceipt(array.nbytes, "caller", "input", ALIASED))
+                run.copies.append(CopyReceipt(array.nbytes, "caller", "input", ALIASED))
         given = out or [None] * len(self._own)
         return apart, [own if a is None else a for a, own in zip(given, self._own, strict=True)]
 
@@ -144,6 +158,11 @@ class Series(Variant):
             for r, g in zip(results, given, strict=True)
         ]
 
+    @property
+    def own_outputs(self) -> Sequence[NDArray | None]:
+        """The arrays of the series, by output; None for one whose size only a run tells."""
+        return self._own
+
     def owns(self, array: NDArray) -> bool:
         """Whether *array* lies in an output of this series."""
         base = array.base
@@ -155,23 +174,106 @@ class Series(Variant):
 
     def close(self) -> None:
         """Closes what this series made; the origin stays open. Twice is harmless."""
-        for runner in (*self._replaced, *self._runners):
-            if isinstance(runner, StepRunner):
-                runner.close()
-        if self._whole is not None:
-            self._whole.close()
+        for step in (*self.replaced, *self.steps):
+            if isinstance(step, Step):
+                step.close()
+        self.close_whole()
         for held in self._held:
             held.close()
-        self._direct = None
+        self._kept = None
+        self._repeats = False
 
-    def _is_direct(self) -> bool:
-        return (
-            self._origin.shadow is None
-            and not self._states
-            and self._delivers_its_own
-            and all(own is not None for own in self._own)
-            and all(isinstance(r, StepRunner) and r.is_direct for r in self._runners)
+    def _outputs_of_its_own(self) -> list[NDArray | None]:
+        """An array for each output of known size."""
+        operands = [self.model.operands[i] for i in self.outputs]
+        if self._elsewhere:
+            from penstock.execution.shared import in_a_pool
+
+            return in_a_pool(operands)
+        return [
+            allocate(static_shape(o.shape) or (), o.dtype.numpy) if is_sized(o) else None
+            for o in operands
+        ]
+
+
+class Kept(Places):
+    """What the runs of a *series* whose steps take arrays as they are find in place: inputs too, and
+    the request of every step, which is made again only where an array of it is another.
+    """
+
+    __slots__ = ("_bound", "_inputs", "_out", "_own", "_series", "_users", "is_settled", "results")
+
+    def __init__(self, series: Series) -> None:
+        values = series.take_arena().values if series.slots else {}
+        super().__init__(
+            dict(values),
+            {i: HostMemory(lent(array)) for i, array in values.items()},
+            {i: HostMemory(array) for i, array in values.items()},
         )
+        self.keeps_all = True
+        self._series = series
+        self._inputs: tuple[int, ...] = series.inputs
+        self._bound: list[NDArray | None] = [None] * len(self._inputs)
+        self._own = [None if a is None else read_only(a) for a in series.own_outputs]
+        self._out: Sequence[NDArray | None] | None = ()
+        self._users: dict[int, list[object]] = {}
+        for step in series.steps:
+            if isinstance(step, Step):
+                for operand in {*step.inputs, *step.outputs}:
+                    self._users.setdefault(operand, []).append(step)
+        self.results: list[NDArray] = []
+        self.is_settled = False
+        """Whether a run on the same arrays would be the same, into outputs of the series."""
+
+    def place(self, out: Sequence[NDArray | None] | None) -> None:
+        """Has outputs go to *out* from now on, those without an array there to the series' own."""
+        if out is self._out or self._is_as_before(out):
+            return
+        self._out, self.results = out, []
+        given = out or [None] * len(self._own)
+        for index, mine, view, array in zip(
+            self._series.outputs, self._series.own_outputs, self._own, given, strict=True
+        ):
+            target = mine if array is None else array
+            assert target is not None
+            self._put(index, target)
+            self.writable[index] = HostMemory(target)
+            self.results.append(view if array is None and view is not None else target)
+
+    def take(self, inputs: Sequence[NDArray], run: Run) -> None:
+        """Has *inputs* read from now on; one that lies in an output of the series is copied each time."""
+        aliased = False
+        for at, (operand, array) in enumerate(zip(self._inputs, inputs, strict=True)):
+            if array is self._bound[at]:
+                continue
+            if self._series.owns(array):
+                aliased = True
+                self._bound[at], kept = None, np.array(array)
+                run.copies.append(CopyReceipt(array.nbytes, "caller", "input", ALIASED))
+            else:
+                self._bound[at] = kept = array
+            self._put(operand, kept)
+        self.is_settled = self._out is None and not aliased
+
+    def _put(self, operand: int, array: NDArray) -> None:
+        self.values[operand] = array
+        self.readable[operand] = HostMemory(lent(array))
+        for step in self._users.get(operand, ()):
+            self.requests.pop(step, None)
+
+    def _is_as_before(self, out: Sequence[NDArray | None] | None) -> bool:
+        return (
+            out is not None
+            and bool(self._out)
+            and all(a is b for a, b in zip(out, self._out or (), strict=True))
+        )
+
+
+def read_only(array: NDArray) -> NDArray:
+    """A view of *array* that nobody writes through."""
+    view = array.view()
+    view.setflags(write=False)
+    return view
 
 
 def is_isolated(device: Device) -> bool:

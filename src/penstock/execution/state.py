@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -21,13 +21,43 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.compilation.receipt import CopyReceipt
-    from penstock.execution.feedback import Cells, Feedback
     from penstock.hal import ExecutionConfig
 
 log = Log(__name__)
 
 POLL_SECONDS: Final = 0.01
 """How often a run that waits for the state looks at its cancel token."""
+
+
+class DeviceValues(Protocol):
+    """Memory of devices that values of a State go round in (`penstock.execution.feedback.Cells`)."""
+
+    variables: tuple[int, ...]
+
+    def turn(self) -> None:
+        """What was written is read next."""
+
+    def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
+        """The present values of variables, each copy added to *copies*."""
+
+    def put_variables(self, values: Sequence[NDArray], copies: list[CopyReceipt]) -> None:
+        """Others, likewise."""
+
+    def close(self) -> None:
+        """Frees the memory."""
+
+
+Values = TypeVar("Values", bound=DeviceValues)
+Values_co = TypeVar("Values_co", bound=DeviceValues, covariant=True)
+
+
+class MakesDeviceValues(Protocol[Values_co]):
+    """What allocates that memory: the feedback of one compiled model."""
+
+    def make_cells(
+        self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
+    ) -> Values_co:
+        """The memory for *state*, whose variables have *values*."""
 
 
 class State:
@@ -49,8 +79,8 @@ class State:
         # Whether nobody else has an array of it, so that runs may write over values that are past.
         self._alone = True
         # The memory of devices that values go round in; whether it is newer than the values here, or older.
-        self._cells: Cells | None = None
-        self._feedback: Feedback | None = None
+        self._cells: Any = None
+        self._feedback: object = None
         self._away = self._changed = False
 
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
@@ -123,7 +153,9 @@ class State:
             turn.known = True
         self._changed = True
 
-    def cells(self, feedback: Feedback, copies: list[CopyReceipt] | None = None) -> Cells:
+    def cells(
+        self, feedback: MakesDeviceValues[Values], copies: list[CopyReceipt] | None = None
+    ) -> Values:
         """The memory of devices with the present values of what goes round in *feedback*; what was copied there from
         the values here is added to *copies*. The lock is held.
 
@@ -141,7 +173,7 @@ class State:
         elif self._changed:
             cells.put_variables(self._values, [] if copies is None else copies)
         self._changed = False
-        return cells
+        return cast("Values", cells)
 
     def end_on_device(self) -> None:
         """A run has put new values into `cells`. The lock is held."""
@@ -157,7 +189,7 @@ class State:
                 self._away = bool(cells.variables)
                 self._assigned |= set(cells.variables)
 
-    def release(self, feedback: Feedback | None = None) -> None:
+    def release(self, feedback: object = None) -> None:
         """Frees memory of devices, where it is *feedback*'s if one is given; the values are kept, but for those that are
         bound.
         """

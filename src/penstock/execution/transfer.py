@@ -1,38 +1,42 @@
-"""Executions that need more than lending: private memory, pools, strings, and shapes learned on the way."""
+"""Executions that need more than lending: private memory, pools, device buffers, strings, and
+shapes that only the run tells.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from msgspec import Struct
 
 from penstock.compilation.compilation import PreparedStep
-from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import (
-    FOREIGN,
-    Cancelled,
     DeadObject,
-    DriverError,
     GeneralFailure,
     OutputInsufficientSize,
 )
-from penstock.execution.results import allocate, check_result, grown_sizes, is_sized, shaped
+from penstock.execution.arena import lent
+from penstock.execution.copying import Copying
+from penstock.execution.results import (
+    allocate,
+    call_execute,
+    check_result,
+    grown_sizes,
+    is_sized,
+    shaped,
+)
+from penstock.execution.run import Run
 from penstock.hal import (
     NO_VALUE_ARGUMENT,
-    ExecutionConfig,
     ExecutionResult,
     HostMemory,
     Memory,
     Request,
     RequestArgument,
 )
-from penstock.hal.request import STAGED
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import static_shape
-from penstock.partitioning.plan import ExecutionStep
+from penstock.partitioning.plan import Ports
 
 if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
@@ -44,48 +48,25 @@ FIRST_GUESS: Final = 4096
 """Bytes given to an output of unknown shape at the first attempt."""
 
 
-class Ports(Struct, frozen=True):
-    """The arguments of a step: the plan's operand that each one is, and how the step's model describes it."""
+def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
+    """Executes once on any device: inputs are read from the values of *run*, outputs put there.
 
-    step: int
-    inputs: tuple[tuple[int, Operand], ...]
-    outputs: tuple[tuple[int, Operand], ...]
-
-
-def ports_of(step: ExecutionStep) -> Ports:
-    """The arguments of *step*, in order."""
-    entry = step.model.entry
-    return Ports(
-        step.index,
-        tuple(zip(step.inputs, (entry.operands[i] for i in entry.inputs), strict=True)),
-        tuple(zip(step.outputs, (entry.operands[i] for i in entry.outputs), strict=True)),
-    )
-
-
-def execute(
-    ports: Ports,
-    prepared: PreparedStep,
-    values: dict[int, NDArray],
-    config: ExecutionConfig,
-    copies: list[CopyReceipt],
-    bound: Mapping[int, BoundMemory] | None = None,
-) -> ExecutionResult:
-    """Executes once on any device: inputs are read from *values* (operand -> array), outputs put there.
-
-    A device that does not share host memory reads and writes memory of its own, copied both ways; one that
-    takes pools only likewise, in a pool. An output of unknown shape is tried with more memory until it
-    fits (NNAPI sections 4.6 and 4.7). Arrays already in *values* for outputs of known shape are written in place, and
-    only by an execution that succeeded where they are copied. What is *bound* is read and written where it lies if the
-    device takes it, else copied through the host; an output that the device wrote is not in *values*.
+    A device that does not share host memory reads and writes memory of its own, copied both ways;
+    one that takes pools only likewise, in a pool. An output of unknown shape is tried with more
+    memory until it fits (NNAPI sections 4.6 and 4.7). Arrays already there for outputs of known
+    shape are written in place, and only by an execution that succeeded where they are copied. What
+    is bound is read and written where it lies if the device takes it, else copied through the host;
+    an output that the device wrote is not in the values.
     """
+    values, config = run.values, run.config
     capabilities = prepared.device.capabilities
     in_pools = not capabilities.accepts_host_memory
     private = not capabilities.shares_host_memory and not in_pools
-    copying = Copying(ports.step, prepared.device.name, copies)
-    direct = None if bound is None else Direct(ports, prepared, values, bound, copying)
+    copying = Copying(ports.step, prepared.device.name, run.copies)
+    buffers = None if not run.bound else Buffers(ports, prepared, values, run.bound, copying)
     inputs: tuple[RequestArgument, ...] = tuple(
-        direct.inputs[i]
-        if direct is not None and i in direct.inputs
+        buffers.inputs[i]
+        if buffers is not None and i in buffers.inputs
         else _input(i, o, values[i], copying, private)
         for i, o in ports.inputs
     )
@@ -94,33 +75,34 @@ def execute(
     for _ in range(MAX_ATTEMPTS):
         given = [
             None
-            if direct is not None and i in direct.outputs
+            if buffers is not None and i in buffers.outputs
             else _memory(i, o, size, values, private)
             for (i, o), size in zip(ports.outputs, sizes, strict=True)
         ]
         outputs = tuple(
-            _wanted(array, index, direct)
+            _wanted(array, index, buffers)
             for array, (index, _) in zip(given, ports.outputs, strict=True)
         )
-        request = Request(inputs, outputs, () if direct is None else tuple(direct.pools))
+        request = Request(inputs, outputs, () if buffers is None else tuple(buffers.pools))
         try:
             if in_pools:
                 from penstock.execution.pools import execute_in_pools
 
-                result = execute_in_pools(ports, prepared, request, config, copying)
+                every = [i for i, _ in (*ports.inputs, *ports.outputs)]
+                result = execute_in_pools(every, prepared, request, config, copying)
             else:
                 result = call_execute(prepared, request, config)
             check_result(result, operands, given)
         except OutputInsufficientSize as error:
-            if direct is not None:
-                direct.lose()
+            if buffers is not None:
+                buffers.lose()
             sizes = grown_sizes(sizes, operands, error)
             continue
         except BaseException as error:
-            if direct is not None:
-                direct.lose()
+            if buffers is not None:
+                buffers.lose()
                 if isinstance(error, DeadObject):
-                    direct.tell_lost(error)
+                    buffers.tell_lost(error)
             raise
         for place, (index, operand) in enumerate(ports.outputs):
             array = given[place]
@@ -135,13 +117,13 @@ def execute(
                 values[index] = copying.home(value, index) if private else value
             elif private:
                 copying.copy(target(index, operand, values), array, index, out=True)
-        if direct is not None:
-            direct.finish(result)
+        if buffers is not None:
+            buffers.finish(result)
         return result
     raise GeneralFailure(f"device {prepared.device.name} said 'too small' {MAX_ATTEMPTS} times")
 
 
-class Direct:
+class Buffers:
     """The *bound* operands of one step: those that its device takes, by argument; the others copied."""
 
     def __init__(
@@ -203,97 +185,6 @@ class Direct:
                 self._copying.put(self._bound[index], self._values[index], index)
 
 
-class Copying:
-    """Copies at the boundary of one step, or of the run, each with its receipt in *copies*."""
-
-    def __init__(self, step: int | None, device: str, copies: list[CopyReceipt]) -> None:
-        self._step, self._device, self._copies = step, device, copies
-        self.reason = f"device {device} shares no host memory"
-
-    def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
-        """Copies *source* over *destination*, from the device to the host (*out*) or the other way."""
-        began = time.perf_counter_ns()
-        np.copyto(destination, source)
-        places = (self._device, "host") if out else ("host", self._device)
-        self._copies.append(
-            CopyReceipt(
-                source.nbytes,
-                *places,
-                self.reason,
-                self._step,
-                operand,
-                began,
-                time.perf_counter_ns() - began,
-            )
-        )
-
-    def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
-        """The value of *memory*, which the device does not take, in the host's; where the host sees it, as it is."""
-        if (array := memory.array) is not None:
-            return lent(array)
-        began = time.perf_counter_ns()
-        value = memory.read()
-        self._moved(value.nbytes, memory.name, "host", operand, began)
-        self._staged(memory, value.nbytes, operand)
-        return value
-
-    def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
-        """Puts *value* into *memory*, which the device did not take."""
-        began = time.perf_counter_ns()
-        memory.write(value)
-        self._moved(value.nbytes, "host", memory.name, operand, began)
-        self._staged(memory, value.nbytes, operand)
-
-    def _staged(self, memory: BoundMemory, nbytes: int, operand: int) -> None:
-        """The copies made on the way, whose time is that of the one before."""
-        for _ in range(memory.staged):
-            self._copies.append(CopyReceipt(nbytes, "host", "host", STAGED, self._step, operand))
-
-    def _moved(
-        self, nbytes: int, source: str, destination: str, operand: int, began_ns: int
-    ) -> None:
-        spent = time.perf_counter_ns() - began_ns
-        reason = f"{self._device} does not take it as it is"
-        self._copies.append(
-            CopyReceipt(nbytes, source, destination, reason, self._step, operand, began_ns, spent)
-        )
-
-    def packed(self, pack: Callable[[], bytes], operand: int) -> bytes:
-        """What *pack* makes of strings for the device."""
-        began = time.perf_counter_ns()
-        content = pack()
-        self._strings(len(content), ("host", self._device), operand, began)
-        return content
-
-    def unpacked(self, flat: NDArray, operand: Operand, shape: tuple[int, ...], i: int) -> NDArray:
-        """The strings that the device left at the start of *flat*, as operand *i*."""
-        began = time.perf_counter_ns()
-        value = shaped(flat, operand, shape)
-        self._strings(sum(map(len, value.flat)), (self._device, "host"), i, began)
-        return value
-
-    def _strings(self, nbytes: int, route: tuple[str, str], operand: int, began_ns: int) -> None:
-        spent = time.perf_counter_ns() - began_ns
-        reason = "strings travel in TFLite's string-tensor layout"
-        self._copies.append(
-            CopyReceipt(nbytes, *route, reason, self._step, operand, began_ns, spent)
-        )
-
-    def home(self, value: NDArray, operand: int) -> NDArray:
-        """*value*, which lies in the device's memory, in memory of its own. Strings are objects already."""
-        if value.dtype.hasobject:
-            return value
-        kept = allocate(value.shape, value.dtype)
-        self.copy(kept, value, operand, out=True)
-        return kept
-
-    def away(self, value: NDArray, operand: int) -> NDArray:
-        """*value* in memory that only the device has."""
-        lent_away = allocate(value.shape, value.dtype)
-        self.copy(lent_away, value, operand, out=False)
-        return lent_away
-
-
 def target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
     """The array of an output of known shape: the one in *values*, or a new one put there."""
     array = values.get(index)
@@ -302,35 +193,9 @@ def target(index: int, operand: Operand, values: dict[int, NDArray]) -> NDArray:
     return array
 
 
-def lent(array: NDArray) -> NDArray:
-    """*array* as a driver gets it to read: a view it cannot write through."""
-    if not array.flags.writeable:
-        return array
-    view = array.view()
-    view.setflags(False)  # type: ignore[call-arg]  # NumPy takes it so, and by its name it takes twice as long
-    return view
-
-
-def call_execute(
-    prepared: PreparedStep, request: Request, config: ExecutionConfig
-) -> ExecutionResult:
-    """`execute` with its contract enforced: whatever else a driver raises is a `GeneralFailure`."""
-    try:
-        return prepared.prepared.execute(request, config)
-    except (DriverError, Cancelled):
-        raise
-    except FOREIGN as error:
-        raise not_agreed(prepared, error) from error
-
-
-def not_agreed(prepared: PreparedStep, error: BaseException) -> GeneralFailure:
-    """What an exception counts as that no driver may raise."""
-    return GeneralFailure(f"device {prepared.device.name} failed in execute: {error!r}")
-
-
-def _wanted(array: NDArray | None, index: int, direct: Direct | None) -> RequestArgument:
-    if array is None and direct is not None:
-        return direct.outputs[index]
+def _wanted(array: NDArray | None, index: int, buffers: Buffers | None) -> RequestArgument:
+    if array is None and buffers is not None:
+        return buffers.outputs[index]
     return NO_VALUE_ARGUMENT if array is None else HostMemory(array)
 
 

@@ -6,20 +6,15 @@ A run that fails has written only what nobody reads, so that nothing is copied t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
-from penstock.execution.arena import Places
+from penstock.execution.arena import Places, lent
 from penstock.execution.results import side_by_side
-from penstock.execution.transfer import lent
-from penstock.hal import HostMemory, RequestArgument
+from penstock.hal import HostMemory
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
-
-if TYPE_CHECKING:
-    from penstock.execution.step import StepRunner
 
 
 class TurningPort(Struct, frozen=True):
@@ -60,23 +55,14 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
     return tuple(found)
 
 
-class Tail(NamedTuple):
-    """Arguments of one step, and the *kinds* of the outputs before them, by operand."""
-
-    inputs: tuple[RequestArgument, ...]
-    outputs: tuple[HostMemory, ...]
-    kinds: tuple[tuple[int, tuple[tuple[int, ...], np.dtype[np.generic]]], ...]
-
-
 class Turn(Places):
     """What one run reads and writes; *after* are all variables' values once it has succeeded, those among them that it
     changes *written*.
 
-    *tails* are the arguments that steps which are all of a plan have in it, behind the caller's. It is *known* that what it
-    writes has a value once a run has.
+    It is *known* that what it writes has a value once a run has.
     """
 
-    __slots__ = ("after", "known", "tails", "written")
+    __slots__ = ("after", "known", "written")
 
     def __init__(
         self,
@@ -91,7 +77,6 @@ class Turn(Places):
             {i: HostMemory(array) for i, array in written.items()},
         )
         self.after, self.written = after, variables
-        self.tails: dict[StepRunner, Tail] = {}
         self.known = False
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.errors import Cancelled, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.trace import Trace
+from penstock.execution.run import Run
 from penstock.execution.variant import Variant
 from penstock.hal import ExecutionConfig
 
@@ -56,8 +56,9 @@ class Variants:
         for variant in every:
             variant.close()
 
-    def take(self, shapes: Shapes, config: ExecutionConfig, trace: Trace) -> Variant:
-        """The variant for *shapes*, kept open until it is given back; a compile made for it counts in *trace*."""
+    def take(self, shapes: Shapes, run: Run) -> Variant:
+        """The variant for *shapes*, kept open until it is given back; a compile made for it counts in *run*."""
+        config = run.config
         while True:
             self._renew(shapes)
             with self._lock:
@@ -72,7 +73,7 @@ class Variants:
                 mine: Future[None] = Future()
                 pending = self._pending.setdefault(shapes, mine)
             if pending is mine:
-                return self._compile(shapes, config, trace, mine)
+                return self._compile(shapes, run, mine)
             _wait(pending, config)
 
     def _renew(self, shapes: Shapes) -> None:
@@ -88,16 +89,14 @@ class Variants:
         if unused:
             variant.close()
 
-    def _compile(
-        self, shapes: Shapes, config: ExecutionConfig, trace: Trace, done: Future[None]
-    ) -> Variant:
+    def _compile(self, shapes: Shapes, run: Run, done: Future[None]) -> Variant:
         try:
-            variant = self._specialize(dict(enumerate(shapes)), config)
-            variant.expect(config.priority)
-            trace.compiles += variant.compilation.receipt.compiles
-            trace.spans += variant.compilation.receipt.spans
-            trace.notes += variant.compilation.receipt.notes
-            trace.copies += variant.compilation.receipt.copies
+            variant = self._specialize(dict(enumerate(shapes)), run.config)
+            variant.expect(run.config.priority)
+            run.compiles += variant.compilation.receipt.compiles
+            run.spans += variant.compilation.receipt.spans
+            run.notes += variant.compilation.receipt.notes
+            run.copies += variant.compilation.receipt.copies
             with self._lock:
                 self._ready[shapes] = variant
                 self._users[variant] = 1

@@ -33,10 +33,11 @@ log = Log(__name__)
 
 
 class RoleUse(Struct, frozen=True, eq=False):
-    """What a role comes down to: the *index*-th input or output of a compiled model, its *operand*, and the steps that
+    """What a role comes down to: the *index*-th input or output of runs of *user*, its *operand*, and the steps that
     read or write it.
     """
 
+    user: object
     index: int
     operand: Operand
     steps: tuple[StepUse, ...]
@@ -98,7 +99,7 @@ def allocate(
     for place, role in enumerate(named):
         use = _use_of(role, place)
         kind: Kind = "input" if isinstance(role, InputRole) else "output"
-        managed.append(ManagedRole(role.compiled, kind, use.index, use.operand, role.frequency))
+        managed.append(ManagedRole(use.user, kind, use.index, use.operand, role.frequency))
         steps.append(use.steps)
     if dimensions is not None and not isinstance(dimensions, Iterable):
         raise InputError(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.errors import MissedDeadlinePersistent
-from penstock.execution.burst import Burst as CompiledBurst, reusing
+from penstock.execution.burst import Burst as CompiledBurst, burst_of
 from penstock.execution.compiled import CompiledModel
+from penstock.execution.holding import Reused
 from penstock.execution.outputs import Outputs
 from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
@@ -434,7 +435,7 @@ class Execution(Closing):
         """What keeps the arguments of runs of *compiled*, and has drivers bind them."""
         if self._series is None:
             with translated():
-                self._series = reusing(compiled)
+                self._series = burst_of(compiled.executable, Reused)
         return self._series
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:

@@ -11,11 +11,11 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.arguments import deadline_of
 from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.copying import copied
 from penstock.execution.outputs import Outputs
-from penstock.execution.variant import deadline_of
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.hal.request import STAGED
@@ -65,7 +65,12 @@ class Waiting:
         after = self.after_ns / 1e9 or None
         if all(is_static(operand.shape) for operand in compiled.model.outputs):
             return run_fenced(
-                compiled, values, self.fences, out=out, timeout_after_fence=after, **settings
+                compiled.executable,
+                values,
+                self.fences,
+                out=out,
+                timeout_after_fence=after,
+                **settings,
             )
         deadline_ns = deadline_of(settings["timeout"], time.monotonic_ns())
         await_fences(self.fences, ExecutionConfig(deadline_ns=deadline_ns))

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from penstock.hal import AccuracyClass
-from penstock.ir import Model
+from penstock.ir import Model, Operand
 from penstock.memory.arena import ArenaLayout
 
 
@@ -249,3 +249,21 @@ class ExecutionPlan(Struct, frozen=True):
         from penstock.partitioning.drawing.svg import plan_to_svg
 
         return plan_to_svg(self)
+
+
+class Ports(Struct, frozen=True):
+    """The arguments of a step: the plan's operand that each one is, and how the step's model describes it."""
+
+    step: int
+    inputs: tuple[tuple[int, Operand], ...]
+    outputs: tuple[tuple[int, Operand], ...]
+
+
+def ports_of(step: ExecutionStep) -> Ports:
+    """The arguments of *step*, in order."""
+    entry = step.model.entry
+    return Ports(
+        step.index,
+        tuple(zip(step.inputs, (entry.operands[i] for i in entry.inputs), strict=True)),
+        tuple(zip(step.outputs, (entry.operands[i] for i in entry.outputs), strict=True)),
+    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, structs
 
 from penstock import knobs
+from penstock.arguments import deadline_of
 from penstock.compilation.compilation import (
     FALLBACK_DEVICE,
     NO_CACHE_ASKED,
@@ -31,7 +32,7 @@ from penstock.errors import (
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Interface, interface_of
 from penstock.execution.outputs import find_name
-from penstock.execution.variant import Variant, deadline_of
+from penstock.execution.variant import Variant
 from penstock.hal import (
     PREFERENCES,
     PRIORITIES,
@@ -126,7 +127,7 @@ def compile_model(
         )
     attributes: tuple[ExtensionAttribute, ...] = ()
     if extension_attributes:
-        from penstock.execution.quality import checked_attributes
+        from penstock.execution.run_options import checked_attributes
 
         attributes = checked_attributes(extension_attributes)
         if devices is None or isinstance(devices, str) or len(devices) != 1:

@@ -13,8 +13,8 @@ from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import Means, compile_plan
 from penstock.compilation.failing import told
 from penstock.errors import DriverError, MissedDeadline
+from penstock.execution.run import Run
 from penstock.execution.state import State
-from penstock.execution.trace import Trace
 from penstock.execution.variant import Variant
 from penstock.hal import Device, ExecutionConfig, PrepareConfig, ProgressEvent
 from penstock.ir import Model, NDArray
@@ -125,11 +125,7 @@ def _runner(variant: Variant, inputs: Sequence[NDArray]) -> Callable[[], None]:
     config = ExecutionConfig(loop_timeout_ns=DRAWN_LOOP_NS)
 
     def run() -> None:
-        trace = Trace()
-        # As a compiled model's runs do.
-        if variant.is_one_call and variant.run_once(inputs, state, config, trace) is not None:
-            return
-        variant.run(inputs, None, state, config, trace)
+        variant.run(Run(config), inputs, None, state)
 
     return run
 

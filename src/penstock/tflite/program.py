@@ -74,7 +74,7 @@ class Program:
     ) -> BoundRun | DelegatedRun:
         """Runs on these arrays. Raises what the first run of the model on them would."""
         if isinstance(self.compiled, CompiledModel):
-            return BoundRun(self.compiled, given, out)
+            return BoundRun(self.compiled.executable, given, out)
         return self.compiled.bind(given, out)
 
     def dense_constant(self, tensor: int) -> NDArray | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def kept() -> Capsule:
 
 
 def files(state: Path) -> list[Path]:
+    evidence.wait()
     return sorted((state / evidence.FAILURES).glob("*"))
 
 
@@ -181,16 +183,19 @@ def test_with_the_knob_the_step_and_its_inputs_are_there() -> None:
     assert b"private" not in found.model
 
 
-def test_a_run_that_has_no_time_left_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.execution.step.KEEPING_NS", 10**12)
-    device = failing()
-    others = [WrongDevice(reference(), "NONE", name=name) for name in ("other", "first")]
-    policy = Policy(require={"TANH": "first", "ADD": (device.name, "other")})
-    with penstock.compile(
-        network(), devices=[device, *others], cache=None, policy=policy
-    ) as compiled:
-        compiled.run([X], timeout=100)
-    assert evidence.last() is None
+def test_a_run_does_not_wait_for_its_failure_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    save, slow = evidence._save, threading.Event()
+
+    def saving(*given: Any) -> None:
+        assert slow.wait(60)
+        save(*given)
+
+    monkeypatch.setattr(evidence, "_save", saving)
+    try:
+        run(failing())
+    finally:
+        slow.set()
+    assert kept().manifest.failure.device.name == "failing"
 
 
 def test_nothing_is_kept_with_the_knob_off(state: Path) -> None:

@@ -93,7 +93,7 @@ def test_a_compiled_model_is_closed_while_its_compile_goes_on(
         cache=False,
         policy=MEANWHILE,
     )
-    pendings = [step.pending for step in model._base.compilation.steps if step.pending]
+    pendings = [step.pending for step in model.executable.base.compilation.steps if step.pending]
     assert len(pendings) == 2
     for _ in pendings:
         assert stubborn.begun.acquire(timeout=PATIENCE_S)

@@ -162,7 +162,7 @@ class TestWhileCompiling:
             assert before.receipt.steps[0].device == "reference"
             assert made.plan.operations[0].device == "caching"
             go_on.set()
-            pending = made._base.compilation.steps[0].pending
+            pending = made.executable.base.compilation.steps[0].pending
             assert pending is not None
             assert pending.wait(30)
             after = made.run([X])
@@ -187,7 +187,7 @@ class TestWhileCompiling:
                 buffer.copy_from(X)
                 assert not made.run([buffer]).receipt.copies
                 go_on.set()
-                pending = made._base.compilation.steps[0].pending
+                pending = made.executable.base.compilation.steps[0].pending
                 assert pending is not None
                 assert pending.wait(30)
                 after = made.run([buffer])
@@ -238,7 +238,7 @@ policy = penstock.Policy(while_compiling="reference")
 made = penstock.compile(
     chain(("ADD",)), devices=[CachingDevice()], cache={str(tmp_path / "c")!r}, policy=policy
 )
-while not made._base.compilation.steps[0].pending._thread.is_alive():
+while not made.executable.base.compilation.steps[0].pending._thread.is_alive():
     pass
 """
         with another_compiling(tmp_path / "c", chain(("ADD",))):
@@ -251,7 +251,7 @@ while not made._base.compilation.steps[0].pending._thread.is_alive():
             raise GeneralFailure("no room")
 
         with compiled(CachingDevice(on_prepare=fail), None, policy=self.policy) as made:
-            pending = made._base.compilation.steps[0].pending
+            pending = made.executable.base.compilation.steps[0].pending
             assert pending is not None
             assert pending.wait(30)
             assert made.run([X]).receipt.steps[0].device == "reference"

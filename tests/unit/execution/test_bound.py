@@ -30,7 +30,7 @@ def compiled() -> Iterator[penstock.CompiledModel]:
 
 def test_each_run_reads_and_writes_the_same_arrays(compiled: penstock.CompiledModel) -> None:
     x, y = np.array([1, 2], np.float32), np.empty(2, np.float32)
-    bound = BoundRun(compiled, [x], [y])
+    bound = BoundRun(compiled.executable, [x], [y])
     for value in (1, 5):
         x[:] = value
         (result,) = bound.run(None)
@@ -39,7 +39,7 @@ def test_each_run_reads_and_writes_the_same_arrays(compiled: penstock.CompiledMo
 
 
 def test_without_out_each_run_makes_its_outputs(compiled: penstock.CompiledModel) -> None:
-    bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+    bound = BoundRun(compiled.executable, [np.ones(2, np.float32)], None)
     first, second = bound.run(None)[0], bound.run(None)[0]
     assert not np.may_share_memory(first, second)
     np.testing.assert_array_equal([first, second], [[2, 2], [2, 2]])
@@ -48,11 +48,11 @@ def test_without_out_each_run_makes_its_outputs(compiled: penstock.CompiledModel
 def test_arrays_are_checked_when_they_are_bound(compiled: penstock.CompiledModel) -> None:
     x = np.ones(2, np.float32)
     with pytest.raises(InputError, match="float32"):
-        BoundRun(compiled, [np.ones(2)], None)
+        BoundRun(compiled.executable, [np.ones(2)], None)
     with pytest.raises(InputError, match="shape"):
-        BoundRun(compiled, [x], [np.ones(3, np.float32)])
+        BoundRun(compiled.executable, [x], [np.ones(3, np.float32)])
     with pytest.raises(InputError, match="shares memory"):
-        BoundRun(compiled, [x], [x])
+        BoundRun(compiled.executable, [x], [x])
 
 
 def test_unknown_shapes_cannot_be_bound() -> None:
@@ -60,20 +60,20 @@ def test_unknown_shapes_cannot_be_bound() -> None:
         penstock.compile(doubled((None,)), devices=["reference"]) as compiled,
         pytest.raises(InputError, match="unknown shape"),
     ):
-        BoundRun(compiled, [np.ones(2, np.float32)], None)
+        BoundRun(compiled.executable, [np.ones(2, np.float32)], None)
 
 
 def test_state_goes_from_run_to_run() -> None:
     model = penstock.load(accumulator().encode())
     with penstock.compile(model, devices=["reference"]) as compiled:
-        bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+        bound = BoundRun(compiled.executable, [np.ones(2, np.float32)], None)
         state = compiled.new_state()
         found = [bound.run(s)[0].tolist() for s in (None, None, state)]
     assert found == [[2, 3], [3, 4], [2, 3]]
 
 
 def test_a_closed_model_is_refused(compiled: penstock.CompiledModel) -> None:
-    bound = BoundRun(compiled, [np.ones(2, np.float32)], None)
+    bound = BoundRun(compiled.executable, [np.ones(2, np.float32)], None)
     compiled.close()
     with pytest.raises(ClosedError):
         bound.run(None)
@@ -85,7 +85,7 @@ class TestReuse:
         x, y, target = f32([[1, 2, 3]] * 2), f32([[4, 5, 6]] * 2), np.empty((2, 3), np.float32)
         other = np.empty_like(target)
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
-            bound = BoundRun(compiled, [x, y], [other, target])
+            bound = BoundRun(compiled.executable, [x, y], [other, target])
             for k in range(5):
                 x[:] = k
                 bound.run(None)
@@ -103,7 +103,7 @@ class TestReuse:
         device = FaultyDevice(NumpyDevice(), {"create_reusable_execution": 1})
         x, target = f32([[1, -2, 3]] * 2), [np.empty((2, 3), np.float32) for _ in range(2)]
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
-            bound = BoundRun(compiled, [x, x], target)
+            bound = BoundRun(compiled.executable, [x, x], target)
             for k in range(4):
                 x[:] = -k
                 bound.run(None)
@@ -114,7 +114,7 @@ class TestReuse:
         device = FaultyDevice(NumpyDevice(), {"reusable_execute": 2})
         x, target = f32([[1, -2, 3]] * 2), [np.empty((2, 3), np.float32) for _ in range(2)]
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
-            bound = BoundRun(compiled, [x, x], target)
+            bound = BoundRun(compiled.executable, [x, x], target)
             for k in range(6):
                 x[:] = k
                 bound.run(None)

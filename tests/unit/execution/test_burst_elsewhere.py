@@ -54,7 +54,7 @@ def test_nothing_is_copied_where_the_inputs_lie_in_a_pool(isolated: penstock.Com
 def test_a_process_that_dies_between_runs_changes_no_answer(
     isolated: penstock.CompiledModel,
 ) -> None:
-    device = isolated._base.compilation.steps[0].device
+    device = isolated.executable.base.compilation.steps[0].device
     with isolated.burst() as burst:
         np.testing.assert_array_equal(burst.run(X, Y)["sum"], X + Y)
         pid = getattr(device, "pid", None)

@@ -48,7 +48,7 @@ def compile_on(stuck: Stuck) -> tuple[penstock.CompiledModel, list[str]]:
     """A model whose runs do not end, and what has been closed of it."""
     compiled = penstock.compile(add_relu(), devices=[NumpyDevice(before=stuck)], cache=False)
     closed: list[str] = []
-    base = compiled._base
+    base = compiled.executable.base
     close = base.close
 
     def noting() -> None:

@@ -382,7 +382,7 @@ def _use_after_fork() -> None:
     compiled.submit(X, Y).result(10)
     read, write = os.pipe()
     # Holding the lock at the fork is the worst case: a child that waited for it would hang.
-    with compiled._gate._idle:
+    with compiled.executable.gate._idle:
         pid = os.fork()
         if pid == 0:
             signal.alarm(60)

@@ -174,7 +174,7 @@ def test_what_a_run_calls_when_it_ends_may_close_the_model_that_somebody_closes(
     assert inside.wait(PATIENCE)
     closer = threading.Thread(target=compiled.close, daemon=True)
     closer.start()
-    while not compiled._closing.locked():
+    while not compiled.executable.closing.locked():
         time.sleep(0.001)
     hold.set()
     closer.join(PATIENCE)
@@ -237,7 +237,7 @@ def test_bursts_may_be_closed_while_their_model_is() -> None:
     started.wait(PATIENCE)
     compiled.close()
     closer.join(PATIENCE)
-    assert not len(compiled._bursts)
+    assert not len(compiled.executable.bursts)
 
 
 def test_state_is_bound_once_and_before_bursts() -> None:
@@ -332,7 +332,7 @@ def test_the_callers_token_cancels_what_was_submitted() -> None:
 
 def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None:
     with compiled_on(summing(), ReferenceDevice()) as compiled:
-        held = Reused(compiled._base.compilation.steps[0].prepared)
+        held = Reused(compiled.executable.base.compilation.steps[0].prepared)
         for times in (1, 1, 2, 2, 3):
             out = np.zeros(3, np.float32)
             given = HostMemory(X * times)
@@ -347,7 +347,7 @@ def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None
 def test_memory_of_a_value_that_somebody_reads_is_not_written_again() -> None:
     device = ReferenceDevice()
     with compiled_on(summing(), device) as compiled:
-        role = BufferRole(compiled._base.compilation.steps[0].prepared, "output", 0)
+        role = BufferRole(compiled.executable.base.compilation.steps[0].prepared, "output", 0)
         _, buffer = device.allocate(BufferDesc(), [role])
         assert isinstance(buffer, ManagedBuffer)
         buffer.publish(X.copy(), (3,), "output ok")

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import penstock
 from penstock.compilation import Means, compile_plan
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
-from penstock.execution.trace import Trace
+from penstock.execution.run import Run
 from penstock.execution.variant import Variant
 from penstock.hal import Capabilities, Device, ExecutionConfig, PerformanceInfo, PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
@@ -146,13 +146,12 @@ def running(
         variant.close()
 
 
-def choose(variant: Variant, flag: bool, out: Any = None) -> tuple[list[NDArray], Trace]:
-    trace = Trace()
-    results = variant.run([np.array([flag]), X], out, None, ExecutionConfig(), trace)
-    return results, trace
+def choose(variant: Variant, flag: bool, out: Any = None) -> tuple[list[NDArray], Run]:
+    run = Run(ExecutionConfig())
+    return variant.run(run, [np.array([flag]), X], out), run
 
 
-def parts(trace: Trace) -> list[tuple[str, str, int]]:
+def parts(trace: Run) -> list[tuple[str, str, int]]:
     """Of every inner step: the branch, the device, and how often it ran."""
     return [
         (inner.part, inner.first.prepared.device.name, inner.runs)
@@ -185,7 +184,7 @@ class TestIf:
             (_, first), _ = choose(variant, True)
             (_, other), _ = choose(variant, False)
             before = [np.array(array) for array in (first, other)]
-            variant.run([np.array([False]), X + 5], None, None, ExecutionConfig(), Trace())
+            variant.run(Run(ExecutionConfig()), [np.array([False]), X + 5])
         np.testing.assert_array_equal(first, THEN)
         np.testing.assert_array_equal([first, other], before)
 
@@ -219,10 +218,9 @@ class TestIf:
 
 def loop(
     variant: Variant, count: float = 0, out: Any = None, **config: Any
-) -> tuple[list[NDArray], Trace]:
-    trace = Trace()
-    given = [f32([count]), X]
-    return variant.run(given, out, None, ExecutionConfig(**config), trace), trace
+) -> tuple[list[NDArray], Run]:
+    run = Run(ExecutionConfig(**config))
+    return variant.run(run, [f32([count]), X], out), run
 
 
 LOOP = [below_three, one_more]
@@ -310,9 +308,7 @@ def test_the_receipts_tell_of_the_branches(tmp_path: Path) -> None:
     with running(looping(), "WHILE", LOOP, only(*ADDER)) as variant:
         compiled = variant.compilation.receipt
         _, trace = loop(variant)
-        from penstock.execution.reporting import run_receipt
-
-        receipt = run_receipt(trace, 0, 1)
+        receipt = trace.receipt()
     assert [(s.part, s.device) for s in compiled.steps[0].inner] == [
         ("condition", "reference"),
         ("body", "a"),

@@ -22,7 +22,7 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     StateError,
 )
-from penstock.execution.transfer import Copying
+from penstock.execution.copying import Copying
 from penstock.hal import Buffer, BufferDesc, BufferRole, Device, Support
 from penstock.ir import (
     DType,

@@ -319,7 +319,7 @@ def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
         given.copy_from(X)
         compiled.run([given])
         compiled.run([given])
-        (step,) = compiled._base.compilation.steps
+        (step,) = compiled.executable.base.compilation.steps
         os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
         with pytest.raises(DriverError, match="lost with its device"):
             compiled.run([X])
@@ -341,7 +341,7 @@ def test_every_use_of_a_buffer_that_died_says_that_it_is_lost() -> None:
         given, taken = compiled.allocate(inputs=["x"]), compiled.allocate(outputs=["seen"])
         given.copy_from(X)
         compiled.run([given, X], out={"seen": taken})
-        (step,) = compiled._base.compilation.steps
+        (step,) = compiled.executable.base.compilation.steps
         os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
         # Its token is another buffer's in the process that follows.
         assert np.array_equal(compiled.run([X, X])["seen"], np.maximum(X * 2, 0))
@@ -367,7 +367,7 @@ def test_a_run_finds_the_buffer_lost_with_the_process() -> None:
     with penstock.compile(summing(), devices=["sample"], isolate=True, cache=None) as compiled:
         given = compiled.allocate(inputs=["x"])
         given.copy_from(X)
-        (step,) = compiled._base.compilation.steps
+        (step,) = compiled.executable.base.compilation.steps
         os.kill(step.device.pid, signal.SIGKILL)  # type: ignore[attr-defined]  # it is isolated
         with pytest.raises(DeadObject, match="SIGKILL") as caught:
             compiled.run([given, X])

@@ -242,9 +242,11 @@ class TestRuns:
         np.testing.assert_array_equal(compiled(X, Y)[1], SUM)
 
     def test_in_the_calling_thread(self, compiled: penstock.CompiledModel) -> None:
-        np.testing.assert_array_equal(run_fenced(compiled, [X, Y], [signalled()])[0], RELU)
+        np.testing.assert_array_equal(
+            run_fenced(compiled.executable, [X, Y], [signalled()])[0], RELU
+        )
         with pytest.raises(GeneralFailure, match="gone"):
-            run_fenced(compiled, [X, Y], [signalled(GeneralFailure("gone"))])
+            run_fenced(compiled.executable, [X, Y], [signalled(GeneralFailure("gone"))])
 
     def test_a_fence_that_never_signals(self, compiled: penstock.CompiledModel) -> None:
         never = EventFence()
@@ -371,7 +373,7 @@ class TestChains:
         log: list[str] = []
         device = Native("both", ["ADD", "RELU"], log)
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:
-            run_fenced(compiled, [X, Y], [signalled()], timeout_after_fence=5)
+            run_fenced(compiled.executable, [X, Y], [signalled()], timeout_after_fence=5)
         assert "both has 5 s" in log
 
     def test_a_failed_step_is_repeated_as_a_whole_once_the_others_have_ended(self) -> None:
@@ -392,7 +394,7 @@ class TestChains:
             assert outputs.receipt.steps[-1].device == "reference"
             assert outputs.receipt.steps[-1].fallback_from == "relu"
             failing[0] = False
-            assert [s.device for s in run_fenced(compiled, [X, Y]).receipt.steps] == [
+            assert [s.device for s in run_fenced(compiled.executable, [X, Y]).receipt.steps] == [
                 "adder",
                 "relu",
             ]
@@ -423,7 +425,7 @@ class TestChains:
                 return Prepared(model, None)
 
         with penstock.compile(add_relu(), devices=[Device()], cache=False) as compiled:
-            outputs = run_fenced(compiled, [X, Y])
+            outputs = run_fenced(compiled.executable, [X, Y])
             np.testing.assert_array_equal(outputs[0], RELU)
             assert outputs.receipt.steps[-1].fallback_from == "numpy"
 
@@ -448,12 +450,12 @@ class TestChains:
             with pytest.raises(Cancelled):
                 cancelled.result(PATIENCE_S)
             go_on.set()
-            outputs = run_fenced(compiled, [X, Y], out=[None, other], timeout=PATIENCE_S)
+            outputs = run_fenced(compiled.executable, [X, Y], out=[None, other], timeout=PATIENCE_S)
             assert outputs[1] is other
             np.testing.assert_array_equal(other, SUM)
             assert [c.destination for c in outputs.receipt.copies] == ["caller"]
             assert (target == 7).all()
-            assert not run_fenced(compiled, [X, Y], out=[None, other]).receipt.copies
+            assert not run_fenced(compiled.executable, [X, Y], out=[None, other]).receipt.copies
             inside.clear()
             go_on.clear()
             left = compiled.start_fenced([X, Y], timeout=0.2)

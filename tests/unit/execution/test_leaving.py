@@ -52,7 +52,7 @@ def in_a_burst(compiled: penstock.CompiledModel) -> Sequence[Any]:
 def behind_a_fence(compiled: penstock.CompiledModel) -> Sequence[Any]:
     fence = EventFence()
     fence.signal()
-    return run_fenced(compiled, [X], [fence])
+    return run_fenced(compiled.executable, [X], [fence])
 
 
 def through_a_buffer(compiled: penstock.CompiledModel) -> Sequence[Any]:
@@ -134,7 +134,7 @@ def test_a_prepared_model_that_leaves_as_it_is_closed_is_logged(
 ) -> None:
     device = ReferenceDevice()
     compiled = penstock.compile(relu(), devices=[device], cache=False)
-    (step,) = compiled._base.compilation.steps
+    (step,) = compiled.executable.base.compilation.steps
 
     def leave() -> None:
         sys.exit(3)

@@ -563,7 +563,7 @@ class TestSubmit:
         with compiled_for(NumpyDevice()) as compiled:
             for _ in range(300):
                 compiled.submit(X, X, timeout=600).result(PATIENCE_S)
-            submitter = compiled._submitter
+            submitter = compiled.executable.submitter
             assert submitter is not None
             assert len(submitter._clock._watched) <= 70
 

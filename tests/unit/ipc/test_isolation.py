@@ -209,7 +209,7 @@ def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
 def test_nobody_waits_beyond_his_deadline_for_another_who_prepares_anew() -> None:
     with compiled(ALONE) as model:
         check(model(X))
-        (step,) = model._base.compilation.steps  # what a run has
+        (step,) = model.executable.base.compilation.steps  # what a run has
         prepared = step.prepared
         while not isinstance(prepared, IsolatedPreparedModel):
             prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
@@ -246,7 +246,7 @@ def test_one_death_is_one_death_however_many_runs_found_it() -> None:
 def test_a_run_that_is_repeated_on_a_process_that_another_had_started_says_so() -> None:
     with compiled(ALONE) as model:
         check(model(X))
-        (step,) = model._base.compilation.steps
+        (step,) = model.executable.base.compilation.steps
         prepared = step.prepared
         while not isinstance(prepared, IsolatedPreparedModel):
             prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
@@ -343,7 +343,7 @@ def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixtur
         pid = host()
         support.stop(pid)
         with ThreadPoolExecutor(1) as threads:
-            run = threads.submit(model._base.compilation.steps[0].device.check)
+            run = threads.submit(model.executable.base.compilation.steps[0].device.check)
             time.sleep(0.2)
             (supervisor,) = isolation.supervisors()
             session = supervisor.link().session
@@ -582,7 +582,7 @@ def test_two_models_share_one_process() -> None:
 def test_a_child_process_cannot_use_its_parents_connection() -> None:
     with compiled() as model:
         check(model(X))
-        device = model._base.compilation.steps[0].device
+        device = model.executable.base.compilation.steps[0].device
         pid = os.fork()
         if pid == 0:
             code = 1

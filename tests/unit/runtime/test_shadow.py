@@ -333,7 +333,7 @@ def test_without_shadow_there_is_nothing() -> None:
         outputs = compiled(X)
         assert compiled.shadow is None
         assert outputs.receipt.notes == ()
-        assert type(compiled._base).__name__ == "Variant"
+        assert type(compiled.executable.base).__name__ == "Variant"
 
 
 def test_the_reference_is_not_compared_with_itself() -> None:

@@ -18,11 +18,12 @@ from penstock.cache.driver_verdicts import (
     driver_verdict_key,
 )
 from penstock.errors import CacheError, DriverError
-from penstock.execution.trace import Trace
-from penstock.execution.transfer import execute, ports_of
+from penstock.execution.run import Run
+from penstock.execution.transfer import transfer
 from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
 from penstock.ir.digest import form_of
 from penstock.logs import Log
+from penstock.partitioning.plan import ports_of
 from penstock.partitioning.policy import Policy
 from penstock.runtime.bisection import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
@@ -182,7 +183,7 @@ class Investigation:
         self._stop.check()
         try:
             config = ExecutionConfig(cancel=self._stop)
-            return self._run(job.inputs, None, state, config, Trace())
+            return self._run(Run(config), job.inputs, None, state)
         except DriverError:
             return None
 
@@ -312,7 +313,7 @@ def _step_departs(search: Search, prepared: PreparedStep) -> Departure | None:
     values = {i: search.values[i] for i in step.inputs}
     given = tuple(values.values())
     try:
-        execute(ports_of(step), prepared, values, ExecutionConfig(), [])
+        transfer(ports_of(step), prepared, Run(ExecutionConfig(), values=values))
     except DriverError:
         return None
     results = {i: values[i] for i in step.outputs}

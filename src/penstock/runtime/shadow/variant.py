@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
-from penstock.execution.trace import StepTrace, Trace
+from penstock.execution.run import Run, StepTrace
 from penstock.execution.variant import Variant
-from penstock.hal import Device, ExecutionConfig, PrepareConfig
+from penstock.hal import Device, PrepareConfig
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.shadow.investigation import Investigation, Job, Note
 from penstock.runtime.shadow.worker import Stop, Worker
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.ir import NDArray
-    from penstock.memory.bound import BoundMemory
 
 KEPT: Final = "kept for shadow verification"
 
@@ -47,29 +46,27 @@ class ShadowedVariant(Variant):
 
     def run(
         self,
+        run: Run,
         inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        state: State | None,
-        config: ExecutionConfig,
-        trace: Trace,
-        bound: Mapping[int, BoundMemory] | None = None,
+        out: Sequence[NDArray | None] | None = None,
+        state: State | None = None,
     ) -> list[NDArray]:
         """As of `Variant`."""
         if self._investigation.done or not self._shadow.choose():
-            return super().run(inputs, out, state, config, trace, bound)
+            return super().run(run, inputs, out, state)
         note = Note()
-        trace.notes += (note,)
+        run.notes += (note,)
         if not self._worker.has_room():
             self._drop(note)
-            return super().run(inputs, out, state, config, trace, bound)
-        if bound or not all(type(array) is np.ndarray for array in inputs):
+            return super().run(run, inputs, out, state)
+        if run.bound or not all(type(array) is np.ndarray for array in inputs):
             self._skip(note, "not all that it reads and writes is the host's memory")
-            return super().run(inputs, out, state, config, trace, bound)
+            return super().run(run, inputs, out, state)
         try:
-            if state is None or not self._states:
-                return self._kept(inputs, out, None, config, trace, bound, note)
-            with state.held(config):
-                return self._kept(inputs, out, state, config, trace, bound, note)
+            if state is None or not self.states:
+                return self._kept(run, inputs, out, None, note)
+            with state.held(run.config):
+                return self._kept(run, inputs, out, state, note)
         except BaseException:
             self._skip(note, "the run failed")
             raise
@@ -82,20 +79,18 @@ class ShadowedVariant(Variant):
 
     def _kept(
         self,
+        run: Run,
         inputs: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
         state: State | None,
-        config: ExecutionConfig,
-        trace: Trace,
-        bound: Mapping[int, BoundMemory] | None,
         note: Note,
     ) -> list[NDArray]:
-        given = self._copies(inputs, "caller", "inputs", trace)
+        given = self._copies(inputs, "caller", "inputs", run)
         if state is not None:
-            state.fetch(trace.copies)
+            state.fetch(run.copies)
         before = None if state is None else state.copied()
-        results = super().run(inputs, out, state, config, trace, bound)
-        used = frozenset(_devices_of(trace.steps)) - {REFERENCE_DEVICE}
+        results = super().run(run, inputs, out, state)
+        used = frozenset(_devices_of(run.steps)) - {REFERENCE_DEVICE}
         if not used:
             self._skip(note, "the reference itself computed it")
             return results
@@ -105,18 +100,16 @@ class ShadowedVariant(Variant):
         after = None if state is None else state.copied()
         if before is not None:
             nbytes = 2 * sum(v.nbytes for v in before.as_list())
-            trace.copies.append(CopyReceipt(nbytes, "state", "shadow", f"state {KEPT}"))
-        outputs = self._copies(results, "host", "outputs", trace)
+            run.copies.append(CopyReceipt(nbytes, "state", "shadow", f"state {KEPT}"))
+        outputs = self._copies(results, "host", "outputs", run)
         if not self._worker.offer(Job(given, before, outputs, after, used, note)):
             self._drop(note)
         return results
 
-    def _copies(
-        self, arrays: Sequence[NDArray], source: str, what: str, trace: Trace
-    ) -> list[NDArray]:
+    def _copies(self, arrays: Sequence[NDArray], source: str, what: str, run: Run) -> list[NDArray]:
         kept = [np.array(array) for array in arrays]
         nbytes = sum(array.nbytes for array in kept)
-        trace.copies.append(CopyReceipt(nbytes, source, "shadow", f"{what} {KEPT}"))
+        run.copies.append(CopyReceipt(nbytes, source, "shadow", f"{what} {KEPT}"))
         return kept
 
     def _compare(self, job: Job) -> None:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import DriverError
-from penstock.execution.trace import Trace
+from penstock.execution.run import Run
 from penstock.hal import CarriedResult, ExecutionResult
 
 
-def note_lost(prepared: PreparedStep, error: DriverError, trace: Trace) -> None:
-    """Adds to *trace* what was copied for an execution that failed by *error*."""
+def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
+    """Adds to the receipt of *run* what was copied for an execution that failed by *error*."""
     if error.copies:
-        note_carried(prepared, CarriedResult(copies=error.copies), trace)
+        note_remote(prepared, CarriedResult(copies=error.copies), run)
 
 
-def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) -> None:
-    """Adds to *trace* what *result* says of the way to its device, if it does."""
+def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
+    """Adds to the receipt of *run* what *result* says of the way to its device, if it does."""
     if not isinstance(result, CarriedResult):
         return
     step, device = prepared.step, prepared.device.name
@@ -25,7 +25,7 @@ def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) 
         operands = step.outputs if copy.out else step.inputs
         places = (device, "host") if copy.out else ("host", device)
         operand = operands[copy.argument] if copy.argument < len(operands) else None
-        trace.copies.append(
+        run.copies.append(
             CopyReceipt(
                 copy.nbytes,
                 *places,
@@ -38,5 +38,5 @@ def note_carried(prepared: PreparedStep, result: ExecutionResult, trace: Trace) 
         )
     for incident in result.incidents:
         # Of one death each model of the process has the same to tell.
-        if (note := f"device {device}: {incident}") not in trace.notes:
-            trace.notes += (note,)
+        if (note := f"device {device}: {incident}") not in run.notes:
+            run.notes += (note,)

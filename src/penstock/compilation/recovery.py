@@ -1,4 +1,4 @@
-"""Who may repeat a step that its device failed to compile, and the compile that does (NNAPI section 4.6).
+"""Who may repeat a step that its device failed at, in a compile and in a run (NNAPI section 4.6).
 
 A device is asked whether it supports the step before it is given it. Deadlines that were missed and
 cancelled compiles are never repeated.
@@ -7,19 +7,21 @@ cancelled compiles are never repeated.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, describe, is_simulated
+from penstock.compilation.failing import final, in_model
 from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
-from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
+from penstock.errors import FOREIGN, DriverError, MissedDeadline
 from penstock.hal import (
     ACCURACY_RANK,
     AccuracyClass,
     Device,
     PrepareConfig,
+    PreparedModel,
     Support,
     mappable_kinds,
     refuse_unmapped,
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from penstock.compilation.compilation import PreparedStep
 
 log = Log(__name__)
+
+Made = TypeVar("Made")
 
 NOT_CACHED: Final = CacheOutcome("off", "a fall-back is not cached")
 NO_CANDIDATE: Final = "not a candidate; it repeats only what another device failed at"
@@ -60,41 +64,75 @@ def able_devices(
             log.debug("step %d: %s does not support it and cannot repeat it", step.index, name)
 
 
+def recover(
+    step: ExecutionStep,
+    error: DriverError,
+    device: str,
+    others: Iterable[tuple[Device, ExecutionStep]],
+    attempt: Callable[[Device, ExecutionStep], Made],
+    failures: list[Failure],
+    tell: Callable[[Failure, Device], None],
+    *,
+    allowed: bool = True,
+    lost: bool = False,
+) -> Made:
+    """What *attempt* makes of *step* on the first of *others* that can, after *device* failed at it
+    with *error*: at compile and in a run alike. *failures* gets every device's, this one's first;
+    *tell* is told of the last failure and of the device that is tried next.
+
+    Raises *error* in the words of the caller's model (`final`) where none can, a fall-back is not
+    *allowed*, or memory that the step needs was *lost* with its device; `MissedDeadline*` and
+    `Cancelled`, which are never repeated, as they come.
+    """
+    failures.append(Failure(device, in_model(step, describe(error))))
+    if allowed and not lost:
+        made = first_able(others, attempt, failures, tell)
+        if made is not None:
+            return made
+    raise final(error, step, device, failures[1:], allowed=allowed, lost=lost) from error
+
+
+def first_able(
+    others: Iterable[tuple[Device, ExecutionStep]],
+    attempt: Callable[[Device, ExecutionStep], Made],
+    failures: list[Failure],
+    tell: Callable[[Failure, Device], None],
+) -> Made | None:
+    """What *attempt* makes on the first of *others* that can; None where none can. As of `recover`
+    otherwise; *failures* has that of a device before them.
+    """
+    for device, step in others:
+        tell(failures[-1], device)
+        try:
+            return attempt(device, step)
+        except MissedDeadline:
+            raise
+        except DriverError as error:
+            failures.append(Failure(device.name, in_model(step, describe(error))))
+    return None
+
+
 def compile_elsewhere(
     step: ExecutionStep,
     devices: Mapping[str, Device],
     config: PrepareConfig,
     error: DriverError,
     recorder: Recorder,
-    others: list[Failure],
-) -> tuple[PreparedStep, int] | None:
-    """*step*, which its own device failed at with *error*, prepared by the first device after it that can;
-    and how many compiles were tried. None where there is none; *others* then gets the failures of those tried.
-
-    Raises `MissedDeadline*` and `Cancelled`.
+    *,
+    allowed: bool,
+) -> tuple[Device, ExecutionStep, PreparedModel, StepReceipt, int]:
+    """*step*, which its own device failed at with *error*, prepared by the first device after it
+    that can: that device, the step as it is there, what it made, the receipt, and how many compiles
+    were tried. Raises as `recover`.
     """
-    from penstock.compilation.compilation import PreparedStep
-    from penstock.compilation.failing import in_model
+    failures: list[Failure] = []
 
-    failures = [Failure(step.device, in_model(step, describe(error)))]
-    for device, moved in able_devices(step, devices, config.accuracy):
-        last = failures[-1]
-        log.warning(
-            "step %d: %s failed to compile it, falling back to %s: %s",
-            step.index,
-            last.device,
-            device.name,
-            last.error,
-        )
+    def attempt(
+        device: Device, moved: ExecutionStep
+    ) -> tuple[Device, ExecutionStep, PreparedModel, StepReceipt, int]:
         began = time.perf_counter_ns()
-        try:
-            with recorder.time("compile", f"step {step.index}", device.name):
-                prepared = call_driver(device, moved, config)
-        except (MissedDeadline, Cancelled):
-            raise
-        except DriverError as another:
-            failures.append(Failure(device.name, in_model(moved, describe(another))))
-            continue
+        with recorder.time("compile", f"step {step.index}", device.name):
+            prepared = call_driver(device, moved, config)
         receipt = StepReceipt(
             device.name,
             step.operations,
@@ -107,9 +145,19 @@ def compile_elsewhere(
             start_ns=began,
             simulated=is_simulated(device),
         )
-        return PreparedStep(moved, device, prepared, receipt), len(failures) + 1
-    others += failures[1:]
-    return None
+        return device, moved, prepared, receipt, len(failures) + 1
+
+    def tell(failure: Failure, device: Device) -> None:
+        log.warning(
+            "step %d: %s failed to compile it, falling back to %s: %s",
+            step.index,
+            failure.device,
+            device.name,
+            failure.error,
+        )
+
+    others = able_devices(step, devices, config.accuracy)
+    return recover(step, error, step.device, others, attempt, failures, tell, allowed=allowed)
 
 
 def supports_all(device: Device, step: ExecutionStep, accuracy: AccuracyClass = "relaxed") -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from penstock.arguments import check_kind
+from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_number
 from penstock.errors import InputError, InvalidArgument
-from penstock.execution.variant import LONGEST_SECONDS, deadline_of, is_number
 from penstock.hal import (
     PRIORITIES,
     CancelToken,

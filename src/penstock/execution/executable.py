@@ -1,0 +1,226 @@
+"""What runs of one compiled model share: its compiled forms, who may use them, and what callers exchange."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import numpy as np
+
+from penstock.errors import Cancelled, InputError, StateError
+from penstock.execution.exchange import Exchange, ready_inputs
+from penstock.execution.gate import Gate
+from penstock.execution.interface import Interface
+from penstock.execution.outputs import Outputs
+from penstock.execution.run import Run
+from penstock.execution.variant import Variant
+from penstock.execution.variants import Specialize, Variants
+from penstock.hal import CancelToken, ExecutionConfig, Priority
+from penstock.ir import Model, NDArray
+from penstock.ir.types import is_static
+
+if TYPE_CHECKING:
+    from penstock.execution.asynchronous import RunFuture, Submitter
+    from penstock.execution.feedback import Feedback
+    from penstock.execution.state import State
+    from penstock.hal import ExtensionAttribute
+    from penstock.memory.allocation import RoleUse
+    from penstock.memory.bound import Kind
+
+
+class Executable:
+    """The compiled forms of a model behind an *interface*: *base*, and for other input shapes what
+    *specialize* makes. Safe from any thread.
+    """
+
+    def __init__(self, interface: Interface, base: Variant, specialize: Specialize) -> None:
+        self.base = base
+        self.feedback: Feedback | None = None
+        """What goes round on devices, if anything does."""
+        self.gate = Gate("compiled model")
+        self.variants = Variants(specialize)
+        self.lock = threading.Lock()
+        """Held where what follows changes."""
+        self.bursts: WeakSet[Any] = WeakSet()
+        """Those that are open, which are ended with it."""
+        self.submitter: Submitter | None = None
+        """The threads of runs that were submitted, if any were."""
+        self.thread_name = f"penstock-{id(self):x}"
+        """How the names of its threads begin."""
+        self.closing = threading.Lock()
+        """Held by who closes it."""
+        self.plain = ExecutionConfig(priority=base.priority)
+        """Of a run for which nothing is asked."""
+        self.state = initial_state(base.model) if base.model.entry.states else None
+        """The default `State`."""
+        self.is_dynamic = not all(is_static(o.shape) for o in base.model.inputs)
+        self.awaited = base.absence
+        self.take(interface)
+
+    def take(self, interface: Interface) -> None:
+        """Makes *interface* what callers see."""
+        self.exchange = Exchange(interface, len(self.base.model.outputs))
+        self.ready = ready_inputs(interface.inputs) if self.exchange.is_in_order else None
+        """Recognises inputs that need not be looked at closely."""
+
+    def run(
+        self,
+        run: Run,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
+        state: State | None = None,
+        dequantize: bool = False,
+    ) -> Outputs:
+        """Does *run* from the caller's values to his outputs: see `CompiledModel.run`."""
+        exchange = self.exchange
+        with self.gate:
+            ready = self.ready
+            arrays = None if ready is None or dequantize else ready.arrays(inputs)
+            if arrays is None:
+                arrays = exchange.bind(self, inputs, dequantize, run.copies)
+                if self.is_dynamic:
+                    ready = None
+            if self.awaited is not None:
+                self.welcome()
+            if not self.is_dynamic or self._keeps_to_roles(arrays, out):
+                results = self.run_on(self.base, run, arrays, out, state, dequantize)
+            else:
+                shapes = tuple([a.shape for a in arrays])
+                variant = self.variants.take(shapes, run)
+                try:
+                    results = self.run_on(variant, run, arrays, out, state, dequantize)
+                finally:
+                    self.variants.give_back(variant)
+                if ready is None and exchange.is_in_order:
+                    # Inputs of the same kinds need not be looked at so closely again.
+                    self.ready = ready_inputs(exchange.interface.inputs, shapes)
+        run.end()
+        return Outputs(results, exchange.output_names, run.receipt)
+
+    def submit(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        timeout: float | None,
+        cancel: CancelToken | None,
+        priority: Priority | None,
+    ) -> RunFuture:
+        """See `CompiledModel.submit`."""
+        from penstock.execution.asynchronous import LinkedToken, Submitter, check_in_time
+
+        self.gate.check()
+        token = LinkedToken(cancel)
+        config = self.config_of(timeout, token, False, priority, None)
+        with self.lock:
+            if self.submitter is None:
+                self.submitter = Submitter(self.thread_name)
+            submitter = self.submitter
+
+        def begin() -> Outputs:
+            check_in_time(config)
+            try:
+                return self.run(Run(config, perf_counter_ns()), inputs)
+            except Cancelled as error:
+                if not token.is_set():
+                    raise
+                raise token.cancelled() from error
+
+        return submitter.submit(begin, token, config.priority, config.deadline_ns)
+
+    def run_on(
+        self,
+        variant: Variant,
+        run: Run,
+        arrays: Sequence[NDArray],
+        out: Mapping[str, Any] | Sequence[Any] | None,
+        state: State | None,
+        real: bool,
+    ) -> list[NDArray]:
+        """The caller's outputs of *arrays*, the model's inputs in order, by *variant*."""
+        targets = None
+        if out is not None:
+            if real:
+                raise InputError(
+                    "out= takes stored values; it cannot be combined with dequantize=True"
+                )
+            from penstock.execution.targets import bind_targets, ready_targets
+
+            outputs, interface = variant.model.outputs, self.exchange.interface
+            targets = ready_targets(out, interface, outputs, arrays)
+            if targets is None:
+                targets = bind_targets(out, interface, outputs, arrays, self)
+        own = self.state if state is None else self.state_for(state)
+        if self.feedback is not None and own is not None:
+            results = self.feedback.run(run, arrays, targets, own)
+        else:
+            for array in arrays if targets is None else (*arrays, *targets):
+                if type(array) is not np.ndarray and array is not None:
+                    run.bound = variant.bound(arrays, targets)
+                    break
+            results = variant.run(run, arrays, targets, own)
+        if real or not self.exchange.has_all_outputs:
+            return self.exchange.deliver(results, real, run.copies)
+        return results
+
+    def config_of(
+        self,
+        timeout: float | None,
+        cancel: CancelToken | None,
+        measure: bool,
+        priority: Priority | None,
+        loop_timeout: float | None,
+        extension_attributes: Sequence[ExtensionAttribute] = (),
+    ) -> ExecutionConfig:
+        """What a caller asks of one run. Raises `InputError`, `MissedDeadlinePersistent`, and what the gate does."""
+        from penstock.execution.run_options import execution_config
+
+        self.gate.check_open()
+        config = execution_config(
+            self.plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
+        )
+        if config.priority != self.plain.priority:
+            self.base.expect(config.priority)
+        return config
+
+    def welcome(self) -> None:
+        """From when a device is there again that was not for the compile, runs are as for shapes that come with them:
+        compiled anew, with that device.
+        """
+        if self.awaited is not None and self.awaited.is_over():
+            self.is_dynamic, self.awaited = True, None
+
+    def state_for(self, state: State | None) -> State | None:
+        """The State of a run that was given *state*. Raises `InputError`, `StateError`."""
+        if state is None:
+            return self.state
+        from penstock.execution.state import State
+
+        if not isinstance(state, State):
+            raise InputError(f"state must be a State of this model, not {type(state).__name__}")
+        if state.model.variables != self.base.model.variables:
+            raise StateError("this State was made by a model with other variables")
+        return state
+
+    def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
+        """As `penstock.memory.allocation.RoleUser`."""
+        from penstock.execution.roles import role_use
+
+        self.gate.check()
+        return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
+
+    def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
+        """Whether a run of inputs of unknown shape uses memory that was allocated for the base's steps."""
+        if out is None and all(type(a) is np.ndarray for a in arrays):
+            return False
+        from penstock.execution.roles import needs_the_steps_of_its_roles
+
+        return needs_the_steps_of_its_roles(arrays, out)
+
+
+def initial_state(model: Model) -> State:
+    """A State at the initial values of *model*."""
+    from penstock.execution.state import State
+
+    return State(model)

@@ -1,0 +1,265 @@
+"""One run under way: what limits it, the values that it works on, and what it has done so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic_ns, perf_counter_ns
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.compilation.calls import report_of
+from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.receipt import (
+    TO_BE_WRITTEN,
+    CacheOutcome,
+    CopyReceipt,
+    Failure,
+    KernelReceipt,
+    Receipt,
+    Span,
+    StepReceipt,
+)
+from penstock.errors import MissedDeadlineTransient
+from penstock.execution.arena import NO_PLACES, Places
+from penstock.hal import (
+    ExecutionConfig,
+    ExecutionResult,
+    OperationTiming,
+    Timing,
+    check_deadline,
+)
+from penstock.ir import NDArray
+from penstock.partitioning.fallback import WHOLE
+
+if TYPE_CHECKING:
+    from penstock.memory.bound import BoundMemory
+
+NO_VALUES: Final[dict[int, NDArray]] = {}
+"""Of a run that has ended."""
+
+
+class StepTrace(Struct, frozen=True):
+    """One step that ran: where, when (`time.perf_counter_ns`), and which devices had failed at it before."""
+
+    prepared: PreparedStep
+    began_ns: int
+    ended_ns: int
+    result: ExecutionResult
+    failures: tuple[Failure, ...] = ()
+    inner: tuple[InnerStep, ...] = ()
+
+
+class InnerStep(Struct):
+    """A step of a branch of control flow: its *first* run, how many *runs* it had, and what they took together."""
+
+    part: str
+    first: StepTrace
+    runs: int
+    wall_ns: int
+
+
+class InnerSteps:
+    """The steps of branches, those that ran again and again as one."""
+
+    def __init__(self) -> None:
+        self.steps: dict[tuple[object, ...], InnerStep] = {}
+
+    def add(self, part: str, steps: Sequence[StepTrace]) -> None:
+        """Adds one run of the branch *part*."""
+        for step in steps:
+            prepared = step.prepared
+            key = (part, prepared.step.index, prepared.device.name, step.failures)
+            spent = step.ended_ns - step.began_ns
+            known = self.steps.get(key)
+            if known is None:
+                self.steps[key] = InnerStep(part, step, 1, spent)
+            else:
+                known.runs += 1
+                known.wall_ns += spent
+
+
+class FoldedCopy(CopyReceipt, frozen=True):
+    """Equal copies of several rounds of a loop as one: *nbytes* and *wall_ns* are sums, *start_ns* is that of the first."""
+
+    def __post_init__(self) -> None:
+        """Each of the copies was told of when it was made."""
+
+
+def fold_copies(copies: list[CopyReceipt]) -> None:
+    """Replaces the copies of one reason between the same places by their sum, in place."""
+    groups: dict[tuple[object, ...], list[CopyReceipt]] = {}
+    for copy in copies:
+        key = (copy.source, copy.destination, copy.reason, copy.step, copy.operand)
+        groups.setdefault(key, []).append(copy)
+    copies.clear()
+    for first, *others in groups.values():
+        if not others:
+            copies.append(first)
+            continue
+        nbytes, wall_ns = first.nbytes, first.wall_ns
+        for other in others:
+            nbytes, wall_ns = nbytes + other.nbytes, wall_ns + other.wall_ns
+        folded = FoldedCopy(
+            nbytes=nbytes,
+            source=first.source,
+            destination=first.destination,
+            reason=first.reason,
+            step=first.step,
+            operand=first.operand,
+            start_ns=first.start_ns,
+            wall_ns=wall_ns,
+        )
+        copies.append(folded)
+
+
+class Run(Struct):
+    """One run of a plan, or of a branch of control flow *within* another run. One thread at a time.
+
+    *config* has its deadline and its cancel token. *values* maps operands of the planned model to
+    arrays; *places* are those of them that lie in memory kept from run to run; *bound* are the
+    operands that are no arrays of the host. All else goes into the receipt: *failures* are those
+    at the step that nothing could repeat by itself, *notes* are put there as they read when it is
+    made. Times are of `time.perf_counter_ns`.
+    """
+
+    config: ExecutionConfig
+    began_ns: int = 0
+    ended_ns: int = 0
+    within: bool = False
+    values: dict[int, NDArray] = {}
+    places: Places = NO_PLACES
+    bound: Mapping[int, BoundMemory] | None = None
+    steps: list[StepTrace] = []
+    copies: list[CopyReceipt] = []
+    compiles: int = 0
+    spans: tuple[Span, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    notes: tuple[object, ...] = ()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it has a deadline or a cancel token."""
+        return self.config.deadline_ns is not None or self.config.cancel is not None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a driver has executed a step of it, or of the run that it is within."""
+        return self.within or len(self.steps) > 0
+
+    def check(self) -> None:
+        """Raises `Cancelled` once the token is set, and once the deadline has passed
+        `MissedDeadlinePersistent` before the first call of a driver, `MissedDeadlineTransient`
+        after it (NNAPI section 7.3).
+        """
+        if self.config.cancel is not None:
+            self.config.cancel.check()
+        if self.config.deadline_ns is None:
+            return
+        if self.has_begun:
+            self.check_end()
+        else:
+            check_deadline(self.config.deadline_ns)
+
+    def check_end(self) -> None:
+        """Raises `MissedDeadlineTransient` where the deadline has passed."""
+        if self.config.deadline_ns is not None and monotonic_ns() >= self.config.deadline_ns:
+            raise MissedDeadlineTransient("the run took longer than its timeout")
+
+    def end(self) -> None:
+        """The run has ended: its time is taken, and its memory is no longer held."""
+        self.ended_ns = perf_counter_ns()
+        self.values, self.places, self.bound = NO_VALUES, NO_PLACES, None
+
+    def receipt(self) -> Receipt:
+        """What it did, until `end` or, before that, until now."""
+        return Receipt(
+            tuple(map(step_receipt, self.steps)),
+            self.compiles,
+            tuple(self.copies),
+            (self.ended_ns or perf_counter_ns()) - self.began_ns,
+            self.began_ns,
+            self.spans,
+            notes=tuple(map(str, self.notes)),
+        )
+
+
+def step_receipt(run: StepTrace) -> StepReceipt:
+    """What the receipt of a run says of one step."""
+    step = run.prepared.step
+    # A driver that was not there for the compile is not there for the run either.
+    failures = run.failures or tuple(
+        f
+        for f in run.prepared.receipt.failures
+        if f.error.startswith(("DeadObject", "MissedDeadline"))
+    )
+    first = failures[0] if failures else None
+    timing: object = run.result.timing
+    told = timing.in_driver_ns if isinstance(timing, Timing) else None
+    on_device = timing.on_device_ns if isinstance(timing, Timing) else None
+    return StepReceipt(
+        run.prepared.device.name,
+        step.operations,
+        run.ended_ns - run.began_ns,
+        told if isinstance(told, int) else None,
+        _cache_outcome(run.prepared),
+        None if first is None else first.device,
+        None if first is None else first.error,
+        failures,
+        None if step.index == WHOLE else step.index,
+        run.began_ns,
+        _kernels(run, timing.operations) if isinstance(timing, Timing) else (),
+        tuple(
+            replace(
+                step_receipt(inner.first), part=inner.part, runs=inner.runs, wall_ns=inner.wall_ns
+            )
+            for inner in run.inner
+        ),
+        simulated=run.prepared.receipt.simulated,
+        device_ns=on_device if isinstance(on_device, int) else None,
+    )
+
+
+def _kernels(run: StepTrace, told: object) -> tuple[KernelReceipt, ...]:
+    """What the driver says of its kernels, as far as it makes sense; none of it otherwise."""
+    if not isinstance(told, tuple) or not all(_makes_sense(k, run.prepared) for k in told):
+        return ()
+    step = run.prepared.step
+    entry = step.model.entry
+    return tuple(
+        KernelReceipt(
+            kernel.name,
+            tuple(step.operations[i] for i in kernel.operations),
+            tuple(
+                f"{entry.operations[i].type} {entry.operation_name(i)}" for i in kernel.operations
+            ),
+            run.began_ns + kernel.start_ns,
+            kernel.duration_ns,
+        )
+        for kernel in told
+    )
+
+
+def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
+    try:
+        checked = msgspec.convert(msgspec.to_builtins(kernel), OperationTiming)
+    except (msgspec.ValidationError, TypeError):
+        return False
+    return all(0 <= i < len(prepared.step.operations) for i in checked.operations)
+
+
+def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
+    """What the cache did for the step's compile, with what has become of a late write by now: of the first one, or of one that
+    is to put a better form in the place of what was saved or loaded.
+    """
+    told = prepared.receipt.cache
+    if told.not_saved not in {"", TO_BE_WRITTEN}:
+        return told
+    report = report_of(prepared.prepared)
+    if report.later:
+        return replace(told, not_saved=report.reason) if report.reason else told
+    if told.not_saved:
+        return replace(told, saved=report.save != "failed", not_saved=report.reason)
+    return replace(told, not_saved=report.reason) if report.save == "failed" else told
