@@ -6,7 +6,7 @@ from penstock.facade import lazily
 
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
-    from penstock.execution.outputs import Outputs
+    from penstock.execution.interface import Outputs
     from penstock.execution.state import State
 
 __all__ = ["CompiledModel", "Outputs", "State"]

@@ -13,7 +13,7 @@ from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from typing import Final
 
 from penstock.errors import Cancelled, ClosedError, MissedDeadlinePersistent
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.hal import CancelToken, ExecutionConfig, Priority
 
 TOO_LATE: Final = "the timeout passed before a thread took the run"

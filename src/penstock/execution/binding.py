@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -93,17 +92,12 @@ def put_all(
             copying.put(bound[operand], values[operand], operand)
 
 
-@contextmanager
-def losing_outputs(outputs: Sequence[int], run: Run) -> Iterator[None]:
-    """A block that does *run*: where it fails, what its steps have written of bound *outputs* is no value."""
-    try:
-        yield
-    except BaseException:
-        written = {operand for step in run.steps for operand in step.prepared.step.outputs}
-        for operand in written.intersection(outputs):
-            if run.bound is not None and operand in run.bound:
-                run.bound[operand].lost()
-        raise
+def lose(outputs: Sequence[int], run: Run) -> None:
+    """*run* has failed: what its steps have written of bound *outputs* is no value."""
+    written = {operand for step in run.steps for operand in step.prepared.step.outputs}
+    for operand in written.intersection(outputs):
+        if run.bound is not None and operand in run.bound:
+            run.bound[operand].lost()
 
 
 def deliver(

@@ -16,7 +16,7 @@ from penstock.execution.closing import CLOSE_SECONDS
 from penstock.execution.exchange import ready_inputs
 from penstock.execution.executable import Executable
 from penstock.execution.holding import Holding, InBurst
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series
 from penstock.execution.variant import Variant
@@ -92,7 +92,8 @@ class Burst(Closing):
         burst, `ClosedError` after `close`.
         """
         run = Run(self._executable.plain, perf_counter_ns())
-        self._gate.check_open()
+        if self._gate.shut:
+            self._gate.check()
         if not self._busy.acquire(blocking=False):
             raise StateError(
                 "this burst is in a run of another thread; make a burst for each thread, or call run() of the model"
@@ -123,7 +124,8 @@ class Burst(Closing):
                 and not (dequantize or named)
                 and len(inputs) == len(self._arrays)
             ):
-                for array, last, shape in zip(inputs, self._arrays, self._kinds, strict=True):
+                # As many: `strict` takes as long as all else here.
+                for array, last, shape in zip(inputs, self._arrays, self._kinds):  # noqa: B905
                     if array is not last or array.shape != shape:
                         results = self._other(settled, inputs, run)
                         break

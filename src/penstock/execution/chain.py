@@ -100,7 +100,8 @@ class Chain:
                 run.check()
             elif run.config.cancel is not None:
                 run.config.cancel.check()
-            request = step.request(run)
+            kept = run.places.requests
+            request = kept[step] if step in kept else step.request(run)
             began = perf_counter_ns()
             after_ns = None if launched else self._after_ns
             prepared = step.prepared

@@ -11,8 +11,7 @@ from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.execution.exchange import call_inputs
 from penstock.execution.executable import Executable, initial_state
-from penstock.execution.interface import Interface
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Interface, Outputs
 from penstock.execution.run import Run
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize

@@ -116,10 +116,13 @@ class Ready(Struct, frozen=True):
         if type(given) is dict:
             if not self.names or len(given) != len(self.names):
                 return None
-            try:
-                values = [given[name] for name in self.names]
-            except KeyError:
-                return None
+            if tuple(given) == self.names:
+                values = list(given.values())
+            else:
+                try:
+                    values = [given[name] for name in self.names]
+                except KeyError:
+                    return None
         elif type(given) is list or type(given) is tuple:
             if len(given) != len(self.kinds):
                 return None

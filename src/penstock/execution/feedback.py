@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError, InvalidArgument
-from penstock.execution.interface import Interface
-from penstock.execution.outputs import find_name
+from penstock.execution.interface import Interface, find_name
 from penstock.execution.roles import step_uses
 from penstock.execution.turns import TurningPort, turning_ports
 from penstock.execution.variant import Variant

@@ -22,7 +22,7 @@ from penstock.errors import (
 from penstock.execution.asynchronous import LinkedToken
 from penstock.execution.chain import Chain, await_fences
 from penstock.execution.inputs import is_bindable
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.execution.results import is_sized
 from penstock.execution.run import Run
 from penstock.hal import (

@@ -6,15 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from weakref import WeakSet
 
 from penstock.errors import ClosedError, StateError
 
-_generation = 0
+_gates: WeakSet[Gate] = WeakSet()
 
 
 def _forked() -> None:
-    global _generation  # noqa: PLW0603  # the one fact a child process must learn
-    _generation += 1
+    for gate in list(_gates):
+        gate.forked = gate.shut = True
 
 
 if hasattr(os, "register_at_fork"):
@@ -28,32 +29,34 @@ class Gate:
     raises `StateError` without touching the lock, which another thread may have held.
     """
 
-    __slots__ = ("_closed", "_generation", "_idle", "_inside", "_last", "_lock", "_subject")
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_idle",
+        "_last",
+        "_lock",
+        "_subject",
+        "forked",
+        "inside",
+        "shut",
+    )
 
     def __init__(self, subject: str) -> None:
         self._subject = subject
-        self._generation = _generation
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        # One for each run, put in and taken out without the lock: either is a single step of the interpreter.
-        self._inside: list[None] = []
+        self.inside: list[None] = []
+        """One for each run, put in and taken out without the lock: either is a single step of the interpreter."""
+        self.shut = self.forked = False
+        """Whether no new run is let in; and whether that is because this process is a child, forked since."""
         self._closed = False
         self._last: Callable[[], None] | None = None
-
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a child forked after the gate was made."""
-        return self._generation != _generation
+        _gates.add(self)
 
     @property
     def closed(self) -> bool:
-        """Whether no new run is let in."""
+        """Whether it was closed, in this process or, before a fork, in its parent."""
         return self._closed
-
-    def check_open(self) -> None:
-        """As `check`, where nothing is wrong at once."""
-        if self._closed or self._generation != _generation:
-            self.check()
 
     def check(self) -> None:
         """Raises what entering would raise."""
@@ -65,23 +68,24 @@ class Gate:
             raise ClosedError(f"{self._subject} used after close()")
 
     def __enter__(self) -> None:
-        if self._generation != _generation:
-            self.check()
-        self._inside.append(None)
+        self.inside.append(None)
         # Looked at behind that: `close` either finds who enters, or was before.
-        if self._closed:
+        if self.shut:
             self.__exit__()
             self.check()
 
     def __exit__(self, *_: object) -> None:
-        self._inside.pop()
-        if self._closed:
-            self._leave_closed()
+        self.inside.pop()
+        if self.shut:
+            self.leave_shut()
 
-    def _leave_closed(self) -> None:
+    def leave_shut(self) -> None:
+        """What leaving does once it is shut: the last run inside does what is left to do."""
+        if self.forked:
+            return
         last = None
         with self._lock:
-            if not self._inside:
+            if not self.inside:
                 self._idle.notify_all()
                 last, self._last = self._last, None
         if last is not None:
@@ -95,12 +99,12 @@ class Gate:
             return 0
         with self._idle:
             if self._closed:
-                return len(self._inside)
-            self._closed = True
-            while self._inside and (left := end - time.monotonic()) > 0:
+                return len(self.inside)
+            self._closed = self.shut = True
+            while self.inside and (left := end - time.monotonic()) > 0:
                 self._idle.wait(left)
-            if self._inside:
+            if self.inside:
                 self._last = last
-                return len(self._inside)
+                return len(self.inside)
         last()
         return 0

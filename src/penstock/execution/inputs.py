@@ -10,8 +10,7 @@ import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
-from penstock.execution.interface import Interface
-from penstock.execution.outputs import find_name
+from penstock.execution.interface import Interface, find_name
 from penstock.ir import DType, NDArray, Operand, Quantization
 from penstock.ir.types import dtype_of, is_masked
 

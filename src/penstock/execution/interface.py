@@ -1,12 +1,16 @@
-"""What callers call the inputs and outputs of a compiled model."""
+"""What callers call the inputs and outputs of a compiled model, and what one run returns."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import InvalidSignature, UnknownSignature
-from penstock.ir import Model, Operand
+from penstock.compilation.receipt import Receipt
+from penstock.errors import InputError, InvalidSignature, UnknownSignature, there_are
+from penstock.ir import Model, NDArray, Operand
 
 
 class Interface(Struct, frozen=True):
@@ -57,3 +61,89 @@ def interface_of(model: Model, signature: str | None) -> Interface:
         tuple(entry.ordinary_inputs.index(i) for _, i in chosen.inputs),
         tuple(entry.ordinary_outputs.index(i) for _, i in chosen.outputs),
     )
+
+
+class Outputs(Sequence[NDArray]):
+    """The arrays of one run, in the order of the model's outputs, each also under its name.
+
+    The arrays own their memory: no later run and no `close()` changes them.
+    """
+
+    __slots__ = ("_arrays", "_make_receipt", "_names", "_receipt")
+
+    def __init__(
+        self, arrays: Sequence[NDArray], names: Sequence[str], make_receipt: Callable[[], Receipt]
+    ) -> None:
+        self._arrays, self._names, self._make_receipt = arrays, names, make_receipt
+        self._receipt: Receipt | None = None
+
+    @overload
+    def __getitem__(self, key: int | str) -> NDArray: ...
+    @overload
+    def __getitem__(self, key: slice) -> Sequence[NDArray]: ...
+    def __getitem__(self, key: int | str | slice) -> NDArray | Sequence[NDArray]:
+        """By position or by name. Raises `IndexError` for a position that no output has, `InputError` for a
+        name that no output or more than one has, `TypeError` for what is neither.
+        """
+        if isinstance(key, str):
+            return self._arrays[find_name(key, self._names, "output")]
+        try:
+            return self._arrays[key]
+        except IndexError:
+            count = len(self._arrays)
+            raise IndexError(
+                f"there is no output {key}; the model has {count} output{'' if count == 1 else 's'}"
+            ) from None
+        except TypeError:
+            raise TypeError(
+                f"outputs are taken by position, name or slice, not by {type(key).__name__}"
+            ) from None
+
+    def __contains__(self, key: object) -> bool:
+        """Whether an output has that name, or is that very array."""
+        return key in self._names if isinstance(key, str) else any(a is key for a in self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        return iter(self._arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (list(self._arrays), tuple(self._names), self.receipt)
+
+    def __repr__(self) -> str:
+        parts = (
+            f"{n!r}: {a.dtype}{list(a.shape)}"
+            for n, a in zip(self._names, self._arrays, strict=True)
+        )
+        return f"Outputs({', '.join(parts)})"
+
+    def as_dict(self) -> dict[str, NDArray]:
+        """Name -> array. Raises `InputError` when two outputs share a name."""
+        for name in self._names:
+            find_name(name, self._names, "output")
+        return dict(zip(self._names, self._arrays, strict=True))
+
+    @property
+    def receipt(self) -> Receipt:
+        """What this run did; it belongs to this run alone."""
+        if self._receipt is None:
+            self._receipt = self._make_receipt()
+        return self._receipt
+
+
+def _rebuild(arrays: list[NDArray], names: tuple[str, ...], receipt: Receipt) -> Outputs:
+    return Outputs(arrays, names, lambda: receipt)
+
+
+def find_name(name: str, names: Sequence[str], kind: str) -> int:
+    """The one position that has *name*; `InputError` naming the positions when none or several have."""
+    found = [i for i, known in enumerate(names) if known == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            f"{kind}s {', '.join(map(str, found))} are all named {name!r}; use their positions"
+        )
+    raise InputError(f"no {kind} is named {name!r}; {there_are(names)}")

@@ -7,8 +7,7 @@ from typing import Any
 
 from penstock.compilation.compilation import Compilation, PreparedStep
 from penstock.errors import InputError
-from penstock.execution.interface import Interface
-from penstock.execution.outputs import find_name
+from penstock.execution.interface import Interface, find_name
 from penstock.memory.allocation import RoleUse
 from penstock.memory.bound import BoundMemory, Kind
 from penstock.memory.buffer import DeviceBuffer

@@ -171,7 +171,9 @@ class Run(Struct):
     def end(self) -> None:
         """The run has ended: its time is taken, and its memory is no longer held."""
         self.ended_ns = perf_counter_ns()
-        self.values, self.places, self.bound = NO_VALUES, NO_PLACES, None
+        self.values, self.places = NO_VALUES, NO_PLACES
+        if self.bound is not None:
+            self.bound = None
 
     def receipt(self) -> Receipt:
         """What it did, until `end` or, before that, until now."""

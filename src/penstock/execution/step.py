@@ -137,7 +137,8 @@ class Step(LaneUser):
             return
         try:
             if self._lends and (run.bound is None or self._touched.isdisjoint(run.bound)):
-                request = self.request(run)
+                kept = run.places.requests
+                request = kept[self] if self in kept else self.request(run)
                 try:
                     result = self._call(request, run.config)
                 except (DriverError, Cancelled):
@@ -164,11 +165,10 @@ class Step(LaneUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
 
     def request(self, run: Run) -> Request:
-        """What the device is asked, where `is_direct`: with new arrays for outputs that have none."""
+        """What the device is asked, where `is_direct` and the run keeps no such request: with new
+        arrays for outputs that have none.
+        """
         places = run.places
-        found = places.requests.get(self)
-        if found is not None:
-            return found
         values, readable, writable = run.values, places.readable, places.writable
         make = self._request
         # What a State feeds has been looked at where it has a place.
@@ -194,7 +194,7 @@ class Step(LaneUser):
                 except (MemoryError, ValueError):
                     values[i] = allocate(shape, dtype)
             wanted.append(HostMemory(values[i]))
-        request = make(tuple(given), tuple(wanted))
+        request = make((*given,), (*wanted,))
         if make is self._proven and (self._enclosed or places.keeps_all):
             places.requests[self] = request
         return request

@@ -12,8 +12,7 @@ from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError, OutputInsufficientSize
 from penstock.execution.copying import copy_over
 from penstock.execution.inputs import arrange, fits, is_bindable
-from penstock.execution.interface import Interface
-from penstock.execution.outputs import find_name
+from penstock.execution.interface import Interface, find_name
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import is_masked
 from penstock.memory.storage import viewed

@@ -127,14 +127,57 @@ class Variant:
 
         With state ports *state* is needed; it is locked for the run and changed only by success.
         """
-        if run.bound is not None:
-            from penstock.execution.binding import losing_outputs
+        lock = arena = turn = None
+        if state is not None and self.states:
+            lock = state.held(run.config)
+            lock.__enter__()
+        else:
+            state = None
+        try:
+            if state is not None:
+                if self._needed:
+                    self.check_assigned(state)
+                turn = state.turn(self._turning, run.copies)
+            if out is None and state is None and run.bound is None:
+                # As `values`, without a call: `strict` takes as long as all else.
+                values = run.values = {}
+                for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many
+                    values[operand] = array
+            else:
+                values = run.values = self.values(run, inputs, out, state, turn)
+            if self.slots:
+                arena = self.take_arena()
+                run.places = arena if turn is None else arena.joined(turn)
+                values.update(arena.values)
+            elif turn is not None:
+                run.places = turn
+            if self.is_pending:
+                self.take_compiled()
+            try:
+                self.execute(run)
+            except DriverError as error:
+                run.values = self.values(run, inputs, out, state, turn)
+                self.repeat_whole(run, error)
+            if out is None and run.bound is None and self.delivers_its_own:
+                results = [*map(run.values.__getitem__, self.outputs)]
+            else:
+                results = self._results(run, out)
+            if turn is not None and state is not None:
+                state.end_turn(turn)
+            elif state is not None:
+                self._replace(state, run.values, run.copies)
+            return results
+        except BaseException:
+            if run.bound is not None:
+                from penstock.execution.binding import lose
 
-            with losing_outputs(self.outputs, run):
-                return self._run_held(run, inputs, out, state)
-        if state is None or not self.states:
-            return self._run(run, inputs, out)
-        return self._run_held(run, inputs, out, state)
+                lose(self.outputs, run)
+            raise
+        finally:
+            if arena is not None:
+                self.give_back(arena)
+            if lock is not None:
+                lock.__exit__(None, None, None)
 
     def execute(self, run: Run) -> None:
         """Executes every step on the values of *run*.
@@ -242,58 +285,6 @@ class Variant:
         if self._whole is not None:
             self._whole.close()
 
-    def _run_held(
-        self,
-        run: Run,
-        inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        state: State | None,
-    ) -> list[NDArray]:
-        """As `run`, with *state* locked."""
-        if state is None or not self.states:
-            return self._run(run, inputs, out)
-        with state.held(run.config):
-            if self._needed:
-                self.check_assigned(state)
-            turn = state.turn(self._turning, run.copies)
-            results = self._run(run, inputs, out, state, turn)
-            if turn is not None:
-                state.end_turn(turn)
-            else:
-                self._replace(state, run.values, run.copies)
-            return results
-
-    def _run(
-        self,
-        run: Run,
-        inputs: Sequence[NDArray],
-        out: Sequence[NDArray | None] | None,
-        state: State | None = None,
-        turn: Turn | None = None,
-    ) -> list[NDArray]:
-        values = run.values = self.values(run, inputs, out, state, turn)
-        arena = None
-        if self.slots:
-            arena = self.take_arena()
-            run.places = arena if turn is None else arena.joined(turn)
-            values.update(arena.values)
-        elif turn is not None:
-            run.places = turn
-        if self.is_pending:
-            self.take_compiled()
-        try:
-            self.execute(run)
-        except DriverError as error:
-            run.values = self.values(run, inputs, out, state, turn)
-            self.repeat_whole(run, error)
-        finally:
-            if arena is not None:
-                self.give_back(arena)
-        if out is None and run.bound is None and self.delivers_its_own:
-            values = run.values
-            return [values[i] for i in self.outputs]
-        return self._results(run, out)
-
     def _results(self, run: Run, out: Sequence[NDArray | None] | None) -> list[NDArray]:
         values = run.values
         if run.bound is not None:
@@ -320,7 +311,9 @@ class Variant:
         turn: Turn | None = None,
     ) -> dict[int, NDArray]:
         """What *run* begins with: the caller's arrays and the state, by operand."""
-        values = dict(zip(self.inputs, inputs))  # noqa: B905  # as many: `strict` takes as long as all else
+        values: dict[int, NDArray] = {}
+        for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many: `strict` takes as long as all else
+            values[operand] = array
         if out is not None:
             given = zip(self.outputs, out, strict=True)
             # What no step computes is copied at the end; its place here is the input's.

@@ -16,7 +16,7 @@ from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.burst import Burst as CompiledBurst, burst_of
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.holding import Reused
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
 from penstock.nnapi import arguments

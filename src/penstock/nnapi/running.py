@@ -15,7 +15,7 @@ from penstock.arguments import deadline_of
 from penstock.compilation.receipt import CopyReceipt, Receipt
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.copying import copied
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.hal.request import STAGED

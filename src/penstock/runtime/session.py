@@ -30,8 +30,7 @@ from penstock.errors import (
     counted,
 )
 from penstock.execution.compiled import CompiledModel
-from penstock.execution.interface import Interface, interface_of
-from penstock.execution.outputs import find_name
+from penstock.execution.interface import Interface, find_name, interface_of
 from penstock.execution.variant import Variant
 from penstock.hal import (
     PREFERENCES,

@@ -21,7 +21,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution.holding import Reused
-from penstock.execution.outputs import Outputs
+from penstock.execution.interface import Outputs
 from penstock.hal import (
     Buffer,
     BufferDesc,

@@ -25,8 +25,8 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution import scheduler as scheduler_module
+from penstock.execution.interface import Outputs
 from penstock.execution.lanes import lane_of
-from penstock.execution.outputs import Outputs
 from penstock.execution.scheduler import scheduler_of
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
 from penstock.hal.turns import RANKS, Scheduler
