@@ -24,9 +24,19 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="F", help="write the results here")
+    parser.add_argument(
+        "--against",
+        metavar="REF",
+        help="compare with the code of that commit, in one interleaved run: ratios of this code to it",
+    )
     arguments = parser.parse_args()
     use_one_core()
-    return run(arguments.names, quick=arguments.quick, target=arguments.json)
+    return run(
+        arguments.names,
+        quick=arguments.quick,
+        target=arguments.json,
+        against=arguments.against,
+    )
 
 
 def use_one_core() -> None:
@@ -37,7 +47,7 @@ def use_one_core() -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
-def run(names: list[str], *, quick: bool, target: Path | None) -> int:
+def run(names: list[str], *, quick: bool, target: Path | None, against: str | None = None) -> int:
     from benchmarks import (
         cache,
         engines,
@@ -71,7 +81,13 @@ def run(names: list[str], *, quick: bool, target: Path | None) -> int:
         )
         return 2
     rows = []
-    for name in names or every:
+    if against is not None:
+        from benchmarks.against import compared
+
+        rows = compared(names or list(every), against, quick=quick)
+        for row in rows:
+            print(line(row), flush=True)
+    for name in () if against is not None else names or every:
         found = every[name](quick=quick)
         if not found:
             print(f"{name}: skipped, no test corpus (PENSTOCK_CORPUS)", file=sys.stderr)

@@ -142,7 +142,7 @@ class Variant:
                 # As `values`, without a call: `strict` takes as long as all else.
                 values = run.values = {}
                 for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many
-                    values[operand] = array
+                    values[operand] = array  # noqa: PERF403  # a comprehension is a call
             else:
                 values = run.values = self.values(run, inputs, out, state, turn)
             if self.slots:
@@ -166,7 +166,7 @@ class Variant:
                 state.end_turn(turn)
             elif state is not None:
                 self._replace(state, run.values, run.copies)
-            return results
+            return results  # noqa: TRY300  # what comes before may raise, too
         except BaseException:
             if run.bound is not None:
                 from penstock.execution.binding import lose
@@ -311,9 +311,7 @@ class Variant:
         turn: Turn | None = None,
     ) -> dict[int, NDArray]:
         """What *run* begins with: the caller's arrays and the state, by operand."""
-        values: dict[int, NDArray] = {}
-        for operand, array in zip(self.inputs, inputs):  # noqa: B905  # as many: `strict` takes as long as all else
-            values[operand] = array
+        values: dict[int, NDArray] = dict(zip(self.inputs, inputs, strict=True))
         if out is not None:
             given = zip(self.outputs, out, strict=True)
             # What no step computes is copied at the end; its place here is the input's.
