@@ -1,12 +1,7 @@
 """The compile stage: `ExecutionPlan` -> prepared steps."""
 
-from penstock.compilation.compilation import (
-    FALLBACK_DEVICE,
-    Compilation,
-    Means,
-    PreparedStep,
-    compile_plan,
-)
+from penstock.compilation.compilation import compile_plan
+from penstock.compilation.prepared import FALLBACK_DEVICE, Compilation, CompileOptions, PreparedStep
 from penstock.compilation.receipt import (
     CACHE_OFF,
     CacheOutcome,
@@ -26,7 +21,7 @@ __all__ = [
     "CopyReceipt",
     "Failure",
     "KernelReceipt",
-    "Means",
+    "CompileOptions",
     "PreparedStep",
     "Receipt",
     "Span",

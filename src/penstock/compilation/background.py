@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from penstock.compilation.calls import describe
-from penstock.compilation.compilation import CLOSE_SECONDS
 from penstock.compilation.patience import BackgroundToken
+from penstock.compilation.prepared import CLOSE_SECONDS
 from penstock.errors import Cancelled
 from penstock.hal import PrepareConfig
 from penstock.logs import Log
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import PreparedStep
+    from penstock.compilation.prepared import PreparedStep
 
 log = Log(__name__)
 

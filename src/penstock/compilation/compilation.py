@@ -7,108 +7,34 @@ the plan that comes out says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
+from penstock.compilation.prepared import (
+    Compilation,
+    CompileOptions,
+    PreparedStep,
+    close_all,
+)
 from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt
-from penstock.errors import FOREIGN, DriverError, MissedDeadline, NotYetWritten
+from penstock.errors import DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.support import REFERENCE_DEVICE
-
-if TYPE_CHECKING:
-    from penstock.compilation.background import PendingStep
-    from penstock.compilation.caching import Caching
 
 log = Log(__name__)
 
-FALLBACK_DEVICE: Final = REFERENCE_DEVICE
-"""The last device to repeat what others failed at, by name; it is found like any other."""
-
-NO_CACHE_ASKED: Final = "no cache was asked for"
 STILL_COMPILING: Final = "still compiling"
-
-CLOSE_SECONDS: Final = 10.0
-"""How long closing waits for compiles in the background, all together."""
-
-
-class PreparedStep(Struct, frozen=True):
-    """One step of a plan with what its driver made of it.
-
-    *pending* is the compile on the device that the plan chose, while another one runs the step. A step of
-    control flow that the runtime carries out has *branches*.
-    """
-
-    step: ExecutionStep
-    device: Device
-    prepared: PreparedModel
-    receipt: StepReceipt
-    pending: PendingStep | None = None
-    branches: tuple[Compilation, ...] = ()
-
-    def stop_compiling(self, end: float) -> None:
-        """Cancels the compile in the background; `close` waits for it until *end*, of `time.monotonic`."""
-        if self.pending is not None:
-            self.pending.stop(end)
-        for branch in self.branches:
-            branch.stop_compiling(end)
-
-    def close(self) -> None:
-        """Closes the prepared model, after the compile under way, for which it waits up to `CLOSE_SECONDS`; twice is harmless.
-        Logs what a driver raises.
-        """
-        if self.pending is not None:
-            self.pending.close()
-        close_all(self.branches)
-        try:
-            self.prepared.close()
-        except FOREIGN as error:  # a driver may raise anything
-            log.warning("device %s failed in close: %r", self.device.name, error)
-
-
-class Means(Struct, frozen=True):
-    """What a compile may do beside calling the plan's own drivers.
-
-    *allow_fallback* lets other devices repeat what one failed at. *caching* is how
-    the cache is used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has to be compiled until that is done;
-    None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step. *recorder* is told what takes time.
-    """
-
-    allow_fallback: bool = True
-    caching: Caching | None = None
-    meanwhile: Device | None = None
-    recorder: Recorder = field(default_factory=Recorder)
-    as_raised: bool = False
-    uncached: str = NO_CACHE_ASKED
-
-
-class Compilation(Struct, frozen=True):
-    """The compile stage's value: the plan as it was really compiled, and its prepared steps."""
-
-    plan: ExecutionPlan
-    steps: tuple[PreparedStep, ...]
-    receipt: Receipt
-
-    def stop_compiling(self, end: float) -> None:
-        """Cancels compiles in the background; `close` waits for them until *end*, of `time.monotonic`."""
-        for step in self.steps:
-            step.stop_compiling(end)
-
-    def close(self) -> None:
-        """Closes every prepared model; twice is harmless. A driver that fails at it is logged."""
-        close_all(self.steps)
 
 
 def compile_plan(
     plan: ExecutionPlan,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    means: Means,
+    means: CompileOptions,
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
 
@@ -184,7 +110,7 @@ def prepare_step(
     step: ExecutionStep,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    means: Means,
+    means: CompileOptions,
 ) -> tuple[PreparedStep, int]:
     """One step prepared, on its device or else on a fall-back; and how many compiles it took.
 
@@ -194,7 +120,15 @@ def prepare_step(
     if step.control is not None:
         from penstock.compilation.control import prepare_control
 
-        return prepare_control(step, step.control, devices, config, means)
+        quiet = replace(config, progress=None)
+        return prepare_control(
+            step,
+            step.control,
+            devices[step.device],
+            means,
+            lambda branch, own: compile_plan(branch, devices, quiet, own),
+            lambda whole: prepare_step(whole, devices, config, means),
+        )
     device = devices[step.device]
     meanwhile = means.meanwhile
     if meanwhile is not None and _may_stand_in(meanwhile, step, config):
@@ -223,7 +157,7 @@ def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> 
 
 
 def _obtain(
-    device: Device, step: ExecutionStep, config: PrepareConfig, means: Means
+    device: Device, step: ExecutionStep, config: PrepareConfig, means: CompileOptions
 ) -> tuple[PreparedModel, CacheOutcome, int]:
     if means.caching is None:
         with means.recorder.time("compile", f"step {step.index}", device.name):
@@ -235,7 +169,11 @@ def _obtain(
 
 
 def _begin(
-    step: ExecutionStep, device: Device, meanwhile: Device, config: PrepareConfig, means: Means
+    step: ExecutionStep,
+    device: Device,
+    meanwhile: Device,
+    config: PrepareConfig,
+    means: CompileOptions,
 ) -> tuple[PreparedStep, int]:
     """The step out of the cache, else on *meanwhile* with its compile begun in the background."""
     began = time.perf_counter_ns()
@@ -275,12 +213,3 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
         start_ns=began,
         simulated=is_simulated(device),
     )
-
-
-def close_all(made: Sequence[PreparedStep | Compilation]) -> None:
-    """Closes each of them, once all of them have been told to stop what they compile."""
-    end = time.monotonic() + CLOSE_SECONDS
-    for one in made:
-        one.stop_compiling(end)
-    for one in made:
-        one.close()

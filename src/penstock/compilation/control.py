@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from penstock.cache.info import CacheInfo
 from penstock.compilation.calls import describe
-from penstock.compilation.compilation import (
+from penstock.compilation.prepared import (
     Compilation,
-    Means,
+    CompileOptions,
     PreparedStep,
     close_all,
-    compile_plan,
-    prepare_step,
 )
 from penstock.compilation.receipt import CacheOutcome, Failure, StepReceipt
-from penstock.errors import Cancelled, DriverError, MissedDeadline
-from penstock.hal import Device, PrepareConfig, PreparedModelBase
+from penstock.errors import DriverError, MissedDeadline
+from penstock.hal import Device, PreparedModelBase
 from penstock.logs import Log
 from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep
 
@@ -34,30 +32,31 @@ log = Log(__name__)
 def prepare_control(
     step: ExecutionStep,
     control: Control,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
-    means: Means,
+    device: Device,
+    options: CompileOptions,
+    compile_branch: Callable[[ExecutionPlan, CompileOptions], Compilation],
+    prepare_whole: Callable[[ExecutionStep], tuple[PreparedStep, int]],
 ) -> tuple[PreparedStep, int]:
-    """*step*, which is *control*, with every branch compiled; and how many compiles it took.
+    """*step*, which is *control*, with every branch compiled by *compile_branch*; and how many
+    compiles it took.
 
-    Where a branch cannot be compiled, and *means* allow a fall-back, the step is prepared as a whole on its own
-    device. Raises what `compile_plan` does.
+    Where a branch cannot be compiled, and *options* allow a fall-back, *prepare_whole* prepares the
+    step as a whole on its own *device*. Raises what these do.
     """
     began = time.perf_counter_ns()
-    quiet = replace(config, progress=None)
     done: list[Compilation] = []
     try:
         for place, branch in enumerate(control.branches):
-            caching = _caching_of(means.caching, step, place, branch)
-            done.append(compile_plan(branch, devices, quiet, replace(means, caching=caching)))
-    except (MissedDeadline, Cancelled):
+            caching = _caching_of(options.caching, step, place, branch)
+            done.append(compile_branch(branch, replace(options, caching=caching)))
+    except MissedDeadline:
         close_all(done)
         raise
     except DriverError as error:
         close_all(done)
-        if not means.allow_fallback:
+        if not options.allow_fallback:
             raise
-        return _as_a_whole(step, devices, config, means, error)
+        return _as_a_whole(step, prepare_whole, error)
     except BaseException:
         close_all(done)
         raise
@@ -77,7 +76,7 @@ def prepare_control(
     )
     made = PreparedStep(
         replace(step, control=compiled),
-        devices[step.device],
+        device,
         CarriedOut(),
         receipt,
         branches=tuple(done),
@@ -91,9 +90,7 @@ class CarriedOut(PreparedModelBase):
 
 def _as_a_whole(
     step: ExecutionStep,
-    devices: Mapping[str, Device],
-    config: PrepareConfig,
-    means: Means,
+    prepare_whole: Callable[[ExecutionStep], tuple[PreparedStep, int]],
     error: DriverError,
 ) -> tuple[PreparedStep, int]:
     log.warning(
@@ -102,7 +99,7 @@ def _as_a_whole(
         step.device,
         describe(error),
     )
-    whole, compiles = prepare_step(replace(step, control=None), devices, config, means)
+    whole, compiles = prepare_whole(replace(step, control=None))
     failure = Failure("a branch of it", describe(error))
     receipt = replace(
         whole.receipt,

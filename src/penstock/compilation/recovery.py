@@ -31,7 +31,7 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.support import LAST_RESORT, REFERENCE_DEVICE
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import PreparedStep
+    from penstock.compilation.prepared import PreparedStep
 
 log = Log(__name__)
 

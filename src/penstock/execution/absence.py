@@ -19,7 +19,7 @@ from penstock.partitioning.support import ASKED_IN_VAIN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from penstock.compilation.compilation import Compilation
+    from penstock.compilation.prepared import Compilation
     from penstock.hal import Device
     from penstock.partitioning.plan import ExecutionPlan
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import replace
 
-from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.failing import told
+from penstock.compilation.prepared import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.copying import copied, copy_over

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.errors import GeneralFailure
 from penstock.execution.copying import Copying
 from penstock.execution.results import call_execute

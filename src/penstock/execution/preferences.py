@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.hal import MemoryPreference, preferred_memory
 from penstock.memory.layout import strictest
 

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from penstock.capsules.evidence import StepFailure, keep_soon, noted
 from penstock.compilation.calls import call_driver, describe, is_simulated
-from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.failing import in_model
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure, Span, StepReceipt
 from penstock.compilation.recovery import NOT_CACHED, able_devices, first_able, recover
 from penstock.errors import DriverError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import DriverError
 from penstock.execution.run import Run

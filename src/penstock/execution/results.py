@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.errors import (
     FOREIGN,
     Cancelled,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.compilation.compilation import Compilation, PreparedStep
+from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import InputError
 from penstock.execution.interface import Interface, find_name
 from penstock.memory.allocation import RoleUse

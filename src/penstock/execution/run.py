@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.compilation.calls import report_of
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import (
     TO_BE_WRITTEN,
     CacheOutcome,

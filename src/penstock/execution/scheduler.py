@@ -23,7 +23,7 @@ from penstock.hal.turns import Scheduler
 from penstock.threads import allowed_processors
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import PreparedStep
+    from penstock.compilation.prepared import PreparedStep
     from penstock.hal import PreparedModel, ReusableExecution
 
 LEAST: Final = 2

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import DriverError
 from penstock.execution.arena import Places, lent

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from numpy import empty
 
-from penstock.compilation.compilation import FALLBACK_DEVICE, PreparedStep
+from penstock.compilation.prepared import FALLBACK_DEVICE, PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.lanes import LaneUser

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from penstock.compilation.compilation import PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.errors import (
     DeadObject,
     GeneralFailure,

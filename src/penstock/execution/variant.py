@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.compilation.compilation import Compilation, PreparedStep
+from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import (
     DriverError,
     MissedDeadline,

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.closing import Closing
-from penstock.compilation.compilation import FALLBACK_DEVICE
+from penstock.compilation.prepared import FALLBACK_DEVICE
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError
 from penstock.execution.compiled import CompiledModel

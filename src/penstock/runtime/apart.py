@@ -17,7 +17,7 @@ from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.support import REFERENCE_DEVICE
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import Compilation
+    from penstock.compilation.prepared import Compilation
     from penstock.runtime.discovery import Manager
 
 STEP_SHARE: Final = 10

@@ -14,7 +14,7 @@ from penstock.ipc.until import gathering, until
 from penstock.runtime.isolation import waiting_half
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import Compilation
+    from penstock.compilation.prepared import Compilation
     from penstock.execution.absence import Absence
     from penstock.hal import Device
     from penstock.ir import Model

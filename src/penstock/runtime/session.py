@@ -14,12 +14,12 @@ from msgspec import Struct, structs
 
 from penstock import knobs
 from penstock.arguments import deadline_of
-from penstock.compilation.compilation import (
+from penstock.compilation.compilation import compile_plan
+from penstock.compilation.prepared import (
     FALLBACK_DEVICE,
     NO_CACHE_ASKED,
     Compilation,
-    Means,
-    compile_plan,
+    CompileOptions,
 )
 from penstock.compilation.receipt import Recorder
 from penstock.errors import (
@@ -287,7 +287,7 @@ class _Session:
         if policy.while_compiling == "reference" and not (caching and caching.in_given_files):
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         uncached = self.arguments.uncached if self.arguments.cache is None else FILES_GIVEN_BACK
-        means = Means(allow, caching, meanwhile, recorder, uncached=uncached)
+        means = CompileOptions(allow, caching, meanwhile, recorder, uncached=uncached)
         with elsewhere.compiling() if elsewhere else nullcontext(), _ending(plan, devices):
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
         if plan.apart:

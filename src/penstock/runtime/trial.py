@@ -10,8 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.compilation.calls import check_interrupts
-from penstock.compilation.compilation import Means, compile_plan
+from penstock.compilation.compilation import compile_plan
 from penstock.compilation.failing import told
+from penstock.compilation.prepared import CompileOptions
 from penstock.errors import DriverError, MissedDeadline
 from penstock.execution.run import Run
 from penstock.execution.state import State
@@ -111,7 +112,7 @@ def measured_series(
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
     """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's speed."""
     config = replace(occasion.config, progress=None, accuracy=occasion.policy.accuracy)
-    compilation = compile_plan(plan, occasion.named, config, Means(False))
+    compilation = compile_plan(plan, occasion.named, config, CompileOptions(False))
     later = replace(config, deadline_ns=None, cancel=None)
     return Variant(compilation, occasion.named, later, False)
 

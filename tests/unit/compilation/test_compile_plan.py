@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
-from penstock.compilation import Compilation, Means, compile_plan
+from penstock.compilation import Compilation, CompileOptions, compile_plan
 from penstock.errors import Cancelled, DriverError, GeneralFailure, MissedDeadlinePersistent
 from penstock.hal import CancelToken, Device, PrepareConfig, ProgressEvent
 from penstock.partitioning import Policy, place
@@ -33,7 +33,7 @@ def compiled(
     """A chain of three steps on *devices*; *spare* is there to fall back on, not to be placed on."""
     plan = place(chain(KINDS), devices, policy)
     named: Mapping[str, Device] = {d.name: d for d in (*devices, *([spare] if spare else []))}
-    return compile_plan(plan, named, config, Means(allow_fallback=allow_fallback))
+    return compile_plan(plan, named, config, CompileOptions(allow_fallback=allow_fallback))
 
 
 class TestWhatDriversAreGiven:
@@ -223,7 +223,7 @@ class TestFallBack:
         plan = replace(plan, steps=tuple(replace(s, fallbacks=()) for s in plan.steps))
         named: dict[str, Device] = {"broken": device, "reference": reference}
         with pytest.raises(GeneralFailure, match="no room"):
-            compile_plan(plan, named, PrepareConfig(), Means())
+            compile_plan(plan, named, PrepareConfig(), CompileOptions())
 
     def test_not_without_leave(self) -> None:
         with pytest.raises(GeneralFailure, match="no room"):

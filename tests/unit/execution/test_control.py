@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import penstock
-from penstock.compilation import Means, compile_plan
+from penstock.compilation import CompileOptions, compile_plan
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
 from penstock.execution.run import Run
 from penstock.execution.variant import Variant
@@ -137,7 +137,7 @@ def running(
     )
     named = {device.name: device for device in every}
     compilation = compile_plan(
-        replace(plan, steps=steps), named, PrepareConfig(), Means(allow_fallback=allow)
+        replace(plan, steps=steps), named, PrepareConfig(), CompileOptions(allow_fallback=allow)
     )
     variant = Variant(compilation, named, PrepareConfig(), allow)
     try:

@@ -31,7 +31,7 @@ from penstock.runtime.distance import Distance, distances_of
 from penstock.runtime.operations import REFERENCE, OperationCase
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import Compilation, PreparedStep
+    from penstock.compilation.prepared import Compilation, PreparedStep
     from penstock.execution.compiled import CompiledModel
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State

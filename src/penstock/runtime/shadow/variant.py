@@ -16,7 +16,7 @@ from penstock.runtime.shadow.investigation import Investigation, Job, Note
 from penstock.runtime.shadow.worker import Stop, Worker
 
 if TYPE_CHECKING:
-    from penstock.compilation.compilation import Compilation
+    from penstock.compilation.prepared import Compilation
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.ir import NDArray
