@@ -13,10 +13,9 @@ import numpy as np
 from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
 from penstock.execution.closing import CLOSE_SECONDS
-from penstock.execution.exchange import ready_inputs
 from penstock.execution.executable import Executable
 from penstock.execution.holding import Holding, InBurst
-from penstock.execution.interface import Outputs
+from penstock.execution.interface import Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series
 from penstock.execution.variant import Variant

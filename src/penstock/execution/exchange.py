@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from msgspec import Struct
-from numpy import ndarray
-
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
 from penstock.execution.inputs import (
@@ -20,8 +16,7 @@ from penstock.execution.inputs import (
     to_stored,
 )
 from penstock.execution.interface import Interface
-from penstock.ir import DType, NDArray, Operand
-from penstock.ir.types import static_shape
+from penstock.ir import NDArray
 
 
 class Exchange:
@@ -100,62 +95,6 @@ def call_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, A
     if len(args) == 1 and isinstance(args[0], Mapping):
         return args[0]
     return args
-
-
-class Ready(Struct, frozen=True):
-    """Recognises inputs that `arrange` and `as_array` would hand on as they are: NumPy arrays of these *kinds*.
-
-    *names* is empty where they do not tell the inputs apart.
-    """
-
-    names: tuple[str, ...]
-    kinds: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
-
-    def arrays(self, given: object) -> list[NDArray] | None:
-        """The caller's arrays in order; None where they must be looked at more closely."""
-        if type(given) is dict:
-            if not self.names or len(given) != len(self.names):
-                return None
-            if tuple(given) == self.names:
-                values = list(given.values())
-            else:
-                try:
-                    values = [given[name] for name in self.names]
-                except KeyError:
-                    return None
-        elif type(given) is list or type(given) is tuple:
-            if len(given) != len(self.kinds):
-                return None
-            values = list(given)
-        else:
-            return None
-        for value, (dtype, shape) in zip(values, self.kinds):  # noqa: B905  # as many, which was looked at
-            if (
-                type(value) is not ndarray
-                or (value.dtype is not dtype and value.dtype != dtype)
-                or value.shape != shape
-                or not value.flags.c_contiguous
-            ):
-                return None
-        return values
-
-
-def ready_inputs(
-    operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]] | None = None
-) -> Ready | None:
-    """What recognises inputs for *operands*, of *shapes* where given; None where one is a string or of unknown shape."""
-    if any(operand.dtype is DType.STRING for operand in operands):
-        return None
-    full = [static_shape(operand.shape) for operand in operands] if shapes is None else shapes
-    kinds = tuple(
-        (operand.dtype.numpy, shape)
-        for operand, shape in zip(operands, full, strict=True)
-        if shape is not None
-    )
-    if len(kinds) != len(operands):
-        return None
-    names = tuple(operand.name for operand in operands)
-    return Ready(names if len(set(names)) == len(names) else (), kinds)
 
 
 def _again(result: NDArray, copies: list[CopyReceipt]) -> NDArray:

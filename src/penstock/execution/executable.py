@@ -11,9 +11,9 @@ from weakref import WeakSet
 import numpy as np
 
 from penstock.errors import Cancelled, InputError, StateError
-from penstock.execution.exchange import Exchange, ready_inputs
+from penstock.execution.exchange import Exchange
 from penstock.execution.gate import Gate
-from penstock.execution.interface import Interface, Outputs
+from penstock.execution.interface import Interface, Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants

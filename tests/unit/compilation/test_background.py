@@ -11,7 +11,7 @@ import pytest
 
 import penstock
 from penstock import Policy
-from penstock.compilation import background, compilation
+from penstock.compilation import background, prepared
 from penstock.compilation.background import PendingStep
 from penstock.execution import closing
 from penstock.hal import PrepareConfig
@@ -107,7 +107,7 @@ def test_a_compiled_model_is_closed_while_its_compile_goes_on(
 def test_a_compile_that_fails_leaves_what_it_began(
     stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilation, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(prepared, "CLOSE_SECONDS", 0.1)
     device = CachingDevice(on_prepare=stubborn)
 
     class Mine(Exception):
