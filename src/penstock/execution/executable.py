@@ -14,7 +14,7 @@ from penstock.errors import Cancelled, InputError, StateError
 from penstock.execution.exchange import Exchange
 from penstock.execution.gate import Gate
 from penstock.execution.interface import Interface, Outputs, ready_inputs
-from penstock.execution.run import Run
+from penstock.execution.run import Run, execution_config
 from penstock.execution.variant import Variant
 from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig, Priority
@@ -187,8 +187,6 @@ class Executable:
         extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> ExecutionConfig:
         """What a caller asks of one run. Raises `InputError`, `MissedDeadlinePersistent`, and what the gate does."""
-        from penstock.execution.run_options import execution_config
-
         self.gate.check()
         config = execution_config(
             self.plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes

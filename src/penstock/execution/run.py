@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_number
 from penstock.compilation.calls import report_of
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import (
@@ -22,12 +23,16 @@ from penstock.compilation.receipt import (
     Span,
     StepReceipt,
 )
-from penstock.errors import MissedDeadlineTransient
+from penstock.errors import InputError, InvalidArgument, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.hal import (
+    PRIORITIES,
+    CancelToken,
     ExecutionConfig,
     ExecutionResult,
+    ExtensionAttribute,
     OperationTiming,
+    Priority,
     Timing,
     check_deadline,
 )
@@ -265,3 +270,61 @@ def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
     if told.not_saved:
         return replace(told, saved=report.save != "failed", not_saved=report.reason)
     return replace(told, not_saved=report.reason) if report.save == "failed" else told
+
+
+def execution_config(
+    plain: ExecutionConfig,
+    timeout: float | None,
+    cancel: CancelToken | None,
+    measure: bool,
+    priority: Priority | None,
+    loop_timeout: float | None,
+    extension_attributes: Sequence[ExtensionAttribute] = (),
+) -> ExecutionConfig:
+    """*plain* with what the caller asks for; times are in seconds.
+
+    Raises `InputError` for what makes no sense, `MissedDeadlinePersistent` where *timeout* leaves no time.
+    """
+    if measure is not False and measure is not True:
+        raise InputError(f"measure must be true or false, not {measure!r}")
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    if priority is None:
+        priority = plain.priority
+    elif priority not in PRIORITIES:
+        raise InputError(f"priority {priority!r} is not one of {', '.join(PRIORITIES)}")
+    return replace(
+        plain,
+        deadline_ns=deadline_of(timeout, monotonic_ns()),
+        measure=measure,
+        cancel=cancel,
+        priority=priority,
+        loop_timeout_ns=_loop_timeout(loop_timeout, plain.loop_timeout_ns),
+        attributes=checked_attributes(extension_attributes),
+    )
+
+
+def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[ExtensionAttribute, ...]:
+    """*attributes* as drivers get them; `InputError` for what no driver need look at."""
+    check_kind(
+        attributes,
+        (tuple, list),
+        "extension_attributes is a list of penstock.hal.ExtensionAttribute",
+    )
+    if attributes:
+        from penstock.hal.extensions import check_attributes
+
+        try:
+            check_attributes(attributes)
+        except InvalidArgument as error:
+            raise InputError(f"extension_attributes: {error}") from None
+    return tuple(attributes)
+
+
+def _loop_timeout(seconds: object, default: int | None) -> int | None:
+    """Nanoseconds; None where only the run's deadline and its cancellation end a loop."""
+    if seconds is None:
+        return default
+    if not is_number(seconds) or seconds <= 0:
+        raise InputError(f"loop_timeout must be a number of seconds above 0, not {seconds!r}")
+    return int(seconds * 1e9) if seconds <= LONGEST_SECONDS else None

@@ -126,7 +126,7 @@ def compile_model(
         )
     attributes: tuple[ExtensionAttribute, ...] = ()
     if extension_attributes:
-        from penstock.execution.run_options import checked_attributes
+        from penstock.execution.run import checked_attributes
 
         attributes = checked_attributes(extension_attributes)
         if devices is None or isinstance(devices, str) or len(devices) != 1:
