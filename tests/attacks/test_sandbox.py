@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -39,13 +40,22 @@ GAPS: Final = {
 
 
 @cache
-def tried(apart: bool) -> dict[str, Any]:
+def tried(apart: bool, below: str = "") -> dict[str, Any]:
+    """What the probes came to. *below* is a directory of the user's home where something else is
+    mounted, in namespaces that this makes.
+    """
     with TemporaryDirectory() as name:
         home, own = Path(name, "home"), Path(name, "temporary")
         home.mkdir()
         own.mkdir()
+        command = [sys.executable, "-m", "tests.attacks.victim", str(home)]
+        if below:
+            (home / below).mkdir(parents=True)
+            mounting = 'mount -t tmpfs none "$0" && exec "$@"'
+            apart_from_all = [shutil.which("unshare") or "", "--map-root-user", "--mount"]
+            command = [*apart_from_all, "sh", "-c", mounting, str(home / below), *command]
         done = subprocess.run(
-            [sys.executable, "-m", "tests.attacks.victim", str(home)],
+            command,
             cwd=ROOT,
             env={
                 **os.environ,
@@ -104,6 +114,21 @@ def names() -> list[str]:
 )
 def test_a_probe_is_refused(name: str) -> None:
     assert looked_at(apart=False)["probes"][name] != "done"
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None,
+    reason="unshare, of util-linux, makes the namespaces of this test",
+)
+def test_in_namespaces_what_is_mounted_below_a_place_that_is_shown_is_read_only() -> None:
+    looked_at(apart=True)
+    shown = tried(apart=True, below="library/inner")["shown"]["mounts of the machine"]
+    (options,) = [
+        fields[5]
+        for fields in map(str.split, shown.splitlines())
+        if fields[4].endswith("/library/inner")
+    ]
+    assert "ro" in options.split(",")
 
 
 @pytest.mark.parametrize("name", sorted(set(names()) - OF_THE_MACHINE))

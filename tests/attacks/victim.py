@@ -24,7 +24,7 @@ REMOVE: Final = 0
 def make_home(home: Path) -> None:
     """A home directory with what is private in it, a directory of the search path, a key of Penstock's, and a cache."""
     for directory in (".ssh", ".config/penstock", ".cache/penstock", "library"):
-        (home / directory).mkdir(parents=True)
+        (home / directory).mkdir(parents=True, exist_ok=True)
     for name in (
         ".ssh/id_rsa",
         "document",

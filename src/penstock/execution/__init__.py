@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 __all__ = ["CompiledModel", "Outputs", "State"]
 
 __getattr__ = lazily(
-    __name__, {"compiled": "CompiledModel", "outputs": "Outputs", "state": "State"}
+    __name__, {"compiled": "CompiledModel", "interface": "Outputs", "state": "State"}
 )

@@ -6,6 +6,7 @@ Links on the way to what is shown are made anew, so that every path that leads t
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -104,6 +105,24 @@ class _View:
         if not path.startswith(USED):
             _keep_from_writing(here)
 
+    def keep_from_writing(self) -> None:
+        """Makes what is mounted below the places shown read-only too: of a place with others mounted in it, only its own
+        mount is by now.
+        """
+        shown = tuple(f"{self._root}{path}/" for path in self._shown if not path.startswith(USED))
+        for here in _mounts():
+            if here.startswith(shown):
+                _keep_from_writing(here)
+
+
+def _mounts() -> list[str]:
+    """Where something is mounted in this namespace (proc(5), `mountinfo`: blanks and backslashes are octal escapes)."""
+    lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
+    return [
+        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4])
+        for line in lines
+    ]
+
 
 def _keep_from_writing(here: str) -> None:
     """Makes a mount read-only, where it may be: Landlock says it too, on kernels that have it."""
@@ -137,6 +156,7 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
             _name_user(root)
         elif not path.startswith((PROCESSES, DEVICES)) or path == GROUPS:
             view.show(path)
+    view.keep_from_writing()
     for path in listed:
         os.makedirs(root + path, exist_ok=True)
     for path in written:
