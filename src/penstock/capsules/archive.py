@@ -24,6 +24,8 @@ from penstock.ir.model import unpack_strings
 MOST_BYTES: Final = 1 << 30
 """A capsule's whole file."""
 MOST_MANIFEST_BYTES: Final = 16 << 20
+MOST_CRASH_BYTES: Final = 4 << 20
+"""Of what a manifest tells of a driver's process that died: commands show it as it is told."""
 MOST_MEMBERS: Final = 4096
 MOST_DIRECTORY_BYTES: Final = 1 << 20
 
@@ -92,7 +94,10 @@ def read(path: str | os.PathLike[str]) -> Capsule:
         raise CapsuleError(
             f"it has {counted(status.st_size, 'byte')}; a capsule has {MOST_BYTES} at most"
         )
-    with open(name, "rb") as file:
+    with open(name, "rb", opener=_without_waiting) as file:
+        # Another file may stand there since it was looked at.
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise CapsuleError("it is not a regular file")
         return parse(file.read(MOST_BYTES + 1))
 
 
@@ -127,9 +132,17 @@ def _manifest(encoded: bytes) -> Manifest:
         told = msgspec.json.decode(encoded, type=_Version)
         if told.format != FORMAT:
             raise CapsuleError(f"it is of format {told.format}; this version reads format {FORMAT}")
-        return msgspec.json.decode(encoded, type=Manifest)
+        # What is kept as it stands, as plan and receipt are, is looked at by nobody else.
+        str(encoded, "utf-8")
+        manifest = msgspec.json.decode(encoded, type=Manifest)
+        if len(manifest.crash) > MOST_CRASH_BYTES:
+            raise CapsuleError(
+                f"what it tells of a crash has {len(manifest.crash)} bytes, {MOST_CRASH_BYTES} at most"
+            )
+        msgspec.json.decode(manifest.crash)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CapsuleError(f"its manifest cannot be read: {error}") from None
+    return manifest
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -248,6 +261,11 @@ def _dtype_of(array: NDArray) -> DType:
     if found is None:
         raise CapsuleError(f"arrays of {array.dtype} have no form in a capsule")
     return found
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens also what another user has a lease of, or put a pipe in the place of: neither is waited for."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _owners(path: str, flags: int) -> int:

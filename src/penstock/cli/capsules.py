@@ -72,8 +72,11 @@ def describe(capsule: Capsule) -> dict[str, Any]:
     """What `--json` says of a capsule: its manifest, without plan and receipt."""
     import msgspec
 
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(capsule.manifest))
-    return {key: value for key, value in told.items() if key not in {"plan", "receipt"}}
+    # Neither is decoded: a capsule may come from anywhere, and they from whoever made it.
+    left_out = dict.fromkeys(("plan", "receipt"), msgspec.Raw(b"null"))
+    manifest = msgspec.structs.replace(capsule.manifest, **left_out)
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
+    return {key: value for key, value in told.items() if key not in left_out}
 
 
 def _write(target: Path, capsule: Capsule) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
 from penstock.compilation.failing import renumbered, told
-from penstock.errors import CapsuleError, DriverError, ModelError, PlacementError
+from penstock.errors import CapsuleError, DriverError, MissedDeadline, ModelError, PlacementError
 from penstock.execution.inputs import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
@@ -72,8 +72,9 @@ def replay(
 
     A driver that can be isolated is. The reference computes what is expected where the capsule does not say it. For a capsule
     without input data each run draws other inputs (`runtime.examples`), of the shapes that failed. *timeout*, in seconds, is
-    each run's deadline. Raises `CapsuleError` for a capsule without a step, or whose step is no model, does not fit its arrays
-    or fails on the reference too, `PlacementError` for a device that is unknown or cannot be used.
+    each run's deadline, the reference's too. Raises `CapsuleError` for a capsule without a step, or whose step is no model,
+    does not fit its arrays, fails on the reference too or takes it longer, `PlacementError` for a device that is unknown or
+    cannot be used.
     """
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
@@ -85,7 +86,7 @@ def replay(
     accuracy, left_out = manifest.case.accuracy, manifest.case.left_out
     inputs, expected = capsule.inputs, capsule.expected
     if left_out is None and not expected:
-        expected = _expected(model, inputs)
+        expected = _expected(model, inputs, timeout)
     same = (chosen.name, chosen.version) == (failed.name, failed.version)
     outcome = partial(Replay, chosen.name, chosen.version, same, drawn=bool(left_out))
     found: Distance | None = None
@@ -100,10 +101,10 @@ def replay(
         except DriverError as error:
             words = renumbered(told(error), model, [o.index for o in manifest.failure.operations])
             if left_out is not None:
-                _expected(model, inputs)
+                _expected(model, inputs, timeout)
             return outcome(True, run, error=words)
         if left_out is not None:
-            expected = _expected(model, inputs)
+            expected = _expected(model, inputs, timeout)
         found = distance_of(model, inputs, results, expected, accuracy)
         if found.departs:
             return outcome(True, run, found)
@@ -163,9 +164,14 @@ def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list
     ]
 
 
-def _expected(model: Model, inputs: Sequence[NDArray]) -> Sequence[NDArray]:
-    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails."""
+def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) -> Sequence[NDArray]:
+    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails, or takes longer than *timeout*."""
     try:
-        return run_alone(model, inputs, REFERENCE, accuracy="exact")
+        return run_alone(model, inputs, REFERENCE, accuracy="exact", timeout=timeout)
+    except MissedDeadline as error:
+        raise CapsuleError(
+            f"the reference does not compute its step in {timeout:g} s, so that there is nothing to compare with; "
+            f"give it longer (timeout=): {error}"
+        ) from error
     except DriverError as error:
         raise CapsuleError(f"the reference fails at its step: {error}") from error
