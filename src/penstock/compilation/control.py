@@ -103,7 +103,7 @@ def _as_a_whole(
         describe(error),
     )
     whole, compiles = prepare_step(replace(step, control=None), devices, config, means)
-    failure = Failure("a branch of it", describe(error))
+    failure = Failure("a branch of it", describe(error), error.status)
     receipt = replace(
         whole.receipt,
         fallback_from=failure.device,

@@ -71,6 +71,11 @@ def in_model(step: ExecutionStep, words: str) -> str:
     return renumbered(words, step.model, step.operations)
 
 
+def failure_of(device: str, error: DriverError, step: ExecutionStep) -> Failure:
+    """What receipts say of *device*, which failed at *step* with *error*."""
+    return Failure(device, in_model(step, describe(error)), error.status)
+
+
 def renumbered(words: str, part: Model, operations: Sequence[int]) -> str:
     """*words* about an operation of *part*, by its number in the model that *operations* were taken from."""
     found = FORM.search(words)

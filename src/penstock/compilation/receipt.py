@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from penstock.errors import NotYetWritten
+from penstock.errors import ErrorStatus, NotYetWritten
 from penstock.hal.request import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
 
 if TYPE_CHECKING:
@@ -41,10 +41,19 @@ CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A *device* that could not compile or run a step, and its *error* in one line."""
+    """A *device* that could not compile or run a step, and its *error* in one line.
+
+    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None where it was no driver's.
+    """
 
     device: str
     error: str
+    status: ErrorStatus | None = None
+
+    @property
+    def is_absence(self) -> bool:
+        """Whether the driver's process was dead, or did not answer in time."""
+        return self.status is not None and self.status.is_absence
 
 
 class KernelReceipt(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import sys
@@ -26,6 +27,7 @@ from penstock.errors import (
     InputError,
     NotAvailable,
     PlacementError,
+    RefusalCode,
     Unreadable,
     counted,
 )
@@ -50,7 +52,7 @@ from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
+from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
@@ -401,7 +403,7 @@ class _Session:
         from penstock.execution.absence import is_absent
 
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
-        if not self.allow or not is_absent(error.reasons):
+        if not self.allow or not is_absent(error.refusals):
             return None
         if not chosen:
             return manager.by_name(FALLBACK_DEVICE)
@@ -428,12 +430,10 @@ class _Session:
         there = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
         if not there:
             return []
-        from penstock.cache.driver_verdicts import FOUND
-
-        reasons = [r for r in there[0].reasons.values() if r.startswith(FOUND)]
+        found = (r for r in there[0].refusals.values() if r.code is RefusalCode.WRONG_RESULTS)
         notes = [
             f"{counted(len(there), 'operation')} on {FALLBACK_DEVICE}, which was not named: {reason}"
-            for reason in reasons[:1]
+            for reason in itertools.islice(found, 1)
         ]
         for note in notes:
             log.warning("%s", note)
@@ -448,7 +448,9 @@ class _Session:
         )
         notes = [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
         if any(
-            r.startswith(ASKED_IN_VAIN) for p in plan.operations[:1] for r in p.reasons.values()
+            r.code is RefusalCode.NO_ANSWER
+            for p in plan.operations[:1]
+            for r in p.refusals.values()
         ):
             from penstock.execution.absence import mute
 

@@ -18,6 +18,8 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
+    Refusal,
+    RefusalCode,
 )
 from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
@@ -127,18 +129,18 @@ def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
     if winner is None:
         return plan
     losses = {
-        device: _loss(measured[device], winner, by_energy=by_energy)
+        device: Refusal(RefusalCode.MEASURED, _loss(measured[device], winner, by_energy=by_energy))
         for device in plan.devices
         if device in measured and device != winner.name
     }
     operations = tuple(
         replace(
             placement,
-            reasons={
+            refusals={
                 device: losses[device]
-                if device in losses and reason.startswith(PREDICTED)
-                else reason
-                for device, reason in placement.reasons.items()
+                if device in losses and why.code is RefusalCode.PREDICTED
+                else why
+                for device, why in placement.refusals.items()
             },
         )
         for placement in plan.operations
@@ -180,7 +182,7 @@ def _is_without_some(plan: ExecutionPlan) -> bool:
     """Whether a device could not be asked, which may be there the next time."""
     from penstock.execution.absence import is_absent
 
-    return any(is_absent(placement.reasons) for placement in plan.operations[:1])
+    return any(is_absent(placement.refusals) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:
