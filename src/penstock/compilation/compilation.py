@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
-from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt
+from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt, fault_of
 from penstock.errors import FOREIGN, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
@@ -250,7 +250,8 @@ def _begin(
     moved = replace(step, device=meanwhile.name, fallbacks=())
     with means.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = call_driver(meanwhile, moved, config)
-    told = CacheOutcome("miss", str(NotYetWritten(f"{STILL_COMPILING} on {device.name}")))
+    fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
+    told = CacheOutcome("miss", fault.words, code=fault.code)
     receipt = replace(
         _receipt(step, meanwhile, began, told), fallback_from=device.name, error=STILL_COMPILING
     )

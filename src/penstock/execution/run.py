@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from penstock.compilation.calls import report_of
 from penstock.compilation.compilation import PreparedStep
 from penstock.compilation.receipt import (
-    TO_BE_WRITTEN,
     CacheOutcome,
     CopyReceipt,
     Failure,
@@ -21,6 +20,7 @@ from penstock.compilation.receipt import (
     Receipt,
     Span,
     StepReceipt,
+    fault_in,
 )
 from penstock.errors import MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
@@ -251,11 +251,13 @@ def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
     is to put a better form in the place of what was saved or loaded.
     """
     told = prepared.receipt.cache
-    if told.not_saved not in {"", TO_BE_WRITTEN}:
+    if told.not_saved and not told.is_to_be_written:
         return told
     report = report_of(prepared.prepared)
+    unsaved = fault_in(report.reason, later=report.later)
+    now = replace(told, not_saved=unsaved.words, not_saved_code=unsaved.code)
     if report.later:
-        return replace(told, not_saved=report.reason) if report.reason else told
+        return now if report.reason else told
     if told.not_saved:
-        return replace(told, saved=report.save != "failed", not_saved=report.reason)
-    return replace(told, not_saved=report.reason) if report.save == "failed" else told
+        return replace(now, saved=report.save != "failed")
+    return now if report.save == "failed" else told
