@@ -270,12 +270,13 @@ class DriverError(PenstockError):
     """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
 
     *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed so, of its arguments.
-    *said*, where the message says more, is what the driver itself said, with class and the model's own numbers.
+    *said*, where the message says more, is what the driver itself said (`penstock.compilation.failing.Said`), with class
+    and the model's own numbers.
     """
 
     status: ClassVar[ErrorStatus]
     copies: tuple[Any, ...] = ()
-    said: str = ""
+    said: Any = None
 
 
 class DeviceUnavailable(DriverError):
