@@ -156,16 +156,13 @@ PREDICTED: Final = "predicted"
 """The name of the plan that was predicted to be best, among those measured."""
 
 
-ONLY_PLACEMENT: Final = "there is no other placement"
-"""`Tuned.reason` where there was nothing to measure."""
-
-
 class Tuned(Struct, frozen=True):
     """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
 
     No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
     when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
-    that an earlier call measured them.
+    that an earlier call measured them. *outcome* is "only" where there is no other placement, "unmeasured" where nothing
+    was measured.
     """
 
     candidates: tuple[Measured, ...]
@@ -174,6 +171,7 @@ class Tuned(Struct, frozen=True):
     compiles: int = 0
     stored: bool = False
     created: float | None = None
+    outcome: Literal["measured", "only", "unmeasured"] = "measured"
 
 
 class ExecutionPlan(Struct, frozen=True):

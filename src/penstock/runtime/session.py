@@ -50,7 +50,7 @@ from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
-from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
+from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
@@ -465,8 +465,9 @@ class _Session:
             return ""
         tuned = plan.tuned
         if tuned is not None:
-            measured = tuned.candidates or tuned.reason == ONLY_PLACEMENT
-            return "" if measured else f"tune: nothing was measured: {tuned.reason}"
+            if tuned.outcome == "unmeasured":
+                return f"tune: nothing was measured: {tuned.reason}"
+            return ""
         if self.files_lent or len(self.chosen) < 2:
             return ""
         return "tune: nothing was measured for these shapes, which came with a run: give shapes"
