@@ -34,7 +34,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -170,18 +170,6 @@ class InputError(PenstockError, ValueError):
     """A caller's argument has the wrong name, count, shape, dtype or range."""
 
 
-class PlacementError(PenstockError):
-    """No allowed device can run some operation; *reasons* lists device -> why not."""
-
-    def __init__(self, message: str, reasons: Mapping[str, str] | None = None) -> None:
-        self.message, self.reasons = message, dict(reasons or {})
-        lines = [f"  {device}: {reason}" for device, reason in self.reasons.items()]
-        super().__init__("\n".join([message, *lines]))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.reasons)
-
-
 class ErrorStatus(enum.IntEnum):
     """HAL status of a failed call (NNAPI HAL `ErrorStatus`; DEAD_OBJECT is in-process only)."""
 
@@ -196,17 +184,99 @@ class ErrorStatus(enum.IntEnum):
     RESOURCE_EXHAUSTED_PERSISTENT = 8
     DEAD_OBJECT = 10000
 
+    @property
+    def is_absence(self) -> bool:
+        """Whether the driver's process is dead, or did not answer in time."""
+        return self in _ABSENT
+
+
+_ABSENT: Final = frozenset(
+    {
+        ErrorStatus.DEAD_OBJECT,
+        ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+        ErrorStatus.MISSED_DEADLINE_PERSISTENT,
+    }
+)
+
+
+class RefusalCode(enum.Enum):
+    """Why a device did not get an operation."""
+
+    UNSUPPORTED = "unsupported"  # the device's own answer
+    SHAPE_UNKNOWN = "shape_unknown"  # it needs a shape that is known only at run time
+    NO_ANSWER = "no_answer"  # it raised, or gave no valid answer
+    FEATURE_LEVEL = "feature_level"  # the operation is newer than the device
+    EXTENSION = "extension"  # it lacks an extension of the operation
+    ACCURACY = "accuracy"  # the policy asks for a stricter accuracy class
+    POLICY = "policy"  # the policy forbids it, or requires another device
+    WRONG_RESULTS = "wrong_results"  # shadow verification found its results to be wrong
+    LIMIT = "limit"  # a limit of the policy on partitions
+    HANDLES = "handles"  # operations that share handles run together
+    UNDECLARED = "undeclared"  # it declares no cost
+    DECLARED = "declared"  # another device declares no higher cost
+    PREDICTED = "predicted"  # another placement is predicted to cost no more
+    MEASURED = "measured"  # another placement was measured to cost no more
+    FAILED = "failed"  # it failed to compile the operation
+    NOT_CANDIDATE = "not_candidate"  # it is a fallback only
+    UNUSED = "unused"  # the operation is not run
+    UNUSABLE = "unusable"  # the device cannot be used
+    OTHER = "other"  # several reasons, or words alone
+
+
+_FORMS: Final = {RefusalCode.NO_ANSWER: "cannot be asked: {}"}
+
+
+class Refusal(NamedTuple):
+    """Why a device did not get an operation: `str` gives it in words, which have the *detail*.
+
+    *status* is that of the driver's error, where one was raised instead of an answer.
+    """
+
+    code: RefusalCode
+    detail: str
+    status: ErrorStatus | None = None
+
+    def __str__(self) -> str:
+        form = _FORMS.get(self.code)
+        return self.detail if form is None else form.format(self.detail)
+
+    @property
+    def is_absence(self) -> bool:
+        """Whether the device could not be asked because its driver's process is unavailable."""
+        return self.status is not None and self.status.is_absence
+
+
+class PlacementError(PenstockError):
+    """No allowed device can run some operation.
+
+    *refusals* lists device -> why not, *reasons* the same in words.
+    """
+
+    def __init__(self, message: str, reasons: Mapping[str, Refusal | str] | None = None) -> None:
+        self.message = message
+        self.refusals = {
+            device: why if isinstance(why, Refusal) else Refusal(RefusalCode.OTHER, why)
+            for device, why in (reasons or {}).items()
+        }
+        self.reasons = {device: str(why) for device, why in self.refusals.items()}
+        lines = [f"  {device}: {reason}" for device, reason in self.reasons.items()]
+        super().__init__("\n".join([message, *lines]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.refusals)
+
 
 class DriverError(PenstockError):
     """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
 
     *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed so, of its arguments.
-    *said*, where the message says more, is what the driver itself said, with class and the model's own numbers.
+    *said*, where the message says more, is what the driver itself said (`penstock.compilation.failing.Said`), with class
+    and the model's own numbers.
     """
 
     status: ClassVar[ErrorStatus]
     copies: tuple[Any, ...] = ()
-    said: str = ""
+    said: Any = None
 
 
 class DeviceUnavailable(DriverError):

@@ -67,11 +67,7 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     def show(self) -> str:
         """The verdict in one sentence, without a full stop."""
         what = self.types[0] if len(self.types) == 1 else f"{len(self.types)} operations together"
-        return f"{FOUND} {what} {FAULTS[self.fault]} on this version: {self.reason}"
-
-
-FOUND: Final = "shadow verification found that"
-"""How the reason against a device begins that was found to be wrong."""
+        return f"shadow verification found that {what} {FAULTS[self.fault]} on this version: {self.reason}"
 
 
 def driver_verdict_key(device: str, version: str, forms: Sequence[Form]) -> str:

@@ -11,19 +11,19 @@ from penstock.errors import counted
 if TYPE_CHECKING:
     from penstock.compilation import CacheOutcome, Receipt, StepReceipt
 
-ORDINARY: Final = ("NoEntry", "NotYetWritten", "IngredientChanged")
-"""Misses that come with time; any other that has a name refused something that was there."""
+ORDINARY: Final = ("NO_ENTRY", "NOT_YET_WRITTEN", "INGREDIENT_CHANGED")
+"""Codes of misses that come with time; any other refused something that was there."""
 
 
 def show_cache(output: Output, receipt: Receipt) -> None:
     """A line for each device and kind of outcome among the steps of a compile: hit, or miss and why.
 
-    Steps that missed under one name share a line with the first one's reason; the receipt has the others.
+    Steps that missed under one code share a line with the first one's reason; the receipt has the others.
     """
     told: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
     for step in receipt.steps:
         cache = step.cache
-        kind = cache if refused(cache) else (cache.outcome, name_of(cache), cache.not_saved)
+        kind = cache if refused(cache) else (cache.outcome, cache.code, cache.not_saved)
         told.setdefault((step.device, kind), Counter())[cache] += 1
     for (device, _), outcomes in told.items():
         first, others = next(iter(outcomes)), len(outcomes) - 1
@@ -59,12 +59,6 @@ def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
     return f"{text}; saved" if outcome.saved else text
 
 
-def name_of(outcome: CacheOutcome) -> str:
-    """The name that the reason begins with; empty where it has none."""
-    name, colon, _ = outcome.reason.partition(":")
-    return name if colon and name.isidentifier() else ""
-
-
 def refused(outcome: CacheOutcome) -> bool:
     """Whether there was an entry, and it was not to be trusted or not to be used."""
-    return outcome.outcome == "miss" and name_of(outcome) not in {"", *ORDINARY}
+    return outcome.code is not None and outcome.code.name not in ORDINARY

@@ -38,5 +38,5 @@ def _answer(table: SupportTable, index: int) -> dict[str, Any]:
         "type": table.model.operations[index].key,
         "name": table.model.entry.operation_name(index),
         "devices": [table.candidates[k].name for k in table.takers(index)],
-        "reasons": table.refusals(index),
+        "reasons": {name: str(why) for name, why in table.refusals(index).items()},
     }

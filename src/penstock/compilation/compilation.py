@@ -19,7 +19,7 @@ from penstock.compilation.prepared import (
     PreparedStep,
     close_all,
 )
-from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt
+from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
@@ -188,7 +188,8 @@ def _begin(
     moved = replace(step, device=meanwhile.name, fallbacks=())
     with means.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = call_driver(meanwhile, moved, config)
-    told = CacheOutcome("miss", str(NotYetWritten(f"{STILL_COMPILING} on {device.name}")))
+    fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
+    told = CacheOutcome("miss", fault.words, code=fault.code)
     receipt = replace(
         _receipt(step, meanwhile, began, told), fallback_from=device.name, error=STILL_COMPILING
     )

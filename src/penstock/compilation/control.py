@@ -100,7 +100,7 @@ def _as_a_whole(
         describe(error),
     )
     whole, compiles = prepare_whole(replace(step, control=None))
-    failure = Failure("a branch of it", describe(error))
+    failure = Failure("a branch of it", describe(error), error.status)
     receipt = replace(
         whole.receipt,
         fallback_from=failure.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.compilation.calls import describe, in_one_line
 from penstock.compilation.receipt import Failure
@@ -20,8 +20,52 @@ LAST_CRASH: Final = "penstock doctor --last-crash"
 
 LOST: Final = "no other device can repeat it without that buffer"
 
-FORM: Final = re.compile(r"operation (\d+) \(([^\s,()]+)")
+_OPERATION: Final = re.compile(r"operation (0|[1-9][0-9]{0,8}) \(([^\s,()]+)")
 """How drivers begin what they say of an operation: its number in the model that they were given, and its type."""
+
+
+class Said(NamedTuple):
+    """What a driver said, with the *operation* it named: its index in the model that the driver was given, None where it named
+    none, and its type, *kind*. The words are *before*, the index and *after*.
+    """
+
+    before: str
+    operation: int | None = None
+    kind: str = ""
+    after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.before}{'' if self.operation is None else self.operation}{self.after}"
+
+    @property
+    def cause(self) -> str:
+        """What it said of the operation; empty where it began with something else."""
+        return self.after.partition(": ")[2] if self.before == _BEGINNING else ""
+
+    def is_of(self, part: Model, count: int) -> bool:
+        """Whether it named one of the first *count* operations of *part*."""
+        operations = part.entry.operations[:count]
+        at = self.operation
+        if at is None or at >= len(operations):
+            return False
+        return self.kind in (operations[at].key, operations[at].type)
+
+    def renumbered(self, part: Model, operations: Sequence[int]) -> Said:
+        """The same of the model that *operations* of *part* were taken from."""
+        if self.operation is None or not self.is_of(part, len(operations)):
+            return self
+        return self._replace(operation=operations[self.operation])
+
+
+_BEGINNING: Final = "operation "
+
+
+def heard(words: str) -> Said:
+    """What a driver said in *words*. Here alone they are read: an error of a driver carries no number."""
+    found = _OPERATION.search(words)
+    if found is None:
+        return Said(words)
+    return Said(words[: found.start(1)], int(found[1]), found[2], words[found.end(1) :])
 
 
 def final(
@@ -41,11 +85,11 @@ def final(
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
     words = in_one_line(error) or type(error).__name__
-    said = in_model(step, f"{type(error).__name__}: {words}")
-    place, words = _place(step, words)
+    said = heard(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)
+    place, words = _place(step, heard(words))
     if isinstance(error, DeadObject):
         words = with_last_crash(words)
-    why = LOST if lost else _why(step, others, said, allowed=allowed)
+    why = LOST if lost else _why(step, others, str(said), allowed=allowed)
     text = f"{place} on {device}: {words}; {why}"
     made = error
     try:
@@ -61,25 +105,19 @@ def final(
         error.add_note(text)
     made.said = said
     for failure in others:
-        if failure.error != said:
+        if failure.error != str(said):
             made.add_note(f"{failure.device} failed at the same step: {failure.error}")
     return made
 
 
-def in_model(step: ExecutionStep, words: str) -> str:
-    """*words* about an operation of *step*, by its number in the planned model instead of the step's."""
-    return renumbered(words, step.model, step.operations)
+def in_model(step: ExecutionStep, error: DriverError) -> str:
+    """*error* in one line, about an operation of *step* by its number in the planned model instead of the step's."""
+    return str(heard(describe(error)).renumbered(step.model, step.operations))
 
 
-def renumbered(words: str, part: Model, operations: Sequence[int]) -> str:
-    """*words* about an operation of *part*, by its number in the model that *operations* were taken from."""
-    found = FORM.search(words)
-    if found is None or (at := int(found[1])) >= len(operations):
-        return words
-    inside = part.entry.operations
-    if at >= len(inside) or found[2] not in (inside[at].key, inside[at].type):
-        return words
-    return f"{words[: found.start(1)]}{operations[at]}{words[found.end(1) :]}"
+def failure_of(device: str, error: DriverError, step: ExecutionStep) -> Failure:
+    """What receipts say of *device*, which failed at *step* with *error*."""
+    return Failure(device, in_model(step, error), error.status)
 
 
 def with_last_crash(words: str) -> str:
@@ -89,19 +127,25 @@ def with_last_crash(words: str) -> str:
 
 def told(error: BaseException) -> str:
     """In one line what a driver said, without the words that `final` put around it: for who tries devices out."""
-    if isinstance(error, DriverError) and error.said:
+    return str(_said_by(error))
+
+
+def told_of(error: BaseException, part: Model, operations: Sequence[int]) -> str:
+    """As `told` of *error* of *part*, about an operation by its number in the model that *operations* were taken from."""
+    return str(_said_by(error).renumbered(part, operations))
+
+
+def _said_by(error: BaseException) -> Said:
+    if isinstance(error, DriverError) and isinstance(error.said, Said):
         return error.said
-    return describe(error)
+    return heard(describe(error))
 
 
-def _place(step: ExecutionStep, words: str) -> tuple[str, str]:
-    """Which operation of the planned model *words* are about, or all of the step; and the rest of the words."""
-    found = FORM.match(words)
-    if found is not None and (at := int(found[1])) < len(step.operations):
-        operation = step.model.entry.operations[at]
-        end = words.find(": ", found.end())
-        if found[2] in (operation.key, operation.type) and end >= 0:
-            return _one(step, at), words[end + 2 :]
+def _place(step: ExecutionStep, said: Said) -> tuple[str, str]:
+    """Which operation of the planned model the driver named, or all of the step; and the rest of the words."""
+    if said.operation is not None and said.cause and said.is_of(step.model, len(step.operations)):
+        return _one(step, said.operation), said.cause
+    words = str(said)
     if len(step.operations) == 1:
         return _one(step, 0), words
     if step.index == WHOLE:

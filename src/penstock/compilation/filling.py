@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,27 +14,36 @@ from penstock.compilation.caching import Entry, Obtained, compiled, with_files
 from penstock.compilation.calls import call_driver, report_of
 from penstock.compilation.misses import explained
 from penstock.compilation.patience import patience
-from penstock.compilation.receipt import TO_BE_WRITTEN, CacheOutcome
+from penstock.compilation.receipt import (
+    TO_BE_WRITTEN,
+    CacheCode,
+    CacheFault,
+    CacheOutcome,
+    fault_in,
+    fault_of,
+)
 from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
 from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
 from penstock.logs import Log
 
 log = Log(__name__)
 
+NO_FAULT: Final = CacheFault(None, "")
+
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
     """*entry*, which *missed*, compiled and published, or loaded after somebody else did both."""
     step, device = entry.step, entry.device
     reason = explained(entry, missed)
-    log.info("step %d on %s: cache miss: %s", step.index, device.name, reason)
+    log.info("step %d on %s: cache miss: %s", step.index, device.name, reason.words)
     try:
         with entry.recorder.time("cache", f"lease for step {step.index}"):
             lease, waited = _lease(entry)
     except CacheError as error:
-        return _compile_without_saving(entry, reason, str(error))
+        return _compile_without_saving(entry, reason, fault_of(error))
     if lease is None:
         held = entry.directory.why_not_leased(entry.key.token)
-        return _compile_without_saving(entry, reason, held)
+        return _compile_without_saving(entry, reason, CacheFault(None, held))
     # Nobody has to wait for a compile that saves nothing: it comes after the lease.
     with lease:
         if waited:
@@ -42,7 +52,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
                 return loaded
             missed, reason = loaded, explained(entry, loaded)
         if isinstance(missed, NotYetWritten) and (writer := lease.late_writer()) is not None:
-            why = f"{writer} is still to write it"
+            why = CacheFault(None, f"{writer} is still to write it")
         else:
             files, why = _files(entry, lease)
             if files is not None:
@@ -66,15 +76,15 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     return lease, True
 
 
-def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, str]:
+def _files(entry: Entry, lease: Lease) -> tuple[OpenFiles | None, CacheFault]:
     """New files for the driver, or why there can be none."""
     try:
-        return lease.create(entry.needed), ""
+        return lease.create(entry.needed), NO_FAULT
     except CacheError as error:
-        return None, str(error)
+        return None, fault_of(error)
 
 
-def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: str) -> Obtained:
+def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -> Obtained:
     with files:
         began = time.perf_counter_ns()
         try:
@@ -90,25 +100,33 @@ def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: str) -> Obtai
         except BaseException:
             prepared.close()
             raise
-    if not_saved:
-        tell = log.info if not_saved == TO_BE_WRITTEN else log.warning
-        tell("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved)
-    outcome = CacheOutcome("miss", reason, saved=not not_saved, not_saved=not_saved)
+    outcome = CacheOutcome(
+        "miss",
+        reason.words,
+        not not_saved.words,
+        not_saved.words,
+        reason.code,
+        not_saved.code,
+    )
+    if not outcome.saved:
+        tell = log.info if outcome.is_to_be_written else log.warning
+        tell("step %d on %s: not saved: %s", entry.step.index, entry.device.name, not_saved.words)
     return Obtained(prepared, outcome, True)
 
 
 def _publish(
     entry: Entry, lease: Lease, files: OpenFiles, report: CacheReport, compile_ns: int
-) -> str:
-    """Why nothing that loads was published; empty when the entry stands."""
+) -> CacheFault:
+    """Why nothing that loads was published; without words when the entry stands."""
     try:
         written = all(files.sizes())
     except OSError as error:
         lease.discard(files)
-        return str(Unreadable(f"a cache file went while its driver had it: {error.strerror}"))
+        words = f"a cache file went while its driver had it: {error.strerror}"
+        return fault_of(Unreadable(words))
     if report.save == "failed" or not (written or report.later):
         lease.discard(files)
-        return _placed(report.reason, entry) or f"device {entry.device.name} wrote nothing"
+        return _placed(report.reason, entry)
     try:
         lease.publish(
             files,
@@ -118,18 +136,26 @@ def _publish(
             cancel=entry.config.cancel,
         )
     except CacheError as error:
-        return str(error)
-    return "" if written else TO_BE_WRITTEN
+        return fault_of(error)
+    return NO_FAULT if written else TO_BE_WRITTEN
 
 
-def _compile_without_saving(entry: Entry, reason: str, why: str) -> Obtained:
-    log.info("step %d on %s: will not be saved: %s", entry.step.index, entry.device.name, why)
+def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -> Obtained:
+    log.info("step %d on %s: will not be saved: %s", entry.step.index, entry.device.name, why.words)
     bare = replace(entry.config, token=NO_TOKEN, binding=NO_TOKEN)
-    outcome = CacheOutcome("miss", reason, not_saved=why)
+    outcome = CacheOutcome(
+        "miss",
+        reason.words,
+        not_saved=why.words,
+        code=reason.code,
+        not_saved_code=why.code,
+    )
     return compiled(entry.device, entry.step, bare, outcome, entry.recorder)
 
 
-def _placed(reason: str, entry: Entry) -> str:
-    """*reason* with the directory, which drivers do not know, where the system failed with one of its files."""
-    failed = reason.startswith(f"{Unreadable.__name__}: ")
-    return f"{reason} (in {entry.directory.path})" if failed else reason
+def _placed(reason: str, entry: Entry) -> CacheFault:
+    """The driver's *reason*, with the directory, which drivers do not know, where the system failed with one of its files."""
+    fault = fault_in(reason or f"device {entry.device.name} wrote nothing")
+    if fault.code is not CacheCode.UNREADABLE:
+        return fault
+    return fault._replace(words=f"{reason} (in {entry.directory.path})")

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from penstock.compilation.caching import Caching, Obtained, compiled, hit
 from penstock.compilation.calls import call_driver_from_cache, report_of
 from penstock.compilation.misses import named
-from penstock.compilation.receipt import CacheOutcome, Recorder
+from penstock.compilation.receipt import CacheOutcome, Recorder, fault_in
 from penstock.errors import DriverError
 from penstock.hal import CacheHandle, Device, PrepareConfig
 from penstock.partitioning.plan import ExecutionStep
@@ -36,10 +36,17 @@ def obtain_in_given_files(
         with recorder.time("cache", f"load step {step.index}", device.name):
             prepared = call_driver_from_cache(device, config, step)
     except DriverError as error:
-        made = compiled(device, step, config, CacheOutcome("miss", named(error)), recorder)
+        fault = named(error)
+        outcome = CacheOutcome("miss", fault.words, code=fault.code)
+        made = compiled(device, step, config, outcome, recorder)
     else:
         return Obtained(prepared, hit(prepared), False)
     report = report_of(made.prepared)
-    return replace(
-        made, outcome=replace(made.outcome, saved=report.save == "saved", not_saved=report.reason)
+    unsaved = fault_in(report.reason, later=report.later)
+    outcome = replace(
+        made.outcome,
+        saved=report.save == "saved",
+        not_saved=unsaved.words,
+        not_saved_code=unsaved.code,
     )
+    return replace(made, outcome=outcome)

@@ -6,6 +6,7 @@ from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, d
 from penstock.cache.reasons import no_entry
 from penstock.compilation.caching import Entry
 from penstock.compilation.calls import describe
+from penstock.compilation.receipt import CacheCode, CacheFault, fault_in, fault_of
 from penstock.errors import (
     CacheError,
     DriverError,
@@ -15,34 +16,37 @@ from penstock.errors import (
 )
 
 
-def explained(entry: Entry, error: CacheError | DriverError) -> str:
-    """The reason, `<Name>: sentence`; where the key is the cause, with the ingredient that differs."""
+def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
+    """The reason, `<Name>: sentence`, with its code; where the key is the cause, with the ingredient that differs."""
     now = entry.key.ingredients
-    text = named(error)
+    fault = named(error)
     if isinstance(error, NoEntry):
         nearest = entry.directory.nearest(now)
         if nearest is None or not changed_ingredients(nearest.ingredients, now):
-            return text
-        return str(no_entry(nearest, now))
-    if not text.startswith(f"{TokenCollision.__name__}:"):
-        return text
+            return fault
+        return fault_of(no_entry(nearest, now))
+    if fault.code is not CacheCode.TOKEN_COLLISION:
+        return fault
     config = entry.config
     record = entry.directory.record(
         entry.key.token, deadline_ns=config.deadline_ns, cancel=config.cancel
     )
     if record is None:
-        return text
+        return fault
     if ("structure" in now) != ("structure" in record.ingredients):
         other = "with" if "structure" in record.ingredients else "without"
-        return str(IngredientChanged(f"the token's entry was sealed {other} the model in its key"))
+        return fault_of(
+            IngredientChanged(f"the token's entry was sealed {other} the model in its key")
+        )
     changes = describe_changes(record.ingredients, now)
     if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
-        return str(IngredientChanged(f"the token's entry differs in {changes}"))
-    return str(TokenCollision(f"the token was given to another model: {changes}"))
+        return fault_of(IngredientChanged(f"the token's entry differs in {changes}"))
+    return fault_of(TokenCollision(f"the token was given to another model: {changes}"))
 
 
-def named(error: CacheError | DriverError) -> str:
-    """*error* as `<Name>: sentence`; a driver that passes a `CacheError`'s text on keeps its name."""
-    text = str(error)
-    passed_on = any(text.startswith(f"{kind.__name__}:") for kind in CacheError.__subclasses__())
-    return text if passed_on or isinstance(error, CacheError) else describe(error)
+def named(error: CacheError | DriverError) -> CacheFault:
+    """*error* as `<Name>: sentence`, with its code; a driver that passes a `CacheError`'s text on keeps its name."""
+    if isinstance(error, CacheError):
+        return fault_of(error)
+    passed_on = fault_in(str(error), later=True)
+    return CacheFault(CacheCode.DRIVER, describe(error)) if passed_on.code is None else passed_on

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.errors import NotYetWritten
+from penstock.errors import CacheError, ErrorStatus, NotYetWritten
 from penstock.hal.request import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
+
+
+class CacheCode(enum.Enum):
+    """Why the cache gave, or took, nothing: a class of `CacheError` by its name, or the driver's own failure."""
+
+    NO_ENTRY = "NoEntry"
+    NOT_YET_WRITTEN = "NotYetWritten"
+    INGREDIENT_CHANGED = "IngredientChanged"
+    SEAL_BROKEN = "SealBroken"
+    WRONG_LENGTH = "WrongLength"
+    NOT_REGULAR_FILE = "NotRegularFile"
+    UNREADABLE = "Unreadable"
+    READ_ONLY = "ReadOnly"
+    TOKEN_COLLISION = "TokenCollision"  # noqa: S105  # no password
+    FOREIGN_ENTRY = "ForeignEntry"
+    OTHER_VERSION = "OtherVersion"
+    REGISTRY_MISSING = "RegistryMissing"
+    ROLLED_BACK = "RolledBack"
+    DRIVER = "DriverError"
+
+
+class CacheFault(NamedTuple):
+    """Why the cache gave, or took, nothing: the code, None where there is none, and the words."""
+
+    code: CacheCode | None
+    words: str
+
+
+def fault_of(error: CacheError) -> CacheFault:
+    """What *error* of the cache says."""
+    kinds = (_CODES.get(kind.__name__) for kind in type(error).__mro__)
+    return CacheFault(next(filter(None, kinds), None), str(error))
+
+
+def fault_in(words: str, *, later: bool = False) -> CacheFault:
+    """What a driver says of its cache files: `<Name>: sentence` by the contract of `CacheReport`, which has no code. Only
+    one that writes *later* has not yet written.
+    """
+    name, colon, _ = words.partition(":")
+    code = _CODES.get(name) if colon else None
+    if code is CacheCode.NOT_YET_WRITTEN and not later:
+        code = None
+    return CacheFault(code, words)
+
+
+_CODES: Final = {code.value: code for code in CacheCode if code is not CacheCode.DRIVER}
 
 
 class CacheOutcome(msgspec.Struct, frozen=True):
@@ -21,30 +68,47 @@ class CacheOutcome(msgspec.Struct, frozen=True):
 
     The *reason* of a miss begins with the name of a `CacheError` where the cache refused something; that of
     a hit names the artefact, where the driver has several. After a miss, *saved* says whether the compiled
-    step is in the cache now, and *not_saved* why not.
+    step is in the cache now, and *not_saved* why not. *code* is that of a miss, *not_saved_code* that of *not_saved*
+    where it has one.
     """
 
     outcome: Literal["hit", "miss", "off"]
     reason: str = ""
     saved: bool = False
     not_saved: str = ""
+    code: CacheCode | None = None
+    not_saved_code: CacheCode | None = None
+
+    @property
+    def is_to_be_written(self) -> bool:
+        """Whether the driver has kept the files, to write them when it has compiled."""
+        return self.not_saved_code is CacheCode.NOT_YET_WRITTEN
 
     def __str__(self) -> str:
         text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome
         return f"{text}; not saved: {self.not_saved}" if self.not_saved else text
 
 
-TO_BE_WRITTEN: Final = str(NotYetWritten("the driver writes it when it has compiled"))
-"""`CacheOutcome.not_saved` of a step whose driver has kept the files to write them later."""
+TO_BE_WRITTEN: Final = fault_of(NotYetWritten("the driver writes it when it has compiled"))
+"""Why a step is not saved whose driver has kept the files to write them later."""
 
 CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A *device* that could not compile or run a step, and its *error* in one line."""
+    """A *device* that could not compile or run a step, and its *error* in one line.
+
+    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None where it was no driver's.
+    """
 
     device: str
     error: str
+    status: ErrorStatus | None = None
+
+    @property
+    def is_absence(self) -> bool:
+        """Whether the driver's process was dead, or did not answer in time."""
+        return self.status is not None and self.status.is_absence
 
 
 class KernelReceipt(msgspec.Struct, frozen=True):

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, describe, is_simulated
-from penstock.compilation.failing import final, in_model
+from penstock.compilation.calls import call_driver, is_simulated
+from penstock.compilation.failing import failure_of, final
 from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
-from penstock.errors import FOREIGN, DriverError, MissedDeadline
+from penstock.errors import FOREIGN, DriverError, MissedDeadline, Refusal, RefusalCode
 from penstock.hal import (
     ACCURACY_RANK,
     AccuracyClass,
@@ -38,7 +38,9 @@ log = Log(__name__)
 Made = TypeVar("Made")
 
 NOT_CACHED: Final = CacheOutcome("off", "a fall-back is not cached")
-NO_CANDIDATE: Final = "not a candidate; it repeats only what another device failed at"
+NO_CANDIDATE: Final = Refusal(
+    RefusalCode.NOT_CANDIDATE, "not a candidate; it repeats only what another device failed at"
+)
 
 
 def able_devices(
@@ -84,7 +86,7 @@ def recover(
     *allowed*, or memory that the step needs was *lost* with its device; `MissedDeadline*` and
     `Cancelled`, which are never repeated, as they come.
     """
-    failures.append(Failure(device, in_model(step, describe(error))))
+    failures.append(failure_of(device, error, step))
     if allowed and not lost:
         made = first_able(others, attempt, failures, tell)
         if made is not None:
@@ -108,7 +110,7 @@ def first_able(
         except MissedDeadline:
             raise
         except DriverError as error:
-            failures.append(Failure(device.name, in_model(step, describe(error))))
+            failures.append(failure_of(device.name, error, step))
     return None
 
 
@@ -192,7 +194,7 @@ def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionP
         if name not in devices:
             devices = (*devices, name)
             operations = [
-                replace(placement, reasons={**placement.reasons, name: NO_CANDIDATE})
+                replace(placement, refusals={**placement.refusals, name: NO_CANDIDATE})
                 for placement in operations
             ]
     for step in moved:
@@ -207,7 +209,8 @@ def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionP
 
 
 def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) -> Placement:
-    reasons = {name: why for name, why in placement.reasons.items() if name != step.device.name}
+    refusals = {n: why for n, why in placement.refusals.items() if n != step.device.name}
     for failure in step.receipt.failures:
-        reasons[failure.device] = f"failed to compile: {failure.error}"
-    return replace(placement, device=step.device.name, reasons=reasons, accuracy=accuracy)
+        words = f"failed to compile: {failure.error}"
+        refusals[failure.device] = Refusal(RefusalCode.FAILED, words, failure.status)
+    return replace(placement, device=step.device.name, refusals=refusals, accuracy=accuracy)

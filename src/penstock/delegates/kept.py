@@ -49,15 +49,14 @@ class Kept:
 
     def tell(self, receipt: Receipt) -> None:
         """Logs why a compile could not be kept in the caller's directory."""
-        from penstock.compilation.receipt import TO_BE_WRITTEN
-
         for step in receipt.steps:
-            if self._directory is not None and step.cache.not_saved not in {"", TO_BE_WRITTEN}:
+            told = step.cache
+            if self._directory is not None and told.not_saved and not told.is_to_be_written:
                 log.warning(
                     "%s %s keeps nothing: %s",
                     self._place,
                     os.fspath(self._directory),
-                    step.cache.not_saved,
+                    told.not_saved,
                 )
 
     def entry_of(self, part: PartitionModel) -> bool | CacheInfo:

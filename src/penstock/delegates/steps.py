@@ -94,7 +94,7 @@ def _of_the_whole(
     if isinstance(error, ModelError):
         where = None if error.where is None else PLACE.sub(renumbered, error.where)
         return type(error)(error.message, where=where, offset=error.offset)
-    return PlacementError(PLACE.sub(renumbered, error.message), error.reasons)
+    return PlacementError(PLACE.sub(renumbered, error.message), error.refusals)
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:

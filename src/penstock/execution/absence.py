@@ -11,10 +11,16 @@ from msgspec.structs import replace
 
 from penstock.compilation.failing import with_last_crash
 from penstock.compilation.receipt import Failure
-from penstock.errors import Cancelled, DriverError, PlacementError
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    ErrorStatus,
+    PlacementError,
+    Refusal,
+    RefusalCode,
+)
 from penstock.logs import Log
 from penstock.partitioning.fallback import NOT_ALLOWED
-from penstock.partitioning.support import ASKED_IN_VAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,11 +30,6 @@ if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan
 
 log = Log(__name__)
-
-GONE: Final = ("DeadObject", "MissedDeadline")
-"""How errors begin of a process that is not there, or does not answer in time."""
-
-NOT_ASKED: Final = tuple(ASKED_IN_VAIN + error for error in GONE)
 
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether a device is there again."""
@@ -60,39 +61,45 @@ class Absence:
         self._over = any(map(_answers, self._devices))
 
 
-def is_absent(reasons: Mapping[str, str]) -> bool:
-    """Whether *reasons*, of devices that did not get an operation, have one that no process could be asked for."""
-    return any(reason.startswith(NOT_ASKED) for reason in reasons.values())
+def is_absent(refusals: Mapping[str, Refusal]) -> bool:
+    """Whether *refusals*, of devices that did not get an operation, have one that no process could be asked for."""
+    return any(map(_is_unasked, refusals.values()))
+
+
+def _is_unasked(refusal: Refusal) -> bool:
+    return refusal.code is RefusalCode.NO_ANSWER and refusal.is_absence
 
 
 def explained(error: PlacementError) -> PlacementError:
     """*error*, whose reasons say of devices that had no process where more is said of their end."""
-    if not is_absent(error.reasons):
+    if not is_absent(error.refusals):
         return error
-    reasons = {
-        name: with_last_crash(reason) if reason.startswith(NOT_ASKED[0]) else reason
-        for name, reason in error.reasons.items()
+    refusals = {
+        name: why._replace(detail=with_last_crash(why.detail))
+        if _is_unasked(why) and why.status is ErrorStatus.DEAD_OBJECT
+        else why
+        for name, why in error.refusals.items()
     }
-    return PlacementError(error.message, reasons)
+    return PlacementError(error.message, refusals)
 
 
 def refuse_absent(plan: ExecutionPlan) -> None:
     """Raises `PlacementError` where a device that *plan* could place on had no process: without it others got the work."""
     for placement in plan.operations[:1]:
-        reasons = {n: r for n, r in placement.reasons.items() if r.startswith(NOT_ASKED)}
-        if reasons:
-            names = " and ".join(reasons)
+        unasked = {n: r for n, r in placement.refusals.items() if _is_unasked(r)}
+        if unasked:
+            names = " and ".join(unasked)
             message = f"the process of {names} is not there, and {NOT_ALLOWED}"
-            raise explained(PlacementError(message, reasons))
+            raise explained(PlacementError(message, unasked))
 
 
 def mute(plan: ExecutionPlan) -> dict[str, str]:
     """Why devices that are there, and that *plan* could place on, could not be asked: their drivers are at fault."""
     return {
-        name: reason
+        name: str(why)
         for placement in plan.operations[:1]
-        for name, reason in placement.reasons.items()
-        if reason.startswith(ASKED_IN_VAIN) and not reason.startswith(NOT_ASKED)
+        for name, why in placement.refusals.items()
+        if why.code is RefusalCode.NO_ANSWER and not why.is_absence
     }
 
 
@@ -108,11 +115,11 @@ def absence_of(
     for step in compilation.steps:
         receipt = step.receipt
         first = step.step.operations[:1]
-        reasons = compilation.plan.operations[first[0]].reasons if first else {}
+        refusals = compilation.plan.operations[first[0]].refusals if first else {}
         missed = tuple(
-            Failure(name, reason.removeprefix(ASKED_IN_VAIN))
-            for name, reason in reasons.items()
-            if reason.startswith(NOT_ASKED)
+            Failure(name, why.detail, why.status)
+            for name, why in refusals.items()
+            if _is_unasked(why)
         )
         if missed and not receipt.failures:
             made = replace(
@@ -125,7 +132,7 @@ def absence_of(
         steps.append(step)
         unasked |= {f.device: f.error for f in missed}
         failures = (*missed, *receipt.failures)
-        absent |= {f.device: f.error for f in failures if f.error.startswith(GONE)}
+        absent |= {f.device: f.error for f in failures if f.is_absence}
     if not absent:
         return compilation, None
     for name, error in unasked.items():

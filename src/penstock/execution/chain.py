@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from penstock.compilation.calls import describe
-from penstock.compilation.failing import in_model
-from penstock.compilation.receipt import Failure
+from penstock.compilation.failing import failure_of
 from penstock.errors import (
     FOREIGN,
     Cancelled,
@@ -137,8 +135,8 @@ class Chain:
             self._run.steps.append(StepTrace(prepared, one.began_ns, ended, DONE))
 
     def _note(self, step: Step, error: DriverError) -> None:
-        words = in_model(step.prepared.step, describe(error))
-        self._run.failures = (Failure(step.prepared.device.name, words),)
+        prepared = step.prepared
+        self._run.failures = (failure_of(prepared.device.name, error, prepared.step),)
 
 
 class Launched(NamedTuple):

@@ -95,7 +95,7 @@ class ControlStep:
         except MissedDeadline:
             raise
         except DriverError as error:
-            run.failures = inside.failures or (Failure(device, told(error)),)
+            run.failures = inside.failures or (Failure(device, told(error), error.status),)
             if not self._repeat(run, began):
                 raise
             return

@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock.capsules.evidence import StepFailure, keep_soon, noted
-from penstock.compilation.calls import call_driver, describe, is_simulated
+from penstock.compilation.calls import call_driver, is_simulated
 from penstock.compilation.failing import in_model
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure, Span, StepReceipt
@@ -179,7 +179,7 @@ class Recovery:
     def _noted(self, run: Run, failed: PreparedStep, error: DriverError) -> tuple[StepFailure, ...]:
         """What is to be kept of the failure; the copies are in the receipt."""
         began = perf_counter_ns()
-        words = in_model(self._step, describe(error))
+        words = in_model(self._step, error)
         found = noted("execute", self._step, failed.device, words, run.values)
         spent = perf_counter_ns() - began
         for failure in found:

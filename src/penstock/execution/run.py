@@ -14,7 +14,6 @@ from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_numb
 from penstock.compilation.calls import report_of
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import (
-    TO_BE_WRITTEN,
     CacheOutcome,
     CopyReceipt,
     Failure,
@@ -22,6 +21,7 @@ from penstock.compilation.receipt import (
     Receipt,
     Span,
     StepReceipt,
+    fault_in,
 )
 from penstock.errors import InputError, InvalidArgument, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
@@ -197,11 +197,7 @@ def step_receipt(run: StepTrace) -> StepReceipt:
     """What the receipt of a run says of one step."""
     step = run.prepared.step
     # A driver that was not there for the compile is not there for the run either.
-    failures = run.failures or tuple(
-        f
-        for f in run.prepared.receipt.failures
-        if f.error.startswith(("DeadObject", "MissedDeadline"))
-    )
+    failures = run.failures or tuple(f for f in run.prepared.receipt.failures if f.is_absence)
     first = failures[0] if failures else None
     timing: object = run.result.timing
     told = timing.in_driver_ns if isinstance(timing, Timing) else None
@@ -262,14 +258,16 @@ def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
     is to put a better form in the place of what was saved or loaded.
     """
     told = prepared.receipt.cache
-    if told.not_saved not in {"", TO_BE_WRITTEN}:
+    if told.not_saved and not told.is_to_be_written:
         return told
     report = report_of(prepared.prepared)
+    unsaved = fault_in(report.reason, later=report.later)
+    now = replace(told, not_saved=unsaved.words, not_saved_code=unsaved.code)
     if report.later:
-        return replace(told, not_saved=report.reason) if report.reason else told
+        return now if report.reason else told
     if told.not_saved:
-        return replace(told, saved=report.save != "failed", not_saved=report.reason)
-    return replace(told, not_saved=report.reason) if report.save == "failed" else told
+        return replace(now, saved=report.save != "failed")
+    return now if report.save == "failed" else told
 
 
 def execution_config(

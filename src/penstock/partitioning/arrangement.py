@@ -14,11 +14,12 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import PlacementError
+from penstock.errors import PlacementError, Refusal, RefusalCode
 from penstock.interrupts import polled
 from penstock.partitioning.dynamic import cheapest, is_chain
 from penstock.partitioning.greedy import followers_of, partitions_of
 from penstock.partitioning.limits import (
+    NO_REFUSAL,
     complaint_of,
     on_one_device,
     require_homes,
@@ -62,7 +63,10 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
     require_homes(table)
     if (found := _within_limits(table, judge, policy)) is not None:
         return found
-    covered = _off_reference(table, f"min_coverage={policy.min_coverage:g} keeps it elsewhere")
+    covered = _off_reference(
+        table,
+        Refusal(RefusalCode.LIMIT, f"min_coverage={policy.min_coverage:g} keeps it elsewhere"),
+    )
     try:
         found = _within_limits(covered, judge, policy)
     except PlacementError:
@@ -155,7 +159,7 @@ def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Pol
         found = _within_limits(covered, judge, policy)
     except PlacementError:
         found = _within_limits(table, judge, policy)
-    return found or on_one_device(table, judge.prices.operations, policy, "", "")
+    return found or on_one_device(table, judge.prices.operations, policy, "", NO_REFUSAL)
 
 
 def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
@@ -166,12 +170,12 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
     """
     asked = table
     best: tuple[float, Arrangement | None] = (math.inf, None)
-    complaint = reason = ""
+    complaint, refusal = "", NO_REFUSAL
     while True:
         proposals = _covered(table, _propose(table, judge, policy), policy)
         if not proposals:
             break
-        complaint, reason, victims = complaint_of(table, proposals[0].partitions, policy)
+        complaint, refusal, victims = complaint_of(table, proposals[0].partitions, policy)
         if complaint and table is asked:
             more = _with_fewer_steps(table, judge, policy)
             proposals = [proposals[0], *_covered(table, [*proposals[1:], *more], policy)]
@@ -184,10 +188,10 @@ def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrange
         if not victims:
             break
         for victim in victims:
-            table = table.refuse(victim.operations, victim.device, reason)
+            table = table.refuse(victim.operations, victim.device, refusal)
     if best[1] is not None or not complaint:
         return best[1]
-    return on_one_device(asked, judge.prices.operations, policy, complaint, reason)
+    return on_one_device(asked, judge.prices.operations, policy, complaint, refusal)
 
 
 def _covered(table: SupportTable, proposals: Iterable[Proposal], policy: Policy) -> list[Proposal]:
@@ -306,11 +310,11 @@ def _moves(table: SupportTable, proposal: Proposal) -> Iterator[tuple[Partition,
                 yield partition, device
 
 
-def _off_reference(table: SupportTable, reason: str) -> SupportTable:
+def _off_reference(table: SupportTable, refusal: Refusal) -> SupportTable:
     for position, candidate in enumerate(table.candidates):
         if candidate.is_reference:
             movable = [
                 index for index in range(len(candidate.answers)) if len(table.takers(index)) > 1
             ]
-            return table.refuse(movable, position, reason)
+            return table.refuse(movable, position, refusal)
     return table

@@ -40,6 +40,7 @@ def _content(plan: ExecutionPlan) -> dict[str, Any]:
                 "device": placement.device,
                 "accuracy": placement.accuracy,
                 "reasons": dict(placement.reasons),
+                "codes": {name: why.code for name, why in placement.refusals.items()},
             }
             for placement in plan.operations
         ],

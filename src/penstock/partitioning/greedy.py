@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from penstock.errors import Refusal, RefusalCode
 from penstock.hal import Preference
 from penstock.interrupts import checkpoint, polled
 from penstock.ir import Model
@@ -35,11 +36,11 @@ def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None
 
 def explain(
     table: SupportTable, costs: Costs, operation: int, chosen: int, preference: Preference
-) -> dict[str, str]:
+) -> dict[str, Refusal]:
     """Device name -> why *operation* is not there, for every candidate but the chosen one."""
     quantity = "power usage" if preference == "low_power" else "execution time"
     winner = table.candidates[chosen].name
-    reasons: dict[str, str] = {}
+    found: dict[str, Refusal] = {}
     for position, candidate in enumerate(table.candidates):
         if position == chosen:
             continue
@@ -48,15 +49,19 @@ def explain(
             costs[operation][position],
             costs[operation][chosen],
         )
-        if not answer.supported:
-            reasons[candidate.name] = answer.reason
+        if answer.refusal is not None:
+            refusal = answer.refusal
         elif cost == best:
-            reasons[candidate.name] = f"{quantity} no better than on {winner}, which goes first"
+            words = f"{quantity} no better than on {winner}, which goes first"
+            refusal = Refusal(RefusalCode.DECLARED, words)
         elif math.isinf(cost):
-            reasons[candidate.name] = f"declares no {quantity} for this element type; {winner} does"
+            words = f"declares no {quantity} for this element type; {winner} does"
+            refusal = Refusal(RefusalCode.UNDECLARED, words)
         else:
-            reasons[candidate.name] = f"{quantity} {cost:g}, on {winner} {best:g}"
-    return reasons
+            words = f"{quantity} {cost:g}, on {winner} {best:g}"
+            refusal = Refusal(RefusalCode.DECLARED, words)
+        found[candidate.name] = refusal
+    return found
 
 
 def partitions_of(

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.errors import PlacementError, counted
+from penstock.errors import PlacementError, Refusal, RefusalCode, counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.interrupts import polled
 from penstock.ir.types import static_shape
 from penstock.partitioning.cost import Costs
 from penstock.partitioning.greedy import best_device, handle_users, partitions_of
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import ASKED, Arrangement, Partition, SupportTable
+from penstock.partitioning.support import Arrangement, Partition, SupportTable
 
-SHAPE_UNKNOWN: Final = "known only when it runs"
+NO_REFUSAL: Final = Refusal(RefusalCode.OTHER, "")
 
 
 def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
@@ -32,13 +32,13 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
     assignment = _assign(table, costs, range(len(table.model.operations)))
     while True:
         partitions = partitions_of(table.model, assignment, len(table.candidates))
-        complaint, reason, victims = complaint_of(table, partitions, policy)
+        complaint, refusal, victims = complaint_of(table, partitions, policy)
         if not complaint:
             return Arrangement(table, tuple(assignment), tuple(partitions))
         if not victims:
-            return on_one_device(asked, costs, policy, complaint, reason)
+            return on_one_device(asked, costs, policy, complaint, refusal)
         for victim in victims:
-            table = table.refuse(victim.operations, victim.device, reason)
+            table = table.refuse(victim.operations, victim.device, refusal)
         moved = [index for victim in victims for index in victim.operations]
         for index, position in zip(moved, _assign(table, costs, moved), strict=True):
             assignment[index] = position
@@ -65,11 +65,11 @@ def require_homes(table: SupportTable) -> None:
             message += f" (the first of {len(homeless)} such operations)"
         if not table.candidates:
             message += "; no device is given"
-        reasons = table.refusals(homeless[0])
-        if any(SHAPE_UNKNOWN in reason for reason in reasons.values()):
+        refusals = table.refusals(homeless[0])
+        if any(why.code is RefusalCode.SHAPE_UNKNOWN for why in refusals.values()):
             message += _open_inputs(table)
         message += laxer_class(table, homeless)
-        raise PlacementError(message, reasons)
+        raise PlacementError(message, refusals)
 
 
 def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
@@ -84,7 +84,9 @@ def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
         ranks = [
             (ACCURACY_RANK[a.accuracy], a.accuracy)
             for a in refused
-            if ASKED in a.reason and a.accuracy in ACCURACY_RANK
+            if a.refusal is not None
+            and a.refusal.code is RefusalCode.ACCURACY
+            and a.accuracy in ACCURACY_RANK
         ]
         if not ranks:
             return ""
@@ -110,12 +112,13 @@ def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> lis
 
 def complaint_of(
     table: SupportTable, partitions: Sequence[Partition], policy: Policy
-) -> tuple[str, str, list[Partition]]:
-    """What is wrong with *partitions* (empty: nothing), the reason to refuse some of them for it, and
+) -> tuple[str, Refusal, list[Partition]]:
+    """What is wrong with *partitions* (empty: nothing), the refusal of some of them for it, and
     those to refuse: none where none can move.
     """
     if apart := _handles_apart(table, partitions):
-        return apart, "operations that share handles must run together", []
+        words = "operations that share handles must run together"
+        return apart, Refusal(RefusalCode.HANDLES, words), []
     least, most = policy.min_partition_size, policy.max_partitions
     guests = [p for p in partitions if not table.candidates[p.device].is_reference]
     guests.sort(key=lambda p: len(p.operations))
@@ -123,13 +126,15 @@ def complaint_of(
     if small:
         complaint = f"{len(small)} of {counted(len(partitions), 'partition')} {'is' if len(small) == 1 else 'are'} smaller than min_partition_size={least}"
         reason = f"its partition there would be smaller than min_partition_size={least}"
-        return complaint, reason, _of_one_device([p for p in small if _can_move(table, p)])
+        refusal = Refusal(RefusalCode.LIMIT, reason)
+        return complaint, refusal, _of_one_device([p for p in small if _can_move(table, p)])
     if most is not None and len(partitions) > most:
         complaint = f"the plan has {len(partitions)} partitions, max_partitions={most}"
         reason = f"its partition there is one more than max_partitions={most} allows"
         batch = max(1, (len(partitions) - most) // 4)
-        return complaint, reason, [p for p in guests if _can_move(table, p)][:batch]
-    return "", "", []
+        refusal = Refusal(RefusalCode.LIMIT, reason)
+        return complaint, refusal, [p for p in guests if _can_move(table, p)][:batch]
+    return "", NO_REFUSAL, []
 
 
 def _of_one_device(partitions: Sequence[Partition]) -> list[Partition]:
@@ -155,7 +160,7 @@ def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
 
 
 def on_one_device(
-    table: SupportTable, costs: Costs, policy: Policy, complaint: str, reason: str
+    table: SupportTable, costs: Costs, policy: Policy, complaint: str, refusal: Refusal
 ) -> Arrangement:
     """Everything on the cheapest device that may run it all and satisfies the policy."""
     everything = range(len(table.model.operations))
@@ -169,12 +174,12 @@ def on_one_device(
             best = cost, position
     if best is None:
         reasons = {
-            c.name: _first_refusal(table, k) or reason for k, c in enumerate(table.candidates)
+            c.name: _first_refusal(table, k) or refusal for k, c in enumerate(table.candidates)
         }
         raise PlacementError(f"{complaint}, and no single device may run everything", reasons)
     for position in range(len(table.candidates)):
         if position != best[1]:
-            table = table.refuse(everything, position, reason)
+            table = table.refuse(everything, position, refusal)
     assignment = (best[1],) * len(everything)
     return Arrangement(table, assignment, (Partition(best[1], tuple(everything)),))
 

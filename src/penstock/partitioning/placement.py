@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import InputError, PlacementError, counted
+from penstock.errors import InputError, PlacementError, Refusal, RefusalCode, counted
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 DEFAULT_POLICY: Final = Policy()
 
-NOT_READ: Final = "it is not run: nothing reads the results"
+NOT_READ: Final = Refusal(RefusalCode.UNUSED, "it is not run: nothing reads the results")
 
 
 def place(
@@ -131,7 +131,7 @@ class _Ground(Struct, frozen=True):
         return tuple(candidate.name for candidate in self.table.candidates)
 
     def plan(
-        self, arrangement: Arrangement, reasons: Sequence[dict[str, str]] | None = None
+        self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]] | None = None
     ) -> ExecutionPlan:
         """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
         if reasons is None:
@@ -180,7 +180,7 @@ class _Ground(Struct, frozen=True):
         )
 
     def _placements(
-        self, arrangement: Arrangement, reasons: Sequence[dict[str, str]]
+        self, arrangement: Arrangement, reasons: Sequence[dict[str, Refusal]]
     ) -> Iterator[Placement]:
         for at, position in enumerate(polled(arrangement.assignment)):
             candidate = arrangement.table.candidates[position]
@@ -333,11 +333,15 @@ def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
 
 
 def _placement(
-    asked: SupportTable, index: int, device: str, reasons: dict[str, str], accuracy: AccuracyClass
+    asked: SupportTable,
+    index: int,
+    device: str,
+    refusals: dict[str, Refusal],
+    accuracy: AccuracyClass,
 ) -> Placement:
     entry = asked.model.entry
     kind = entry.operations[index].type
-    return Placement(index, kind, entry.operation_name(index), device, reasons, accuracy)
+    return Placement(index, kind, entry.operation_name(index), device, refusals, accuracy)
 
 
 def _unread(asked: SupportTable, index: int) -> Placement:
@@ -345,7 +349,7 @@ def _unread(asked: SupportTable, index: int) -> Placement:
     takers = [asked.candidates[position] for position in asked.takers(index)]
     home = (takers or asked.candidates)[0 if takers else -1]
     reasons = {
-        c.name: c.answers[index].reason or NOT_READ for c in asked.candidates if c is not home
+        c.name: c.answers[index].refusal or NOT_READ for c in asked.candidates if c is not home
     }
     return _placement(asked, index, home.name, reasons, home.answers[index].accuracy)
 

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
+from penstock.errors import Refusal
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
 from penstock.memory.arena import ArenaLayout
@@ -18,7 +19,7 @@ class Placement(Struct, frozen=True):
     """Where one operation runs.
 
     *index* counts the operations of the planned model's entry subgraph; *name* is
-    `Subgraph.operation_name`. *reasons* says, for every device that did not get it, why;
+    `Subgraph.operation_name`. *refusals* says, for every device that did not get it, why;
     *accuracy* is the class that *device* declares for it.
     """
 
@@ -26,17 +27,22 @@ class Placement(Struct, frozen=True):
     type: str
     name: str
     device: str
-    reasons: Mapping[str, str] = field(default_factory=dict)
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
     accuracy: AccuracyClass = "faithful"
 
     def __post_init__(self) -> None:
-        force_setattr(self, "reasons", MappingProxyType(dict(self.reasons)))
+        force_setattr(self, "refusals", MappingProxyType(dict(self.refusals)))
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """*refusals* in words."""
+        return MappingProxyType({name: str(why) for name, why in self.refusals.items()})
 
     def __hash__(self) -> int:
         return hash((self.index, self.type, self.name, self.device, self.accuracy))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.index, self.type, self.name, self.device, dict(self.reasons), self.accuracy)
+        fields = (self.index, self.type, self.name, self.device, dict(self.refusals), self.accuracy)
         return Placement, fields
 
 
@@ -150,16 +156,13 @@ PREDICTED: Final = "predicted"
 """The name of the plan that was predicted to be best, among those measured."""
 
 
-ONLY_PLACEMENT: Final = "there is no other placement"
-"""`Tuned.reason` where there was nothing to measure."""
-
-
 class Tuned(Struct, frozen=True):
     """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
 
     No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
     when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
-    that an earlier call measured them.
+    that an earlier call measured them. *outcome* is "only" where there is no other placement, "unmeasured" where nothing
+    was measured.
     """
 
     candidates: tuple[Measured, ...]
@@ -168,6 +171,7 @@ class Tuned(Struct, frozen=True):
     compiles: int = 0
     stored: bool = False
     created: float | None = None
+    outcome: Literal["measured", "only", "unmeasured"] = "measured"
 
 
 class ExecutionPlan(Struct, frozen=True):

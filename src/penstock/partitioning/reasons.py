@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from penstock.errors import Refusal, RefusalCode
 from penstock.interrupts import polled
 from penstock.partitioning.greedy import handle_users
 from penstock.partitioning.prediction import UNDECLARED, Judge, Prices
@@ -36,38 +37,37 @@ class Reasons:
             for other in earlier:
                 self._after[other].add(index)
 
-    def of(self, operation: int) -> dict[str, str]:
+    def of(self, operation: int) -> dict[str, Refusal]:
         """Device name -> why *operation* is not there, for every candidate but its own."""
         chosen = self._assignment[operation]
         return {
             candidate.name: (
-                self._loss(operation, position, chosen)
-                if candidate.answers[operation].supported
-                else candidate.answers[operation].reason
+                candidate.answers[operation].refusal or self._loss(operation, position, chosen)
             )
             for position, candidate in enumerate(self._table.candidates)
             if position != chosen
         }
 
-    def _loss(self, operation: int, position: int, chosen: int) -> str:
+    def _loss(self, operation: int, position: int, chosen: int) -> Refusal:
         row, names = self._prices.operations[operation], self._table.candidates
         winner = names[chosen].name
         if row[position] >= UNDECLARED > row[chosen]:
             quantity = "power usage" if self._energy else "execution time"
-            return f"declares no {quantity} for this element type; {winner} does"
+            words = f"declares no {quantity} for this element type; {winner} does"
+            return Refusal(RefusalCode.UNDECLARED, words)
         here, boundary = row[chosen], self._boundary(operation, position, chosen)
         there = row[position] + boundary
         if there > here:
             worse = "to take more energy" if self._energy else "slower"
             amounts = f"{self._show(there)} against {self._show(here)} on {winner}"
-            return f"predicted {worse}: {amounts}{', boundary included' if boundary else ''}"
-        if there == here:
-            return f"predicted no better than on {winner}"
-        if operation in self._handles:
-            return "operations that share handles must run together"
-        return (
-            f"predicted better alone, but no cheaper plan was found with it there: {winner} has it"
-        )
+            words = f"predicted {worse}: {amounts}{', boundary included' if boundary else ''}"
+        elif there == here:
+            words = f"predicted no better than on {winner}"
+        elif operation in self._handles:
+            return Refusal(RefusalCode.HANDLES, "operations that share handles must run together")
+        else:
+            words = f"predicted better alone, but no cheaper plan was found with it there: {winner} has it"
+        return Refusal(RefusalCode.PREDICTED, words)
 
     def _boundary(self, operation: int, position: int, chosen: int) -> float:
         """What moving *operation* alone changes beside its own price."""
@@ -102,7 +102,7 @@ def duration(ns: float) -> str:
 
 def all_reasons(
     arrangement: Arrangement, judge: Judge, *, energy: bool
-) -> Sequence[dict[str, str]]:
+) -> Sequence[dict[str, Refusal]]:
     """The reasons of every operation, in order."""
     reasons = Reasons(arrangement, judge, energy=energy)
     return [reasons.of(index) for index in polled(range(len(arrangement.assignment)))]

@@ -9,9 +9,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.arguments import check_kind
-from penstock.errors import FOREIGN, InputError, counted
+from penstock.errors import FOREIGN, DriverError, InputError, Refusal, RefusalCode, counted
 from penstock.hal import (
     ACCURACY_RANK,
+    AccuracyClass,
     Capabilities,
     Device,
     Support,
@@ -33,11 +34,23 @@ LAST_RESORT: Final = "reference (this process)"
 """The name of the reference device in the caller's process, where the one of the plan runs in a process of its own."""
 """The device of last resort, by name: NNAPI's CPU path."""
 
-ASKED_IN_VAIN: Final = "cannot be asked: "
-"""How the reason against a device begins that gave no answer."""
+SHAPE_UNKNOWN: Final = "known only when it runs"
+"""Stands in the reasons of drivers that need a shape which the model does not tell: they have no
+code to give, only words."""
 
 HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 """Types whose values mean nothing outside the engine that made them."""
+
+
+class Answer(Support, frozen=True):
+    """What the table says of an operation on a device: the device's own answer, or why it was turned into a *refusal*."""
+
+    refusal: Refusal | None = None
+
+
+def refused(refusal: Refusal, accuracy: AccuracyClass = "faithful") -> Answer:
+    """An answer that is *refusal*."""
+    return Answer(False, str(refusal), accuracy, refusal=refusal)
 
 
 class Candidate(Struct, frozen=True):
@@ -48,15 +61,11 @@ class Candidate(Struct, frozen=True):
     device: Device
     name: str
     capabilities: Capabilities
-    answers: tuple[Support, ...]
+    answers: tuple[Answer, ...]
 
     @property
     def is_reference(self) -> bool:
         return self.name == REFERENCE_DEVICE
-
-
-ASKED: Final = "the policy asks for"
-"""Stands in the reason of a refusal that a laxer accuracy class would lift."""
 
 
 class SupportTable(Struct, frozen=True):
@@ -73,13 +82,10 @@ class SupportTable(Struct, frozen=True):
         """The candidates, by position, that may run *operation*."""
         return [k for k, c in enumerate(self.candidates) if c.answers[operation].supported]
 
-    def refusals(self, operation: int) -> dict[str, str]:
-        """Device name -> reason, for the candidates that may not run *operation*."""
-        return {
-            c.name: c.answers[operation].reason
-            for c in self.candidates
-            if not c.answers[operation].supported
-        }
+    def refusals(self, operation: int) -> dict[str, Refusal]:
+        """Device name -> why not, for the candidates that may not run *operation*."""
+        found = ((c.name, c.answers[operation].refusal) for c in self.candidates)
+        return {name: refusal for name, refusal in found if refusal is not None}
 
     def of(self, operations: Sequence[int]) -> SupportTable:
         """The table of *operations* alone, in a model whose operands are those of this one."""
@@ -93,13 +99,13 @@ class SupportTable(Struct, frozen=True):
         numbers = tuple(self.numbers[i] if self.numbers else i for i in operations)
         return SupportTable(replace(model, subgraphs=tuple(subgraphs)), candidates, numbers)
 
-    def refuse(self, operations: Sequence[int], position: int, reason: str) -> SupportTable:
+    def refuse(self, operations: Sequence[int], position: int, refusal: Refusal) -> SupportTable:
         """The same table with *operations* refused on one candidate as well."""
         candidates = list(self.candidates)
         answers = list(candidates[position].answers)
         for index in operations:
             if answers[index].supported:
-                answers[index] = replace_support(answers[index], reason)
+                answers[index] = refused(refusal, answers[index].accuracy)
         candidates[position] = replace(candidates[position], answers=tuple(answers))
         return replace(self, candidates=tuple(candidates))
 
@@ -168,11 +174,6 @@ def live_operations(model: Model) -> tuple[int, ...]:
     return tuple(found[::-1])
 
 
-def replace_support(support: Support, reason: str) -> Support:
-    """*support* turned into a refusal."""
-    return Support(supported=False, reason=reason, accuracy=support.accuracy)
-
-
 def policy_refusal(model: Model, operation: int, device: str, policy: Policy) -> str:
     """Why *forbid* and *require* keep an operation off the device of that name; empty: they do not."""
     kinds = tuple(
@@ -210,9 +211,9 @@ def _candidate(model: Model, device: Device, policy: Policy) -> Candidate:
         answers = refuse_unmapped(model, given, mappable_kinds(device))
     except FOREIGN as error:  # a broken driver is a reason, never a crash
         checkpoint()
-        reason = f"{ASKED_IN_VAIN}{type(error).__name__}: {error}"
-        refusal = Support(supported=False, reason=reason)
-        return Candidate(device, device.name, Capabilities(), (refusal,) * count)
+        status = error.status if isinstance(error, DriverError) else None
+        refusal = Refusal(RefusalCode.NO_ANSWER, f"{type(error).__name__}: {error}", status)
+        return Candidate(device, device.name, Capabilities(), (refused(refusal),) * count)
     name = device.name
     judged = tuple(
         _judge(model, i, answers[i], name, capabilities, policy) for i in polled(range(count))
@@ -234,13 +235,15 @@ def _checked(capabilities: Capabilities) -> Capabilities:
 def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -> list[Support]:
     """The device's own answers; raises whatever it raises, and `ValueError` for what is no answer."""
     hidden = {
-        index: f"needs feature level {needed}; the device has {level}"
+        index: Refusal(
+            RefusalCode.FEATURE_LEVEL, f"needs feature level {needed}; the device has {level}"
+        )
         for index, operation in enumerate(polled(model.operations))
         if (needed := spec_of(operation).feature_level) is not None and needed > level
     }
     for index, needs in extension_needs(model).items():
         if reason := extension_refusal(needs, capabilities):
-            hidden.setdefault(index, reason)
+            hidden.setdefault(index, Refusal(RefusalCode.EXTENSION, reason))
     below = [index for index in range(len(model.operations)) if index not in hidden]
     part = Cutter(model).cut(below).model if hidden and below else model
     given: list[Any] = list(device.supported_operations(part)) if below else []
@@ -256,7 +259,7 @@ def _ask(model: Model, device: Device, level: int, capabilities: Capabilities) -
         raise ValueError("supported_operations gave something other than hal.Support")
     answers = dict(zip(below, given, strict=True))
     return [
-        answers[index] if index in answers else Support(supported=False, reason=hidden[index])
+        answers[index] if index in answers else refused(hidden[index])
         for index in range(len(model.operations))
     ]
 
@@ -268,19 +271,30 @@ def _judge(
     device: str,
     capabilities: Capabilities,
     policy: Policy,
-) -> Support:
+) -> Answer:
     if not answer.supported:
-        return answer if answer.reason else replace_support(answer, "the device gives no reason")
+        return answer if isinstance(answer, Answer) else _own_refusal(answer)
     operation = model.operations[index]
     if ACCURACY_RANK.get(answer.accuracy, -1) < ACCURACY_RANK[policy.accuracy]:
         off = f" ({answer.distance})" if answer.distance else ""
-        wanted = f"{ASKED} {policy.accuracy}"
-        reason = f"its accuracy there is {answer.accuracy}{off}; {wanted}"
-    elif not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
+        reason = (
+            f"its accuracy there is {answer.accuracy}{off}; the policy asks for {policy.accuracy}"
+        )
+        return refused(Refusal(RefusalCode.ACCURACY, reason), answer.accuracy)
+    if not capabilities.dynamic_outputs and _has_unknown_output(model, operation):
         reason = "the shape of an output is known at run time only, which the device does not take"
-    else:
-        reason = policy_refusal(model, index, device, policy)
-    return replace_support(answer, reason) if reason else answer
+        return refused(Refusal(RefusalCode.SHAPE_UNKNOWN, reason), answer.accuracy)
+    if reason := policy_refusal(model, index, device, policy):
+        return refused(Refusal(RefusalCode.POLICY, reason), answer.accuracy)
+    return Answer(True, answer.reason, answer.accuracy, answer.distance)
+
+
+def _own_refusal(answer: Support) -> Answer:
+    """A device's own refusal, whose code is in its words alone."""
+    reason = answer.reason or "the device gives no reason"
+    unknown = SHAPE_UNKNOWN in reason
+    code = RefusalCode.SHAPE_UNKNOWN if unknown else RefusalCode.UNSUPPORTED
+    return refused(Refusal(code, reason), answer.accuracy)
 
 
 def _has_unknown_output(model: Model, operation: Operation) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from penstock.compilation.failing import renumbered, told
+from penstock.compilation.failing import told_of
 from penstock.errors import DriverError, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
@@ -211,7 +211,7 @@ class Search:
                 timeout=self.timeout,
             )
         except (DriverError, PlacementError) as error:
-            return renumbered(told(error), cut.model, part)
+            return told_of(error, cut.model, part)
 
     def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
         case = self.cases[index]

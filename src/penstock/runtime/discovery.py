@@ -89,7 +89,7 @@ class Manager:
                 return self.choose(named, isolate, deadline_ns, absent=absent)
             except PlacementError as error:
                 told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error.message}"
-                raise PlacementError(told, error.reasons) from error
+                raise PlacementError(told, error.refusals) from error
             except InputError as error:
                 told = f"the knob devices (PENSTOCK_DEVICES) is {names!r}: {error}"
                 raise InputError(told) from error

@@ -53,6 +53,8 @@ class Distance(Struct, frozen=True):
     got: str = ""
     expected: str = ""
     problem: str = ""
+    not_finite: bool = False
+    """Whether there is a *problem* because the result is infinite or no number where it should not be."""
 
     @property
     def departs(self) -> bool:
@@ -184,7 +186,8 @@ def _floats(got: NDArray, want: NDArray, share: float, floor: float) -> Distance
     same = (a == b) | (np.isnan(a) & np.isnan(b))
     if (wrong := ~same & ~(finite & np.isfinite(a))).any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        return _incomparable(0, f"it is {a[at]} at {list(at)}, not {b[at]}")
+        problem = f"it is {a[at]} at {list(at)}, not {b[at]}"
+        return replace(_incomparable(0, problem), not_finite=not math.isfinite(a[at]))
     off = np.where(same, 0.0, np.abs(np.where(finite, a, 0.0) - np.where(finite, b, 0.0)))
     largest = max(float(np.abs(b[finite]).max(initial=0.0)), floor)
     most = float(off.max(initial=0.0))

@@ -7,11 +7,12 @@ from typing import Any, Final, cast
 
 from penstock import knobs
 from penstock.cache.driver_verdicts import DriverVerdict, DriverVerdicts
-from penstock.errors import CacheError
+from penstock.errors import CacheError, Refusal, RefusalCode
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, Support
 from penstock.ir import Model
 from penstock.ir.digest import form_of
 from penstock.logs import Log
+from penstock.partitioning.support import refused
 
 log = Log(__name__)
 
@@ -51,7 +52,8 @@ class HeldToVerdicts:
                 answer = answers[at]
                 if isinstance(answer, Support) and answer.supported:
                     kept[at] = reason
-                    answers[at] = Support(supported=False, reason=reason, accuracy=answer.accuracy)
+                    refusal = Refusal(RefusalCode.WRONG_RESULTS, reason)
+                    answers[at] = refused(refusal, answer.accuracy)
         return answers, kept
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from penstock.errors import FOREIGN
+from penstock.errors import FOREIGN, DriverError, ErrorStatus
 from penstock.hal import (
     HAL_VERSION,
     MAX_NUMBER_OF_CACHE_FILES,
@@ -45,8 +45,11 @@ class DeviceInfo(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
+    """A *device* as users see it; *status* is that of the error of its driver that keeps it from being used, if one does."""
+
     device: Device
     info: DeviceInfo
+    status: ErrorStatus | None = None
 
 
 class Told(Struct):
@@ -62,7 +65,7 @@ class Told(Struct):
 def examined(
     device: Device, driver: str, *, isolated: bool = False, source: Source = UNKNOWN
 ) -> Found:
-    told, reason = examine(device, driver)
+    told, reason, status = examine(device, driver)
     info = DeviceInfo(
         name=told.name,
         type=told.type.value,
@@ -76,7 +79,7 @@ def examined(
         isolated=isolated,
         source=source,
     )
-    return Found(device, info)
+    return Found(device, info, status)
 
 
 def is_absent(device: Device) -> bool:
@@ -84,8 +87,8 @@ def is_absent(device: Device) -> bool:
     return getattr(device, "absent", False) is True
 
 
-def examine(device: Device, driver: str) -> tuple[Told, str]:
-    """The metadata of *device*, and why it cannot be used ("" when it can).
+def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
+    """The metadata of *device*, why it cannot be used ("" when it can), and the status of a driver's error that is why.
 
     Every member is read once, and checked: HAL version, name, version, type, feature level,
     capabilities, numbers of cache files, and the device's own check, which is asked last and only when
@@ -93,25 +96,30 @@ def examine(device: Device, driver: str) -> tuple[Told, str]:
     """
     blank = DeviceBase
     told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)
-    reasons: list[str] = []
+    reasons: list[tuple[str, ErrorStatus | None]] = []
     for member, fault in _METADATA.items():
         try:
             value = getattr(device, member)
             if (found := fault(value)) is not None:
-                reasons.append(found.format(describe(value)))
+                reasons.append((found.format(describe(value)), None))
             elif hasattr(told, member):
                 setattr(told, member, value)
         except FOREIGN as error:  # a driver may raise anything
-            reasons.append(f"its {member} cannot be read: {describe(error)}")
+            reasons.append((f"its {member} cannot be read: {describe(error)}", _status(error)))
     for asked in (_cache_files_fault, _own_refusal):
         if reasons:
             break
         try:
             if refusal := asked(device):
-                reasons.append(refusal)
+                reasons.append((refusal, None))
         except FOREIGN as error:  # as above
-            reasons.append(f"failed in its checks: {describe(error)}")
-    return told, reasons[0] if reasons else ""
+            reasons.append((f"failed in its checks: {describe(error)}", _status(error)))
+    reason, status = reasons[0] if reasons else ("", None)
+    return told, reason, status
+
+
+def _status(error: BaseException) -> ErrorStatus | None:
+    return error.status if isinstance(error, DriverError) else None
 
 
 _PRINTED: Final = "one line of characters that print"

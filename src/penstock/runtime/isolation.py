@@ -16,6 +16,7 @@ from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION
 from penstock.errors import (
     DeadObject,
     DriverError,
+    ErrorStatus,
     InputError,
     MissedDeadline,
     MissedDeadlineTransient,
@@ -150,6 +151,9 @@ def waiting_half(deadline_ns: int | None) -> AbstractContextManager[None]:
     return until(half_of(deadline_ns))
 
 
+LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
+
+
 def present(found: Found) -> Found:
     """*found*; an `AbsentDevice` in its place where its process had died, or not answered in time, before it had told all."""
     from penstock.ipc.resilient import IsolatedDevice
@@ -158,7 +162,7 @@ def present(found: Found) -> Found:
     device, info = found.device, found.info
     if info.usable or not isinstance(device, IsolatedDevice):
         return found
-    late = MissedDeadline.__name__ in info.reason
+    late = found.status in LATE
     if device.supervisor.running and not late:
         return found
     error = (MissedDeadlineTransient if late else DeadObject)(info.reason)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
-from penstock.compilation.failing import renumbered, told
+from penstock.compilation.failing import told_of
 from penstock.errors import CapsuleError, DriverError, MissedDeadline, ModelError, PlacementError
 from penstock.execution.inputs import fits
 from penstock.hal import Device
@@ -99,7 +99,7 @@ def replay(
         except PlacementError as error:
             return outcome(False, run, refused=error.reasons.get(chosen.name, str(error)))
         except DriverError as error:
-            words = renumbered(told(error), model, [o.index for o in manifest.failure.operations])
+            words = told_of(error, model, [o.index for o in manifest.failure.operations])
             if left_out is not None:
                 _expected(model, inputs, timeout)
             return outcome(True, run, error=words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.errors import InputError, PlacementError
+from penstock.errors import InputError, PlacementError, Refusal, RefusalCode
 from penstock.hal import Device
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, Manager
@@ -42,15 +42,15 @@ def with_unusable(
         for value in policy.require.values()
         for name in ((value,) if isinstance(value, str) else value)
     }
-    reasons = dict(error.reasons)
+    refusals = dict(error.refusals)
     infos = [info for info in manager.infos(isolate) if not info.usable]
-    for name in sorted(required - reasons.keys()):
+    for name in sorted(required - refusals.keys()):
         for info in infos:
             if _may_be(name, info):
-                reasons.setdefault(name, info.reason)
-    if len(reasons) == len(error.reasons):
+                refusals.setdefault(name, Refusal(RefusalCode.UNUSABLE, info.reason))
+    if len(refusals) == len(error.refusals):
         return error
-    return PlacementError(error.message, reasons)
+    return PlacementError(error.message, refusals)
 
 
 def _may_be(name: str, info: DeviceInfo) -> bool:

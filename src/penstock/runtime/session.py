@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import os
 import sys
@@ -26,6 +27,7 @@ from penstock.errors import (
     InputError,
     NotAvailable,
     PlacementError,
+    RefusalCode,
     Unreadable,
     counted,
 )
@@ -47,9 +49,9 @@ from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
-from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
+from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
+from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.examination import is_absent
@@ -400,7 +402,7 @@ class _Session:
         from penstock.execution.absence import is_absent
 
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
-        if not self.allow or not is_absent(error.reasons):
+        if not self.allow or not is_absent(error.refusals):
             return None
         if not chosen:
             return manager.by_name(FALLBACK_DEVICE)
@@ -427,12 +429,10 @@ class _Session:
         there = [p for p in plan.operations if p.device == FALLBACK_DEVICE]
         if not there:
             return []
-        from penstock.cache.driver_verdicts import FOUND
-
-        reasons = [r for r in there[0].reasons.values() if r.startswith(FOUND)]
+        found = (r for r in there[0].refusals.values() if r.code is RefusalCode.WRONG_RESULTS)
         notes = [
             f"{counted(len(there), 'operation')} on {FALLBACK_DEVICE}, which was not named: {reason}"
-            for reason in reasons[:1]
+            for reason in itertools.islice(found, 1)
         ]
         for note in notes:
             log.warning("%s", note)
@@ -447,7 +447,9 @@ class _Session:
         )
         notes = [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
         if any(
-            r.startswith(ASKED_IN_VAIN) for p in plan.operations[:1] for r in p.reasons.values()
+            r.code is RefusalCode.NO_ANSWER
+            for p in plan.operations[:1]
+            for r in p.refusals.values()
         ):
             from penstock.execution.absence import mute
 
@@ -462,8 +464,9 @@ class _Session:
             return ""
         tuned = plan.tuned
         if tuned is not None:
-            measured = tuned.candidates or tuned.reason == ONLY_PLACEMENT
-            return "" if measured else f"tune: nothing was measured: {tuned.reason}"
+            if tuned.outcome == "unmeasured":
+                return f"tune: nothing was measured: {tuned.reason}"
+            return ""
         if self.files_lent or len(self.chosen) < 2:
             return ""
         return "tune: nothing was measured for these shapes, which came with a run: give shapes"

@@ -18,9 +18,11 @@ from penstock.errors import (
     MissedDeadline,
     MissedDeadlinePersistent,
     MissedDeadlineTransient,
+    Refusal,
+    RefusalCode,
 )
 from penstock.hal import PrepareConfig
-from penstock.partitioning.plan import ONLY_PLACEMENT, PREDICTED, ExecutionPlan, Measured, Tuned
+from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
 from penstock.partitioning.reasons import duration
 from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.measuring import choose, joules
@@ -38,6 +40,8 @@ VERDICT_SCHEMA: Final = "3"
 """Raised when equal keys would no longer mean equal plans."""
 
 TOO_LATE: Final = "the compile's timeout had passed before the placements were measured: give a longer one, or do not tune"
+
+ONLY_PLACEMENT: Final = "there is no other placement"
 
 NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was measured"
 
@@ -88,7 +92,7 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
     plans = dict(worth_measuring(occasion))
     if len(plans) == 1:
         name, only = next(iter(plans.items()))
-        return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT))
+        return replace(only, tuned=Tuned((), name, ONLY_PLACEMENT, outcome="only"))
     series, failed, compiles = measured_series(occasion, plans, counter)
     found = {each.name: each.measured() for each in series} | failed
     measured = tuple(found[name] for name in plans)
@@ -114,7 +118,7 @@ def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
 
 def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
     log.warning("tune: nothing was measured, the placement is the predicted one: %s", reason)
-    return replace(plan, tuned=Tuned((), PREDICTED, reason))
+    return replace(plan, tuned=Tuned((), PREDICTED, reason, outcome="unmeasured"))
 
 
 def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
@@ -127,18 +131,18 @@ def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
     if winner is None:
         return plan
     losses = {
-        device: _loss(measured[device], winner, by_energy=by_energy)
+        device: Refusal(RefusalCode.MEASURED, _loss(measured[device], winner, by_energy=by_energy))
         for device in plan.devices
         if device in measured and device != winner.name
     }
     operations = tuple(
         replace(
             placement,
-            reasons={
+            refusals={
                 device: losses[device]
-                if device in losses and reason.startswith(PREDICTED)
-                else reason
-                for device, reason in placement.reasons.items()
+                if device in losses and why.code is RefusalCode.PREDICTED
+                else why
+                for device, why in placement.refusals.items()
             },
         )
         for placement in plan.operations
@@ -180,7 +184,7 @@ def _is_without_some(plan: ExecutionPlan) -> bool:
     """Whether a device could not be asked, which may be there the next time."""
     from penstock.execution.absence import is_absent
 
-    return any(is_absent(placement.reasons) for placement in plan.operations[:1])
+    return any(is_absent(placement.refusals) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:

@@ -44,8 +44,8 @@ def find_devices(driver: str) -> list[Device]:
     return devices
 
 
-def usable_devices(driver: str) -> tuple[list[Device], list[str]]:
-    """`find_devices` in two: those that can work here, and for each of the others a sentence that says why not."""
+def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
+    """`find_devices` in two: those that can work here, and each of the others by name with a sentence that says why not."""
     usable, reasons = [], []
     for device in find_devices(driver):
         try:
@@ -55,7 +55,7 @@ def usable_devices(driver: str) -> tuple[list[Device], list[str]]:
         if reason is None:
             usable.append(device)
         else:
-            reasons.append(f"{device.name} cannot work here: {reason}")
+            reasons.append((device.name, f"{device.name} cannot work here: {reason}"))
     return usable, reasons
 
 

@@ -27,15 +27,15 @@ def reason(error: Exception, catalog: SubgraphEntry, subgraph: int, file: Loaded
                 return f"{texts.unresolved(operator.name, index)}\n{text}"
     if isinstance(error, texts.INCONSISTENCIES):
         return f"{texts.INCONSISTENT}\n{text}"
-    place = _operator(text, subgraph, file)
+    place = _operator(error, subgraph, file)
     if place is None or not 0 <= place < len(catalog.operators):
         return text
     return f"{texts.unprepared(catalog.operators[place].name, place)}\n{text}"
 
 
-def _operator(text: str, subgraph: int, file: LoadedFile) -> int | None:
+def _operator(error: Exception, subgraph: int, file: LoadedFile) -> int | None:
     """The file's number of the operator that an error is about, where it is one of *subgraph*."""
-    found = PLACE.match(text)
+    found = PLACE.match(str(error))
     if found is None or int(found["subgraph"]) != subgraph:
         return None
     index = int(found["index"])

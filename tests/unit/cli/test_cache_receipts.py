@@ -6,18 +6,27 @@ import io
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from penstock.cli.output import Output
 from penstock.cli.progress import compile_bar, words
 from penstock.cli.receipts import in_words, refused, show_cache, show_fallbacks
 from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
+from penstock.compilation.receipt import CacheCode
 from penstock.hal import ProgressEvent
 
 HIT = CacheOutcome("hit")
 OFF = CacheOutcome("off", "device slow does not cache")
-FIRST = CacheOutcome("miss", "NoEntry: nothing is cached here", saved=True)
-BROKEN = CacheOutcome("miss", "SealBroken: model cache file 0 was altered", not_saved="disk full")
+FIRST = CacheOutcome("miss", "NoEntry: nothing is cached here", saved=True, code=CacheCode.NO_ENTRY)
+BROKEN = CacheOutcome(
+    "miss",
+    "SealBroken: model cache file 0 was altered",
+    not_saved="disk full",
+    code=CacheCode.SEAL_BROKEN,
+)
+
+COME_WITH_TIME = {CacheCode.NO_ENTRY, CacheCode.NOT_YET_WRITTEN, CacheCode.INGREDIENT_CHANGED}
 
 
 def printed(*steps: tuple[str, CacheOutcome]) -> list[str]:
@@ -36,11 +45,11 @@ def test_each_device_and_outcome_has_one_line() -> None:
 
 
 def test_misses_under_one_name_share_a_line() -> None:
-    other = CacheOutcome("miss", "NoEntry: the nearest entry differs in partition", saved=True)
+    other = replace(FIRST, reason="NoEntry: the nearest entry differs in partition")
     assert printed(("fast", FIRST), ("fast", other)) == [
         "cache: fast miss (2 steps): NoEntry: nothing is cached here; saved; 1 other reason"
     ]
-    worse = CacheOutcome("miss", "SealBroken: model cache file 1 was altered", saved=True)
+    worse = replace(BROKEN, reason="SealBroken: model cache file 1 was altered")
     assert len(printed(("fast", BROKEN), ("fast", worse), ("slow", FIRST), ("fast", FIRST))) == 4
 
 
@@ -60,9 +69,11 @@ def test_what_was_saved_is_said() -> None:
         (OFF, False),
         (FIRST, False),
         (BROKEN, True),
-        (CacheOutcome("miss", "IngredientChanged: the token's entry differs in shapes"), False),
-        (CacheOutcome("miss", "OtherVersion: the file is of version 1"), True),
-        (CacheOutcome("miss", "NotYetWritten: still compiling on fast"), False),
+        *(
+            (CacheOutcome("miss", "SealBroken: or not", code=code), code not in COME_WITH_TIME)
+            for code in CacheCode
+        ),
+        (CacheOutcome("miss", "SealBroken: in words alone"), False),
     ],
 )
 def test_refusals_stand_out(outcome: CacheOutcome, answer: bool) -> None:

@@ -118,7 +118,12 @@ def test_reasons_name_options() -> None:
 
 
 def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> None:
-    later = CacheOutcome("miss", "NoEntry: nothing is cached here", not_saved=TO_BE_WRITTEN)
+    later = CacheOutcome(
+        "miss",
+        "NoEntry: nothing is cached here",
+        not_saved=TO_BE_WRITTEN.words,
+        not_saved_code=TO_BE_WRITTEN.code,
+    )
     step = StepReceipt("slow", (0,), 1, cache=later)
     (problem,) = Warmed("m.tflite", (step,)).problems()
     assert problem == (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.compilation.failing import told
+from penstock.compilation.failing import Said, heard, told, told_of
 from penstock.errors import GeneralFailure, OutputInsufficientSize
 from penstock.hal import ExecutionConfig, Request
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
@@ -167,3 +167,31 @@ def test_of_every_device_that_failed_to_compile_a_step(monkeypatch: pytest.Monke
     ) as made:
         failures = [f for step in made.receipt.steps for f in step.failures]
     assert [(f.device, f.error) for f in failures] == [("first", NUMBERED), ("second", NUMBERED)]
+
+
+@pytest.mark.parametrize(
+    ("words", "operation", "kind", "cause"),
+    [
+        ("operation 1 (RELU): hot", 1, "RELU", "hot"),
+        ("operation 1 (CUSTOM:a.b, 'x: y'): hot", 1, "CUSTOM:a.b", "y'): hot"),
+        ("Hot: operation 0 (ADD): no", 0, "ADD", ""),
+        ("operation 1 (RELU)", 1, "RELU", ""),
+        ("operation 01 (RELU): hot", None, "", ""),
+        (f"operation {'1' * 5000} (RELU): hot", None, "", ""),
+        ("", None, "", ""),
+    ],
+)
+def test_a_driver_is_heard_once(words: str, operation: int | None, kind: str, cause: str) -> None:
+    said = heard(words)
+    assert (said.operation, said.kind, said.cause) == (operation, kind, cause)
+    assert str(said) == words
+
+
+def test_only_an_operation_of_the_part_is_renumbered() -> None:
+    model = add_relu()
+    for words in ("operation 1 (ADD): x", "operation 2 (RELU): x", "no operation"):
+        assert heard(words).renumbered(model, [7, 8]) == heard(words)
+    said = heard("Hot: operation 1 (RELU): x").renumbered(model, [7, 8])
+    assert said == Said("Hot: operation ", 8, "RELU", " (RELU): x")
+    error = GeneralFailure("operation 1 (RELU): x")
+    assert told_of(error, model, [7, 8]) == "GeneralFailure: operation 8 (RELU): x"

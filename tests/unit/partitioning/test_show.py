@@ -10,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from msgspec.structs import replace
 
+from penstock.errors import Refusal, RefusalCode
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
@@ -34,7 +35,7 @@ def planned(model: Model) -> ExecutionPlan:
 def with_reasons(plan: ExecutionPlan, *reasons: str) -> ExecutionPlan:
     """*plan* with these reasons against "other", one an operation."""
     operations = tuple(
-        replace(placement, reasons={"other": reason})
+        replace(placement, refusals={"other": Refusal(RefusalCode.OTHER, reason)})
         for placement, reason in zip(plan.operations, reasons, strict=True)
     )
     return replace(plan, operations=operations)
@@ -130,7 +131,8 @@ class TestText:
     def test_devices_with_one_reason_share_a_line(self) -> None:
         plan = planned(chain(["ADD"]))
         reasons = {"one": "too hot", "two": "too hot", "three": "too far"}
-        plan = replace(plan, operations=(replace(plan.operations[0], reasons=reasons),))
+        refusals = {name: Refusal(RefusalCode.OTHER, why) for name, why in reasons.items()}
+        plan = replace(plan, operations=(replace(plan.operations[0], refusals=refusals),))
         assert plan.show().splitlines()[-2:] == [
             "    not on one, two: too hot",
             "    not on three: too far",
@@ -192,6 +194,7 @@ def test_json_holds_everything() -> None:
         "device": "reference",
         "accuracy": "faithful",
         "reasons": {"adder": "adder has no RELU"},
+        "codes": {"adder": "unsupported"},
     }
     assert content["temporaries"] == {
         "nbytes": 64,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import InputError, PlacementError
+from penstock.errors import InputError, PlacementError, Refusal, RefusalCode
 from penstock.hal import Capabilities, InvalidDevice, Support
 from penstock.ir import DType, Model, Operand
 from penstock.partitioning import Policy
@@ -25,7 +25,9 @@ def answers(model: Model, device: NumpyDevice, policy: Policy | None = None) -> 
 
 def reasons(model: Model, device: NumpyDevice, policy: Policy | None = None) -> list[str]:
     table = collect_support(model, [device], policy or Policy())
-    return [table.refusals(index).get(device.name, "") for index in range(len(model.operations))]
+    return [
+        str(table.refusals(index).get(device.name, "")) for index in range(len(model.operations))
+    ]
 
 
 def test_refusals_carry_the_device_s_reason() -> None:
@@ -105,7 +107,7 @@ def test_capabilities_that_nobody_can_work_with_are_a_refusal(
 
 def test_an_invalid_device_gives_its_reason() -> None:
     table = collect_support(chain(["ADD"]), [InvalidDevice("gone", "host died")], Policy())
-    assert table.refusals(0) == {"gone": "host died"}
+    assert table.refusals(0) == {"gone": Refusal(RefusalCode.UNSUPPORTED, "host died")}
 
 
 def test_a_device_sees_only_its_feature_level() -> None:

@@ -51,7 +51,7 @@ def test_the_plan_shows_them(rule: PlacementRule) -> None:
     plan = place(network(dead=True), devices(), Policy(placement=rule))
     assert [p.index for p in plan.operations] == list(range(7))
     assert [plan.operations[i].device for i in (1, 2)] == ["adder", "reference"]
-    assert plan.operations[1].reasons == {"reference": NOT_READ}
+    assert plan.operations[1].refusals == {"reference": NOT_READ}
     assert dict(plan.operations[2].reasons).keys() == {"adder"}
     assert "not run, because nothing reads the results: 1-2, 4-5" in plan.show()
 

@@ -158,9 +158,7 @@ def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
 
 def not_saved(step: StepReceipt, path: str) -> str:
     """Why a step was not saved, in words that name what to do where something can be done."""
-    from penstock.compilation.receipt import TO_BE_WRITTEN
-
-    if step.cache.not_saved == TO_BE_WRITTEN:
+    if step.cache.is_to_be_written:
         return (
             f"is compiled when it first runs: 'penstock run {path}' with the same options warms it"
         )
@@ -171,14 +169,12 @@ def outcome(step: StepReceipt) -> tuple[str, str]:
     """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at the first run,
     or `not cached` for a device that has no cache files; and why it was no hit.
     """
-    from penstock.compilation.receipt import TO_BE_WRITTEN
-
     cache = step.cache
     if cache.outcome == "hit":
         return "hit", ""
     if cache.outcome == "off":
         return "not cached", cache.reason
-    if cache.not_saved == TO_BE_WRITTEN:
+    if cache.is_to_be_written:
         return "not compiled", cache.reason
     return f"compiled, {'saved' if cache.saved else 'not saved'}", cache.reason
 

@@ -283,7 +283,7 @@ def _measured(found: Departure | None) -> Departure | None:
 
 def _fault(departure: Departure, *, repeats: bool) -> Fault:
     distance = departure.distance
-    if distance is not None and distance.problem and _not_finite(distance.problem):
+    if distance is not None and distance.not_finite:
         return "not_finite"
     return "wrong" if repeats else "not_repeatable"
 
@@ -291,10 +291,6 @@ def _fault(departure: Departure, *, repeats: bool) -> Fault:
 def _size(found: Distance) -> float:
     """How far off in what is allowed, or counted where nothing is: finite, other than the severity."""
     return found.value / found.limit if found.limit else found.value
-
-
-def _not_finite(problem: str) -> bool:
-    return problem.startswith(("it is nan", "it is inf", "it is -inf"))
 
 
 def _same(a: Sequence[NDArray], b: Sequence[NDArray]) -> bool:

@@ -94,7 +94,7 @@ def cases(driver: str, graphs: str, seed: str) -> list[Case]:
     """Every scenario on every usable device, as the process that runs them wants them."""
     devices, unusable = usable_devices(driver)
     if not devices:
-        raise PlacementError("; ".join(unusable))
+        raise PlacementError("; ".join(sentence for _, sentence in unusable))
     made: list[Case] = []
     for device in devices:
         subjects = Subjects(device, int(graphs), int(seed))

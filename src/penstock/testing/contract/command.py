@@ -72,10 +72,9 @@ def cases(driver: str) -> list[Case]:
     """Every check on every usable device, as the process that runs them wants them."""
     devices, unusable = usable_devices(driver)
     if not devices:
-        raise PlacementError("; ".join(unusable))
+        raise PlacementError("; ".join(sentence for _, sentence in unusable))
     made: list[Case] = []
-    for reason in unusable:
-        name = reason.partition(" cannot ")[0]
+    for name, reason in unusable:
         result = CheckResult("support", USABLE, "not_covered", reason, 0.0, name)
         made.append((f"{name}\tsupport\t{USABLE}", partial(msgspec.msgpack.encode, result)))
     for device in devices:
