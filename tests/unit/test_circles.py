@@ -18,9 +18,9 @@ REST: Mapping[str, tuple[str, ...]] = {
         "receipt show trace",
     ),
     "nnapi": (),
-    "memory": ("hardware lending pool",),
-    "sealed": ("late seal",),
-    "ipc": ("account constants steady", "burst client ring_requests rings"),
+    "memory": (),
+    "sealed": (),
+    "ipc": (),
     "loaders": (
         "onnx.calls onnx.lowering",
         "onnx.emitter onnx.fusing onnx.values",

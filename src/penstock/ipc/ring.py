@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
-from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ipc.wakeup import Doorbell, Heard, Listener
 from penstock.memory.regions import OUT_OF_ROOM
 

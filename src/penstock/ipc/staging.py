@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import WireError
 from penstock.hal import ArgumentCopy, Memory, MemoryPreference
 from penstock.ipc import wire
-from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ir import NDArray
 from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of

@@ -9,8 +9,7 @@ from typing import Final
 
 from penstock.errors import WireError
 from penstock.hal import Memory
-from penstock.ipc.constants import SHRINK, is_sealed
-from penstock.ipc.linux import filesystem_of
+from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 from penstock.ir import NDArray
 from penstock.memory import pool_of
 from penstock.memory.regions import PoolPlace

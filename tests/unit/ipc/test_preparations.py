@@ -11,7 +11,7 @@ import pytest
 from penstock.drivers.reference import create
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import BufferDesc, BufferRole, PrepareConfig
-from penstock.ipc import constants, preparations
+from penstock.ipc import constants, linux, preparations
 from penstock.ipc.account import Account
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
@@ -85,7 +85,7 @@ def test_what_models_read_of_constants_counts_beyond_the_pool() -> None:
     mine = Account(1 << 20, "one connection")
     fd = os.memfd_create("constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, 4096)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, constants.SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, linux.SEALS)
     pool = constants.mapped(fd, 4096, account=mine)
     os.close(fd)
     room = Preparations()
