@@ -120,6 +120,10 @@ class Body:
         for name, array in graph.constants.items():
             self.names[name] = constant(array, name)
 
+    def inside(self, graph: Graph, emitter: Emitter) -> Body:
+        """The body of a *graph* within this one, lowered into *emitter*."""
+        return Body(self.lowering, emitter, graph, self)
+
     def bind(self, name: str, value: Value) -> None:
         if name:
             self.names[name] = value

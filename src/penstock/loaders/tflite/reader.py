@@ -17,6 +17,7 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
+from penstock.loaders.tflite.body import Lowered
 from penstock.loaders.tflite.file import (
     ARCHIVE_END,
     END_OF_ARCHIVE,
@@ -24,7 +25,7 @@ from penstock.loaders.tflite.file import (
     integers,
     tensor_place,
 )
-from penstock.loaders.tflite.lowering import Lowered, lower
+from penstock.loaders.tflite.lowering import lower
 from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,

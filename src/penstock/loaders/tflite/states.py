@@ -27,6 +27,7 @@ from penstock.ir.model import Subgraph, Variable
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
+from penstock.loaders.tflite.body import Lowered
 from penstock.loaders.tflite.calls import (
     CALLS,
     LOOPS,
@@ -38,7 +39,6 @@ from penstock.loaders.tflite.calls import (
     state_types,
     value_of,
 )
-from penstock.loaders.tflite.lowering import Lowered
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 RESOURCE_OPERATORS: Final = frozenset(
