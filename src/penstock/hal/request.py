@@ -7,7 +7,6 @@ the caller, borrowed for this call, in process only. `NoValue` stands for an omi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -132,56 +131,6 @@ class ExecutionResult(msgspec.Struct, frozen=True):
 
     output_shapes: tuple[OutputShape, ...] = ()
     timing: Timing = NO_TIMING
-
-
-class ArgumentCopy(msgspec.Struct, frozen=True):
-    """A copy of one argument on its way to a device or back: of the input, or the output (*out*), number *argument*
-    of the request. *start_ns* is on the clock of `time.perf_counter_ns`.
-    """
-
-    argument: int
-    out: bool
-    nbytes: int
-    start_ns: int
-    wall_ns: int
-
-
-copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
-"""Told of every copy as it is made, in the thread that makes it (`penstock.testing.assert_no_copies`)."""
-
-
-STAGED: Final = "it does not lie in memory that the device maps"
-"""Why a value is copied once more on its way to a device, or from it."""
-
-
-class CopyReceipt(msgspec.Struct, frozen=True):
-    """One copy of tensor data made by the runtime.
-
-    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
-    subgraph; None where the copy belongs to no step.
-    """
-
-    nbytes: int
-    source: str
-    destination: str
-    reason: str
-    step: int | None = None
-    operand: int | None = None
-    start_ns: int = 0
-    wall_ns: int = 0
-
-    def __post_init__(self) -> None:
-        for watch in copy_watchers:
-            watch(self)
-
-
-class CarriedResult(ExecutionResult, frozen=True):
-    """The result of an execution that another process did: what was copied between the processes, and what else
-    happened on the way, in words.
-    """
-
-    copies: tuple[ArgumentCopy, ...] = ()
-    incidents: tuple[str, ...] = ()
 
 
 DONE: Final = ExecutionResult()

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ResourceExhaustedTransient, WireError
 from penstock.hal import Memory
-from penstock.hal.request import CopyReceipt
 from penstock.ipc.linux import LINUX_ONLY, is_sealed
 from penstock.ir import ConstantPool
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.mapping import MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
 from penstock.memory.shared import sealed_fd

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import InputError
 from penstock.hal import HostMemory, Memory
+from penstock.hal.remote import is_isolated
 from penstock.ir import DType, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.bound import BoundPool, Kind
@@ -70,7 +71,7 @@ class LentPool(BoundPool):
         self.check(device)
         capabilities = device.capabilities
         # Memory that may shrink is lent to another process by what it is, not by where it is mapped here.
-        elsewhere = self._memory.name != ASHMEM and getattr(device, "isolated", False)
+        elsewhere = self._memory.name != ASHMEM and is_isolated(device)
         if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
             return super().argument(device, prepared, kind, position, pools)
         if self.shape is None:

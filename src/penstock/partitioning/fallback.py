@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.hal.remote import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
@@ -62,8 +63,7 @@ def _permitted(
 def _is_elsewhere(table: SupportTable) -> bool:
     """Whether the reference device is a candidate that runs in a process of its own, which may die."""
     return any(
-        candidate.is_reference and getattr(candidate.device, "isolated", False)
-        for candidate in table.candidates
+        candidate.is_reference and is_isolated(candidate.device) for candidate in table.candidates
     )
 
 
