@@ -1,7 +1,6 @@
 """The compile stage: `ExecutionPlan` -> prepared steps."""
 
 from penstock.compilation.compilation import (
-    FALLBACK_DEVICE,
     Compilation,
     Means,
     PreparedStep,
@@ -20,7 +19,6 @@ from penstock.compilation.receipt import (
 
 __all__ = [
     "CACHE_OFF",
-    "FALLBACK_DEVICE",
     "CacheOutcome",
     "Compilation",
     "CopyReceipt",

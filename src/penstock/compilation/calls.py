@@ -23,7 +23,8 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
 )
-from penstock.hal.remote import is_isolated, retain_model
+from penstock.hal.device import is_isolated
+from penstock.hal.prepared import retain_model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 

@@ -19,16 +19,12 @@ from penstock.errors import FOREIGN, DriverError, MissedDeadline, NotYetWritten
 from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.support import REFERENCE_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.background import PendingStep
     from penstock.compilation.caching import Caching
 
 log = Log(__name__)
-
-FALLBACK_DEVICE: Final = REFERENCE_DEVICE
-"""The last device to repeat what others failed at, by name; it is found like any other."""
 
 NO_CACHE_ASKED: Final = "no cache was asked for"
 STILL_COMPILING: Final = "still compiling"

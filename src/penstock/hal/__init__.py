@@ -51,11 +51,12 @@ if TYPE_CHECKING:
         PreparedModelBase,
         ReusableExecution,
     )
-    from penstock.hal.remote import ArgumentCopy, CarriedResult
     from penstock.hal.request import (
         DONE,
         NO_TIMING,
         NO_VALUE_ARGUMENT,
+        ArgumentCopy,
+        CarriedResult,
         ExecutionResult,
         HostMemory,
         Memory,
@@ -176,8 +177,7 @@ __getattr__ = lazily(
         "fence": "EventFence Fence FenceStatus MergedFence status_of",
         "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
-        "remote": "ArgumentCopy CarriedResult",
-        "request": "DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
+        "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
         "roles": "Allocation ManagedRole validate_allocate",
         "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request validate_support",
     },

@@ -132,3 +132,25 @@ class DeviceBase:
 
     def close(self) -> None:
         """Optional. The default holds nothing."""
+
+
+class OutOfProcessDevice(Protocol):
+    """A `Device` whose driver runs in another process."""
+
+    @property
+    def isolated(self) -> bool:
+        """True."""
+        ...
+
+
+class UnavailableDevice(OutOfProcessDevice, Protocol):
+    """An `OutOfProcessDevice` in place of one whose driver could not be reached."""
+
+    def there(self) -> bool:
+        """Whether the driver can be reached by now. Raises `DriverError` or `Cancelled`."""
+        ...
+
+
+def is_isolated(device: object) -> bool:
+    """Whether *device* is an `OutOfProcessDevice`."""
+    return getattr(device, "isolated", False) is True

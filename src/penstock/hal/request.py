@@ -133,5 +133,26 @@ class ExecutionResult(msgspec.Struct, frozen=True):
     timing: Timing = NO_TIMING
 
 
+class ArgumentCopy(msgspec.Struct, frozen=True):
+    """A copy of one argument on its way to a device or back: of the input, or the output (*out*), number *argument*
+    of the request. *start_ns* is on the clock of `time.perf_counter_ns`.
+    """
+
+    argument: int
+    out: bool
+    nbytes: int
+    start_ns: int
+    wall_ns: int
+
+
+class CarriedResult(ExecutionResult, frozen=True):
+    """The result of an execution that another process did: what was copied between the processes, and what else
+    happened on the way, in words.
+    """
+
+    copies: tuple[ArgumentCopy, ...] = ()
+    incidents: tuple[str, ...] = ()
+
+
 DONE: Final = ExecutionResult()
 """The result of an execution that has nothing to report."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import InputError
 from penstock.hal import HostMemory, Memory
-from penstock.hal.remote import is_isolated
+from penstock.hal.device import is_isolated
 from penstock.ir import DType, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.bound import BoundPool, Kind

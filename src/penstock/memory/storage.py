@@ -20,7 +20,7 @@ from penstock.errors import (
     InputError,
 )
 from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
-from penstock.hal.remote import loss_of, needs_copy
+from penstock.hal.buffer import loss_of, needs_copy
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
 from penstock.logs import Log

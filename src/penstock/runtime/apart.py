@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import Cancelled, MissedDeadline, NotAvailable, PlacementError
 from penstock.hal import Device, PrepareConfig
-from penstock.hal.remote import is_isolated
+from penstock.hal.device import is_isolated
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.compilation import Compilation
@@ -44,7 +44,7 @@ def demanding(
         if name not in here or name in found:
             continue
         reason = _too_long(step, longest)
-        if not reason and most is not None and name != REFERENCE_DEVICE:
+        if not reason and most is not None and name != FALLBACK_DEVICE:
             reason = _too_many(step, most)
         if reason:
             found[name] = reason

@@ -18,11 +18,12 @@ from penstock.execution.inputs import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.examples import example
 from penstock.runtime.isolation import forgive
-from penstock.runtime.operations import REFERENCE, run_alone
+from penstock.runtime.operations import run_alone
 from penstock.runtime.reproducing import apart
 
 TRIES: Final = 3
@@ -166,6 +167,6 @@ def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list
 def _expected(model: Model, inputs: Sequence[NDArray]) -> Sequence[NDArray]:
     """What the reference makes of *inputs*. Raises `CapsuleError` where it fails."""
     try:
-        return run_alone(model, inputs, REFERENCE, accuracy="exact")
+        return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact")
     except DriverError as error:
         raise CapsuleError(f"the reference fails at its step: {error}") from error

@@ -15,7 +15,6 @@ from msgspec import Struct, structs
 from penstock import knobs
 from penstock.arguments import deadline_of
 from penstock.compilation.compilation import (
-    FALLBACK_DEVICE,
     NO_CACHE_ASKED,
     Compilation,
     Means,
@@ -49,7 +48,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ONLY_PLACEMENT, ExecutionPlan
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.support import ASKED_IN_VAIN, LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager

@@ -16,7 +16,6 @@ from penstock.ir.model import StatePort, Subgraph
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType
-from penstock.loaders.tflite.body import Body
 from penstock.loaders.tflite.calls import (
     CALLS,
     ENTERED_ANEW,
@@ -29,6 +28,7 @@ from penstock.loaders.tflite.calls import (
     table_state,
     value_of,
 )
+from penstock.loaders.tflite.lowering import Body
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS

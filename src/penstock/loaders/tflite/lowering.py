@@ -1,7 +1,4 @@
-"""Subgraphs of a file to subgraphs of the IR.
-
-Most networks keep no state and enter no subgraph: each of their operators is an operation, and that is what stands
-here. `states` does the same for the others.
+"""Subgraphs of a file to subgraphs of the IR, where they keep no state and enter no subgraph: each operator becomes one operation.
 
 - DENSIFY of a constant is the constant, which was made dense when it was read.
 - A tensor listed more than once among the inputs of an entry subgraph is one input of it.
@@ -10,37 +7,131 @@ here. `states` does the same for the others.
 
 from __future__ import annotations
 
-from typing import Final
+from msgspec import Struct
+from msgspec.structs import replace
 
-from penstock.loaders.tflite.body import Body, Lowered
-from penstock.loaders.tflite.operators import RawSubgraph
-
-STATEFUL_OPERATORS: Final = frozenset(
-    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
-    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
-    | {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
-    | {"SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"}
-    | {"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"}
-)
-"""Operators that keep state, or read or change it, whatever their operands are."""
+from penstock.errors import DuplicateWriter, InvalidOperand
+from penstock.ir.model import Subgraph, Variable
+from penstock.ir.operand import OMITTED, Lifetime, Operand
+from penstock.ir.operation import Attributes, Operation
+from penstock.ir.types import DType, is_static
+from penstock.loaders.tflite.operators import RawOperator, RawSubgraph
 
 
-def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
-    """Lowers all subgraphs of a file with content *data*.
+class Lowered(Struct):
+    """What lowering gives: subgraphs, variables, and for each subgraph where its tensors went."""
 
-    *zero_limit* bounds the bytes of the initial values that the file does not hold.
-    """
-    if any(map(_needs_more, raw)):
-        from penstock.loaders.tflite.states import lower_states
-
-        return lower_states(raw, data, zero_limit)
-    bodies = [Body(subgraph) for subgraph in raw]
-    return Lowered([body.lower() for body in bodies], [], [body.renamed for body in bodies])
+    subgraphs: list[Subgraph]
+    variables: list[Variable]
+    renamed: list[dict[int, int]]
 
 
-def _needs_more(subgraph: RawSubgraph) -> bool:
-    """Whether *subgraph* may have state, or enters another."""
-    return bool(subgraph.variables) or any(
-        operator.type in STATEFUL_OPERATORS or operator.targets or operator.mutated
-        for operator in subgraph.operators
+class Body:
+    """Lowers one subgraph, which has no state. *renamed* are the tensors that another operand stands for."""
+
+    def __init__(self, raw: RawSubgraph) -> None:
+        self.raw = raw
+        self.operands: list[Operand] = list(raw.operands)
+        self.operations: list[Operation] = []
+        self.renamed: dict[int, int] = {}
+        self.written: set[int] = set()
+        self.omitted: int | None = None
+
+    def lower(self) -> Subgraph:
+        raw = self.raw
+        for operator in raw.operators:
+            self.operator(operator)
+        inputs = list(dict.fromkeys(raw.inputs))
+        outputs = [self.read(tensor) for tensor in raw.outputs]
+        self.lifetimes(inputs, outputs)
+        return Subgraph(
+            tuple(self.operands),
+            tuple(self.operations),
+            tuple(inputs),
+            tuple(outputs),
+            (),
+            raw.name,
+        )
+
+    def operator(self, operator: RawOperator) -> None:
+        if (
+            operator.type == "DENSIFY"
+            and len(operator.inputs) == 1 == len(operator.outputs)
+            and self.dense(operator.inputs[0])
+        ):
+            self.renamed[operator.outputs[0]] = operator.inputs[0]
+        else:
+            self.ordinary(operator)
+
+    def dense(self, tensor: int) -> bool:
+        return tensor >= 0 and self.operands[tensor].is_constant
+
+    def ordinary(self, operator: RawOperator) -> None:
+        inputs = [self.read(i) for i in operator.inputs]
+        outputs = [self.write(o, operator) for o in operator.outputs]
+        self.emit(operator.type, inputs, outputs, operator)
+
+    def emit(self, kind: str, inputs: list[int], outputs: list[int], operator: RawOperator) -> None:
+        attributes = Attributes(operator.attributes)
+        self.operations.append(
+            Operation(kind, tuple(inputs), tuple(outputs), attributes, operator.origin)
+        )
+        self.written.update(outputs)
+
+    def read(self, tensor: int) -> int:
+        """The operand that holds tensor *tensor* now."""
+        if tensor < 0:
+            if self.omitted is None:
+                self.omitted = self.add(OMITTED)
+            return self.omitted
+        return self.renamed.get(tensor, tensor)
+
+    def write(self, tensor: int, operator: RawOperator) -> int:
+        """The operand that an operation writes for tensor *tensor*."""
+        if tensor in self.renamed:
+            raise DuplicateWriter(
+                f"writes tensor {tensor}, which has another writer", where=operator.place
+            )
+        return tensor
+
+    def add(self, operand: Operand) -> int:
+        self.operands.append(operand)
+        return len(self.operands) - 1
+
+    def lifetimes(self, inputs: list[int], outputs: list[int]) -> None:
+        """Marks inputs and outputs, and gives operands that hold no elements their empty value."""
+        operands = self.operands
+        for index in inputs:
+            operand = operands[index]
+            if operand.dtype is DType.RESOURCE:
+                raise InvalidOperand(
+                    f"input operand {index} ({operand.name}) is a resource of unknown origin"
+                )
+            # Whoever calls declares the shapes of inputs, and no kernel is chosen before.
+            operands[index] = replace(
+                operand,
+                lifetime=Lifetime.SUBGRAPH_INPUT,
+                value=None,
+                location=None,
+                shape_declared=True,
+            )
+        known = self.written.union(inputs)
+        read = (index for operation in self.operations for index in operation.inputs)
+        for index in (*read, *outputs):
+            operand = operands[index]
+            if index not in known and _is_empty(operand):
+                operands[index] = replace(operand, lifetime=Lifetime.CONSTANT_COPY, value=b"")
+        for index in outputs:
+            if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
+                operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
+
+
+def _is_empty(operand: Operand) -> bool:
+    """Whether a temporary holds no elements, so that nothing needs to write it."""
+    return (
+        operand.lifetime is Lifetime.TEMPORARY_VARIABLE
+        and operand.shape is not None
+        and 0 in operand.shape
+        and is_static(operand.shape)
+        and operand.dtype.bits is not None
     )

@@ -17,7 +17,6 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
-from penstock.loaders.tflite.body import Lowered
 from penstock.loaders.tflite.file import (
     ARCHIVE_END,
     END_OF_ARCHIVE,
@@ -25,7 +24,7 @@ from penstock.loaders.tflite.file import (
     integers,
     tensor_place,
 )
-from penstock.loaders.tflite.lowering import lower
+from penstock.loaders.tflite.lowering import Body, Lowered
 from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,
@@ -43,6 +42,15 @@ SUBGRAPH_MEMORY = 3072
 log = Log("penstock.loaders")
 
 INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
+
+STATEFUL_OPERATORS = frozenset(
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
+    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
+    | {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
+    | {"SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"}
+    | {"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"}
+)
+"""Operators that keep state, or read or change it, whatever their operands are."""
 
 
 def recognizes(content: memoryview) -> bool:
@@ -225,3 +233,24 @@ def _ends(
         if tensor not in raw.handles:
             named[name] = renamed.get(tensor, tensor)
     return tuple(named.items())
+
+
+def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
+    """Lowers all subgraphs of a file with content *data*.
+
+    *zero_limit* bounds the bytes of the initial values that the file does not hold.
+    """
+    if any(map(_needs_more, raw)):
+        from penstock.loaders.tflite.states import lower_states
+
+        return lower_states(raw, data, zero_limit)
+    bodies = [Body(subgraph) for subgraph in raw]
+    return Lowered([body.lower() for body in bodies], [], [body.renamed for body in bodies])
+
+
+def _needs_more(subgraph: RawSubgraph) -> bool:
+    """Whether *subgraph* may have state, or enters another."""
+    return bool(subgraph.variables) or any(
+        operator.type in STATEFUL_OPERATORS or operator.targets or operator.mutated
+        for operator in subgraph.operators
+    )

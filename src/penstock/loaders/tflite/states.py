@@ -27,7 +27,6 @@ from penstock.ir.model import Subgraph, Variable
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
-from penstock.loaders.tflite.body import Lowered
 from penstock.loaders.tflite.calls import (
     CALLS,
     LOOPS,
@@ -39,6 +38,7 @@ from penstock.loaders.tflite.calls import (
     state_types,
     value_of,
 )
+from penstock.loaders.tflite.lowering import Lowered
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 RESOURCE_OPERATORS: Final = frozenset(
@@ -48,7 +48,7 @@ RESOURCE_OPERATORS: Final = frozenset(
 
 
 def lower_states(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
-    """As `lowering.lower`, for a file that may have state or whose operators enter subgraphs."""
+    """As `reader.lower`, for a file that may have state or whose operators enter subgraphs."""
     order = call_order(raw)
     if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
         resolve_handles(raw, order)
