@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import GeneralFailure
-from penstock.hal.capabilities import Capabilities, DeviceType, Support
+from penstock.hal.capabilities import (
+    HARDWARE_BUFFERS_FROM_LEVEL,
+    PADDING_FROM_LEVEL,
+    Capabilities,
+    DeviceType,
+    MemoryPreference,
+    Support,
+)
 from penstock.hal.config import PrepareConfig
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import Model
@@ -154,3 +161,20 @@ class UnavailableDevice(OutOfProcessDevice, Protocol):
 def is_isolated(device: object) -> bool:
     """Whether *device* is an `OutOfProcessDevice`."""
     return getattr(device, "isolated", False) is True
+
+
+def preferred_memory(device: Device) -> MemoryPreference:
+    """What *device* prefers. Below feature level 5 no driver can ask for padding."""
+    claims = device.capabilities
+    padding = claims.padding if device.feature_level >= PADDING_FROM_LEVEL else 1
+    return MemoryPreference(claims.alignment, padding)
+
+
+def mappable_kinds(device: Device) -> tuple[str, ...]:
+    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3 no hardware
+    buffer.
+    """
+    kinds = device.capabilities.memory_kinds
+    if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:
+        return kinds
+    return tuple(kind for kind in kinds if not kind.startswith("hardware_buffer"))

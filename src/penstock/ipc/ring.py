@@ -43,7 +43,6 @@ CLIENT_WAITS: Final = 8
 CANCELLED: Final = 16
 ANSWERED: Final = 24
 SERVER_WAITS: Final = 32
-WORD_BYTES: Final = 8
 
 HEAD_BYTES: Final = 4096
 MAX_SLOTS: Final = 64

@@ -216,9 +216,6 @@ class Staged:
             array = self._arrays[index]
             self._copy(index, array, self._content(array, at), out=True)
 
-    def copy_in_again(self) -> None:
-        """Copies what will be read there once more."""
-
     def give_back(self) -> None:
         """Lets the next call have the memory; twice is harmless."""
         pool, self._pool = self._pool, None

@@ -7,6 +7,7 @@ operation table; subgraph references, which may not recurse; state ports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.arguments import check_kind
@@ -18,13 +19,13 @@ from penstock.errors import (
     InvalidOperation,
     InvalidQuantization,
     InvalidSignature,
+    LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
     ShapeOverflow,
     UnwrittenOperand,
 )
 from penstock.interrupts import polled
-from penstock.ir.calls import callees_first
 from penstock.ir.extension import ExtensionType, type_fault
 from penstock.ir.model import Model, Signature, Subgraph, Variable
 from penstock.ir.operand import DataLocation, Lifetime, Operand
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
+
+
+MAX_DEPTH: Final = 128
+"""How deep subgraphs may be nested."""
 
 
 def validate(model: Model) -> None:
@@ -428,3 +433,41 @@ def _check_signature(
                 raise InvalidSignature(
                     f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where
                 )
+
+
+def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
+    """The subgraphs in an order in which each stands after all it enters; *calls* has the indexes that each
+    one enters.
+
+    Raises `CyclicModel` where one is entered again from within itself, `LimitExceeded` where they are nested more than
+    `MAX_DEPTH` deep. Each is looked at once, however often it is entered.
+    """
+    order: list[int] = []
+    # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many as it holds.
+    depths: dict[int, int] = {}
+    for root in range(len(calls)):
+        if root in depths:
+            continue
+        stack, path = [(root, iter(calls[root]))], {root}
+        while stack:
+            node, pending = stack[-1]
+            target = next(pending, None)
+            if target is None:
+                stack.pop()
+                path.discard(node)
+                depths[node] = depth = 1 + max((depths[t] for t in calls[node]), default=-1)
+                if depth > MAX_DEPTH:
+                    raise LimitExceeded(
+                        f"it enters subgraphs {depth} deep; the limit is {MAX_DEPTH}",
+                        where=f"subgraph {node}",
+                    )
+                order.append(node)
+            elif target in path:
+                raise CyclicModel(
+                    f"subgraph {target} is entered again from within itself",
+                    where=f"subgraph {node}",
+                )
+            elif target not in depths:
+                path.add(target)
+                stack.append((target, iter(calls[target])))
+    return order

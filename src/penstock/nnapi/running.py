@@ -19,7 +19,7 @@ from penstock.execution.outputs import Outputs
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
-from penstock.ir.extension import plain_dimensions
+from penstock.ir.operand import plain_dimensions
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.memory.buffer import fetch_value, put_value
