@@ -9,13 +9,13 @@ from penstock.ir.operand import Lifetime, Operand, plain_dimensions
 from penstock.ir.types import Shape
 
 if TYPE_CHECKING:
-    from penstock.ir.model import Model, Subgraph
     from penstock.ir.operation import AttributeValue, Operation
+    from penstock.ir.subgraph import ModelParts, Subgraph
 
 
-def show_model(model: Model) -> str:
+def show_model(model: ModelParts, name: str) -> str:
     """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
-    lines = [f"model {model.digest.structure.hex()[:16]}"]
+    lines = [f"model {name}"]
     for index, variable in enumerate(model.variables):
         lines.append(
             f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"

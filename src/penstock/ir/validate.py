@@ -27,9 +27,9 @@ from penstock.errors import (
 )
 from penstock.interrupts import polled
 from penstock.ir.extension import ExtensionType, type_fault
-from penstock.ir.model import Model, Signature, Subgraph, Variable
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import ModelParts, Signature, Subgraph, Variable
 from penstock.ir.types import DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ MAX_DEPTH: Final = 128
 """How deep subgraphs may be nested."""
 
 
-def validate(model: Model) -> None:
+def validate(model: ModelParts) -> None:
     """Raises the `ModelError` of the first defect found; returns when there is none."""
     check_kind(
         model.subgraphs, (tuple, list), "a model (ModelBuilder makes one) has a tuple of Subgraphs"
@@ -75,7 +75,7 @@ def subgraph_references(operation: Operation) -> list[int]:
 
 
 class _Checker:
-    def __init__(self, model: Model, subgraph: Subgraph, index: int) -> None:
+    def __init__(self, model: ModelParts, subgraph: Subgraph, index: int) -> None:
         self.model, self.subgraph, self.index = model, subgraph, index
         self.count = len(subgraph.operands)
 
@@ -194,7 +194,7 @@ class _Checker:
                     )
 
 
-def _check_variable(model: Model, variable: Variable, where: str) -> None:
+def _check_variable(model: ModelParts, variable: Variable, where: str) -> None:
     _check_shape(variable, where)
     if variable.value is not None and variable.location is not None:
         raise InvalidOperand(
@@ -205,7 +205,7 @@ def _check_variable(model: Model, variable: Variable, where: str) -> None:
     _check_item(model, variable, where)
 
 
-def _check_operand(model: Model, operand: Operand, where: str) -> None:
+def _check_operand(model: ModelParts, operand: Operand, where: str) -> None:
     _check_shape(operand, where)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
@@ -291,7 +291,7 @@ def _check_quantization(item: Operand | Variable, quantization: Quantization, wh
                 )
 
 
-def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
+def _check_item(model: ModelParts, item: Operand | Variable, where: str) -> None:
     if item.location is not None:
         _check_location(model, item.location, where)
         length = item.location.length
@@ -309,7 +309,7 @@ def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
         )
 
 
-def _check_location(model: Model, place: DataLocation, where: str) -> None:
+def _check_location(model: ModelParts, place: DataLocation, where: str) -> None:
     if not 0 <= place.pool < len(model.pools):
         raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
     if (
@@ -323,7 +323,7 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
         )
 
 
-def _check_recursion(model: Model) -> None:
+def _check_recursion(model: ModelParts) -> None:
     entered = [
         [t for operation in s.operations for t in subgraph_references(operation)]
         for s in polled(model.subgraphs)
@@ -342,7 +342,7 @@ def _check_recursion(model: Model) -> None:
 RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE"})
 
 
-def _check_calls(model: Model) -> None:
+def _check_calls(model: ModelParts) -> None:
     """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI section 8.5)."""
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
@@ -368,7 +368,7 @@ def _check_calls(model: Model) -> None:
 
 
 def _check_call(
-    model: Model,
+    model: ModelParts,
     caller: Subgraph,
     target: int,
     inputs: tuple[int, ...],
@@ -410,7 +410,7 @@ _Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 
 def _check_signature(
-    model: Model, name: str, signature: Signature, ports: dict[int, _Ports]
+    model: ModelParts, name: str, signature: Signature, ports: dict[int, _Ports]
 ) -> None:
     """*ports* are those of subgraphs that signatures before were of."""
     where = f"signature {name!r}"

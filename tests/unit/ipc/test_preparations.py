@@ -18,8 +18,8 @@ from penstock.ipc.codec import Frame
 from penstock.ipc.lease import Lease
 from penstock.ipc.preparations import MOST_THREADS, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
-from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import input_operand
 from tests import support_isolated as support
 from tests.checked import does_not_raise
 from tests.unit.ipc.test_hostile_sizes import Local

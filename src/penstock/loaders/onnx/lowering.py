@@ -18,8 +18,8 @@ from penstock.errors import (
     UnknownOperator,
     UnwrittenOperand,
 )
-from penstock.ir.model import Subgraph
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.calls import OPERATORS, Call, located
 from penstock.loaders.onnx.emitter import Emitter, Shared

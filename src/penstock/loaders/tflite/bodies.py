@@ -12,9 +12,9 @@ from penstock.errors import (
     InvalidQuantization,
 )
 from penstock.export.tflite.state import RANDOM_INPUTS
-from penstock.ir.model import StatePort, Subgraph
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
+from penstock.ir.subgraph import StatePort, Subgraph
 from penstock.ir.types import DType
 from penstock.loaders.tflite.calls import (
     CALLS,

@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import DuplicateWriter, InvalidOperand
-from penstock.ir.model import Subgraph, Variable
 from penstock.ir.operand import OMITTED, Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
+from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, is_static
 from penstock.loaders.tflite.operators import RawOperator, RawSubgraph
 

@@ -12,9 +12,10 @@ from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.interrupts import polled
-from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature
+from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
+from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
 from penstock.loaders.tflite.file import (

@@ -23,8 +23,8 @@ from penstock.errors import (
     InvalidOperation,
     LimitExceeded,
 )
-from penstock.ir.model import Subgraph, Variable
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
 from penstock.loaders.tflite.calls import (

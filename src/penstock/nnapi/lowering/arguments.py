@@ -15,7 +15,7 @@ from penstock.errors import (
     ShapeMismatch,
 )
 from penstock.ir import ConstantPool, DType, NDArray, Operand
-from penstock.ir.model import constant_array
+from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
 from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation, NnapiSubgraph
 from penstock.nnapi.lowering.graph import Graph, ValueType, show
