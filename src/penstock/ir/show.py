@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from penstock.ir.subgraph import ModelParts, Subgraph
 
 
-def show_model(model: ModelParts, name: str) -> str:
+def show_model(model: ModelParts, digest: str) -> str:
     """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
-    lines = [f"model {name}"]
+    lines = [f"model {digest}"]
     for index, variable in enumerate(model.variables):
         lines.append(
             f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"
