@@ -17,10 +17,10 @@ from penstock.export.tflite import write
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import DType, Model, NDArray, Operand, Operation, Quantization, infer_shapes
 from penstock.ir.builder import ModelBuilder
-from penstock.ir.model import NO_METADATA, ConstantPool
 from penstock.ir.operand import Lifetime, Origin
 from penstock.ir.operation import Attributes, AttributeValue
 from penstock.ir.operations import OPERATIONS
+from penstock.ir.subgraph import NO_METADATA, ConstantPool
 from penstock.ir.types import PACKED
 from tests.differential.kinds import Kind, Stale, edges, give
 

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from penstock.ir import DType, Model, NDArray, Operand, Quantization
 from penstock.ir.builder import pack
-from penstock.ir.model import constant_array
 from penstock.ir.operand import Lifetime
 from penstock.ir.operations import OPERATIONS
+from penstock.ir.subgraph import constant_array
 from penstock.ir.types import INTEGERS, PACKED, static_shape
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from penstock.capsules.manifest import FORMAT, ArrayRecord, Capsule, CaseRecord,
 from penstock.errors import CapsuleError, ModelError, counted
 from penstock.ir import DType, NDArray
 from penstock.ir.builder import pack_strings
-from penstock.ir.model import unpack_strings
+from penstock.ir.subgraph import unpack_strings
 
 MOST_BYTES: Final = 1 << 30
 """A capsule's whole file."""

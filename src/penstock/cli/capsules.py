@@ -123,12 +123,13 @@ def _brought_about(
     from penstock.cli.feed import Wishes, feed, slots_of
     from penstock.execution.inputs import in_order
     from penstock.execution.interface import interface_of
+    from penstock.partitioning.policy import FALLBACK_DEVICE
     from penstock.runtime.reproducing import reproduce
 
     policy = opening.policy_of(accuracy)
     opening.check_devices([device])
-    if device == "reference":
-        raise UsageError("--device reference: it is what the others are compared with")
+    if device == FALLBACK_DEVICE:
+        raise UsageError(f"--device {FALLBACK_DEVICE}: it is what the others are compared with")
     loaded = opening.load(model).model
     opening.warn_of_settings(output)
     interface = interface_of(loaded, None)

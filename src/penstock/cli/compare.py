@@ -14,13 +14,13 @@ from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
 from penstock.cli.shapes import parse_shapes, shaped, with_remedy
 from penstock.errors import NotExportable, ShapeMismatch
+from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass
     from penstock.ir import Model, NDArray
     from penstock.runtime.comparison import Comparison, Departure
 
-REFERENCE: Final = "reference"
 DEFAULT_CLASS: Final = "faithful"
 
 
@@ -39,7 +39,7 @@ def compare(
     ] = None,
     against: Annotated[
         str, typer.Option("--against", metavar="NAME", help="The device that is right.")
-    ] = REFERENCE,
+    ] = FALLBACK_DEVICE,
     out: Annotated[
         str | None,
         typer.Option(
@@ -146,7 +146,7 @@ def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
         names = [
             d.name
             for d in penstock.devices()
-            if d.usable and not d.only_when_named and d.name not in {against, REFERENCE}
+            if d.usable and not d.only_when_named and d.name not in {against, FALLBACK_DEVICE}
         ]
     if not names:
         raise UsageError(f"there is no usable device to compare with {against}; name one: --device")

@@ -17,7 +17,7 @@ MAX_BYTES: Final = 16 * 2**20
 def read_labels(path: Path) -> tuple[str, ...]:
     """One label a line; the line's number, from 0, is the class. Raises `FileError`."""
     # NumPy comes with it, which a list of options does without.
-    from penstock.memory.opening import open_file
+    from penstock.memory.sealed_file import open_file
 
     try:
         with BufferedReader(open_file(str(path))) as stream:

@@ -1,7 +1,7 @@
 """The compile stage: `ExecutionPlan` -> prepared steps."""
 
 from penstock.compilation.compilation import compile_plan
-from penstock.compilation.prepared import FALLBACK_DEVICE, Compilation, CompileOptions, PreparedStep
+from penstock.compilation.prepared import Compilation, CompileOptions, PreparedStep
 from penstock.compilation.receipt import (
     CACHE_OFF,
     CacheOutcome,
@@ -15,7 +15,6 @@ from penstock.compilation.receipt import (
 
 __all__ = [
     "CACHE_OFF",
-    "FALLBACK_DEVICE",
     "CacheOutcome",
     "Compilation",
     "CompileOptions",

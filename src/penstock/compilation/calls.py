@@ -23,6 +23,8 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
 )
+from penstock.hal.device import is_isolated
+from penstock.hal.prepared import retain_model
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 
@@ -51,9 +53,8 @@ def call_driver_from_cache(
     prepared = _checked(
         device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)
     )
-    if getattr(device, "isolated", False) is True:
-        retain: Callable[[Any], None] = getattr(prepared, "retain", lambda _: None)
-        retain(step.model)
+    if is_isolated(device):
+        retain_model(prepared, step.model)
     return prepared
 
 

@@ -13,15 +13,11 @@ from penstock.errors import FOREIGN
 from penstock.hal import Device, PreparedModel
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.support import REFERENCE_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.caching import Caching
 
 log = Log(__name__)
-
-FALLBACK_DEVICE: Final = REFERENCE_DEVICE
-"""The last device to repeat what others failed at, by name; it is found like any other."""
 
 NO_CACHE_ASKED: Final = "no cache was asked for"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 
 from penstock.errors import CacheError, ErrorStatus, NotYetWritten
-from penstock.hal.request import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
+from penstock.memory.copies import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan

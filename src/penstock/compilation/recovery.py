@@ -28,7 +28,8 @@ from penstock.hal import (
 )
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
-from penstock.partitioning.support import LAST_RESORT, REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE as REFERENCE_DEVICE
+from penstock.partitioning.support import LAST_RESORT
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import PreparedStep

@@ -10,7 +10,7 @@ from penstock.delegates.gpu import GPU
 from penstock.delegates.hexagon import HEXAGON
 from penstock.delegates.kinds import Kind, find_device, is_relaxed_alone
 from penstock.errors import DeviceUnavailable
-from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import manager
 
 
@@ -62,7 +62,7 @@ def _runtime() -> Fit:
     names = [
         i.name
         for i in manager.infos()
-        if i.usable and not i.only_when_named and i.name != REFERENCE_DEVICE
+        if i.usable and not i.only_when_named and i.name != FALLBACK_DEVICE
     ]
     if not names:
         why = "no device but the reference one is usable without being named"

@@ -11,8 +11,7 @@ from penstock.delegates.kept import Kept
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
 from penstock.logs import Log
-from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.runtime.discovery import manager
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
             usable = ", ".join(i.name for i in manager.infos() if i.usable) or "none"
             raise DeviceUnavailable(f"no usable accelerator {name!r}; usable are: {usable}")
         return [found]
-    devices = [d for d in manager.choose(None) if not (without_cpu and d.name == REFERENCE_DEVICE)]
+    devices = [d for d in manager.choose(None) if not (without_cpu and d.name == FALLBACK_DEVICE)]
     if not devices:
         raise DeviceUnavailable(
             "no device but the reference one is usable here, and disallow_nnapi_cpu leaves that out"

@@ -11,8 +11,8 @@ import numpy as np
 from penstock.compilation.receipt import CopyReceipt
 from penstock.execution.arena import lent
 from penstock.execution.results import allocate, shaped
-from penstock.hal.request import STAGED
 from penstock.ir import NDArray, Operand
+from penstock.memory.copies import STAGED
 
 if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory

@@ -18,13 +18,13 @@ from penstock.execution.interface import Interface, find_name
 from penstock.execution.roles import step_uses
 from penstock.execution.turns import TurningPort, turning_ports
 from penstock.execution.variant import Variant
-from penstock.hal.request import STAGED
 from penstock.hal.roles import merged
 from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
 from penstock.memory.bound import Kind
 from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
+from penstock.memory.copies import STAGED
 
 if TYPE_CHECKING:
     from penstock.execution.run import Run

@@ -31,7 +31,7 @@ from penstock.hal import (
     Timing,
 )
 from penstock.ir import DType, NDArray, Operand
-from penstock.ir.model import unpack_strings
+from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static
 from penstock.memory.arena import MIN_ALIGNMENT
 

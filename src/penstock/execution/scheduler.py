@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock.compilation.calls import concurrency_of
 from penstock.execution.holding import Holding
 from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Request
-from penstock.hal.turns import Scheduler
+from penstock.ipc.device_scheduler import Scheduler
 from penstock.threads import allowed_processors
 
 if TYPE_CHECKING:

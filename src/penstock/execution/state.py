@@ -14,7 +14,7 @@ from penstock.errors import DriverError, InputError, MissedDeadlinePersistent, S
 from penstock.execution.results import side_by_side
 from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
-from penstock.ir.model import constant_array
+from penstock.ir.subgraph import constant_array
 from penstock.logs import Log
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from numpy import empty
 
-from penstock.compilation.prepared import FALLBACK_DEVICE, PreparedStep
+from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.lanes import LaneUser
@@ -30,6 +30,7 @@ from penstock.hal import (
 from penstock.ir import DType
 from penstock.ir.types import is_static, static_shape
 from penstock.partitioning.plan import ports_of
+from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery

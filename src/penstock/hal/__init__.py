@@ -19,8 +19,6 @@ if TYPE_CHECKING:
         MemoryPreference,
         PerformanceInfo,
         Support,
-        mappable_kinds,
-        preferred_memory,
     )
     from penstock.hal.config import (
         BYTE_SIZE_OF_CACHE_TOKEN,
@@ -38,10 +36,22 @@ if TYPE_CHECKING:
         ProgressEvent,
     )
     from penstock.hal.constants import check_constants, refuse_unmapped
-    from penstock.hal.descriptors import DescriptorFence, FenceSignal, as_descriptor, fence_pair
-    from penstock.hal.device import HAL_VERSION, Device, DeviceBase
+    from penstock.hal.descriptors import (
+        DescriptorFence,
+        FenceSignal,
+        as_descriptor,
+        fence_pair,
+        status_of,
+    )
+    from penstock.hal.device import (
+        HAL_VERSION,
+        Device,
+        DeviceBase,
+        mappable_kinds,
+        preferred_memory,
+    )
     from penstock.hal.extensions import Extension, ExtensionAttribute, ExtensionOperandType
-    from penstock.hal.fence import EventFence, Fence, FenceStatus, MergedFence, status_of
+    from penstock.hal.fence import EventFence, Fence, FenceStatus, MergedFence
     from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
     from penstock.hal.prepared import (
         NO_CACHE_REPORT,
@@ -168,13 +178,13 @@ __getattr__ = lazily(
     {
         "buffer": "Buffer BufferDesc BufferRole",
         "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType "
-        "MemoryPreference PerformanceInfo Support mappable_kinds preferred_memory",
+        "MemoryPreference PerformanceInfo Support",
         "config": "BYTE_SIZE_OF_CACHE_TOKEN MAX_NUMBER_OF_CACHE_FILES NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
         "constants": "check_constants refuse_unmapped",
-        "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair",
-        "device": "HAL_VERSION Device DeviceBase",
+        "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair status_of",
+        "device": "HAL_VERSION Device DeviceBase mappable_kinds preferred_memory",
         "extensions": "Extension ExtensionAttribute ExtensionOperandType",
-        "fence": "EventFence Fence FenceStatus MergedFence status_of",
+        "fence": "EventFence Fence FenceStatus MergedFence",
         "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
         "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -73,3 +73,28 @@ class Buffer(Protocol):
     def close(self) -> None:
         """Frees the allocation and its token; twice is harmless."""
         ...
+
+
+class OutOfProcessBuffer(Protocol):
+    """A `Buffer` in memory of another process."""
+
+    @property
+    def lost(self) -> str:
+        """How the process ended; empty while it runs."""
+        ...
+
+    def carries(self, memory: Memory) -> bool:
+        """Whether copying to *memory*, or from it, takes one copy more: the other process would not map it."""
+        ...
+
+
+def loss_of(buffer: object) -> str:
+    """How the process ended that had *buffer*; empty while it runs, and for a buffer of this process."""
+    told: str = getattr(buffer, "lost", "")
+    return told
+
+
+def needs_copy(buffer: Any, memory: Memory) -> bool:
+    """Whether copying between *buffer* and *memory* takes one copy more; never for a buffer of this process."""
+    carries = getattr(buffer, "carries", None)
+    return carries is not None and bool(carries(memory))

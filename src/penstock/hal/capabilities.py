@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from penstock.hal.extensions import Extension, fault_of_extensions
-
-if TYPE_CHECKING:
-    from penstock.hal.device import Device
 
 AccuracyClass: TypeAlias = Literal["exact", "faithful", "stepwise", "relaxed"]
 """`exact`: integer results bit-identical to TFLite's reference kernels, float results within float32
@@ -113,23 +110,6 @@ HARDWARE_BUFFERS_FROM_LEVEL: Final = 3
 DOMAINS_FROM_LEVEL: Final = 4
 """The first feature level with memory of a device's own: HAL 1.3 (NNAPI sections 5.1 and 6.4). A device below it is never asked
 for any."""
-
-
-def preferred_memory(device: Device) -> MemoryPreference:
-    """What *device* prefers. Below feature level 5 no driver can ask for padding."""
-    claims = device.capabilities
-    padding = claims.padding if device.feature_level >= PADDING_FROM_LEVEL else 1
-    return MemoryPreference(claims.alignment, padding)
-
-
-def mappable_kinds(device: Device) -> tuple[str, ...]:
-    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3 no hardware
-    buffer.
-    """
-    kinds = device.capabilities.memory_kinds
-    if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:
-        return kinds
-    return tuple(kind for kind in kinds if not kind.startswith("hardware_buffer"))
 
 
 class Support(msgspec.Struct, frozen=True):

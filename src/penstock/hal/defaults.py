@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -15,20 +15,25 @@ from penstock.hal.fence import EventFence, Fence, signals_in_time
 from penstock.hal.request import ExecutionResult, Request
 from penstock.hal.validate import validate_fenced
 
-if TYPE_CHECKING:
-    from penstock.hal.prepared import PreparedModelBase
+
+class Executable(Protocol):
+    """A prepared model as these defaults call it."""
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        """Runs once."""
+        ...
 
 
 def execute_fenced(
-    prepared: PreparedModelBase,
+    prepared: Executable,
     request: Request,
     wait_for: Sequence[Fence],
     config: ExecutionConfig,
     timeout_after_fence_ns: int | None = None,
 ) -> Fence:
     """Waits in the calling thread, executes, and returns a signalled fence."""
-    if hasattr(prepared, "model"):
-        validate_fenced(prepared.model)
+    if (model := getattr(prepared, "model", None)) is not None:
+        validate_fenced(model)
     done = EventFence()
     for fence in wait_for:
         if not signals_in_time(fence, config):
@@ -53,7 +58,7 @@ def execute_fenced(
 class DefaultBurst:
     """`Burst` over plain executions."""
 
-    def __init__(self, prepared: PreparedModelBase) -> None:
+    def __init__(self, prepared: Executable) -> None:
         self._prepared = prepared
         self._running = threading.Lock()
 
@@ -72,7 +77,7 @@ class DefaultBurst:
 class DefaultExecution:
     """`ReusableExecution` over plain executions."""
 
-    def __init__(self, prepared: PreparedModelBase, request: Request) -> None:
+    def __init__(self, prepared: Executable, request: Request) -> None:
         self._prepared, self._request = prepared, request
 
     def execute(self, config: ExecutionConfig) -> ExecutionResult:

@@ -231,3 +231,13 @@ def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
             return signalled, not signalled or bool(events & select.POLLERR)
         if left_ns is not None and left_ns == 0:
             return False, False
+
+
+def status_of(fence: Fence) -> FenceStatus:
+    """The status of any fence, without waiting. Raises `InputError` for what is none."""
+    check_fence(fence)
+    if isinstance(fence, DescriptorFence):
+        return fence.status()
+    if not fence.wait(0):
+        return FenceStatus.ACTIVE
+    return FenceStatus.SIGNALLED if fence.error() is None else FenceStatus.ERROR

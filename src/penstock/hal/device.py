@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.errors import GeneralFailure
-from penstock.hal.capabilities import Capabilities, DeviceType, Support
+from penstock.hal.capabilities import (
+    HARDWARE_BUFFERS_FROM_LEVEL,
+    PADDING_FROM_LEVEL,
+    Capabilities,
+    DeviceType,
+    MemoryPreference,
+    Support,
+)
 from penstock.hal.config import PrepareConfig
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import Model
@@ -132,3 +139,42 @@ class DeviceBase:
 
     def close(self) -> None:
         """Optional. The default holds nothing."""
+
+
+class OutOfProcessDevice(Protocol):
+    """A `Device` whose driver runs in another process."""
+
+    @property
+    def isolated(self) -> bool:
+        """True."""
+        ...
+
+
+class UnavailableDevice(OutOfProcessDevice, Protocol):
+    """An `OutOfProcessDevice` in place of one whose driver could not be reached."""
+
+    def there(self) -> bool:
+        """Whether the driver can be reached by now. Raises `DriverError` or `Cancelled`."""
+        ...
+
+
+def is_isolated(device: object) -> bool:
+    """Whether *device* is an `OutOfProcessDevice`."""
+    return getattr(device, "isolated", False) is True
+
+
+def preferred_memory(device: Device) -> MemoryPreference:
+    """What *device* prefers. Below feature level 5 no driver can ask for padding."""
+    claims = device.capabilities
+    padding = claims.padding if device.feature_level >= PADDING_FROM_LEVEL else 1
+    return MemoryPreference(claims.alignment, padding)
+
+
+def mappable_kinds(device: Device) -> tuple[str, ...]:
+    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3 no hardware
+    buffer.
+    """
+    kinds = device.capabilities.memory_kinds
+    if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:
+        return kinds
+    return tuple(kind for kind in kinds if not kind.startswith("hardware_buffer"))

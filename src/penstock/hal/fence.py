@@ -129,18 +129,6 @@ def check_wait(timeout_ns: object) -> None:
         raise InputError(f"a wait is a number of nanoseconds, or None, not {timeout_ns!r}")
 
 
-def status_of(fence: Fence) -> FenceStatus:
-    """The status of any fence, without waiting. Raises `InputError` for what is none."""
-    check_fence(fence)
-    from penstock.hal.descriptors import DescriptorFence
-
-    if isinstance(fence, DescriptorFence):
-        return fence.status()
-    if not fence.wait(0):
-        return FenceStatus.ACTIVE
-    return FenceStatus.SIGNALLED if fence.error() is None else FenceStatus.ERROR
-
-
 def signals_in_time(fence: Fence, config: ExecutionConfig) -> bool:
     """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
     if config.cancel is None:

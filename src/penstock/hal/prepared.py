@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -147,3 +147,17 @@ class PreparedModelBase:
 
     def close(self) -> None:
         """Optional. The default holds nothing."""
+
+
+class OutOfProcessModel(Protocol):
+    """A `PreparedModel` that is prepared again after its driver's process has ended."""
+
+    def retain(self, model: Model) -> None:
+        """Keeps the model that it was prepared from: one that came from a cache has none."""
+        ...
+
+
+def retain_model(prepared: Any, model: Model) -> None:
+    """Gives *model* to *prepared* where that is an `OutOfProcessModel`."""
+    if (retain := getattr(prepared, "retain", None)) is not None:
+        retain(model)

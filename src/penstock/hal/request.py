@@ -7,7 +7,6 @@ the caller, borrowed for this call, in process only. `NoValue` stands for an omi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -144,35 +143,6 @@ class ArgumentCopy(msgspec.Struct, frozen=True):
     nbytes: int
     start_ns: int
     wall_ns: int
-
-
-copy_watchers: Final[list[Callable[[CopyReceipt], None]]] = []
-"""Told of every copy as it is made, in the thread that makes it (`penstock.testing.assert_no_copies`)."""
-
-
-STAGED: Final = "it does not lie in memory that the device maps"
-"""Why a value is copied once more on its way to a device, or from it."""
-
-
-class CopyReceipt(msgspec.Struct, frozen=True):
-    """One copy of tensor data made by the runtime.
-
-    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
-    subgraph; None where the copy belongs to no step.
-    """
-
-    nbytes: int
-    source: str
-    destination: str
-    reason: str
-    step: int | None = None
-    operand: int | None = None
-    start_ns: int = 0
-    wall_ns: int = 0
-
-    def __post_init__(self) -> None:
-        for watch in copy_watchers:
-            watch(self)
 
 
 class CarriedResult(ExecutionResult, frozen=True):

@@ -10,7 +10,7 @@ from penstock.hal import ExecutionConfig, ExecutionResult, Request
 
 if TYPE_CHECKING:
     from penstock.ipc.bound import BoundRequest
-    from penstock.ipc.client import RemoteBurst
+    from penstock.ipc.remote import RemoteBurst
     from penstock.ipc.ring_requests import Ring
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import (
-    ClosedError,
-    DriverError,
     GeneralFailure,
     InvalidArgument,
     PenstockError,
@@ -43,43 +40,29 @@ from penstock.hal import (
     preferred_memory,
 )
 from penstock.ipc import wire
-from penstock.ipc.carrying import Carried, Twin, carried_fence, of_arguments, twin_of
-from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.carrying import Twin, carried_fence, of_arguments, twin_of
+from penstock.ipc.codec import Packer
+from penstock.ipc.remote import (
+    Channel,
+    RemoteBurst,
+    RemoteObject,
+    answer_to,
+    ask,
+    carried_to,
+    execute,
+    reply_in,
+    senseless,
+    telling_copies,
+)
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.steady import may_shrink
 from penstock.ir import Model
 
 if TYPE_CHECKING:
-    from penstock.ipc.ring import Layout
     from penstock.ipc.rings import Rings
 
 MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
-
-R = TypeVar("R", bound=wire.Reply)
-
-
-class Channel(Protocol):
-    """Carries one call to the device's side and brings the reply back; safe from any thread.
-
-    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
-    becomes readable when that process is gone (a pidfd). Executions then go through shared memory. It may have an
-    `end(reason)` method, which is told that the other process breaks the rules of that, or is gone, and a `gone` that says
-    why nobody is there.
-
-    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
-    that may shrink. It may have a `prefer(preference)` method, which is told how the device would have them lie.
-    """
-
-    copies_arrays: bool
-
-    def call(self, frame: Frame) -> Frame:
-        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that cannot go there."""
-        ...
-
-    def drop(self, number: wire.ObjectId) -> None:
-        """Closes that object of the device's side, which nobody has any more; called by finalizers, and never raises."""
-        ...
 
 
 class RemoteDevice:
@@ -94,7 +77,7 @@ class RemoteDevice:
         self._channel = channel
         self._closed = False
         self._rings: Rings | None = None
-        self._description = _ask(
+        self._description = ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )[0]
         can = self.capabilities
@@ -149,35 +132,35 @@ class RemoteDevice:
         return self._description.hal_version
 
     def check(self) -> str | None:
-        return _ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason
+        return ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         def call(pack: Packer) -> wire.Call:
             return wire.SupportedOperations(_model(pack, model))
 
-        return list(_ask(self._channel, call, wire.Supports)[0].answers)
+        return list(ask(self._channel, call, wire.Supports)[0].answers)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        reply = _ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
+        reply = ask(self._channel, lambda _: wire.CacheFilesNeeded(), wire.CacheFiles)[0]
         return reply.model, reply.data
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.Prepare(_model(pack, model), pack.prepare_config(config))
 
-        made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
+        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
             return wire.PrepareFromCache(pack.prepare_config(config))
 
-        made = _ask(self._channel, call, wire.Made, may_end_early=True)[0]
+        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
         forms = tuple(self._role(role) for role in roles)
-        reply = _ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
+        reply = ask(self._channel, lambda _: wire.Allocate(desc, forms), wire.Allocated)[0]
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
@@ -191,41 +174,13 @@ class RemoteDevice:
             self._closed = True
             if self._rings is not None:
                 self._rings.close()
-            _ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
+            ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: BufferRole) -> wire.RoleForm:
         prepared = role.prepared
         if not isinstance(prepared, RemotePreparedModel) or prepared.channel is not self._channel:
             raise InvalidArgument("a role names a prepared model of another device")
         return wire.RoleForm(prepared.number, role.kind, role.index, role.frequency)
-
-
-class RemoteObject:
-    """An object on the device's side. It is closed there when it is closed, or forgotten, here."""
-
-    def __init__(self, channel: Channel, made: wire.Made) -> None:
-        self.channel, self._number = channel, made.target
-        self._close = weakref.finalize(self, channel.drop, made.target)
-        self._close.atexit = False
-
-    @property
-    def number(self) -> wire.ObjectId:
-        """Its number on the wire; raises `ClosedError` after `close`."""
-        self._check_open()
-        return self._number
-
-    def _check_open(self) -> None:
-        if not self._close.alive:
-            raise ClosedError(f"{type(self).__name__} used after close()")
-
-    def close(self) -> None:
-        """Twice is harmless."""
-        if self._close.detach() is not None:
-            _close(self.channel, self._number)
-
-    def forget(self) -> None:
-        """Closes it without waiting: the device's side is told with the next message."""
-        self._close()
 
 
 class RemotePreparedModel(RemoteObject):
@@ -242,7 +197,7 @@ class RemotePreparedModel(RemoteObject):
         """What became of its cache files by now; once nothing is to be written any more that is known here."""
         if self._report.later and self._close.alive:
             try:
-                told = _ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
+                told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
             except PenstockError:
                 return self._report
             self._report = told.cache
@@ -255,7 +210,7 @@ class RemotePreparedModel(RemoteObject):
             result = rings.execute(self.number, request, config, self.pace)
             if result is not None:
                 return result
-        return _execute(self, request, config)
+        return execute(self, request, config)
 
     def close(self) -> None:
         if self._rings is not None and self._close.alive:
@@ -269,7 +224,7 @@ class RemotePreparedModel(RemoteObject):
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        carried = _carried(self.channel, request)
+        carried = carried_to(self.channel, request)
 
         def call(pack: Packer) -> wire.Call:
             return wire.ExecuteFenced(
@@ -282,12 +237,12 @@ class RemotePreparedModel(RemoteObject):
 
         with ExitStack() as undone:
             undone.enter_context(carried)
-            undone.enter_context(_telling(carried, request))
-            reply, take = _ask(self.channel, call, wire.Fenced)
+            undone.enter_context(telling_copies(carried, request))
+            reply, take = ask(self.channel, call, wire.Fenced)
             try:
                 fence: Fence = take.fence(reply.fence)
             except WireError as error:
-                raise _senseless(error) from error
+                raise senseless(error) from error
             undone.pop_all()
         return carried_fence(fence, carried, request)
 
@@ -299,7 +254,7 @@ class RemotePreparedModel(RemoteObject):
         def call(_: Packer) -> wire.Call:
             return wire.ConfigureBurst(self.number)
 
-        made = _ask(self.channel, call, wire.Made, deadline_ns)[0]
+        made = ask(self.channel, call, wire.Made, deadline_ns)[0]
         burst = RemoteBurst(self.channel, made, self.pace)
         if self._rings is not None:
             with suppress(ResourceExhaustedTransient):
@@ -320,69 +275,17 @@ class RemotePreparedModel(RemoteObject):
         sent = (
             replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
         )
-        with _carried(self.channel, sent) as carried:
+        with carried_to(self.channel, sent) as carried:
             copied = copied or not carried.is_plain
 
             def call(pack: Packer) -> wire.Call:
                 return wire.CreateReusableExecution(self.number, pack.request(carried.request))
 
-            with _telling(carried, sent):
-                answer = _answer(self.channel, call, deadline_ns)
-                made = _reply(answer, wire.Made)
+            with telling_copies(carried, sent):
+                answer = answer_to(self.channel, call, deadline_ns)
+                made = reply_in(answer, wire.Made)
             copies = (*carried.copies, *of_arguments(answer.copies, sent))
         return RemoteExecution(self.channel, made, self, request if copied else None, copies)
-
-
-class RemoteRing(RemoteObject):
-    """A ring, on the device's side."""
-
-
-class RemotePool(RemoteObject):
-    """A memory that the device's side knows."""
-
-
-def open_ring(
-    channel: Channel,
-    memory_fd: int,
-    to_device_fd: int,
-    to_client_fd: int,
-    layout: Layout,
-    deadline_ns: int | None = None,
-) -> RemoteRing:
-    """Has a ring served on the side of the device behind *channel*, by the deadline; the descriptors stay the caller's."""
-
-    def call(pack: Packer) -> wire.Call:
-        return wire.OpenRing(
-            pack.handle(Descriptor(memory_fd)),
-            pack.handle(Descriptor(to_device_fd)),
-            pack.handle(Descriptor(to_client_fd)),
-            layout.slots,
-            layout.slot_bytes,
-        )
-
-    return RemoteRing(channel, _ask(channel, call, wire.Made, deadline_ns)[0])
-
-
-def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
-    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one that it does not map."""
-    if channel.copies_arrays and may_shrink(memory):
-        raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
-
-    def call(pack: Packer) -> wire.Call:
-        return wire.LendPool(pack.memory(memory))
-
-    return RemotePool(channel, _ask(channel, call, wire.Made, deadline_ns)[0])
-
-
-class RemoteBurst(RemoteObject):
-    """A `Burst`, of a prepared model of that *pace*."""
-
-    def __init__(self, channel: Channel, made: wire.Made, pace: Pace) -> None:
-        super().__init__(channel, made)
-        self.pace = pace
-
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        return _execute(self, request, config)
 
 
 class RemoteExecution(RemoteObject):
@@ -404,7 +307,7 @@ class RemoteExecution(RemoteObject):
         if self._request is not None:
             self._check_open()
             before, self._copies = self._copies, ()
-            result = _execute(self._prepared, self._request, config)
+            result = execute(self._prepared, self._request, config)
             if not before:
                 return result
             copies = result.copies if isinstance(result, CarriedResult) else ()
@@ -413,7 +316,7 @@ class RemoteExecution(RemoteObject):
         def call(pack: Packer) -> wire.Call:
             return wire.Execute(self.number, None, pack.execution_config(config))
 
-        return _ask(self.channel, call, wire.Executed)[0].result
+        return ask(self.channel, call, wire.Executed)[0].result
 
 
 class RemoteBuffer(RemoteObject):
@@ -432,7 +335,7 @@ class RemoteBuffer(RemoteObject):
     def copy_to(self, destination: Memory) -> None:
         with self._twin(destination) as twin:
             given = destination if twin is None else twin.given
-            _ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
+            ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
             if twin is not None and twin.writable:
                 twin.empty()
 
@@ -446,7 +349,7 @@ class RemoteBuffer(RemoteObject):
             def call(pack: Packer) -> wire.Call:
                 return wire.CopyFrom(self.number, pack.memory(given), dimensions)
 
-            _ask(self.channel, call, wire.Done)
+            ask(self.channel, call, wire.Done)
 
     @contextmanager
     def _twin(self, memory: Memory) -> Iterator[Twin | None]:
@@ -469,109 +372,7 @@ def _stand_in(argument: RequestArgument) -> RequestArgument:
     return HostMemory(np.empty_like(array), argument.dimensions)
 
 
-def _execute(
-    target: RemotePreparedModel | RemoteBurst, request: Request, config: ExecutionConfig
-) -> ExecutionResult:
-    with _carried(target.channel, request) as carried:
-
-        def call(pack: Packer) -> wire.Call:
-            form = pack.request(carried.request)
-            return wire.Execute(target.number, form, pack.execution_config(config))
-
-        with _telling(carried, request):
-            answer = _answer(target.channel, call)
-            result = _reply(answer, wire.Executed).result
-            carried.finish()
-    if not answer.copies and not carried.copies:
-        return result
-    copies = (*carried.copies, *of_arguments(answer.copies, request))
-    return CarriedResult(result.output_shapes, result.timing, copies)
-
-
-@contextmanager
-def _telling(carried: Carried, request: Request) -> Iterator[None]:
-    """A `DriverError` in the block has what was copied for *request* by then, of its arguments."""
-    try:
-        yield
-    except DriverError as error:
-        error.copies = (*carried.copies, *of_arguments(error.copies, request))
-        raise
-
-
-def _carried(channel: Channel, request: Request) -> Carried:
-    """*request* as the device's side gets it: another process maps no memory that may shrink."""
-    return Carried(request, copies=channel.copies_arrays)
-
-
-def _ask(
-    channel: Channel,
-    call: Callable[[Packer], wire.Call],
-    kind: type[R],
-    deadline_ns: int | None = None,
-    *,
-    may_end_early: bool = False,
-) -> tuple[R, Unpacker]:
-    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead. *deadline_ns* is that of
-    a message that has none itself; *may_end_early* as in `Frame`.
-    """
-    answer = _answer(channel, call, deadline_ns, may_end_early=may_end_early)
-    reply = _reply(answer, kind)
-    try:
-        return reply, Unpacker(answer.handles)
-    except WireError as error:
-        raise _senseless(error) from error
-
-
-def _answer(
-    channel: Channel,
-    call: Callable[[Packer], wire.Call],
-    deadline_ns: int | None = None,
-    *,
-    may_end_early: bool = False,
-) -> Frame:
-    pack = Packer()
-    try:
-        frame = pack.frame(call(pack))
-    except WireError as error:
-        raise InvalidArgument(str(error)) from error
-    if may_end_early:
-        frame = frame._replace(may_end_early=True)
-    if deadline_ns is not None:
-        frame = frame._replace(deadline_ns=deadline_ns)
-    try:
-        return channel.call(frame)
-    except WireError as error:
-        raise InvalidArgument(str(error)) from error
-
-
-def _reply(answer: Frame, kind: type[R]) -> R:
-    try:
-        reply: Any = decode_reply(answer.data)
-        failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
-    except WireError as error:
-        raise _senseless(error) from error
-    if failure is not None:
-        if isinstance(failure, DriverError):
-            failure.copies = answer.copies
-        raise failure
-    if not isinstance(reply, kind):
-        raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")
-    return reply
-
-
-def _senseless(error: WireError) -> GeneralFailure:
-    return GeneralFailure(f"the device's reply makes no sense: {error}")
-
-
 def _model(pack: Packer, model: Model) -> wire.ModelForm:
     if not isinstance(model, Model):
         raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")
     return pack.model(model)
-
-
-def _close(channel: Channel, number: wire.ObjectId) -> None:
-    try:
-        _ask(channel, lambda _: wire.Close(number), wire.Done)
-    except PenstockError:
-        # A device that is gone has closed it.
-        return

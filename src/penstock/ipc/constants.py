@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import ResourceExhaustedTransient, WireError
 from penstock.hal import Memory
-from penstock.hal.request import CopyReceipt
-from penstock.ipc.linux import LINUX_ONLY
+from penstock.ipc.linux import LINUX_ONLY, is_sealed
 from penstock.ir import ConstantPool
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.mapping import MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
 from penstock.memory.shared import sealed_fd
@@ -217,39 +217,3 @@ def _place_behind(pool: ConstantPool) -> SealedPlace | None:
 
 def _is_inside(pool: ConstantPool, place: SealedPlace) -> bool:
     return os.fstat(place.fd).st_size >= place.offset + pool.view.nbytes
-
-
-if sys.platform == "linux":
-    import fcntl
-
-    SHRINK: Final = fcntl.F_SEAL_SHRINK
-    SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
-    def is_sealed(fd: int, seals: int = SEALS) -> bool:
-        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told. Memory of huge pages never
-        is: those that its owner punches out may not be there when it is read.
-        """
-        try:
-            held = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
-            return held & seals == seals and os.fstatvfs(fd).f_bsize <= mmap.PAGESIZE
-        except (OSError, OverflowError, ValueError):
-            return False
-
-    def may_grow(fd: int) -> bool:
-        """Whether *fd* is memory that somebody can make longer."""
-        try:
-            return not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW
-        except (OSError, OverflowError, ValueError):
-            return False
-
-else:
-    SHRINK: Final = 0
-    SEALS: Final = 0
-
-    def is_sealed(fd: int, seals: int = SEALS) -> bool:  # noqa: ARG001  # as where there are seals
-        """Whether nobody can change *fd* in the ways that *seals* name: never, without seals."""
-        return False
-
-    def may_grow(fd: int) -> bool:  # noqa: ARG001  # as where there are seals
-        """Whether *fd* is memory that somebody can make longer, as far as seals tell."""
-        return False

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 
 from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
-from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ipc.wakeup import Doorbell, Heard, Listener
 from penstock.memory.regions import OUT_OF_ROOM
 
@@ -43,7 +43,6 @@ CLIENT_WAITS: Final = 8
 CANCELLED: Final = 16
 ANSWERED: Final = 24
 SERVER_WAITS: Final = 32
-WORD_BYTES: Final = 8
 
 HEAD_BYTES: Final = 4096
 MAX_SLOTS: Final = 64

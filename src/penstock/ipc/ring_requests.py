@@ -40,7 +40,7 @@ from penstock.memory import MemoryPool, pool_of
 from penstock.memory.regions import PoolPlace
 
 if TYPE_CHECKING:
-    from penstock.ipc.client import Channel, RemotePool, RemoteRing
+    from penstock.ipc.remote import Channel, RemotePool, RemoteRing
 
 MOST_BOUND: Final = 32
 """Requests that a ring keeps bound on the device's side; the one unused for longest goes first."""
@@ -236,7 +236,7 @@ class Ring:
         """The number of *memory* on the device's side, which is told of it if it does not know it."""
         known = self._pools.get(id(memory))
         if known is None or not known.is_of(memory):
-            from penstock.ipc.client import lend_pool
+            from penstock.ipc.remote import lend_pool
 
             pool = lend_pool(self._channel, memory, deadline_ns)
             watch = weakref.finalize(memory, _ended, self._gone, id(memory), pool.forget)

@@ -20,7 +20,7 @@ from penstock.ipc.transport import close_all
 from penstock.ipc.wakeup import Doorbell
 
 if TYPE_CHECKING:
-    from penstock.ipc.client import Channel, RemoteRing
+    from penstock.ipc.remote import Channel, RemoteRing
 
 MOST_RINGS: Final = 16
 """Rings for executions that are no burst's: as many run at a time without a message each."""
@@ -163,7 +163,7 @@ def _close_all(process: int, *rings: list[Ring]) -> None:
 
 def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ring:
     """A ring to the device behind *channel*, by the deadline. *life_fd* is the ring's."""
-    from penstock.ipc.client import open_ring
+    from penstock.ipc.remote import open_ring
 
     layout = DEFAULT_LAYOUT
     descriptors = [life_fd]

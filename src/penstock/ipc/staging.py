@@ -14,7 +14,7 @@ import numpy as np
 from penstock.errors import WireError
 from penstock.hal import ArgumentCopy, Memory, MemoryPreference
 from penstock.ipc import wire
-from penstock.ipc.constants import SHRINK, is_sealed
+from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ir import NDArray
 from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of
@@ -215,9 +215,6 @@ class Staged:
         for index, at in self._copied:
             array = self._arrays[index]
             self._copy(index, array, self._content(array, at), out=True)
-
-    def copy_in_again(self) -> None:
-        """Copies what will be read there once more."""
 
     def give_back(self) -> None:
         """Lets the next call have the memory; twice is harmless."""

@@ -9,11 +9,7 @@ from typing import Final
 
 from penstock.errors import WireError
 from penstock.hal import Memory
-from penstock.ipc.constants import SHRINK, is_sealed
-from penstock.ipc.linux import filesystem_of
-from penstock.ir import NDArray
-from penstock.memory import pool_of
-from penstock.memory.regions import PoolPlace
+from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 
 DMA_BUF_MAGIC: Final = 0x444D4142
 """The file system that dma-bufs are of: `linux/magic.h`."""
@@ -51,9 +47,3 @@ def check_steady(memory: Memory) -> None:
             f"a {memory.name} memory that may shrink is not mapped for another process: "
             "seal it against shrinking, or send a copy that is"
         )
-
-
-def steady_place(array: NDArray) -> PoolPlace | None:
-    """As `penstock.memory.pool_of`, of pools that cannot shrink alone."""
-    place = pool_of(array)
-    return None if place is None or may_shrink(place.memory) else place

@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from penstock.ir.digest import Digest
     from penstock.ir.extension import ExtensionType
     from penstock.ir.infer import infer_shapes
-    from penstock.ir.model import (
+    from penstock.ir.model import Model
+    from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
+    from penstock.ir.operation import Attributes, AttributeValue, Operation
+    from penstock.ir.subgraph import (
         ConstantPool,
         Metadata,
-        Model,
         Signature,
         StatePort,
         Subgraph,
         TensorMetadata,
         Variable,
     )
-    from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
-    from penstock.ir.operation import Attributes, AttributeValue, Operation
     from penstock.ir.types import DType, NDArray, Quantization, Shape
 
 __all__ = [
@@ -57,7 +57,8 @@ __getattr__ = lazily(
         "digest": "Digest",
         "extension": "ExtensionType",
         "infer": "infer_shapes",
-        "model": "ConstantPool Metadata Model Signature StatePort Subgraph TensorMetadata Variable",
+        "model": "Model",
+        "subgraph": "ConstantPool Metadata Signature StatePort Subgraph TensorMetadata Variable",
         "operand": "DataLocation Lifetime Operand Origin",
         "operation": "Attributes AttributeValue Operation",
         "types": "DType NDArray Quantization Shape",

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from penstock.interrupts import polled
-from penstock.ir.model import constant_bytes
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import ModelParts, constant_bytes
 from penstock.ir.types import Quantization, Shape
 from penstock.ir.validate import subgraph_references
 
 if TYPE_CHECKING:
     from penstock.ir.extension import ExtensionType
-    from penstock.ir.model import Model, Subgraph, Variable
     from penstock.ir.operation import AttributeValue, Operation
+    from penstock.ir.subgraph import Subgraph, Variable
 
 SCHEMA = b"penstock-ir-1"
 
@@ -65,14 +65,14 @@ class _Deaf(_Hasher):
         return
 
 
-def digest_model(model: Model) -> Digest:
+def digest_model(model: ModelParts) -> Digest:
     """The digest of *model* as entered through `model.main`; unreachable subgraphs do not count."""
     structure, constants = _Hasher(), _Hasher()
     _model(model, structure, constants)
     return Digest(structure.sha.digest(), constants.sha.digest())
 
 
-def digest_structure(model: Model) -> bytes:
+def digest_structure(model: ModelParts) -> bytes:
     """The `structure` of `digest_model` alone, 32 bytes: no constant is read."""
     structure = _Hasher()
     _model(model, structure, _Deaf())
@@ -97,7 +97,7 @@ class Form(Struct, frozen=True):
         )
 
 
-def form_of(model: Model, operation: Operation) -> Form:
+def form_of(model: ModelParts, operation: Operation) -> Form:
     """The form of an *operation* of *model*'s entry: the same in its model and cut out of it."""
     form = _Hasher()
     _form(model, operation, model.entry, form, {})
@@ -114,7 +114,7 @@ def _may_be_equal(a: Shape, b: Shape) -> bool:
 
 
 def _form(
-    model: Model,
+    model: ModelParts,
     operation: Operation,
     subgraph: Subgraph,
     form: _Hasher,
@@ -147,7 +147,7 @@ def _form(
         form.put("subgraph", known[target])
 
 
-def _model(model: Model, structure: _Hasher, constants: _Hasher) -> None:
+def _model(model: ModelParts, structure: _Hasher, constants: _Hasher) -> None:
     order = _reachable(model)
     numbering = {subgraph: at for at, subgraph in enumerate(order)}
     variables: dict[int, int] = {}
@@ -157,7 +157,7 @@ def _model(model: Model, structure: _Hasher, constants: _Hasher) -> None:
         _variable(model, model.variables[index], structure, constants)
 
 
-def _reachable(model: Model) -> list[int]:
+def _reachable(model: ModelParts) -> list[int]:
     order: dict[int, None] = {}
     pending = deque([model.main])
     while pending:
@@ -171,7 +171,7 @@ def _reachable(model: Model) -> list[int]:
 
 
 def _subgraph(
-    model: Model,
+    model: ModelParts,
     subgraph: Subgraph,
     subgraphs: dict[int, int],
     variables: dict[int, int],
@@ -218,7 +218,7 @@ def _attribute(value: AttributeValue, kind: str | None, subgraphs: dict[int, int
     return _canonical(value)
 
 
-def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:
+def _operand(model: ModelParts, operand: Operand, structure: _Hasher, constants: _Hasher) -> None:
     role = "constant" if operand.is_constant else operand.lifetime.value
     structure.put(
         "operand", role, operand.dtype.value, operand.shape, _quantization(operand.quantization)
@@ -231,7 +231,9 @@ def _operand(model: Model, operand: Operand, structure: _Hasher, constants: _Has
         constants.put("constant", constant_bytes(model.pools, operand))
 
 
-def _variable(model: Model, variable: Variable, structure: _Hasher, constants: _Hasher) -> None:
+def _variable(
+    model: ModelParts, variable: Variable, structure: _Hasher, constants: _Hasher
+) -> None:
     shape: Shape = variable.shape
     zero = variable.value is None and variable.location is None
     structure.put(

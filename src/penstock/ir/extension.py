@@ -8,15 +8,11 @@ within it. An operand of an extension's type is a uint8 array: the bytes of each
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from msgspec import Struct
 
 from penstock.ir.types import Shape
-
-if TYPE_CHECKING:
-    from penstock.ir.operand import Operand
-    from penstock.ir.operation import Operation
 
 EXTENSION: Final = "EXTENSION"
 """The type of every extension operation."""
@@ -108,15 +104,3 @@ def split_key(key: str) -> tuple[str, int] | None:
         return None
     number = int(code) if len(code) <= len(str(MAX_CODE)) else MAX_CODE + 1
     return (name, number) if number <= MAX_CODE and str(number) == code else None
-
-
-def extension_of(operation: Operation) -> str | None:
-    """The name of the extension that *operation* belongs to; None for any other operation."""
-    return operation.attributes.text("extension") if operation.type == EXTENSION else None
-
-
-def plain_dimensions(operand: Operand) -> Shape:
-    """The dimensions of *operand* without the bytes of an extension's element."""
-    if operand.extension is None or operand.shape is None:
-        return operand.shape
-    return operand.shape[:-1]

@@ -16,12 +16,13 @@ from msgspec.structs import replace
 from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
 from penstock.interrupts import checkpoint
-from penstock.ir.calls import MAX_DEPTH
-from penstock.ir.model import Model, Subgraph
+from penstock.ir.model import Model
 from penstock.ir.operand import Lifetime
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, Shape
+from penstock.ir.validate import MAX_DEPTH
 
 MAX_FOLDED_BYTES: Final = 4096
 """Values larger than this are not followed: shape computations are small."""

@@ -108,3 +108,10 @@ class Operand(Struct, frozen=True, eq=False, gc=False):
 
 OMITTED: Final = Operand(DType.FLOAT32, (), Lifetime.NO_VALUE)
 """The operand that an omitted optional input refers to."""
+
+
+def plain_dimensions(operand: Operand) -> Shape:
+    """The dimensions of *operand* without the bytes of an extension's element."""
+    if operand.extension is None or operand.shape is None:
+        return operand.shape
+    return operand.shape[:-1]

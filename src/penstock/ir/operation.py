@@ -129,3 +129,8 @@ class Operation(Struct, frozen=True, eq=False, gc=False):
         if self.type == EXTENSION:
             return extension_key(self.attributes.text("extension"), self.attributes.integer("code"))
         return self.type
+
+
+def extension_of(operation: Operation) -> str | None:
+    """The name of the extension that *operation* belongs to; None for any other operation."""
+    return operation.attributes.text("extension") if operation.type == EXTENSION else None

@@ -8,8 +8,9 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from penstock.ir.builder import ALIGNMENT
-from penstock.ir.model import ConstantPool, Model, Variable
+from penstock.ir.model import Model
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
+from penstock.ir.subgraph import ConstantPool, Variable
 
 T = TypeVar("T", Operand, Variable)
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from penstock.interrupts import checkpoint, polled
-from penstock.ir.model import Model, Subgraph
+from penstock.ir.model import Model
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.validate import subgraph_references
 
 

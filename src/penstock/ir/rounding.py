@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Final, Literal, TypeAlias, cast, get_args
 
 from penstock.interrupts import polled
-from penstock.ir.model import Subgraph
 from penstock.ir.operation import Operation
+from penstock.ir.subgraph import Subgraph
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
 """How a float layer adds up. `any`: as is quickest. `ordered`: as TFLite's reference kernels, from zero, product by

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from penstock.errors import ModelError
 from penstock.interrupts import checkpoint
 from penstock.ir.infer import Inferred, infer_subgraph
-from penstock.ir.model import Model, Subgraph
+from penstock.ir.model import Model
 from penstock.ir.operation import Attributes, Operation
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import Shape, static_shape
 
 BRANCHES: Final = {

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.ir.extension import ExtensionType, plain_dimensions
-from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.extension import ExtensionType
+from penstock.ir.operand import Lifetime, Operand, plain_dimensions
 from penstock.ir.types import Shape
 
 if TYPE_CHECKING:
-    from penstock.ir.model import Model, Subgraph
     from penstock.ir.operation import AttributeValue, Operation
+    from penstock.ir.subgraph import ModelParts, Subgraph
 
 
-def show_model(model: Model) -> str:
+def show_model(model: ModelParts, digest: str) -> str:
     """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
-    lines = [f"model {model.digest.structure.hex()[:16]}"]
+    lines = [f"model {digest}"]
     for index, variable in enumerate(model.variables):
         lines.append(
             f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"

@@ -7,6 +7,7 @@ operation table; subgraph references, which may not recurse; state ports.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.arguments import check_kind
@@ -18,17 +19,17 @@ from penstock.errors import (
     InvalidOperation,
     InvalidQuantization,
     InvalidSignature,
+    LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
     ShapeOverflow,
     UnwrittenOperand,
 )
 from penstock.interrupts import polled
-from penstock.ir.calls import callees_first
 from penstock.ir.extension import ExtensionType, type_fault
-from penstock.ir.model import Model, Signature, Subgraph, Variable
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import ModelParts, Signature, Subgraph, Variable
 from penstock.ir.types import DType, Quantization, byte_size, is_static
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ MAX_RANK = 32
 """Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
 
 
-def validate(model: Model) -> None:
+MAX_DEPTH: Final = 128
+"""How deep subgraphs may be nested."""
+
+
+def validate(model: ModelParts) -> None:
     """Raises the `ModelError` of the first defect found; returns when there is none."""
     check_kind(
         model.subgraphs, (tuple, list), "a model (ModelBuilder makes one) has a tuple of Subgraphs"
@@ -70,7 +75,7 @@ def subgraph_references(operation: Operation) -> list[int]:
 
 
 class _Checker:
-    def __init__(self, model: Model, subgraph: Subgraph, index: int) -> None:
+    def __init__(self, model: ModelParts, subgraph: Subgraph, index: int) -> None:
         self.model, self.subgraph, self.index = model, subgraph, index
         self.count = len(subgraph.operands)
 
@@ -189,7 +194,7 @@ class _Checker:
                     )
 
 
-def _check_variable(model: Model, variable: Variable, where: str) -> None:
+def _check_variable(model: ModelParts, variable: Variable, where: str) -> None:
     _check_shape(variable, where)
     if variable.value is not None and variable.location is not None:
         raise InvalidOperand(
@@ -200,7 +205,7 @@ def _check_variable(model: Model, variable: Variable, where: str) -> None:
     _check_item(model, variable, where)
 
 
-def _check_operand(model: Model, operand: Operand, where: str) -> None:
+def _check_operand(model: ModelParts, operand: Operand, where: str) -> None:
     _check_shape(operand, where)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
@@ -286,7 +291,7 @@ def _check_quantization(item: Operand | Variable, quantization: Quantization, wh
                 )
 
 
-def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
+def _check_item(model: ModelParts, item: Operand | Variable, where: str) -> None:
     if item.location is not None:
         _check_location(model, item.location, where)
         length = item.location.length
@@ -304,7 +309,7 @@ def _check_item(model: Model, item: Operand | Variable, where: str) -> None:
         )
 
 
-def _check_location(model: Model, place: DataLocation, where: str) -> None:
+def _check_location(model: ModelParts, place: DataLocation, where: str) -> None:
     if not 0 <= place.pool < len(model.pools):
         raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
     if (
@@ -318,7 +323,7 @@ def _check_location(model: Model, place: DataLocation, where: str) -> None:
         )
 
 
-def _check_recursion(model: Model) -> None:
+def _check_recursion(model: ModelParts) -> None:
     entered = [
         [t for operation in s.operations for t in subgraph_references(operation)]
         for s in polled(model.subgraphs)
@@ -337,7 +342,7 @@ def _check_recursion(model: Model) -> None:
 RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE"})
 
 
-def _check_calls(model: Model) -> None:
+def _check_calls(model: ModelParts) -> None:
     """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI section 8.5)."""
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
@@ -363,7 +368,7 @@ def _check_calls(model: Model) -> None:
 
 
 def _check_call(
-    model: Model,
+    model: ModelParts,
     caller: Subgraph,
     target: int,
     inputs: tuple[int, ...],
@@ -405,7 +410,7 @@ _Ports: TypeAlias = tuple[frozenset[int], frozenset[int]]
 
 
 def _check_signature(
-    model: Model, name: str, signature: Signature, ports: dict[int, _Ports]
+    model: ModelParts, name: str, signature: Signature, ports: dict[int, _Ports]
 ) -> None:
     """*ports* are those of subgraphs that signatures before were of."""
     where = f"signature {name!r}"
@@ -428,3 +433,41 @@ def _check_signature(
                 raise InvalidSignature(
                     f"{kind} {label!r} is operand {operand}, not an {kind} of it", where=where
                 )
+
+
+def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
+    """The subgraphs in an order in which each stands after all it enters; *calls* has the indexes that each
+    one enters.
+
+    Raises `CyclicModel` where one is entered again from within itself, `LimitExceeded` where they are nested more than
+    `MAX_DEPTH` deep. Each is looked at once, however often it is entered.
+    """
+    order: list[int] = []
+    # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many as it holds.
+    depths: dict[int, int] = {}
+    for root in range(len(calls)):
+        if root in depths:
+            continue
+        stack, path = [(root, iter(calls[root]))], {root}
+        while stack:
+            node, pending = stack[-1]
+            target = next(pending, None)
+            if target is None:
+                stack.pop()
+                path.discard(node)
+                depths[node] = depth = 1 + max((depths[t] for t in calls[node]), default=-1)
+                if depth > MAX_DEPTH:
+                    raise LimitExceeded(
+                        f"it enters subgraphs {depth} deep; the limit is {MAX_DEPTH}",
+                        where=f"subgraph {node}",
+                    )
+                order.append(node)
+            elif target in path:
+                raise CyclicModel(
+                    f"subgraph {target} is entered again from within itself",
+                    where=f"subgraph {node}",
+                )
+            elif target not in depths:
+                path.add(target)
+                stack.append((target, iter(calls[target])))
+    return order

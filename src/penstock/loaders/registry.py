@@ -9,7 +9,8 @@ from typing import BinaryIO, Final, TypeAlias
 
 from penstock import knobs
 from penstock.errors import InputError, NotAModel
-from penstock.ir.model import ConstantPool, Model
+from penstock.ir.model import Model
+from penstock.ir.subgraph import ConstantPool
 from penstock.memory import sealed_file
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO"

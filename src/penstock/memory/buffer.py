@@ -16,11 +16,11 @@ import numpy as np
 from penstock.closing import Closing
 from penstock.errors import ClosedError, DeadObject, InputError, InvalidArgument, StateError
 from penstock.hal import Memory
-from penstock.hal.request import STAGED, CopyReceipt
 from penstock.hal.roles import Allocation, merged
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_masked, is_static, static_shape
 from penstock.memory.bound import BoundMemory, Kind
+from penstock.memory.copies import STAGED, CopyReceipt
 from penstock.memory.pool import MemoryPool
 from penstock.memory.storage import Storage, memory_of, place_of, staging, viewed
 

@@ -11,6 +11,7 @@ from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
 from penstock.ir import NDArray
+from penstock.ir.types import static_shape
 from penstock.memory import dmabuf
 from penstock.memory.handles import (
     HardwareBufferDescription,
@@ -27,6 +28,7 @@ from penstock.memory.mapping import (
 )
 from penstock.memory.shared import (
     MAX_POOL_BYTES,
+    DescribedBuffer,
     SharedMemory,
     anonymous_fd,
     check_size,
@@ -64,7 +66,7 @@ BITS_PER_PIXEL: Final[dict[int, int]] = {
 """Of one pixel with its share of every plane, by format."""
 
 
-class HardwareBuffer(Closing):
+class HardwareBuffer(Closing, DescribedBuffer):
     """One buffer of a hardware allocator, made by `allocate`, or around one that others made by `wrap`.
 
     A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image: the runtime never
@@ -186,9 +188,25 @@ class HardwareBuffer(Closing):
         A BLOB is used from its first byte on and may be longer than the value; an image is given to the device as it
         is, which decides whether it fits.
         """
-        from penstock.memory.lending import lend_buffer
+        from penstock.memory.bound import BoundPool
+        from penstock.memory.lending import LentPool, extent_of, place_of
+        from penstock.memory.pool import MemoryPool
 
-        return lend_buffer(self, kind, operand)
+        memory = self.memory
+        if self.description.is_blob:
+            shape, nbytes = extent_of(memory, kind, operand)
+            if self.is_dma_buf:
+                # Whoever maps it tells the kernel when the CPU uses it; a view that is kept does not.
+                return BoundPool(self, memory, operand.dtype, shape, nbytes=nbytes)
+            pool = MemoryPool.from_hardware_buffer(self)
+            return LentPool(self, pool, memory, operand, shape, nbytes)
+        shape = static_shape(operand.shape)
+        if shape is None:
+            raise InputError(
+                f"{place_of(kind, operand)} has an unknown shape, which an image cannot have"
+            )
+        # An image has no bytes of its own in the request: its offset and length are 0 (NNAPI 6.3).
+        return BoundPool(self, memory, operand.dtype, shape, nbytes=0)
 
     def close(self) -> None:
         """Lets go of the buffer; twice is harmless. Pools made of it keep it."""

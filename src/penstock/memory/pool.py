@@ -21,14 +21,20 @@ from penstock.memory.mapping import (
     MappedFd,
     size_of,
 )
-from penstock.memory.shared import SharedMemory, anonymous_fd, check_size, duplicate, sealed_fd
+from penstock.memory.shared import (
+    DescribedBuffer,
+    SharedMemory,
+    anonymous_fd,
+    check_size,
+    duplicate,
+    sealed_fd,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from penstock.ir import Operand
     from penstock.memory.bound import BoundMemory, Kind
-    from penstock.memory.hardware import HardwareBuffer
 
 BOTH = PROT_READ | PROT_WRITE
 
@@ -105,14 +111,12 @@ class MemoryPool(Closing):
         return cls(SharedMemory(fd, Memory(MMAP_FD, handle, length)), fd, offset, prot)
 
     @classmethod
-    def from_hardware_buffer(cls, buffer: HardwareBuffer) -> MemoryPool:
+    def from_hardware_buffer(cls, buffer: DescribedBuffer) -> MemoryPool:
         """The bytes of *buffer*, which must be a BLOB. Its memory is `hardware_buffer_blob`. *buffer* may be closed.
 
         Raises `InputError` for another format: an image is never mapped, but lent to drivers as it is.
         """
-        from penstock.memory import hardware
-
-        if not isinstance(buffer, hardware.HardwareBuffer):
+        if not isinstance(buffer, DescribedBuffer):
             raise InputError(f"a pool is made of a HardwareBuffer, not of {type(buffer).__name__}")
         if not buffer.description.is_blob:
             raise InputError(
@@ -204,9 +208,16 @@ class MemoryPool(Closing):
 
         The value is at the pool's first byte, and the pool may be longer.
         """
-        from penstock.memory.lending import lend_pool
+        from penstock.memory.bound import BoundPool
+        from penstock.memory.lending import LentPool, extent_of, place_of
 
-        return lend_pool(self, kind, operand)
+        memory = self.memory
+        if kind == "output" and self.readonly:
+            raise InputError(f"{place_of(kind, operand)}: the pool is read-only")
+        shape, nbytes = extent_of(memory, kind, operand)
+        if not self.readable:
+            return BoundPool(self, memory, operand.dtype, shape, nbytes=nbytes)
+        return LentPool(self, self, memory, operand, shape, nbytes)
 
     def constants(self) -> ConstantPool:
         """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied. It must not be

@@ -8,7 +8,8 @@ import os
 import sys
 import threading
 import weakref
-from typing import Final
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -17,6 +18,9 @@ from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.limits import explained
 from penstock.memory.regions import Region, map_region, place
+
+if TYPE_CHECKING:
+    from penstock.memory.handles import HardwareBufferDescription
 
 MAX_POOL_BYTES: Final = 2**40
 """No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""
@@ -72,6 +76,20 @@ class SharedMemory:
         region = None if self._region is None else self._region()
         if region is not None and region.writable:
             region.flush()
+
+
+class DescribedBuffer(ABC):
+    """A hardware buffer as a memory pool needs it; `HardwareBuffer` is one."""
+
+    @property
+    @abstractmethod
+    def description(self) -> HardwareBufferDescription:
+        """What the buffer holds."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> SharedMemory:
+        """What owns the descriptor. Raises `ClosedError` once the buffer is closed."""
 
 
 def check_size(nbytes: int) -> None:

@@ -20,6 +20,7 @@ from penstock.errors import (
     InputError,
 )
 from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
+from penstock.hal.buffer import loss_of, needs_copy
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
 from penstock.logs import Log
@@ -97,9 +98,7 @@ class OnDevice:
 
     @property
     def lost(self) -> str:
-        # A driver's own object may have no such thing.
-        told: str = getattr(self._buffer, "lost", "")
-        return told
+        return loss_of(self._buffer)
 
     def argument(
         self,
@@ -166,9 +165,7 @@ class OnDevice:
         return memory.name in mappable_kinds(self._owner)
 
     def _carries(self, memory: Memory) -> bool:
-        # A driver's own object has no such thing.
-        told = getattr(self._buffer, "carries", None)
-        return told is not None and bool(told(memory))
+        return needs_copy(self._buffer, memory)
 
 
 class InPool:

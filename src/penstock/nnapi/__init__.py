@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         get_device_by_name,
         get_device_count,
         get_runtime_feature_level,
+        register_extensions,
     )
     from penstock.nnapi.event import Event
     from penstock.nnapi.execution import (
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         get_default_loop_timeout,
         get_maximum_loop_timeout,
     )
-    from penstock.nnapi.extensions import register_extensions
     from penstock.nnapi.failures import NnapiError
     from penstock.nnapi.memory import Memory
     from penstock.nnapi.memory_desc import MemoryDesc
@@ -117,7 +117,7 @@ _HOMES = {
     "get_device_count": "devices",
     "get_maximum_loop_timeout": "execution",
     "get_runtime_feature_level": "devices",
-    "register_extensions": "extensions",
+    "register_extensions": "devices",
 }
 
 

@@ -11,9 +11,6 @@ from typing import Final, TypeVar
 from penstock.errors import counted
 from penstock.ir.extension import MAX_CODE, MAX_DATA
 from penstock.ir.types import Shape
-from penstock.nnapi.codes import OperationCode
-from penstock.nnapi.description import AnyType, ExtensionType, OperandType
-from penstock.nnapi.extensions import checked_type, operand_type_of, operation_of
 from penstock.nnapi.failures import bad_data, unexpected_null
 
 Code = TypeVar("Code", bound=IntEnum)
@@ -84,40 +81,6 @@ def dimensions(values: object, *, tensor: bool) -> Shape:
     given = [] if values is None else listed(values, "the dimensions")
     found = tuple(None if v is None else whole(v, "a dimension", 0) or None for v in given)
     return None if tensor and not found else found
-
-
-def operand_type(value: object) -> AnyType:
-    """An operand type by its member or number, of an extension by the number that stands for it in this process."""
-    if value is None:
-        raise unexpected_null("the operand's type")
-    if isinstance(value, OperandType):
-        return value
-    if isinstance(value, ExtensionType):
-        return checked_type(value)
-    number = whole(value, "the operand's type", 0, 2**31 - 1)
-    if (extension := operand_type_of(number)) is not None:
-        return extension
-    try:
-        return OperandType(number)
-    except ValueError:
-        raise bad_data(f"operand type {number} is none of NNAPI's") from None
-
-
-def operation_type(value: object) -> str:
-    """The type of an operation that is given by its member, number or name, or by the number that stands for one of an
-    extension's in this process: NNAPI's name, or the extension's key.
-    """
-    if isinstance(value, str):
-        if value in OperationCode.__members__:
-            return value
-        raise bad_data(f"{value!r} is not an operation of NNAPI")
-    number = whole(value, "the operation's code", 0, 2**31 - 1)
-    if (extension := operation_of(number)) is not None:
-        return extension
-    try:
-        return OperationCode(number).name
-    except ValueError:
-        raise bad_data(f"operation {number} is none of NNAPI's") from None
 
 
 def code_within(value: object, what: str) -> int:

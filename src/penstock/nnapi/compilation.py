@@ -10,7 +10,6 @@ from typing import Final, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.closing import Closing
-from penstock.compilation.prepared import FALLBACK_DEVICE
 from penstock.compilation.receipt import Receipt
 from penstock.errors import InputError
 from penstock.execution.compiled import CompiledModel
@@ -34,7 +33,8 @@ from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
 from penstock.nnapi.operands import FinishedSubgraph
-from penstock.nnapi.ports import Kind, Port, port
+from penstock.nnapi.ports import Kind, Port, Ported, port
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 
@@ -48,7 +48,7 @@ LEAST_PADDING: Final = 1
 """In bytes: what every device can ask for (NNAPI section 4.9)."""
 
 
-class Compilation(Closing):
+class Compilation(Closing, Ported):
     """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section 1.4).
 
     `Compilation(model)` places *model* on every device, and the reference device repeats what another

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from penstock.hal import Device as HalDevice
 from penstock.nnapi import arguments
 from penstock.nnapi.codes import DeviceType, FeatureLevel
-from penstock.nnapi.extensions import is_supported
+from penstock.nnapi.extensions import is_supported, registry, usable_infos
 from penstock.nnapi.failures import bad_data, translated, unexpected_null
 from penstock.runtime.discovery import DeviceInfo, manager
 
@@ -81,12 +81,6 @@ def get_device_by_name(name: str) -> Device:
     raise bad_data(f"no usable device is named {wanted!r}")
 
 
-def usable_infos() -> list[DeviceInfo]:
-    """Every usable device, also those that are used only when they are named."""
-    with translated():
-        return [info for info in manager.infos() if info.usable]
-
-
 def get_runtime_feature_level() -> FeatureLevel:
     """The highest level of this runtime."""
     return FeatureLevel.LEVEL_8
@@ -104,6 +98,17 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
     wanted: list[Any] = [d.info if isinstance(d, Device) else d for d in found]
     with translated():
         return wanted, manager.choose(wanted)
+
+
+def register_extensions(device: HalDevice) -> None:
+    """Makes the extensions of *device* known: an object that is given to `Compilation.create_for_devices`, and that no
+    installed driver has. Another device of its name takes its place.
+
+    BAD_DATA for what is no usable device.
+    """
+    (chosen,) = choose_devices([device])[1]
+    with translated():
+        registry.give(chosen.name, chosen.capabilities.extensions)
 
 
 def _listed() -> list[Device]:

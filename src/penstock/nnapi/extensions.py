@@ -18,9 +18,11 @@ from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
 from penstock.hal.extensions import MAX_ATTRIBUTES
 from penstock.ir.extension import MAX_CODE, extension_key, name_fault
 from penstock.logs import Log
-from penstock.nnapi.description import ExtensionType
+from penstock.nnapi import arguments
+from penstock.nnapi.codes import OperationCode
+from penstock.nnapi.description import AnyType, ExtensionType, OperandType
 from penstock.nnapi.failures import bad_data, translated, unexpected_null
-from penstock.runtime.discovery import DeviceInfo
+from penstock.runtime.discovery import DeviceInfo, manager
 
 log = Log(__name__)
 
@@ -93,8 +95,6 @@ class Registry:
         return found
 
     def _devices(self) -> list[tuple[str, tuple[Extension, ...]]]:
-        from penstock.nnapi.devices import usable_infos
-
         installed = [(info.name, info.capabilities.extensions) for info in usable_infos()]
         names = {name for name, _ in installed}
         with self._lock:
@@ -112,17 +112,10 @@ class Registry:
 registry: Final = Registry()
 
 
-def register_extensions(device: HalDevice) -> None:
-    """Makes the extensions of *device* known: an object that is given to `Compilation.create_for_devices`, and that no
-    installed driver has. Another device of its name takes its place.
-
-    BAD_DATA for what is no usable device.
-    """
-    from penstock.nnapi.devices import choose_devices
-
-    (chosen,) = choose_devices([device])[1]
+def usable_infos() -> list[DeviceInfo]:
+    """Every usable device, also those that are used only when they are named."""
     with translated():
-        registry.give(chosen.name, chosen.capabilities.extensions)
+        return [info for info in manager.infos() if info.usable]
 
 
 def is_supported(info: DeviceInfo, name: str) -> bool:
@@ -192,8 +185,6 @@ def with_attribute(
     """*attributes* and one more for *device*: the extension's name, the number, the value and its length, as a caller passes
     them. BAD_DATA or UNEXPECTED_NULL as `Compilation.add_extension_attribute` says.
     """
-    from penstock.nnapi import arguments
-
     name = arguments.text(given[0], "the extension's name")
     code = arguments.code_within(given[1], "the number of the attribute")
     if given[2] is None:
@@ -211,6 +202,40 @@ def with_attribute(
     if len(attributes) == MAX_ATTRIBUTES:
         raise bad_data(f"{MAX_ATTRIBUTES} attributes are set, and no more are possible")
     return (*attributes, ExtensionAttribute(name, code, value))
+
+
+def operand_type(value: object) -> AnyType:
+    """An operand type by its member or number, of an extension by the number that stands for it in this process."""
+    if value is None:
+        raise unexpected_null("the operand's type")
+    if isinstance(value, OperandType):
+        return value
+    if isinstance(value, ExtensionType):
+        return checked_type(value)
+    number = arguments.whole(value, "the operand's type", 0, 2**31 - 1)
+    if (extension := operand_type_of(number)) is not None:
+        return extension
+    try:
+        return OperandType(number)
+    except ValueError:
+        raise bad_data(f"operand type {number} is none of NNAPI's") from None
+
+
+def operation_type(value: object) -> str:
+    """The type of an operation that is given by its member, number or name, or by the number that stands for one of an
+    extension's in this process: NNAPI's name, or the extension's key.
+    """
+    if isinstance(value, str):
+        if value in OperationCode.__members__:
+            return value
+        raise bad_data(f"{value!r} is not an operation of NNAPI")
+    number = arguments.whole(value, "the operation's code", 0, 2**31 - 1)
+    if (extension := operation_of(number)) is not None:
+        return extension
+    try:
+        return OperationCode(number).name
+    except ValueError:
+        raise bad_data(f"operation {number} is none of NNAPI's") from None
 
 
 def _split(number: int) -> tuple[str, int]:

@@ -9,11 +9,10 @@ from penstock.closing import Closing
 from penstock.ir.types import Shape
 from penstock.nnapi import arguments
 from penstock.nnapi.failures import bad_data, bad_state, unexpected_null
-from penstock.nnapi.ports import Kind, merged
+from penstock.nnapi.ports import Kind, Ported, merged
 from penstock.nnapi.rules import Role, alike
 
 if TYPE_CHECKING:
-    from penstock.nnapi.compilation import Compilation
     from penstock.nnapi.description import NnapiOperand
 
 
@@ -33,7 +32,7 @@ class MemoryDesc(Closing):
         self._shape: Shape = None
         self._sealed = ""
 
-    def add_input_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+    def add_input_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
         """The memory will be input *index* of executions of *compilation*, in that share of them: 0 < *frequency* <= 1.
 
         BAD_DATA for a compilation that is not finished, an index it does not have, a frequency out of range, the
@@ -41,7 +40,7 @@ class MemoryDesc(Closing):
         """
         self._add(compilation, "input", index, frequency)
 
-    def add_output_role(self, compilation: Compilation, index: int, frequency: float = 1.0) -> None:
+    def add_output_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
         """The same of an output."""
         self._add(compilation, "output", index, frequency)
 
@@ -92,12 +91,10 @@ class MemoryDesc(Closing):
         self._roles, self._operand, self._sealed = [], None, "closed"
 
     def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
-        from penstock.nnapi.compilation import Compilation
-
         self._check_open()
         if compilation is None:
             raise unexpected_null("the compilation")
-        if not isinstance(compilation, Compilation) or not compilation.is_finished:
+        if not isinstance(compilation, Ported) or not compilation.is_finished:
             raise bad_data("a role needs a finished compilation")
         port = compilation.port(kind, index)
         share = arguments.real(frequency, "the frequency")

@@ -23,7 +23,7 @@ from penstock.nnapi.description import (
 )
 from penstock.nnapi.devices import Device, choose_devices
 from penstock.nnapi.early import check_operation
-from penstock.nnapi.extensions import identifier
+from penstock.nnapi.extensions import identifier, operand_type, operation_type
 from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.lowering import lower_traced
 from penstock.nnapi.operands import FinishedSubgraph, OperandSlot
@@ -72,7 +72,7 @@ class Model(Closing):
         unknown one, none at all for an unknown rank; a scalar has none. *name* is what the compiled model calls it where it is an input or an output.
         """
         self._check_open()
-        kind = arguments.operand_type(type)
+        kind = operand_type(type)
         slot = OperandSlot(
             kind,
             arguments.dimensions(dimensions, tensor=kind.is_tensor),
@@ -196,7 +196,7 @@ class Model(Closing):
         """
         self._check_open()
         operation = NnapiOperation(
-            arguments.operation_type(type),
+            operation_type(type),
             arguments.indexes(inputs, "an input", len(self._operands)),
             arguments.indexes(outputs, "an output", len(self._operands)),
         )

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.ir.types import Shape, static_shape
 from penstock.nnapi import arguments
 from penstock.nnapi.description import AnyType, NnapiOperand, value_size
+from penstock.nnapi.extensions import operand_type
 from penstock.nnapi.failures import bad_data
+
+if TYPE_CHECKING:
+    from penstock.execution.compiled import CompiledModel
 
 Kind: TypeAlias = Literal["input", "output"]
 
@@ -44,6 +49,29 @@ class Port:
         return f"{self.kind} {self.index}{name}"
 
 
+class Ported(ABC):
+    """What a role of memory belongs to: a `Compilation`, as the memory's rules see it."""
+
+    @property
+    @abstractmethod
+    def is_finished(self) -> bool:
+        """Whether it has been compiled."""
+
+    @property
+    @abstractmethod
+    def names_devices(self) -> bool:
+        """Whether it was created for devices: nothing falls back then."""
+
+    @property
+    @abstractmethod
+    def compiled(self) -> CompiledModel:
+        """The compiled model; BAD_STATE unless it is finished."""
+
+    @abstractmethod
+    def port(self, kind: Kind, index: object) -> Port:
+        """Input or output *index*; BAD_DATA where there is none."""
+
+
 def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
     """Input or output *index* of *operands*; BAD_DATA where there is none."""
     place = arguments.whole(index, f"the {kind}'s index", -(2**63), 2**63)
@@ -66,7 +94,7 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
         raise bad_data(
             f"the type of {port} must be a penstock.nnapi.OperandDesc, not {type(given).__name__}"
         )
-    kind = arguments.operand_type(given.type)
+    kind = operand_type(given.type)
     scale = arguments.real(given.scale, "the scale")
     zero_point = arguments.whole(given.zero_point, "the zero point")
     if (kind, scale, zero_point) != (operand.type, operand.scale, operand.zero_point):

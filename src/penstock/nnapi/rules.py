@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.ir.types import Shape
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, bad_data, translated
-from penstock.nnapi.ports import Kind, Port, merged, size_of
+from penstock.nnapi.ports import Kind, Port, Ported, merged, size_of
 
 if TYPE_CHECKING:
-    from penstock.nnapi.compilation import Compilation
     from penstock.nnapi.description import NnapiOperand
 
 
@@ -40,7 +39,7 @@ class Rules(Protocol):
         ...
 
     def check_argument(
-        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         """Raises BAD_DATA unless an execution may use these bytes for a value of *shape* at *port*."""
         ...
@@ -72,7 +71,7 @@ class SizedRules:
             raise bad_data("offset and length are both 0: the size of a value cannot be guessed")
 
     def check_argument(
-        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         self.check_constant(offset, length)
 
@@ -97,7 +96,7 @@ class ImageRules:
         raise bad_data("a constant cannot lie in a hardware buffer that is no BLOB")
 
     def check_argument(
-        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         _check_whole(offset, length, "a hardware buffer that is no BLOB")
 
@@ -112,7 +111,7 @@ class ImageRules:
 class Role:
     """One use of a memory: input or output *index* of executions of *compilation*."""
 
-    compilation: Compilation
+    compilation: Ported
     kind: Kind
     index: int
     frequency: float
@@ -140,7 +139,7 @@ class DeviceRules:
         raise bad_data("a constant cannot lie in memory that was made from a descriptor")
 
     def check_argument(
-        self, compilation: Compilation, port: Port, shape: Shape, offset: int, length: int
+        self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         if (id(compilation), port.kind, port.index) not in self._roles:
             raise bad_data(f"the memory was not made for {port} of this compilation")

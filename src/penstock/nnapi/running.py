@@ -18,12 +18,12 @@ from penstock.execution.copying import copied
 from penstock.execution.interface import Outputs
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
-from penstock.hal.request import STAGED
 from penstock.ir import NDArray, Operand
-from penstock.ir.extension import plain_dimensions
+from penstock.ir.operand import plain_dimensions
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.memory.buffer import fetch_value, put_value
+from penstock.memory.copies import STAGED
 from penstock.nnapi.bindings import Binding
 from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, translated

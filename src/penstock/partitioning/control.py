@@ -14,10 +14,10 @@ from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
 from penstock.ir.references import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.prediction import UNDECLARED, Prices
 from penstock.partitioning.split import extract
-from penstock.partitioning.support import HANDLES, REFERENCE_DEVICE, SupportTable
+from penstock.partitioning.support import HANDLES, SupportTable
 from penstock.partitioning.work import share_of
 
 CONTROL_NS: Final = 10_000.0
@@ -166,7 +166,7 @@ def _of_runs(operation: Operation, cost: int | None) -> float:
 
 def _leaves_reference(plan: ExecutionPlan) -> bool:
     return any(
-        step.device != REFERENCE_DEVICE
+        step.device != FALLBACK_DEVICE
         or (step.control is not None and any(map(_leaves_reference, step.control.branches)))
         for step in plan.steps
     )

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from penstock.hal import Capabilities, Extension
 from penstock.ir import ExtensionType, Model, Operation, Subgraph
-from penstock.ir.calls import callees_first
-from penstock.ir.extension import EXTENSION, extension_of
-from penstock.ir.validate import subgraph_references
+from penstock.ir.extension import EXTENSION
+from penstock.ir.operation import extension_of
+from penstock.ir.validate import callees_first, subgraph_references
 
 Needs: TypeAlias = "Mapping[str, frozenset[ExtensionType]]"
 """Extensions by name, each with those of its operand types that occur, without their data."""

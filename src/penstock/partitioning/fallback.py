@@ -7,14 +7,14 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
     LAST_RESORT,
-    REFERENCE_DEVICE,
     SupportTable,
     live_operations,
     policy_refusal,
@@ -49,21 +49,20 @@ def permit_fallback(
 def _permitted(
     step: ExecutionStep, table: SupportTable, policy: Policy, granted: bool
 ) -> ExecutionStep:
-    names = _others(step, table) + (REFERENCE_DEVICE,) * granted
-    if _is_elsewhere(table) and (granted or step.device == REFERENCE_DEVICE):
+    names = _others(step, table) + (FALLBACK_DEVICE,) * granted
+    if _is_elsewhere(table) and (granted or step.device == FALLBACK_DEVICE):
         names += (LAST_RESORT,)
     if names:
         return replace(step, fallbacks=names)
-    if step.device == REFERENCE_DEVICE:
-        return replace(step, no_fallback=f"nothing comes after {REFERENCE_DEVICE}")
+    if step.device == FALLBACK_DEVICE:
+        return replace(step, no_fallback=f"nothing comes after {FALLBACK_DEVICE}")
     return replace(step, no_fallback=_refusals(step, table, policy))
 
 
 def _is_elsewhere(table: SupportTable) -> bool:
     """Whether the reference device is a candidate that runs in a process of its own, which may die."""
     return any(
-        candidate.is_reference and getattr(candidate.device, "isolated", False)
-        for candidate in table.candidates
+        candidate.is_reference and is_isolated(candidate.device) for candidate in table.candidates
     )
 
 
@@ -75,13 +74,13 @@ def _refusals(step: ExecutionStep, table: SupportTable, policy: Policy) -> str:
         if candidate.name != step.device
         and (reason := _first(candidate.answers[i].reason for i in step.operations))
     }
-    if REFERENCE_DEVICE not in (candidate.name for candidate in table.candidates):
-        reasons[REFERENCE_DEVICE] = _first(
-            policy_refusal(table.model, i, REFERENCE_DEVICE, policy) for i in step.operations
+    if FALLBACK_DEVICE not in (candidate.name for candidate in table.candidates):
+        reasons[FALLBACK_DEVICE] = _first(
+            policy_refusal(table.model, i, FALLBACK_DEVICE, policy) for i in step.operations
         )
     # What may run every operation, and is not let, is kept by the coverage alone.
-    if not reasons.get(REFERENCE_DEVICE):
-        reasons[REFERENCE_DEVICE] = f"the policy's min_coverage of {policy.min_coverage:g} needs it"
+    if not reasons.get(FALLBACK_DEVICE):
+        reasons[FALLBACK_DEVICE] = f"the policy's min_coverage of {policy.min_coverage:g} needs it"
     told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
     return f"nothing may repeat it ({told})"
 
@@ -94,7 +93,7 @@ def _others(step: ExecutionStep, table: SupportTable) -> tuple[str, ...]:
     return tuple(
         candidate.name
         for candidate in table.candidates
-        if candidate.name not in {step.device, REFERENCE_DEVICE}
+        if candidate.name not in {step.device, FALLBACK_DEVICE}
         and all(candidate.answers[index].supported for index in step.operations)
     )
 
@@ -108,10 +107,10 @@ def _granted_to_reference(
     eligible = [
         step
         for step in steps
-        if step.device != REFERENCE_DEVICE
+        if step.device != FALLBACK_DEVICE
         and all(_reference_may_run(table, index, policy) for index in step.operations)
     ]
-    guests = sum(placement.device != REFERENCE_DEVICE for placement in operations)
+    guests = sum(placement.device != FALLBACK_DEVICE for placement in operations)
     granted = set()
     for step in sorted(eligible, key=lambda step: len(step.operations)):
         guests -= len(step.operations)
@@ -125,19 +124,19 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
     for candidate in table.candidates:
         if candidate.is_reference:
             return candidate.answers[operation].supported
-    return not policy_refusal(table.model, operation, REFERENCE_DEVICE, policy)
+    return not policy_refusal(table.model, operation, FALLBACK_DEVICE, policy)
 
 
 def may_run_whole(plan: ExecutionPlan) -> bool:
     """Whether the reference device may run all of *plan* where one of its steps cannot be repeated by itself:
     it may repeat every step that is not there already, and this is more than to repeat the one step.
     """
-    guests = [step for step in plan.steps if step.device != REFERENCE_DEVICE]
+    guests = [step for step in plan.steps if step.device != FALLBACK_DEVICE]
     apart = any(step.control is not None for step in plan.steps)
     return (
         len(plan.steps) > 1
         and (apart or bool(guests))
-        and all(REFERENCE_DEVICE in step.fallbacks for step in guests)
+        and all(FALLBACK_DEVICE in step.fallbacks for step in guests)
     )
 
 
@@ -145,5 +144,5 @@ def whole_step(model: Model) -> ExecutionStep:
     """All of *model* as one step for the reference device, with index `WHOLE`."""
     live = live_operations(model)
     cut = Cutter(model, live).cut(live)
-    last = (REFERENCE_DEVICE,)
+    last = (FALLBACK_DEVICE,)
     return ExecutionStep(WHOLE, "", cut.operations, cut.model, cut.inputs, cut.outputs, last)

@@ -24,11 +24,10 @@ from penstock.partitioning.plan import (
     Placement,
     Worst,
 )
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
-    REFERENCE_DEVICE,
     Arrangement,
     Partition,
     SupportTable,
@@ -355,7 +354,7 @@ def _unread(asked: SupportTable, index: int) -> Placement:
 
 
 def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
-    left = [placement for placement in operations if placement.device == REFERENCE_DEVICE]
+    left = [placement for placement in operations if placement.device == FALLBACK_DEVICE]
     coverage = (len(operations) - len(left)) / len(operations)
     if coverage >= policy.min_coverage:
         return
@@ -368,7 +367,7 @@ def _check_coverage(operations: Sequence[Placement], policy: Policy) -> None:
         for device, counter in kinds.items()
     }
     raise PlacementError(
-        f"{len(left)} of {counted(len(operations), 'operation')} would run on {REFERENCE_DEVICE}: a coverage of "
+        f"{len(left)} of {counted(len(operations), 'operation')} would run on {FALLBACK_DEVICE}: a coverage of "
         f"{coverage:.3g}, where min_coverage={policy.min_coverage:g}",
         reasons,
     )

@@ -17,7 +17,7 @@ from penstock.hal import Capabilities, PerformanceInfo
 from penstock.interrupts import polled
 from penstock.ir import Model, Operation
 from penstock.ir.validate import subgraph_references
-from penstock.partitioning.support import Candidate, Partition, SupportTable
+from penstock.partitioning.support import Partition, SupportTable
 from penstock.partitioning.work import (
     callees_first,
     nbytes_of,
@@ -183,14 +183,6 @@ class Judge:
 def whole(cost: float) -> int | None:
     """*cost* as a plan shows it: rounded; None where a device declared none."""
     return None if cost >= UNDECLARED else round(cost)
-
-
-def takes_declared(candidate: Candidate, prices: Prices, position: int, operation: int) -> bool:
-    """Whether the candidate may run the operation and declares what it costs."""
-    return (
-        candidate.answers[operation].supported
-        and prices.operations[operation][position] < UNDECLARED
-    )
 
 
 def _column(

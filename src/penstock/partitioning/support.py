@@ -25,14 +25,11 @@ from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
 from penstock.partitioning.extensions import extension_needs, extension_refusal
-from penstock.partitioning.policy import ANY_OPERATION, Policy
+from penstock.partitioning.policy import ANY_OPERATION, FALLBACK_DEVICE, Policy
 from penstock.partitioning.split import Cutter
 
-REFERENCE_DEVICE: Final = "reference"
-
-LAST_RESORT: Final = "reference (this process)"
-"""The name of the reference device in the caller's process, where the one of the plan runs in a process of its own."""
-"""The device of last resort, by name: NNAPI's CPU path."""
+LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
+"""The name of the device of last resort in the caller's process, where the one of the plan runs in another process."""
 
 SHAPE_UNKNOWN: Final = "known only when it runs"
 """Stands in the reasons of drivers that need a shape which the model does not tell: they have no
@@ -65,7 +62,7 @@ class Candidate(Struct, frozen=True):
 
     @property
     def is_reference(self) -> bool:
-        return self.name == REFERENCE_DEVICE
+        return self.name == FALLBACK_DEVICE
 
 
 class SupportTable(Struct, frozen=True):
@@ -153,7 +150,7 @@ def collect_support(
         raise InputError(f"two devices are named {twice!r}; names must be unique")
     if check_keys:
         _check_keys(model, policy)
-    ordered = sorted(devices, key=lambda device: device.name == REFERENCE_DEVICE)
+    ordered = sorted(devices, key=lambda device: device.name == FALLBACK_DEVICE)
     return SupportTable(model, tuple(_candidate(model, device, policy) for device in ordered))
 
 

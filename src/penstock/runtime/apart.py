@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from penstock import knobs
 from penstock.errors import Cancelled, MissedDeadline, NotAvailable, PlacementError
 from penstock.hal import Device, PrepareConfig
+from penstock.hal.device import is_isolated
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation
@@ -32,7 +33,7 @@ def demanding(
     Of a step with too many operations an engine's compiler is what cannot be ended: that counts where *config* has a
     deadline or a token. The reference looks at both between two operations.
     """
-    here = {d.name for d in devices if not getattr(d, "isolated", False)}
+    here = {d.name for d in devices if not is_isolated(d)}
     longest = knobs.max_in_process_ms() * 1e6
     most = None
     if config.deadline_ns is not None or config.cancel is not None:
@@ -43,7 +44,7 @@ def demanding(
         if name not in here or name in found:
             continue
         reason = _too_long(step, longest)
-        if not reason and most is not None and name != REFERENCE_DEVICE:
+        if not reason and most is not None and name != FALLBACK_DEVICE:
             reason = _too_many(step, most)
         if reason:
             found[name] = reason

@@ -21,13 +21,12 @@ from penstock.errors import DriverError, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, NDArray, infer_shapes
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.split import Cut, Cutter
 from penstock.partitioning.support import collect_support
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import NOTHING, Distance, distance_of
 from penstock.runtime.operations import (
-    REFERENCE,
     OperationCase,
     cases_of,
     distance,
@@ -95,7 +94,7 @@ class Search:
                 cut = self._exposed.cut([index])
                 given = [own[i] for i in cut.inputs]
                 alone = infer_shapes(cut.model, _shapes(given))
-                results = run_alone(alone, given, REFERENCE, accuracy="exact")
+                results = run_alone(alone, given, FALLBACK_DEVICE, accuracy="exact")
             else:
                 cut = self._natural.cut(list(part))
                 found = self._run(cut, [own[i] for i in cut.inputs], part)

@@ -9,10 +9,11 @@ from penstock.errors import InputError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, infer_shapes
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.bisection import Search
 from penstock.runtime.departures import Comparison, Departure, case_arrays
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.operations import REFERENCE, arrays_of
+from penstock.runtime.operations import arrays_of
 
 __all__ = ["Comparison", "Departure", "case_arrays", "compare"]
 
@@ -21,7 +22,7 @@ def compare(
     model: Model,
     inputs: Mapping[str, Any] | Sequence[Any],
     device: str | DeviceInfo | Device,
-    against: str | DeviceInfo | Device = REFERENCE,
+    against: str | DeviceInfo | Device = FALLBACK_DEVICE,
     *,
     accuracy: AccuracyClass = "faithful",
     state: State | None = None,

@@ -18,6 +18,7 @@ from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.entries import DriverEntry, Source, installed_entries, source_of
 from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
 
@@ -240,7 +241,7 @@ class Manager:
 
     def _all_drivers(self) -> list[_Driver]:
         if self._drivers is None:
-            entries = sorted(self._find(), key=lambda e: (e.name == "reference", e.name))
+            entries = sorted(self._find(), key=lambda e: (e.name == FALLBACK_DEVICE, e.name))
             self._drivers = _drivers_of(entries)
         return self._drivers
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, Final, cast
 
 from penstock.hal import Device
-from penstock.partitioning.support import LAST_RESORT, REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
+from penstock.partitioning.support import LAST_RESORT
 from penstock.runtime.discovery import Manager
 
 
 def last_resort(manager: Manager) -> Device | None:
     """The reference device of *manager* in this process, under the name `LAST_RESORT`; None where it cannot be used."""
-    device = manager.by_name(REFERENCE_DEVICE, isolate=False)
+    device = manager.by_name(FALLBACK_DEVICE, isolate=False)
     return None if device is None else cast("Device", _InThisProcess(device))
 
 

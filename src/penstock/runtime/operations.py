@@ -7,7 +7,7 @@ before it gave; what no later operation reads is forgotten at once, so that a pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
@@ -20,13 +20,11 @@ from penstock.execution.state import State
 from penstock.export.tflite.alone import named, positions_in_file, with_state
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.split import Cutter
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.session import compile_model
-
-REFERENCE: Final = "reference"
 
 
 class OperationCase(Struct, frozen=True, eq=False):
@@ -94,7 +92,7 @@ def cases_of(
     *,
     state: State | None = None,
     only: frozenset[int] | None = None,
-    device: str | DeviceInfo | Device = REFERENCE,
+    device: str | DeviceInfo | Device = FALLBACK_DEVICE,
 ) -> Iterator[OperationCase]:
     """Every operation of *model*'s entry subgraph, in the order in which they run, with its real inputs.
 
@@ -139,12 +137,12 @@ def cases_of(
 def _results(
     model: Model, inputs: Sequence[NDArray], device: str | DeviceInfo | Device
 ) -> tuple[NDArray, ...]:
-    if device != REFERENCE:
+    if device != FALLBACK_DEVICE:
         try:
             return tuple(run_alone(model, inputs, device, accuracy="relaxed"))
         except PlacementError:
             pass
-    return tuple(run_alone(model, inputs, REFERENCE, accuracy="exact"))
+    return tuple(run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact"))
 
 
 def distance(

@@ -18,11 +18,12 @@ from penstock.execution.inputs import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.examples import example
 from penstock.runtime.isolation import forgive
-from penstock.runtime.operations import REFERENCE, run_alone
+from penstock.runtime.operations import run_alone
 from penstock.runtime.reproducing import apart
 
 TRIES: Final = 3
@@ -167,7 +168,7 @@ def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list
 def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) -> Sequence[NDArray]:
     """What the reference makes of *inputs*. Raises `CapsuleError` where it fails, or takes longer than *timeout*."""
     try:
-        return run_alone(model, inputs, REFERENCE, accuracy="exact", timeout=timeout)
+        return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact", timeout=timeout)
     except MissedDeadline as error:
         raise CapsuleError(
             f"the reference does not compute its step in {timeout:g} s, so that there is nothing to compare with; "

@@ -17,7 +17,6 @@ from penstock import knobs
 from penstock.arguments import deadline_of
 from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import (
-    FALLBACK_DEVICE,
     NO_CACHE_ASKED,
     Compilation,
     CompileOptions,
@@ -50,7 +49,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager

@@ -23,8 +23,8 @@ from penstock.errors import (
 )
 from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
+from penstock.partitioning.policy import FALLBACK_DEVICE as REFERENCE_DEVICE
 from penstock.partitioning.reasons import duration
-from penstock.partitioning.support import REFERENCE_DEVICE
 from penstock.runtime.measuring import choose, joules
 from penstock.runtime.trial import (
     Occasion,

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -15,7 +15,6 @@ from penstock.errors import ClosedError, NoEntry, PenstockError, StateError, Unr
 from penstock.sealed.entry import LoadedEntry, Payload, SaveReport, reason_of
 from penstock.sealed.files import FileSystem, Handle
 from penstock.sealed.locks import locked
-from penstock.sealed.seal import Seal
 
 
 class CacheConfig(Protocol):
@@ -31,6 +30,40 @@ class CacheConfig(Protocol):
     def binding(self) -> bytes: ...
     @property
     def lock(self) -> Handle | None: ...
+
+
+class Sealing(Protocol):
+    """What a late writer needs of the `Seal` that it belongs to."""
+
+    @property
+    def file_system(self) -> FileSystem:
+        """The operations on files that the seal uses."""
+        ...
+
+    def replace(
+        self,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+        *,
+        expected: bytes | None,
+        guard: AbstractContextManager[object],
+        model: Sequence[Payload],
+        data: Sequence[Payload],
+    ) -> SaveReport:
+        """Writes the entry if the files still hold the entry *expected*, under *guard*; never raises."""
+        ...
+
+    def load(
+        self,
+        model_cache: Sequence[Handle],
+        data_cache: Sequence[Handle],
+        token: bytes,
+        binding: bytes,
+    ) -> LoadedEntry:
+        """The verified entry. Raises a `CacheError` where there is none."""
+        ...
 
 
 class _Duplicate(NamedTuple):
@@ -60,7 +93,7 @@ class LateWriter:
 
     def __init__(
         self,
-        seal: Seal,
+        seal: Sealing,
         model_cache: Sequence[Handle],
         data_cache: Sequence[Handle],
         token: bytes,

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 LEAF_BYTES: Final = 1 << 20
-DIGEST_BYTES: Final = 32
 _FEW_LEAVES: Final = 4
 _MOST_THREADS: Final = 8
 _LEAF, _NODE, _ROOT = b"\x00", b"\x01", b"\x02"

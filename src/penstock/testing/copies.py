@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from numbers import Integral
 
 from penstock.errors import InputError
-from penstock.hal.request import CopyReceipt, copy_watchers
+from penstock.memory.copies import CopyReceipt, watched_copies
 
 
 @contextmanager
@@ -23,11 +23,8 @@ def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
             f"allowed_bytes is a whole number of bytes, 0 or more, not {allowed_bytes!r}"
         )
     copies: list[CopyReceipt] = []
-    copy_watchers.append(copies.append)
-    try:
+    with watched_copies(copies.append):
         yield copies
-    finally:
-        copy_watchers.remove(copies.append)
     total = sum(copy.nbytes for copy in copies)
     if total > allowed_bytes:
         lines = [f"{c.nbytes} bytes, {c.source} -> {c.destination}: {c.reason}" for c in copies]

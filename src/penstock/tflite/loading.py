@@ -13,7 +13,7 @@ from typing import Any, Final
 from penstock.errors import ModelError, without_frames
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import Model
-from penstock.ir.model import ConstantPool
+from penstock.ir.subgraph import ConstantPool
 from penstock.loaders import tflite
 from penstock.loaders.flatbuffer import check_header
 from penstock.loaders.tflite.catalog import Catalog, read_catalog

@@ -7,11 +7,10 @@ from typing import Final
 
 import msgspec
 
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.runtime.discovery import manager
 from penstock.tflite import texts
 
-REFERENCE_DEVICE: Final = "reference"
 BUILTIN_DEVICE: Final = "xnnpack-builtin"
 
 
@@ -46,14 +45,14 @@ def placed_by(resolver: object) -> Placed:
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")
     if resolver.name == OpResolverType.BUILTIN_REF.name:
-        return Placed((REFERENCE_DEVICE,), Policy(accuracy="exact"))
+        return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"))
     if resolver.name != OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES.name:
         return Placed()
     if (reason := _unusable(BUILTIN_DEVICE)) is not None:
         told = texts.NO_BUILTIN_KERNELS.format(reason=reason)
-        return Placed((REFERENCE_DEVICE,), Policy(accuracy="exact"), told)
+        return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"), told)
     # By NNAPI's rule the device gets whatever it takes, also where the reference would be faster.
-    return Placed((BUILTIN_DEVICE, REFERENCE_DEVICE), Policy(placement="nnapi"))
+    return Placed((BUILTIN_DEVICE, FALLBACK_DEVICE), Policy(placement="nnapi"))
 
 
 def _unusable(device: str) -> str | None:

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from penstock.ir import DType, Model
 from penstock.ir.infer import infer_shapes
-from penstock.ir.model import Subgraph
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import Subgraph
 
 
 def entered(model: Model, subgraph: int) -> Model:

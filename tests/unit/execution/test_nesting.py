@@ -11,7 +11,7 @@ import penstock
 from penstock.errors import LimitExceeded
 from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.ir.calls import MAX_DEPTH
+from penstock.ir.validate import MAX_DEPTH
 from penstock.partitioning import place
 from penstock.partitioning.split import MOST_CARRIED, Cutter
 from penstock.testing.devices import find_devices

@@ -35,8 +35,9 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
-from penstock.ipc.client import RemoteDevice, lend_pool
+from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import decode_reply, decode_to_client, encode
+from penstock.ipc.remote import lend_pool
 from penstock.ipc.starting import Place, Started, connect
 from penstock.ipc.transport import close_all
 from penstock.ir import DType

@@ -448,7 +448,7 @@ def test_beyond_the_limits_a_burst_goes_by_messages(monkeypatch: pytest.MonkeyPa
 def test_pools_lent_to_rings_have_a_limit(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.ipc.client import lend_pool
+    from penstock.ipc.remote import lend_pool
 
     monkeypatch.setattr(dispatch, "MAX_LENT_POOLS", 2)
     channel = Local(held)

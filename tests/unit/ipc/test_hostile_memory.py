@@ -30,8 +30,7 @@ from penstock.ipc import steady, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
-from penstock.ipc.constants import SHRINK, is_sealed
-from penstock.ipc.linux import filesystem_of
+from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 from penstock.ipc.starting import Place, Started, connect
 from penstock.ipc.steady import check_steady
 from penstock.ipc.transport import close_all

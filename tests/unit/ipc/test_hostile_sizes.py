@@ -81,8 +81,8 @@ from penstock.ir import (
     Signature,
     Subgraph,
 )
-from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import input_operand
 from penstock.ir.validate import _check_signature
 from penstock.memory import MemoryPool
 from tests import support_isolated as support

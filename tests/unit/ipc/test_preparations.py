@@ -11,15 +11,15 @@ import pytest
 from penstock.drivers.reference import create
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import BufferDesc, BufferRole, PrepareConfig
-from penstock.ipc import constants, preparations
+from penstock.ipc import constants, linux, preparations
 from penstock.ipc.account import Account
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
 from penstock.ipc.lease import Lease
 from penstock.ipc.preparations import MOST_THREADS, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
-from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import input_operand
 from tests import support_isolated as support
 from tests.checked import does_not_raise
 from tests.unit.ipc.test_hostile_sizes import Local
@@ -85,7 +85,7 @@ def test_what_models_read_of_constants_counts_beyond_the_pool() -> None:
     mine = Account(1 << 20, "one connection")
     fd = os.memfd_create("constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, 4096)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, constants.SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, linux.SEALS)
     pool = constants.mapped(fd, 4096, account=mine)
     os.close(fd)
     room = Preparations()

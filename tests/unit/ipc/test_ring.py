@@ -35,7 +35,8 @@ from penstock.hal import (
 )
 from penstock.ipc import ring, ring_client, wakeup
 from penstock.ipc.burst import RingBurst
-from penstock.ipc.client import Channel, RemoteDevice
+from penstock.ipc.client import RemoteDevice
+from penstock.ipc.remote import Channel
 from penstock.ipc.ring_requests import MOST_BOUND
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.memory import MemoryPool

@@ -444,7 +444,7 @@ class TestTheDevicesSide:
             call(ring.RUN)
 
     def test_a_pool_that_is_closed_unbinds_what_uses_it(self, here: Counting) -> None:
-        from penstock.ipc.client import lend_pool
+        from penstock.ipc.remote import lend_pool
 
         prepared = prepared_on(here)
         with MemoryPool.anonymous(64) as memory:

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.errors import LimitExceeded
 from penstock.ir import Model, infer_shapes
-from penstock.ir.calls import MAX_DEPTH
 from penstock.ir.digest import form_of
 from penstock.ir.references import entered_from
 from penstock.ir.settled import settled
+from penstock.ir.validate import MAX_DEPTH
 from tests.checked import does_not_raise
 from tests.support_nesting import KINDS, SHAPE, Kind, nested
 

@@ -16,7 +16,7 @@ from penstock.errors import (
     ModelError,
 )
 from penstock.ir import DType, Model, StatePort
-from penstock.ir.model import constant_array
+from penstock.ir.subgraph import constant_array
 from tests.support_runs import assert_same_runs
 from tests.unit.loaders.files import (
     FileBuilder,

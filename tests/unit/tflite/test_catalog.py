@@ -16,7 +16,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.ir import DType
-from penstock.ir.model import ConstantPool
+from penstock.ir.subgraph import ConstantPool
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
 from tests.unit.loaders.files import SAMPLES, FileBuilder, quantization, relu, sparse_matrix, svdf
 from tests.unit.tflite import models

@@ -22,7 +22,7 @@ from penstock.hal import (
 )
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.builder import pack_strings
-from penstock.ir.model import unpack_strings
+from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static
 from penstock.memory import map_memory
 

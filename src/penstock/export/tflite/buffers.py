@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from penstock.ir.model import Model, Variable, constant_bytes
+from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Operand
+from penstock.ir.subgraph import Variable, constant_bytes
 
 ALIGNMENT: Final = 16
 SMALL: Final = 128

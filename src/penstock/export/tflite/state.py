@@ -14,8 +14,9 @@ from typing import Final
 from msgspec import Struct, field
 
 from penstock.errors import NotExportable
-from penstock.ir.model import Model, StatePort, Variable, constant_bytes
+from penstock.ir.model import Model
 from penstock.ir.operation import AttributeValue, Operation
+from penstock.ir.subgraph import StatePort, Variable, constant_bytes
 from penstock.ir.types import DType
 
 STATE_INPUTS: Final[dict[str, tuple[int, ...]]] = {

@@ -14,10 +14,11 @@ from penstock.export.tflite.options import OperatorCodes, options
 from penstock.export.tflite.state import SubgraphState, plan_state
 from penstock.export.tflite.tables import unasked_values
 from penstock.interrupts import polled
-from penstock.ir.model import Model, StatePort
+from penstock.ir.model import Model
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import StatePort
 from penstock.ir.types import DType, Quantization, byte_size
 
 Values: TypeAlias = "dict[str, Any]"

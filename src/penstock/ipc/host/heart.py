@@ -12,8 +12,7 @@ import numpy as np
 
 from penstock import knobs
 from penstock.errors import WireError
-from penstock.ipc.constants import SHRINK, is_sealed
-from penstock.ipc.linux import LINUX_ONLY, map_to_read, memory_file
+from penstock.ipc.linux import LINUX_ONLY, SHRINK, is_sealed, map_to_read, memory_file
 from penstock.ipc.threads import begin, unborn
 from penstock.ir import NDArray
 

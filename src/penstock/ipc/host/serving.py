@@ -27,10 +27,11 @@ from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descrip
 from penstock.ipc import wire
 from penstock.ipc.account import LEAST_COUNTED, NOTHING, Account, Charge
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
-from penstock.ipc.constants import SHRINK, is_sealed, mapped
+from penstock.ipc.constants import mapped
 from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.lease import Lease
+from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ipc.untouchable import UNTOUCHABLE

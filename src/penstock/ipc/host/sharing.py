@@ -26,7 +26,7 @@ from penstock.hal import (
     ReusableExecution,
 )
 from penstock.hal.defaults import execute_fenced
-from penstock.hal.turns import Scheduler
+from penstock.ipc.device_scheduler import Scheduler
 from penstock.ir import Model
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ PIVOT_ROOT: Final = (155, 41)
 
 PR_SET_NO_NEW_PRIVS: Final = 38
 PR_GET_NO_NEW_PRIVS: Final = 39
-PR_SET_SECCOMP: Final = 22
-PR_GET_SECCOMP: Final = 21
 
 
 def architecture() -> Architecture | None:

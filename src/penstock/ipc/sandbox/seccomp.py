@@ -54,8 +54,6 @@ SET_MODE_FILTER: Final = 1
 FILTER_FLAG_TSYNC: Final = 1
 FILTER_FLAG_NEW_LISTENER: Final = 8
 
-MODE_FILTER: Final = 2
-
 INSTRUCTION: Final = struct.Struct("=HBBI")
 Instruction = tuple[int, int, int, int]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from penstock.errors import ModelError, NotLowerable, ShapeMismatch
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import DType, NDArray, Shape
-from penstock.loaders.onnx.graph import Node
+from penstock.loaders.onnx.graph import Graph, Node
+from penstock.loaders.onnx.tensors import Budget
 from penstock.loaders.onnx.values import Layout, Value
 
 if TYPE_CHECKING:
     from penstock.loaders.onnx.emitter import Emitter
-    from penstock.loaders.onnx.lowering import Body
 
 Lower: TypeAlias = "Callable[[Call], Value | Sequence[Value]]"
 
@@ -26,10 +26,46 @@ MODULES: Final = (
 )  # fmt: skip
 
 
+class ModelLowering(Protocol):
+    """What all graphs of one model share while they are lowered: `supposing` counts the branches being tried."""
+
+    budget: Budget
+    supposing: int
+
+
+class GraphBody(Protocol):
+    """One graph while it is lowered, as its operators see it (`lowering.Body`)."""
+
+    emitter: Emitter
+
+    @property
+    def lowering(self) -> ModelLowering:
+        """What it shares with the model's other graphs."""
+        ...
+
+    def inside(self, graph: Graph, emitter: Emitter) -> Self:
+        """The body of a *graph* within this one, lowered into *emitter*."""
+        ...
+
+    def bind(self, name: str, value: Value) -> None:
+        """Gives a value its name in the graph."""
+        ...
+
+    def run(self) -> list[Value]:
+        """Lowers all nodes; the values of the graph's outputs."""
+        ...
+
+    def emit_if(
+        self, node: Node, condition: Value, made: list[tuple[Emitter, list[Value]]]
+    ) -> list[Value]:
+        """The outputs of an IF over two filled branches."""
+        ...
+
+
 class Call:
     """One node with the values of its inputs, None for those left out."""
 
-    def __init__(self, body: Body, node: Node, inputs: Sequence[Value | None]) -> None:
+    def __init__(self, body: GraphBody, node: Node, inputs: Sequence[Value | None]) -> None:
         self.body, self.node, self.inputs = body, node, list(inputs)
         self.emitter: Emitter = body.emitter
 

@@ -12,8 +12,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.ir.builder import pack
-from penstock.ir.model import ConstantPool, Subgraph
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
+from penstock.ir.subgraph import ConstantPool, Subgraph
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, byte_size, dtype_of
 from penstock.loaders.onnx.tensors import Budget
 

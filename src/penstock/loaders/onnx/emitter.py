@@ -9,10 +9,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import InvalidOperation, ModelError, UnknownOperator
-from penstock.ir.model import Subgraph
 from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, Quantization, Shape
 from penstock.loaders.onnx.constants import Constants, reshaped
 from penstock.loaders.onnx.fusing import fused

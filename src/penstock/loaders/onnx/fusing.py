@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
+from penstock.ir.operand import Operand
 from penstock.ir.operation import Attributes, Operation
-from penstock.ir.types import DType, NDArray
+from penstock.ir.types import DType, NDArray, Shape
 from penstock.loaders.onnx.constants import is_uniform, uniform
-
-if TYPE_CHECKING:
-    from penstock.loaders.onnx.emitter import Emitter
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
 """Layers, and the dimension of their weights that is the output's channels."""
@@ -31,8 +29,27 @@ MAX_SPREAD: Final = 1 << 24
 """Weights that are one value repeated become so many at most, where channels get factors of their own."""
 
 
+class Operands(Protocol):
+    """The operands that operations refer to by index: an `Emitter` has them."""
+
+    operands: list[Operand]
+    arrays: dict[int, NDArray]
+
+    def dtype(self, operand: int) -> DType:
+        """The element type of an operand."""
+        ...
+
+    def shape(self, operand: int) -> Shape:
+        """The shape of an operand, as far as it is known."""
+        ...
+
+    def constant(self, array: NDArray) -> int:
+        """A new constant operand."""
+        ...
+
+
 def fused(
-    emitter: Emitter, operations: Sequence[Operation], outputs: Sequence[int]
+    emitter: Operands, operations: Sequence[Operation], outputs: Sequence[int]
 ) -> list[Operation]:
     """*operations* of *emitter* with those put together that may be; *outputs* are read from outside."""
     uses = Counter(i for o in operations for i in set(o.inputs))
@@ -52,7 +69,7 @@ def fused(
 
 
 def _behind(
-    emitter: Emitter,
+    emitter: Operands,
     operation: Operation,
     done: Sequence[Operation | None],
     writers: dict[int, int],
@@ -86,7 +103,7 @@ def _behind(
 
 
 def _scaled(
-    emitter: Emitter, layer: Operation, operation: Operation, values: NDArray
+    emitter: Operands, layer: Operation, operation: Operation, values: NDArray
 ) -> Operation | None:
     """*layer* times, or plus, one value or one a channel."""
     axis = CHANNELS.get(layer.type)

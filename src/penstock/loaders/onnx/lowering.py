@@ -18,8 +18,8 @@ from penstock.errors import (
     UnknownOperator,
     UnwrittenOperand,
 )
-from penstock.ir.model import Subgraph
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.calls import OPERATORS, Call, located
 from penstock.loaders.onnx.emitter import Emitter, Shared
@@ -119,6 +119,10 @@ class Body:
             raise LimitExceeded("graphs or functions are nested too deeply")
         for name, array in graph.constants.items():
             self.names[name] = constant(array, name)
+
+    def inside(self, graph: Graph, emitter: Emitter) -> Body:
+        """The body of a *graph* within this one, lowered into *emitter*."""
+        return Body(self.lowering, emitter, graph, self)
 
     def bind(self, name: str, value: Value) -> None:
         if name:

@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from penstock import knobs
 from penstock.errors import DuplicateWriter, NotAModel, NotLowerable
-from penstock.ir.model import ConstantPool, Metadata, Model
+from penstock.ir.model import Model
+from penstock.ir.subgraph import ConstantPool, Metadata
 from penstock.loaders.onnx import wire
 
 MIB: Final = 1 << 20

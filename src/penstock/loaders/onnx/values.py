@@ -7,18 +7,16 @@ does not care takes it as it comes. A TRANSPOSE is made only where somebody need
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from penstock.ir.types import DType, NDArray, Shape, dtype_of
-
-if TYPE_CHECKING:
-    from penstock.loaders.onnx.emitter import Emitter
 
 Layout: TypeAlias = "tuple[int, ...]"
 
 
 class Value:
-    """One value. *array* is what a constant is, *forms* the operand for each layout that it has in *home*.
+    """One value. *array* is what a constant is, *forms* the operand for each layout that it has in *home*,
+    the `Emitter` of its subgraph.
 
     *known* are the elements of small integers of which some are unknown: objects, None among them. *source* is
     what a value was dequantised of; *recipe* computes it of such as integers. *items* is the content of a
@@ -36,7 +34,7 @@ class Value:
         *,
         name: str = "",
         array: NDArray | None = None,
-        home: Emitter | None = None,
+        home: object | None = None,
         forms: dict[Layout, int] | None = None,
         known: NDArray | None = None,
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
@@ -12,15 +12,16 @@ from penstock.errors import (
     InvalidQuantization,
 )
 from penstock.export.tflite.state import RANDOM_INPUTS
-from penstock.ir.model import StatePort, Subgraph
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import Attributes, Operation
+from penstock.ir.subgraph import StatePort, Subgraph
 from penstock.ir.types import DType
 from penstock.loaders.tflite.calls import (
     CALLS,
     ENTERED_ANEW,
     LOOPS,
     RANDOM_OPERATORS,
+    StateUse,
     handle_of,
     random_state,
     state_inputs,
@@ -30,17 +31,43 @@ from penstock.loaders.tflite.calls import (
 from penstock.loaders.tflite.lowering import Body
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
-if TYPE_CHECKING:
-    from penstock.loaders.tflite.states import StateLowering
-
 CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
 """Operators that hand values, and so state, to subgraphs."""
+
+
+class FileState(Protocol):
+    """The state of all subgraphs of a file, as one of them sees it (`states.StateLowering`).
+
+    *roles* say of each subgraph how it is entered, *use* what it touches; *folded* are the values that a CALL_ONCE of
+    constants leaves, by its subgraph.
+    """
+
+    raw: list[RawSubgraph]
+    use: StateUse
+    roles: list[str]
+    folded: dict[int, dict[Key, Operand]]
+
+    def state_operand(self, key: Key) -> Operand:
+        """A temporary of the type of the state *key*."""
+        ...
+
+    def variable(self, key: Key) -> int:
+        """The index of the variable for *key*."""
+        ...
+
+    def skip_subgraph(self, init: int) -> int:
+        """The index of a subgraph that passes on unchanged what *init* touches."""
+        ...
+
+    def choice(self, types: tuple[DType, DType], second: bool) -> int:
+        """The index of a subgraph of two pairs of vectors of these types that gives one of the pairs."""
+        ...
 
 
 class StateBody(Body):
     """Lowers one subgraph. *current* is the operand that holds each piece of state now."""
 
-    def __init__(self, lowering: StateLowering, raw: RawSubgraph) -> None:
+    def __init__(self, lowering: FileState, raw: RawSubgraph) -> None:
         super().__init__(raw)
         self.lowering = lowering
         self.inputs = frozenset(raw.inputs)

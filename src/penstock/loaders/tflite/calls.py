@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from penstock.errors import InvalidOperand, InvalidOperation, LimitExceeded
 from penstock.export.tflite.state import state_positions
-from penstock.ir.calls import MAX_DEPTH, callees_first
 from penstock.ir.operand import Operand
 from penstock.ir.types import Shape
+from penstock.ir.validate import MAX_DEPTH, callees_first
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})

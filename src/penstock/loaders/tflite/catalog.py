@@ -20,8 +20,8 @@ from penstock.errors import (
     ShapeOverflow,
     UnknownType,
 )
-from penstock.ir.model import ConstantPool, constant_array
 from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.file import File, integers, tensor_place

@@ -7,8 +7,8 @@ from typing import Any, Final
 from penstock import knobs
 from penstock.errors import IndexOutOfRange, LimitExceeded, NotAModel, OffsetOutOfBounds
 from penstock.export.tflite.fields import TFLITE
-from penstock.ir.model import ConstantPool
 from penstock.ir.operand import DataLocation
+from penstock.ir.subgraph import ConstantPool
 from penstock.loaders.flatbuffer import (
     MEMORY_ALLOWANCE,
     MEMORY_PER_BYTE,

@@ -13,7 +13,7 @@ from typing import Final
 from penstock import knobs
 from penstock.errors import InvalidMetadata, LimitExceeded, ModelError
 from penstock.export.tflite.metadata_fields import METADATA
-from penstock.ir.model import NO_METADATA, Metadata, TensorMetadata
+from penstock.ir.subgraph import NO_METADATA, Metadata, TensorMetadata
 from penstock.loaders.flatbuffer import Reader, Values
 from penstock.loaders.tflite.file import ARCHIVE_END, END_OF_ARCHIVE, File
 

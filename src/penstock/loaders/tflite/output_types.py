@@ -14,9 +14,9 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from penstock.ir.calls import callees_first
 from penstock.ir.operand import Operand, Origin
 from penstock.ir.types import DType
+from penstock.ir.validate import callees_first
 from penstock.loaders.tflite.file import File
 from penstock.loaders.tflite.operators import (
     ARGUMENT_MEMORY,

@@ -12,9 +12,10 @@ from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.interrupts import polled
-from penstock.ir.model import NO_METADATA, ConstantPool, Metadata, Model, Signature
+from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.operation import AttributeValue
+from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
 from penstock.loaders.tflite.file import (
@@ -24,7 +25,7 @@ from penstock.loaders.tflite.file import (
     integers,
     tensor_place,
 )
-from penstock.loaders.tflite.lowering import Lowered, lower
+from penstock.loaders.tflite.lowering import Body, Lowered
 from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,
@@ -42,6 +43,15 @@ SUBGRAPH_MEMORY = 3072
 log = Log("penstock.loaders")
 
 INTERMEDIATE_OPERATORS = frozenset({"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"})
+
+STATEFUL_OPERATORS = frozenset(
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE"}
+    | {"HASHTABLE", "HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE"}
+    | {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
+    | {"SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN", "BIDIRECTIONAL_SEQUENCE_RNN"}
+    | {"LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"}
+)
+"""Operators that keep state, or read or change it, whatever their operands are."""
 
 
 def recognizes(content: memoryview) -> bool:
@@ -224,3 +234,24 @@ def _ends(
         if tensor not in raw.handles:
             named[name] = renamed.get(tensor, tensor)
     return tuple(named.items())
+
+
+def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
+    """Lowers all subgraphs of a file with content *data*.
+
+    *zero_limit* bounds the bytes of the initial values that the file does not hold.
+    """
+    if any(map(_needs_more, raw)):
+        from penstock.loaders.tflite.states import lower_states
+
+        return lower_states(raw, data, zero_limit)
+    bodies = [Body(subgraph) for subgraph in raw]
+    return Lowered([body.lower() for body in bodies], [], [body.renamed for body in bodies])
+
+
+def _needs_more(subgraph: RawSubgraph) -> bool:
+    """Whether *subgraph* may have state, or enters another."""
+    return bool(subgraph.variables) or any(
+        operator.type in STATEFUL_OPERATORS or operator.targets or operator.mutated
+        for operator in subgraph.operators
+    )

@@ -23,8 +23,8 @@ from penstock.errors import (
     InvalidOperation,
     LimitExceeded,
 )
-from penstock.ir.model import Subgraph, Variable
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, byte_size, is_static
 from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
 from penstock.loaders.tflite.calls import (
@@ -48,7 +48,7 @@ RESOURCE_OPERATORS: Final = frozenset(
 
 
 def lower_states(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
-    """As `lowering.lower`, for a file that may have state or whose operators enter subgraphs."""
+    """As `reader.lower`, for a file that may have state or whose operators enter subgraphs."""
     order = call_order(raw)
     if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
         resolve_handles(raw, order)

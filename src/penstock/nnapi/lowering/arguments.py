@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
 
@@ -14,16 +14,15 @@ from penstock.errors import (
     NotLowerable,
     ShapeMismatch,
 )
-from penstock.ir import DType, NDArray, Operand
-from penstock.ir.model import constant_array
+from penstock.ir import ConstantPool, DType, NDArray, Operand
+from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
-from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation
+from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation, NnapiSubgraph
 from penstock.nnapi.lowering.graph import Graph, ValueType, show
 from penstock.nnapi.lowering.operands import ir_operand, value_type
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
-    from penstock.nnapi.lowering.model import SubgraphLowering
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 """Fuse codes by number (NNAPI section 1.1)."""
@@ -32,13 +31,45 @@ PADDINGS: Final[Mapping[int, Literal["SAME", "VALID"]]] = {1: "SAME", 2: "VALID"
 """Implicit padding schemes by number."""
 
 
+class Lowering(Protocol):
+    """One NNAPI subgraph while it is lowered, as its operations see it (`lowering.model.SubgraphLowering`)."""
+
+    graph: Graph
+    feature_level: int
+    pools: tuple[ConstantPool, ...]
+
+    def operand(self, index: int) -> NnapiOperand:
+        """NNAPI operand *index*."""
+        ...
+
+    def is_omitted(self, index: int) -> bool:
+        """Whether NNAPI operand *index* has no value."""
+        ...
+
+    def value(self, index: int) -> int:
+        """The IR operand of NNAPI operand *index*."""
+        ...
+
+    def bind(self, index: int, result: int) -> None:
+        """Makes IR operand *result* NNAPI operand *index*."""
+        ...
+
+    def referenced(self, index: int | None) -> NnapiSubgraph:
+        """A referenced NNAPI subgraph."""
+        ...
+
+    def subgraph(self, index: int | None, passed: int) -> int:
+        """The IR index of a referenced subgraph; its last *passed* inputs are outputs too."""
+        ...
+
+
 class Arguments:
     """The operands of one NNAPI operation, asked for by the names of its form.
 
     IR operands are the indexes of `graph`.
     """
 
-    def __init__(self, lowering: SubgraphLowering, operation: NnapiOperation, match: Match) -> None:
+    def __init__(self, lowering: Lowering, operation: NnapiOperation, match: Match) -> None:
         self._lowering, self.operation, self.match = lowering, operation, match
         self.graph: Graph = lowering.graph
         self.type = operation.type

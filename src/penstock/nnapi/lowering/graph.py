@@ -27,9 +27,9 @@ from penstock.ir import (
 )
 from penstock.ir.builder import ALIGNMENT, pack
 from penstock.ir.infer import MAX_FOLDED_BYTES
-from penstock.ir.model import constant_array
 from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED
 from penstock.ir.operations import OPERATIONS
+from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
 
 ValueType: TypeAlias = "tuple[DType, Quantization | None]"

@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.errors import IndexOutOfRange, InvalidOperation, LimitExceeded, ModelError
 from penstock.ir import ConstantPool, Model, Subgraph
-from penstock.ir.calls import MAX_DEPTH
+from penstock.ir.validate import MAX_DEPTH
 from penstock.nnapi.description import (
     MAXIMUM_FEATURE_LEVEL,
     NnapiLifetime,

@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from penstock.errors import InvalidOperation, UnknownOperator
-from penstock.ir.extension import split_key
-from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand
+from penstock.errors import InvalidOperation, NotLowerable, UnknownOperator
+from penstock.ir.extension import EXTENSION, split_key
+from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand, OperandType
 from penstock.nnapi.lowering.forms import (
+    EVERY,
+    Argument,
     Form,
     Levels,
     Match,
@@ -27,11 +29,9 @@ from penstock.nnapi.lowering.forms import (
     parse_form,
     parse_types,
 )
+from penstock.nnapi.lowering.site import Site
 
-if TYPE_CHECKING:
-    from penstock.nnapi.lowering.site import Site
-
-Lowering: TypeAlias = "Callable[[Site], None]"
+Lowering: TypeAlias = Callable[[Site], None]
 
 FAMILIES: Final = (
     "arithmetic",
@@ -115,10 +115,38 @@ def rules() -> Mapping[str, Rule]:
 def rule_of(name: str) -> Rule:
     """The rule of one operation, of an extension's by its key; `UnknownOperator` where NNAPI has none of that name."""
     if split_key(name) is not None:
-        from penstock.nnapi.lowering.extension import rule_of_extension
-
-        return rule_of_extension(name)
+        return _rule_of_extension(name)
     found = _RULES.get(name) or rules().get(name)
     if found is None:
         raise UnknownOperator(f"{name!r} is not an operation of NNAPI")
     return found
+
+
+# Operations of vendors' extensions go to the IR as they are: only a driver knows their rules (NNAPI section 8.4).
+_EXTENSION_LEVEL: Final = 3
+
+_ANYTHING: Final = Form(
+    (Argument("operands", EVERY, optional=True, repeated=True),),
+    frozenset({1}),
+    (Argument("results", EVERY, repeated=True),),
+    frozenset({1}),
+    "operands:any* -> results:any*",
+)
+
+
+def _rule_of_extension(key: str) -> Rule:
+    """The rule of the operation with that key: it takes and gives any operands."""
+    return Rule(key, _EXTENSION_LEVEL, (_ANYTHING,), {}, _lower_extension)
+
+
+def _lower_extension(site: Site) -> None:
+    """One EXTENSION operation of the same operands. Raises `NotLowerable` for one that stands for a model."""
+    name, code = split_key(site.type) or ("", 0)
+    for operand in site.arguments("operands"):
+        _check_operand(operand, site.type)
+    site.finish(EXTENSION, site.tensors("operands"), extension=name, code=code)
+
+
+def _check_operand(operand: NnapiOperand, kind: str) -> None:
+    if operand.type is OperandType.SUBGRAPH:
+        raise NotLowerable(f"{kind} has an operand that stands for a model")

@@ -10,18 +10,17 @@ import numpy as np
 from penstock.errors import ShapeOverflow
 from penstock.ir import AttributeValue, DType, NDArray, Quantization
 from penstock.nnapi.description import NnapiOperation
-from penstock.nnapi.lowering.arguments import Arguments
+from penstock.nnapi.lowering.arguments import Arguments, Lowering
 from penstock.nnapi.lowering.graph import ValueType
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
-    from penstock.nnapi.lowering.model import SubgraphLowering
 
 
 class Site(Arguments):
     """One NNAPI operation being lowered: its arguments, and the IR operations it is written with."""
 
-    def __init__(self, lowering: SubgraphLowering, operation: NnapiOperation, match: Match) -> None:
+    def __init__(self, lowering: Lowering, operation: NnapiOperation, match: Match) -> None:
         super().__init__(lowering, operation, match)
         self._bound: set[int] = set()
 

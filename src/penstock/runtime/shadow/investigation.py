@@ -24,11 +24,11 @@ from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
 from penstock.ir.digest import form_of
 from penstock.logs import Log
 from penstock.partitioning.plan import ports_of
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.runtime.bisection import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import Distance, distances_of
-from penstock.runtime.operations import REFERENCE, OperationCase
+from penstock.runtime.operations import OperationCase
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation, PreparedStep
@@ -149,7 +149,7 @@ class Investigation:
             with knobs.override(driver_verdicts=False, keep_failures=False):
                 self._judge = compile_model(
                     self._model,
-                    devices=[REFERENCE],
+                    devices=[FALLBACK_DEVICE],
                     cache=None,
                     policy=Policy(accuracy="exact", allow_fallback=False),
                 )
@@ -195,7 +195,7 @@ class Investigation:
             if first is None:
                 state = None if job.before is None else job.before.copied()
                 inputs = list(job.inputs)
-                (judge,) = [self._devices[REFERENCE]]
+                (judge,) = [self._devices[FALLBACK_DEVICE]]
                 search.record(inputs, judge, state)
                 first = search
             else:

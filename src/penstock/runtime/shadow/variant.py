@@ -11,7 +11,7 @@ from penstock.compilation.receipt import CopyReceipt
 from penstock.execution.run import Run, StepTrace
 from penstock.execution.variant import Variant
 from penstock.hal import Device, PrepareConfig
-from penstock.partitioning.support import REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.shadow.investigation import Investigation, Job, Note
 from penstock.runtime.shadow.worker import Stop, Worker
 
@@ -90,7 +90,7 @@ class ShadowedVariant(Variant):
             state.fetch(run.copies)
         before = None if state is None else state.copied()
         results = super().run(run, inputs, out, state)
-        used = frozenset(_devices_of(run.steps)) - {REFERENCE_DEVICE}
+        used = frozenset(_devices_of(run.steps)) - {FALLBACK_DEVICE}
         if not used:
             self._skip(note, "the reference itself computed it")
             return results

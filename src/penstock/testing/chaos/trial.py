@@ -17,13 +17,12 @@ import penstock
 from penstock.errors import Cancelled, MissedDeadline, PenstockError
 from penstock.hal import AccuracyClass, CancelToken, Capabilities, Device, PerformanceInfo
 from penstock.ir import Model, NDArray
-from penstock.partitioning.policy import Policy
+from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
 from penstock.testing.contract.cases import every_case, is_supported
 from penstock.testing.contract.promise import NotCovered, describe, require
 from penstock.testing.doubles import InterceptingDevice
 from penstock.testing.random_models import random_model
 
-REFERENCE: Final = "reference"
 RUNS: Final = 3
 TRIES: Final = 3
 """How often a compile or run is tried; a fault that strikes once may spoil the first."""
@@ -92,7 +91,7 @@ def graphs_for(device: Device, count: int, seed: int) -> list[Graph]:
 
 def _graph(device: Device, name: str, model: Model, inputs: tuple[NDArray, ...]) -> Graph:
     relaxed = any(a.accuracy == "relaxed" for a in device.supported_operations(model))
-    with penstock.compile(model, devices=[REFERENCE], cache=None) as compiled:
+    with penstock.compile(model, devices=[FALLBACK_DEVICE], cache=None) as compiled:
         answers = tuple(tuple(np.array(a) for a in compiled.run(inputs)) for _ in range(RUNS))
     return Graph(name, model, inputs, answers, relaxed)
 
@@ -166,7 +165,7 @@ def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool
     try:
         with penstock.compile(
             graph.model,
-            devices=[Favoured(device), REFERENCE],
+            devices=[Favoured(device), FALLBACK_DEVICE],
             cache=None,
             timeout=timeout,
             cancel=token,
@@ -189,7 +188,7 @@ def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool
 def _compile(
     graph: Graph, device: Device, fall_back: bool, cache: Path | None
 ) -> penstock.CompiledModel:
-    devices: Sequence[Device | str] = [Favoured(device), *([REFERENCE] if fall_back else [])]
+    devices: Sequence[Device | str] = [Favoured(device), *([FALLBACK_DEVICE] if fall_back else [])]
     policy = Policy(accuracy=graph.accuracy, allow_fallback=fall_back)
     return penstock.compile(graph.model, devices=devices, cache=cache, policy=policy)
 

@@ -12,8 +12,8 @@ from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operation, Subgraph
-from penstock.ir.model import input_operand
 from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.subgraph import input_operand
 from tests.support_nesting import nested as chained
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import run_on

@@ -13,7 +13,7 @@ from penstock import loaders
 from penstock.errors import InvalidOperation, LimitExceeded, ModelError
 from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder, Shape, SubgraphBuilder, infer_shapes
-from penstock.ir.calls import MAX_DEPTH
+from penstock.ir.validate import MAX_DEPTH
 from tests.unit.ir.operations.single import FLOAT, INT, ints
 
 BOOL = DType.BOOL

@@ -14,7 +14,7 @@ from penstock.loaders.onnx.operators.common import (
     unary,
 )
 from penstock.loaders.onnx.operators.elementwise import Formula, formula
-from penstock.loaders.onnx.operators.quantized import with_activation
+from penstock.loaders.onnx.operators.recipes import with_activation
 from penstock.loaders.onnx.values import Layout, Value, constant, identity
 
 

@@ -11,7 +11,6 @@ from penstock.ir.types import DType, NDArray, Shape
 from penstock.loaders.onnx.calls import Call, operator
 from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.graph import Graph
-from penstock.loaders.onnx.lowering import Body
 from penstock.loaders.onnx.operators.common import (
     arithmetic,
     cast,
@@ -27,7 +26,7 @@ FOREVER = 2**62
 
 def _bodied(call: Call, emitter: Emitter, graph: Graph, given: Sequence[Value]) -> list[Value]:
     """The outputs of *graph* for these inputs, lowered into *emitter*."""
-    inner = Body(call.body.lowering, emitter, graph, call.body)
+    inner = call.body.inside(graph, emitter)
     names = [t.name for t in graph.inputs if t.name not in graph.constants]
     if len(names) != len(given):
         raise call.node.invalid(f"a body of {len(names)} inputs is given {len(given)}")

@@ -20,7 +20,7 @@ from penstock.loaders.onnx.operators.common import (
     slice_axis,
     squeeze,
 )
-from penstock.loaders.onnx.operators.quantized import Layer, layer_recipe
+from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
 from penstock.loaders.onnx.operators.windows import (
     Window,
     from_image,

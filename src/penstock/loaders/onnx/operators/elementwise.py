@@ -23,7 +23,7 @@ from penstock.loaders.onnx.operators.common import (
     pair,
     unary,
 )
-from penstock.loaders.onnx.operators.quantized import with_activation
+from penstock.loaders.onnx.operators.recipes import with_activation
 from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import Value, constant
 

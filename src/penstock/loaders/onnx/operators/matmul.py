@@ -13,7 +13,7 @@ from penstock.loaders.onnx.operators.common import (
     squeeze,
     transposed,
 )
-from penstock.loaders.onnx.operators.quantized import Layer, layer_recipe
+from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
 from penstock.loaders.onnx.values import Value, constant, identity
 
 LAYERS = frozenset({DType.FLOAT32, DType.FLOAT16})

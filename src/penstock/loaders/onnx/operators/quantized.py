@@ -7,14 +7,11 @@ binary digits does, one of all 24 does not. Everything else is computed in float
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
-from msgspec import Struct
 
-from penstock.ir.operand import Operand
-from penstock.ir.types import DType, NDArray, Quantization
+from penstock.ir.types import DType, Quantization
 from penstock.loaders.onnx.calls import Call, operator
 from penstock.loaders.onnx.operators.common import (
     aligned,
@@ -22,8 +19,11 @@ from penstock.loaders.onnx.operators.common import (
     cast,
     pair,
 )
+from penstock.loaders.onnx.operators.convolution import convolution
+from penstock.loaders.onnx.operators.matmul import multiplied, product
+from penstock.loaders.onnx.operators.recipes import Source
 from penstock.loaders.onnx.tensors import dtype_of
-from penstock.loaders.onnx.values import Layout, Value, constant
+from penstock.loaders.onnx.values import Value, constant
 
 RANGES: Final = {
     DType.INT8: (-128, 127),
@@ -33,22 +33,6 @@ RANGES: Final = {
     DType.INT4: (-8, 7),
     DType.UINT4: (0, 15),
 }
-TIED_DIGITS: Final = 14
-"""Ratios of scales with fewer binary digits than this put sums on halves."""
-
-
-class Source(Struct, frozen=True, eq=False):
-    """What a value was dequantised of: stored integers with one scale and zero point, or one a channel."""
-
-    stored: Value
-    scales: NDArray
-    zero_points: NDArray
-    axis: int | None
-
-
-Recipe = Callable[[Call, Quantization, DType, str], "tuple[int, Layout] | None"]
-"""Computes a value, an activation function behind it, as integers of a quantisation; None where that would not be
-ONNX's result."""
 
 
 def parameters(
@@ -230,8 +214,6 @@ def _finished(call: Call, made: Value, scale: Value, zero: Value) -> Value:
 @operator("QLinearConv")
 def quantized_convolution(call: Call) -> Value:
     """The bias is an int32 vector of scale input times weights."""
-    from penstock.loaders.onnx.operators.convolution import convolution
-
     x, weights = _real_input(call, 0), _real_input(call, 3, channels=0)
     inputs: list[Value | None] = [x, weights]
     if call.has(8):
@@ -251,8 +233,6 @@ def quantized_convolution(call: Call) -> Value:
 
 @operator("QLinearMatMul")
 def quantized_matmul(call: Call) -> Value:
-    from penstock.loaders.onnx.operators.matmul import multiplied
-
     a = _real_input(call, 0, channels=(call.tensor(0).rank or 2) - 2)
     b = _real_input(call, 3, channels=(call.tensor(3).rank or 2) - 1)
     return _finished(call, multiplied(call, a, b), call.value(6), call.value(7))
@@ -278,8 +258,6 @@ def _centred(call: Call, x: Value, zero: Value | None) -> Value:
 
 @operator("MatMulInteger")
 def matmul_integer(call: Call) -> Value:
-    from penstock.loaders.onnx.operators.matmul import product
-
     a = _centred(call, call.tensor(0), call.value(2) if call.has(2) else None)
     b = _centred(call, call.tensor(1), call.value(3) if call.has(3) else None)
     depth = (a.shape or (None,))[-1]
@@ -290,8 +268,6 @@ def matmul_integer(call: Call) -> Value:
 
 @operator("ConvInteger")
 def convolution_integer(call: Call) -> Value:
-    from penstock.loaders.onnx.operators.convolution import convolution
-
     x = _centred(call, call.tensor(0), call.value(2) if call.has(2) else None)
     weights = _centred(call, call.tensor(1), call.value(3) if call.has(3) else None)
     shape = weights.shape or ()
@@ -302,131 +278,3 @@ def convolution_integer(call: Call) -> Value:
         raise call.node.invalid("a convolution has one output")
     layout, operand = next(iter(made.forms.items()))
     return call.wrap(cast(call, operand, DType.INT32), layout)
-
-
-def has_ties(scales: NDArray, target: float) -> bool:
-    """Whether integer sums times a ratio of scales fall on halves, where rounding rules part."""
-    for scale in scales.tolist():
-        ratio = np.float32(np.float32(scale) / np.float32(target))
-        bits = int(ratio.view(np.uint32)) & 0x7FFFFF | 0x800000
-        if (bits & -bits).bit_length() - 1 > 24 - TIED_DIGITS:
-            return True
-    return False
-
-
-def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int:
-    """The operand of a dequantised activation, with its scale and zero point."""
-    stored = source.stored
-    wanted = Quantization((float(source.scales[0]),), (int(source.zero_points[0]),))
-    if stored.array is not None:
-        array = stored.array if layout is None else stored.array.transpose(layout)
-        return call.emitter.constant(array, quantization=wanted)
-    operand = call.get(stored, layout)
-    if call.emitter.operands[operand].quantization == wanted:
-        return operand
-    item = Operand(stored.dtype, None, name=call.emitter.label, quantization=wanted)
-    attributes = {"in_data_type": stored.dtype.name, "out_data_type": stored.dtype.name}
-    return call.emitter.emit("CAST", [operand], [item], attributes)[0]
-
-
-class Layer(Struct, frozen=True, eq=False):
-    """A layer with constant weights as an integer operation *kind*.
-
-    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension *axis* in the
-    file and *channel* in the operation. *prepare* makes the operation's input of the activation, *finish* what
-    stands for the node of its output.
-    """
-
-    kind: str
-    layout: Layout | None
-    arrange: Callable[[NDArray], NDArray]
-    axis: int
-    channel: int
-    attributes: dict[str, int | str | bool]
-    prepare: Callable[[Call, int], int]
-    finish: Callable[[Call, int], tuple[int, Layout]]
-
-
-def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
-    """How *layer* is computed of what its inputs were dequantised of; None where it cannot be.
-
-    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too (TFLite).
-    """
-    source, taps = x.source, weights.source
-    if not isinstance(source, Source) or not isinstance(taps, Source):
-        return None
-    array, dtype = taps.stored.array, source.stored.dtype
-    if array is None or len(source.scales) != 1 or taps.axis not in {None, layer.axis}:
-        return None
-    signed = dtype is DType.INT8 and array.dtype == np.int8 and not taps.zero_points.any()
-    unsigned = dtype is DType.UINT8 and array.dtype in (np.int8, np.uint8) and len(taps.scales) == 1
-    if not signed and not unsigned:
-        return None
-
-    def recipe(
-        call: Call, target: Quantization, made: DType, activation: str
-    ) -> tuple[int, Layout] | None:
-        product = taps.scales * source.scales[0]
-        if made is not dtype or has_ties(product, target.scale):
-            return None
-        inputs = [layer.prepare(call, quantized_operand(call, source, layer.layout))]
-        inputs.append(_taps(call, layer, array, taps, unsigned=unsigned))
-        if bias is not None:
-            wide = _bias(bias, product)
-            if wide is None:
-                return None
-            steps = tuple(float(np.float32(s)) for s in product)
-            each = 0 if len(steps) > 1 else None
-            sums = Quantization(steps, (0,) * len(steps), each)
-            inputs.append(call.emitter.constant(wide, quantization=sums))
-        item = Operand(made, None, name=call.emitter.label, quantization=target)
-        attributes = {**layer.attributes, "fused_activation_function": activation}
-        return layer.finish(call, call.emitter.emit(layer.kind, inputs, [item], attributes)[0])
-
-    return recipe
-
-
-def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> int:
-    """The weights as a constant operand."""
-    zeros = source.zero_points
-    if unsigned and array.dtype == np.int8:
-        array, zeros = (array.astype(np.int16) + 128).astype(np.uint8), zeros + 128
-    scales = tuple(float(np.float32(s)) for s in source.scales)
-    channel = layer.channel if len(scales) > 1 else None
-    points = tuple(int(z) for z in np.broadcast_to(zeros, len(scales)))
-    found = Quantization(scales, points, channel)
-    return call.emitter.constant(layer.arrange(array), quantization=found)
-
-
-def with_activation(x: Value, made: Value, activation: str) -> Value:
-    """*made*, an activation function of *x*, with the recipe of both at once."""
-    recipe = x.recipe
-    if recipe is not None:
-
-        def both(
-            call: Call, target: Quantization, dtype: DType, name: str
-        ) -> tuple[int, Layout] | None:
-            found: tuple[int, Layout] | None = None
-            if name == "NONE":
-                found = recipe(call, target, dtype, activation)
-            return found
-
-        made.recipe = both
-    return made
-
-
-def _bias(bias: Value, product: NDArray) -> NDArray | None:
-    """The bias in units of input times weights, if it has some 32 bits there."""
-    if isinstance(bias.source, Source):
-        stored = bias.source.stored.array
-        scales = bias.source.scales.astype(np.float32)
-        if stored is None or stored.dtype != np.int32 or bias.source.zero_points.any():
-            return None
-        return (
-            stored if np.allclose(scales, product.astype(np.float32), rtol=1e-5, atol=0) else None
-        )
-    if bias.array is None:
-        return None
-    units = np.round(bias.array.astype(np.float64) / product)
-    whole: NDArray = units.astype(np.int32)
-    return whole if np.abs(units).max(initial=0) < 2**31 else None

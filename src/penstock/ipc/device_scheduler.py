@@ -1,4 +1,4 @@
-"""Turns at a device: so many executions at a time, those of higher priority first (NNAPI section 7.3)."""
+"""`Scheduler`: runs a limited number of executions on one device, those of higher priority first (NNAPI section 7.3)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from penstock.errors import MissedDeadlinePersistent
-from penstock.hal.config import ExecutionConfig, Priority
-from penstock.hal.device import Device
+from penstock.hal import Device, ExecutionConfig, Priority
 
 RANKS: Final[dict[Priority, int]] = {"high": 0, "medium": 1, "low": 2}
 

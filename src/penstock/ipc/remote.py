@@ -1,0 +1,237 @@
+"""Objects on the device's side of the wire, and the calls that everything there is asked by."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from penstock.errors import (
+    ClosedError,
+    DriverError,
+    GeneralFailure,
+    InvalidArgument,
+    PenstockError,
+    WireError,
+)
+from penstock.hal import (
+    CarriedResult,
+    ExecutionConfig,
+    ExecutionResult,
+    Memory,
+    Request,
+)
+from penstock.ipc import wire
+from penstock.ipc.carrying import Carried, of_arguments
+from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.ring_client import Pace
+from penstock.ipc.steady import may_shrink
+
+if TYPE_CHECKING:
+    from penstock.ipc.ring import Layout
+
+R = TypeVar("R", bound=wire.Reply)
+
+
+class Channel(Protocol):
+    """Carries one call to the device's side and brings the reply back; safe from any thread.
+
+    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
+    becomes readable when that process is gone (a pidfd). Executions then go through shared memory. It may have an
+    `end(reason)` method, which is told that the other process breaks the rules of that, or is gone, and a `gone` that says
+    why nobody is there.
+
+    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
+    that may shrink. It may have a `prefer(preference)` method, which is told how the device would have them lie.
+    """
+
+    copies_arrays: bool
+
+    def call(self, frame: Frame) -> Frame:
+        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that cannot go there."""
+        ...
+
+    def drop(self, number: wire.ObjectId) -> None:
+        """Closes that object of the device's side, which nobody has any more; called by finalizers, and never raises."""
+        ...
+
+
+class RemoteObject:
+    """An object on the device's side. It is closed there when it is closed, or forgotten, here."""
+
+    def __init__(self, channel: Channel, made: wire.Made) -> None:
+        self.channel, self._number = channel, made.target
+        self._close = weakref.finalize(self, channel.drop, made.target)
+        self._close.atexit = False
+
+    @property
+    def number(self) -> wire.ObjectId:
+        """Its number on the wire; raises `ClosedError` after `close`."""
+        self._check_open()
+        return self._number
+
+    def _check_open(self) -> None:
+        if not self._close.alive:
+            raise ClosedError(f"{type(self).__name__} used after close()")
+
+    def close(self) -> None:
+        """Twice is harmless."""
+        if self._close.detach() is not None:
+            _close(self.channel, self._number)
+
+    def forget(self) -> None:
+        """Closes it without waiting: the device's side is told with the next message."""
+        self._close()
+
+
+class RemoteRing(RemoteObject):
+    """A ring, on the device's side."""
+
+
+class RemotePool(RemoteObject):
+    """A memory that the device's side knows."""
+
+
+def open_ring(
+    channel: Channel,
+    memory_fd: int,
+    to_device_fd: int,
+    to_client_fd: int,
+    layout: Layout,
+    deadline_ns: int | None = None,
+) -> RemoteRing:
+    """Has a ring served on the side of the device behind *channel*, by the deadline; the descriptors stay the caller's."""
+
+    def call(pack: Packer) -> wire.Call:
+        return wire.OpenRing(
+            pack.handle(Descriptor(memory_fd)),
+            pack.handle(Descriptor(to_device_fd)),
+            pack.handle(Descriptor(to_client_fd)),
+            layout.slots,
+            layout.slot_bytes,
+        )
+
+    return RemoteRing(channel, ask(channel, call, wire.Made, deadline_ns)[0])
+
+
+def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
+    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one that it does not map."""
+    if channel.copies_arrays and may_shrink(memory):
+        raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
+
+    def call(pack: Packer) -> wire.Call:
+        return wire.LendPool(pack.memory(memory))
+
+    return RemotePool(channel, ask(channel, call, wire.Made, deadline_ns)[0])
+
+
+class RemoteBurst(RemoteObject):
+    """A `Burst`, of a prepared model of that *pace*."""
+
+    def __init__(self, channel: Channel, made: wire.Made, pace: Pace) -> None:
+        super().__init__(channel, made)
+        self.pace = pace
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return execute(self, request, config)
+
+
+def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> ExecutionResult:
+    with carried_to(target.channel, request) as carried:
+
+        def call(pack: Packer) -> wire.Call:
+            form = pack.request(carried.request)
+            return wire.Execute(target.number, form, pack.execution_config(config))
+
+        with telling_copies(carried, request):
+            answer = answer_to(target.channel, call)
+            result = reply_in(answer, wire.Executed).result
+            carried.finish()
+    if not answer.copies and not carried.copies:
+        return result
+    copies = (*carried.copies, *of_arguments(answer.copies, request))
+    return CarriedResult(result.output_shapes, result.timing, copies)
+
+
+@contextmanager
+def telling_copies(carried: Carried, request: Request) -> Iterator[None]:
+    """A `DriverError` in the block has what was copied for *request* by then, of its arguments."""
+    try:
+        yield
+    except DriverError as error:
+        error.copies = (*carried.copies, *of_arguments(error.copies, request))
+        raise
+
+
+def carried_to(channel: Channel, request: Request) -> Carried:
+    """*request* as the device's side gets it: another process maps no memory that may shrink."""
+    return Carried(request, copies=channel.copies_arrays)
+
+
+def ask(
+    channel: Channel,
+    call: Callable[[Packer], wire.Call],
+    kind: type[R],
+    deadline_ns: int | None = None,
+    *,
+    may_end_early: bool = False,
+) -> tuple[R, Unpacker]:
+    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead. *deadline_ns* is that of
+    a message that has none itself; *may_end_early* as in `Frame`.
+    """
+    answer = answer_to(channel, call, deadline_ns, may_end_early=may_end_early)
+    reply = reply_in(answer, kind)
+    try:
+        return reply, Unpacker(answer.handles)
+    except WireError as error:
+        raise senseless(error) from error
+
+
+def answer_to(
+    channel: Channel,
+    call: Callable[[Packer], wire.Call],
+    deadline_ns: int | None = None,
+    *,
+    may_end_early: bool = False,
+) -> Frame:
+    pack = Packer()
+    try:
+        frame = pack.frame(call(pack))
+    except WireError as error:
+        raise InvalidArgument(str(error)) from error
+    if may_end_early:
+        frame = frame._replace(may_end_early=True)
+    if deadline_ns is not None:
+        frame = frame._replace(deadline_ns=deadline_ns)
+    try:
+        return channel.call(frame)
+    except WireError as error:
+        raise InvalidArgument(str(error)) from error
+
+
+def reply_in(answer: Frame, kind: type[R]) -> R:
+    try:
+        reply: Any = decode_reply(answer.data)
+        failure = error_of(reply) if isinstance(reply, wire.Failure | wire.Stopped) else None
+    except WireError as error:
+        raise senseless(error) from error
+    if failure is not None:
+        if isinstance(failure, DriverError):
+            failure.copies = answer.copies
+        raise failure
+    if not isinstance(reply, kind):
+        raise GeneralFailure(f"the device answers for a {kind.__name__} by {type(reply).__name__}")
+    return reply
+
+
+def senseless(error: WireError) -> GeneralFailure:
+    return GeneralFailure(f"the device's reply makes no sense: {error}")
+
+
+def _close(channel: Channel, number: wire.ObjectId) -> None:
+    try:
+        ask(channel, lambda _: wire.Close(number), wire.Done)
+    except PenstockError:
+        # A device that is gone has closed it.
+        return

@@ -1,0 +1,159 @@
+"""Layers between dequantised inputs and a quantised output, computed by one integer operation of the IR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from msgspec import Struct
+
+from penstock.ir.operand import Operand
+from penstock.ir.types import DType, NDArray, Quantization
+from penstock.loaders.onnx.calls import Call
+from penstock.loaders.onnx.values import Layout, Value
+
+TIED_DIGITS: Final = 14
+"""Ratios of scales with fewer binary digits than this put sums on halves."""
+
+
+class Source(Struct, frozen=True, eq=False):
+    """What a value was dequantised of: stored integers with one scale and zero point, or one a channel."""
+
+    stored: Value
+    scales: NDArray
+    zero_points: NDArray
+    axis: int | None
+
+
+Recipe = Callable[[Call, Quantization, DType, str], "tuple[int, Layout] | None"]
+"""Computes a value, an activation function behind it, as integers of a quantisation; None where that would not be
+ONNX's result."""
+
+
+def has_ties(scales: NDArray, target: float) -> bool:
+    """Whether integer sums times a ratio of scales fall on halves, where rounding rules part."""
+    for scale in scales.tolist():
+        ratio = np.float32(np.float32(scale) / np.float32(target))
+        bits = int(ratio.view(np.uint32)) & 0x7FFFFF | 0x800000
+        if (bits & -bits).bit_length() - 1 > 24 - TIED_DIGITS:
+            return True
+    return False
+
+
+def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int:
+    """The operand of a dequantised activation, with its scale and zero point."""
+    stored = source.stored
+    wanted = Quantization((float(source.scales[0]),), (int(source.zero_points[0]),))
+    if stored.array is not None:
+        array = stored.array if layout is None else stored.array.transpose(layout)
+        return call.emitter.constant(array, quantization=wanted)
+    operand = call.get(stored, layout)
+    if call.emitter.operands[operand].quantization == wanted:
+        return operand
+    item = Operand(stored.dtype, None, name=call.emitter.label, quantization=wanted)
+    attributes = {"in_data_type": stored.dtype.name, "out_data_type": stored.dtype.name}
+    return call.emitter.emit("CAST", [operand], [item], attributes)[0]
+
+
+class Layer(Struct, frozen=True, eq=False):
+    """A layer with constant weights as an integer operation *kind*.
+
+    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension *axis* in the
+    file and *channel* in the operation. *prepare* makes the operation's input of the activation, *finish* what
+    stands for the node of its output.
+    """
+
+    kind: str
+    layout: Layout | None
+    arrange: Callable[[NDArray], NDArray]
+    axis: int
+    channel: int
+    attributes: dict[str, int | str | bool]
+    prepare: Callable[[Call, int], int]
+    finish: Callable[[Call, int], tuple[int, Layout]]
+
+
+def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
+    """How *layer* is computed of what its inputs were dequantised of; None where it cannot be.
+
+    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too (TFLite).
+    """
+    source, taps = x.source, weights.source
+    if not isinstance(source, Source) or not isinstance(taps, Source):
+        return None
+    array, dtype = taps.stored.array, source.stored.dtype
+    if array is None or len(source.scales) != 1 or taps.axis not in {None, layer.axis}:
+        return None
+    signed = dtype is DType.INT8 and array.dtype == np.int8 and not taps.zero_points.any()
+    unsigned = dtype is DType.UINT8 and array.dtype in (np.int8, np.uint8) and len(taps.scales) == 1
+    if not signed and not unsigned:
+        return None
+
+    def recipe(
+        call: Call, target: Quantization, made: DType, activation: str
+    ) -> tuple[int, Layout] | None:
+        product = taps.scales * source.scales[0]
+        if made is not dtype or has_ties(product, target.scale):
+            return None
+        inputs = [layer.prepare(call, quantized_operand(call, source, layer.layout))]
+        inputs.append(_taps(call, layer, array, taps, unsigned=unsigned))
+        if bias is not None:
+            wide = _bias(bias, product)
+            if wide is None:
+                return None
+            steps = tuple(float(np.float32(s)) for s in product)
+            each = 0 if len(steps) > 1 else None
+            sums = Quantization(steps, (0,) * len(steps), each)
+            inputs.append(call.emitter.constant(wide, quantization=sums))
+        item = Operand(made, None, name=call.emitter.label, quantization=target)
+        attributes = {**layer.attributes, "fused_activation_function": activation}
+        return layer.finish(call, call.emitter.emit(layer.kind, inputs, [item], attributes)[0])
+
+    return recipe
+
+
+def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> int:
+    """The weights as a constant operand."""
+    zeros = source.zero_points
+    if unsigned and array.dtype == np.int8:
+        array, zeros = (array.astype(np.int16) + 128).astype(np.uint8), zeros + 128
+    scales = tuple(float(np.float32(s)) for s in source.scales)
+    channel = layer.channel if len(scales) > 1 else None
+    points = tuple(int(z) for z in np.broadcast_to(zeros, len(scales)))
+    found = Quantization(scales, points, channel)
+    return call.emitter.constant(layer.arrange(array), quantization=found)
+
+
+def with_activation(x: Value, made: Value, activation: str) -> Value:
+    """*made*, an activation function of *x*, with the recipe of both at once."""
+    recipe = x.recipe
+    if recipe is not None:
+
+        def both(
+            call: Call, target: Quantization, dtype: DType, name: str
+        ) -> tuple[int, Layout] | None:
+            found: tuple[int, Layout] | None = None
+            if name == "NONE":
+                found = recipe(call, target, dtype, activation)
+            return found
+
+        made.recipe = both
+    return made
+
+
+def _bias(bias: Value, product: NDArray) -> NDArray | None:
+    """The bias in units of input times weights, if it has some 32 bits there."""
+    if isinstance(bias.source, Source):
+        stored = bias.source.stored.array
+        scales = bias.source.scales.astype(np.float32)
+        if stored is None or stored.dtype != np.int32 or bias.source.zero_points.any():
+            return None
+        return (
+            stored if np.allclose(scales, product.astype(np.float32), rtol=1e-5, atol=0) else None
+        )
+    if bias.array is None:
+        return None
+    units = np.round(bias.array.astype(np.float64) / product)
+    whole: NDArray = units.astype(np.int32)
+    return whole if np.abs(units).max(initial=0) < 2**31 else None

@@ -1,0 +1,45 @@
+"""Receipts of the copies of tensor data that the runtime makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import msgspec
+
+STAGED: Final = "it does not lie in memory that the device maps"
+"""Why a value is copied once more on its way to a device, or from it."""
+
+_watchers: list[Callable[[CopyReceipt], None]] = []
+
+
+class CopyReceipt(msgspec.Struct, frozen=True):
+    """One copy of tensor data made by the runtime.
+
+    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
+    subgraph; None where the copy belongs to no step.
+    """
+
+    nbytes: int
+    source: str
+    destination: str
+    reason: str
+    step: int | None = None
+    operand: int | None = None
+    start_ns: int = 0
+    wall_ns: int = 0
+
+    def __post_init__(self) -> None:
+        for watch in _watchers:
+            watch(self)
+
+
+@contextmanager
+def watched_copies(watch: Callable[[CopyReceipt], None]) -> Iterator[None]:
+    """Calls *watch* with every copy made during the block, in the thread that makes the copy."""
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers.remove(watch)
