@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 import pytest
 
 import penstock
+from penstock.compilation.receipt import Failure
 from penstock.errors import (
     DeadObject,
     DriverError,
@@ -20,7 +22,7 @@ from penstock.errors import (
     Refusal,
     RefusalCode,
 )
-from penstock.execution.absence import is_absent
+from penstock.execution.absence import is_absent, mute, refuse_absent
 from penstock.hal import Support
 from penstock.ir import Model
 from penstock.partitioning import Policy, place
@@ -74,14 +76,11 @@ def test_a_device_is_absent_by_the_status_of_its_error(error: Exception, absent:
 
 def test_a_refusal_in_the_words_of_an_absent_process_is_a_refusal() -> None:
     words = "cannot be asked: DeadObject: its process died"
-    one = f32([[1, 2, 3]] * 2)
-    with penstock.compile(
-        add_relu(), devices=[Saying("saying", words), NumpyDevice("both")], cache=False
-    ) as made:
-        assert made.plan.operations[0].reasons["saying"] == words
-        assert [step.failures for step in made.receipt.steps] == [()]
-        assert [step.failures for step in made(one, one).receipt.steps] == [()]
-        assert not any("runs nothing" in note for note in made.receipt.notes)
+    plan = place(chain(["ADD"]), [Saying("saying", words), NumpyDevice("both")])
+    assert plan.operations[0].reasons == {"saying": words}
+    assert not is_absent(plan.operations[0].refusals)
+    assert mute(plan) == {}
+    refuse_absent(plan)
 
 
 def test_a_refusal_in_the_words_of_the_policy_asks_for_no_laxer_class() -> None:
@@ -119,13 +118,18 @@ def test_the_json_of_a_plan_has_the_codes() -> None:
     assert told[1]["codes"] == {"adder": "unsupported"}
 
 
-def test_the_receipt_of_a_failure_has_its_status() -> None:
-    def refuse(*_: object) -> None:
-        raise GeneralFailure("DeadObject: in words alone")
+class DeadObjectOfMine(GeneralFailure):
+    """Is named like the death of a process, and is none."""
 
-    devices = [NumpyDevice("first", before=refuse), NumpyDevice("second")]
+
+def test_a_failure_is_an_absence_by_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise DeadObjectOfMine("no room")
+
+    devices = [NumpyDevice("first"), NumpyDevice("second")]
+    monkeypatch.setattr(devices[0], "prepare_model", refuse)
     one = f32([[1, 2, 3]] * 2)
     with penstock.compile(add_relu(), devices=devices, cache=False) as made:
-        (failure,) = made(one, one).receipt.steps[0].failures
-    assert failure.status is ErrorStatus.GENERAL_FAILURE
-    assert not failure.is_absence
+        (failure,) = made.receipt.steps[0].failures
+        assert failure == Failure("first", "DeadObjectOfMine: no room", ErrorStatus.GENERAL_FAILURE)
+        assert made(one, one).receipt.steps[0].failures == ()
