@@ -1,1 +1,3 @@
-"""Benchmarks: `python -m benchmarks [--quick] [--json F]`. What is compared is run alternately, in one go."""
+"""Benchmarks: `python -m benchmarks [--quick] [--json F]`. What is compared is run alternately, in
+one go.
+"""

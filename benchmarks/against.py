@@ -1,4 +1,6 @@
-"""The same benchmarks on this code and on that of another commit, in rounds by turns: ratios, not times, are kept."""
+"""The same benchmarks on this code and on that of another commit, in rounds by turns: ratios, not
+times, are kept.
+"""
 
 from __future__ import annotations
 

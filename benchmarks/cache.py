@@ -1,7 +1,9 @@
-"""Warm starts from the compilation cache: against cold ones, OpenVINO's own cache, LiteRT, and bare NumPy.
+"""Warm starts from the compilation cache: against cold ones, OpenVINO's own cache, LiteRT, and bare
+NumPy.
 
-What a small network's start takes is wall time, of interleaved starts the best one: whatever else the machine does
-only ever adds to it. Processor time counts what threads of NumPy's linear algebra spend on waiting for work.
+What a small network's start takes is wall time, of interleaved starts the best one: whatever else
+the machine does only ever adds to it. Processor time counts what threads of NumPy's linear algebra
+spend on waiting for work.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ NETWORK = "mobilenet_v2_1.0_224_int8_tf2"
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds from a process's start to its first output, what they are made of, and ratios of them; MiB of
-    processes that have one network loaded.
+    """Milliseconds from a process's start to its first output, what they are made of, and ratios of
+    them; MiB of processes that have one network loaded.
     """
     rounds = 3 if quick else 15
     found = []
@@ -55,7 +57,9 @@ def _networks(directory: Path) -> Iterator[tuple[str, Path, str]]:
 
 
 def _small(directory: Path, rounds: int) -> list[Row]:
-    """A warm start on `sample`, whose own work is next to nothing: what Penstock adds to Python and NumPy."""
+    """A warm start on `sample`, whose own work is next to nothing: what Penstock adds to Python and
+    NumPy.
+    """
     model = directory / "small.tflite"
     model.write_bytes(small())
     cache, state = str(directory / "small"), str(directory / "state")
@@ -107,8 +111,8 @@ def _small(directory: Path, rounds: int) -> list[Row]:
 
 
 def _started(start: Start, worked: list[float]) -> Callable[[], float]:
-    """Wall time from the process's start to the first output, less the driver's own execution; its processor time
-    goes into *worked*.
+    """Wall time from the process's start to the first output, less the driver's own execution; its
+    processor time goes into *worked*.
     """
 
     def run() -> float:
@@ -197,7 +201,9 @@ def _expect(label: str, told: dict[str, Any]) -> None:
 
 
 def _memory(name: str, model: Path, accuracy: str, cache: Path) -> list[Row]:
-    """MiB that each process more takes which has the same network loaded and run, of the second to the eighth."""
+    """MiB that each process more takes which has the same network loaded and run, of the second to
+    the eighth.
+    """
     if not Path("/proc/self/smaps_rollup").exists():
         return []
     environment = {"PENSTOCK_STATE_DIR": str(cache / "state"), "PENSTOCK_KEY_STORE": "file"}

@@ -1,7 +1,8 @@
-"""The engines used directly from Python, which race against Penstock, each in the quickest way that its API has.
+"""The engines used directly from Python, which race against Penstock, each in the quickest way that
+its API has.
 
-Every one of them gives views of memory that it writes again in the next run, as `CompiledModel.burst` does, and reads
-inputs where the caller has them if its API can.
+Every one of them gives views of memory that it writes again in the next run, as
+`CompiledModel.burst` does, and reads inputs where the caller has them if its API can.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ Call: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 """Outputs of inputs, both in the network's order. The outputs hold until the next call."""
 
 Make: TypeAlias = Callable[[Path, int, Sequence[Array]], Call]
-"""An engine's call for a file, a number of threads and the shapes of some inputs. Raises whatever the engine raises."""
+"""An engine's call for a file, a number of threads and the shapes of some inputs. Raises whatever
+the engine raises.
+"""
 
 converted: Final = Converter()
 
@@ -55,8 +58,8 @@ def litert(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
 
 
 def onnxruntime(path: Path, threads: int, inputs: Sequence[Array]) -> Call:
-    """ONNX Runtime's session on its CPU provider, its inputs and outputs bound; on a `.tflite` file, on what tf2onnx
-    makes of it.
+    """ONNX Runtime's session on its CPU provider, its inputs and outputs bound; on a `.tflite`
+    file, on what tf2onnx makes of it.
     """
     os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     import numpy as np
@@ -112,7 +115,9 @@ def takes(session: Any, inputs: Sequence[Array]) -> bool:
 
 
 def resized(path: Path, inputs: Sequence[Array]) -> bytes:
-    """A `.tflite` file with its inputs in the shapes of *inputs*, as LiteRT resizes them when it runs."""
+    """A `.tflite` file with its inputs in the shapes of *inputs*, as LiteRT resizes them when it
+    runs.
+    """
     import penstock
     from penstock.export.tflite import write
     from penstock.ir import infer_shapes
@@ -122,7 +127,9 @@ def resized(path: Path, inputs: Sequence[Array]) -> bytes:
 
 
 def fixed(session: Any, outputs: Sequence[Array]) -> bool:
-    """Whether every output has a shape that does not depend on values: one with elements, that the file tells."""
+    """Whether every output has a shape that does not depend on values: one with elements, that the
+    file tells.
+    """
     return all(
         all(isinstance(d, int) for d in place.shape or [None]) and array.size
         for place, array in zip(session.get_outputs(), outputs, strict=True)
@@ -134,9 +141,9 @@ def same(given: Sequence[Array], bound: Sequence[Array]) -> bool:
 
 
 def openvino(path: Path, threads: int, inputs: Sequence[Array], mode: str = "PERFORMANCE") -> Call:
-    """OpenVINO's compiled model, in the order of its own inputs, which share the caller's memory; outputs are views of its
-    own. *mode* is its hint of how to execute: by default it takes bfloat16 for float32 where the processor has it,
-    under `ACCURACY` it keeps to the model's own types.
+    """OpenVINO's compiled model, in the order of its own inputs, which share the caller's memory;
+    outputs are views of its own. *mode* is its hint of how to execute: by default it takes bfloat16
+    for float32 where the processor has it, under `ACCURACY` it keeps to the model's own types.
     """
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None keeps it from being imported
     import numpy as np
@@ -190,4 +197,6 @@ COMPETITORS: Final[Mapping[str, Mapping[str, Make]]] = {
     "onnxruntime": {"": onnxruntime},
     "openvino": {"": openvino, "accurate": partial(openvino, mode="ACCURACY")},
 }
-"""The ways to run each engine: as it runs by default, else where the class forbids that as its settings allow."""
+"""The ways to run each engine: as it runs by default, else where the class forbids that as its
+settings allow.
+"""

@@ -1,13 +1,14 @@
-"""`.tflite` files as `.onnx` files, converted by tf2onnx as its users run it, so that ONNX Runtime can race on them.
+"""`.tflite` files as `.onnx` files, converted by tf2onnx as its users run it, so that ONNX Runtime
+can race on them.
 
-tf2onnx needs TensorFlow and is no dependency of Penstock. It lies in an environment of its own, whose Python
-PENSTOCK_BENCH_TF2ONNX names:
+tf2onnx needs TensorFlow and is no dependency of Penstock. It lies in an environment of its own,
+whose Python PENSTOCK_BENCH_TF2ONNX names:
 
     python3 -m venv ENV && ENV/bin/pip install tf2onnx tensorflow-cpu
     PENSTOCK_BENCH_TF2ONNX=ENV/bin/python python -m benchmarks.engines
 
-Each content is converted once. The file, or why there is none, is kept in PENSTOCK_BENCH_ONNX, by default a folder
-among the temporary files.
+Each content is converted once. The file, or why there is none, is kept in PENSTOCK_BENCH_ONNX, by
+default a folder among the temporary files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""One network, one number of threads, one accuracy class: Penstock's tuned plan and every engine used directly, in turns.
+"""One network, one number of threads, one accuracy class: Penstock's tuned plan and every engine
+used directly, in turns.
 
 A program of its own, so that each race has a process, and its threads, to itself:
 
     python -m benchmarks.engine_race MODEL THREADS ACCURACY ROUNDS [DEVICE,...]
 
-It prints one line of JSON: seconds of a run by subject and round, what the judge found of each, why an engine does not
-race or not as it runs by default, and what the plan was.
+It prints one line of JSON: seconds of a run by subject and round, what the judge found of each, why
+an engine does not race or not as it runs by default, and what the plan was.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ TURN_S: Final = 0.05
 """How long a subject runs in its turn, at the least one run."""
 
 RACE_S: Final = 90.0
-"""How long the rounds of a race take, at the least `LEAST_ROUNDS` of them: of the largest networks fewer are run."""
+"""How long the rounds of a race take, at the least `LEAST_ROUNDS` of them: of the largest networks
+fewer are run.
+"""
 
 LEAST_ROUNDS: Final = 5
 SEED: Final = 0
@@ -65,8 +68,8 @@ def main(model: str, threads: str, accuracy: str, rounds: str, devices: str = ""
 
 
 class Field:
-    """Who races on a network: the engines that the judge lets, or whose format it is, each in the first of its ways that is
-    within the class, and also in the first whose whole outputs are.
+    """Who races on a network: the engines that the judge lets, or whose format it is, each in the
+    first of its ways that is within the class, and also in the first whose whole outputs are.
     """
 
     def __init__(self, path: Path, threads: int, accuracy: str, inputs: Sequence[Array]) -> None:
@@ -76,7 +79,9 @@ class Field:
         self.refused: dict[str, str] = {}
 
     def judge_ours(self, compiled: CompiledModel, devices: str) -> None:
-        """Judges Penstock's plan; the runtime compiles and tunes anew for recorded cases of other shapes."""
+        """Judges Penstock's plan; the runtime compiles and tunes anew for recorded cases of other
+        shapes.
+        """
 
         def make(path: Path, threads: int, given: Sequence[Array]) -> Call:
             same = [a.shape for a in given] == [a.shape for a in self.inputs]
@@ -132,8 +137,8 @@ def alone_on_plan(compiled: CompiledModel) -> Alone:
 
 
 def recorded(path: Path) -> list[Array]:
-    """The first recorded inputs of a network with unknown dimensions behind the first, of which not every size makes
-    sense; none of any other.
+    """The first recorded inputs of a network with unknown dimensions behind the first, of which not
+    every size makes sense; none of any other.
     """
     import penstock
     from tests.golden.recorded import cases_of_file
@@ -153,8 +158,9 @@ def use_cores(threads: int) -> None:
 
 
 def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """The median run of each subject's turn in each round. Every round begins with another subject, every second one goes
-    the other way round, and each turn begins when the threads of the subject before have stopped spinning.
+    """The median run of each subject's turn in each round. Every round begins with another subject,
+    every second one goes the other way round, and each turn begins when the threads of the subject
+    before have stopped spinning.
     """
     from penstock.runtime.rest import Rest
 

@@ -1,10 +1,12 @@
-"""Penstock's tuned plan against LiteRT, ONNX Runtime and OpenVINO used directly, network by network.
+"""Penstock's tuned plan against LiteRT, ONNX Runtime and OpenVINO used directly, network by
+network.
 
     python -m benchmarks.engines --results benchmarks/results/engines
 
-Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. One judge keeps Penstock's plan
-and every engine within the class (`benchmarks.gates`): with whole outputs, and in `faithful` with each operation. LiteRT
-as it runs by default competes on every .tflite network and ONNX Runtime on every .onnx one, whatever the judge says.
+Each race is a process of its own (`benchmarks.engine_race`), on as many cores as threads. One judge
+keeps Penstock's plan and every engine within the class (`benchmarks.gates`): with whole outputs,
+and in `faithful` with each operation. LiteRT as it runs by default competes on every .tflite
+network and ONNX Runtime on every .onnx one, whatever the judge says.
 """
 
 from __future__ import annotations
@@ -110,7 +112,9 @@ def networks(only: Sequence[str] = ()) -> list[dict[str, Any]]:
 
 
 def counts() -> Sequence[int]:
-    """1 and 2 threads, as far as there are cores. The bench itself may have been put on one of them."""
+    """1 and 2 threads, as far as there are cores. The bench itself may have been put on one of
+    them.
+    """
     return tuple(n for n in (1, 2) if n <= (os.cpu_count() or 1))
 
 
@@ -160,8 +164,8 @@ def _every_core() -> None:
 
 
 def judged(race: Race) -> Row:
-    """Penstock's time over that of the best competitor within the class, the median of each round's ratio: both met the
-    same neighbours then. The limit lets it be 2 % and 10 us slower.
+    """Penstock's time over that of the best competitor within the class, the median of each round's
+    ratio: both met the same neighbours then. The limit lets it be 2 % and 10 us slower.
     """
     measure = f"{race['accuracy']} {race['id']}, {race['threads']} threads"
     if "failed" in race:
@@ -183,8 +187,8 @@ def judged(race: Race) -> Row:
 
 
 def compared(accuracy: str, threads: int, done: Sequence[Race]) -> Iterator[Row]:
-    """How long each competitor takes beside Penstock, in geometric mean; written the other way round, since a row's
-    limit is a most.
+    """How long each competitor takes beside Penstock, in geometric mean; written the other way
+    round, since a row's limit is a most.
     """
     for name, (mean, count) in means(done).items():
         note = f"{name} takes {mean:.3f} times as long, over {count} networks"

@@ -1,8 +1,10 @@
-"""What keeps Penstock's plan and every engine used directly within an accuracy class: one judge for all of them.
+"""What keeps Penstock's plan and every engine used directly within an accuracy class: one judge for
+all of them.
 
-Whole outputs: on every recorded case of the network whose shapes the subject can be prepared for, on the race's own
-inputs where there is none, by the rule by which the class judges a network. Operations, in `faithful`: each one alone, on the values that it really gets, by
-the rule by which the class judges an operation; who cannot run one alone is not judged by it.
+Whole outputs: on every recorded case of the network whose shapes the subject can be prepared for,
+on the race's own inputs where there is none, by the rule by which the class judges a network.
+Operations, in `faithful`: each one alone, on the values that it really gets, by the rule by which
+the class judges an operation; who cannot run one alone is not judged by it.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ Alone: TypeAlias = Callable[["OperationCase"], Sequence[Array] | None]
 class Verdict:
     """Whether a subject keeps to a class on a network.
 
-    *cases* is how many cases were compared; *outputs* says why one of them lies beyond the class, None where none does.
-    *judged* of *operations* ran alone; *beyond* of them lie beyond the class, of which *departures* names the first.
+    *cases* is how many cases were compared; *outputs* says why one of them lies beyond the class,
+    None where none does.
+    *judged* of *operations* ran alone; *beyond* of them lie beyond the class, of which *departures*
+    names the first.
     """
 
     cases: int
@@ -74,7 +78,9 @@ def recorded_cases(path: Path, _: Sequence[Array]) -> Iterator[tuple[Sequence[Ar
 
 
 def cases_of_race(path: Path, inputs: Sequence[Array]) -> Iterator[tuple[Sequence[Array], Judged]]:
-    """The race's *inputs*, and what LiteRT makes of them; nothing for a file that LiteRT does not read."""
+    """The race's *inputs*, and what LiteRT makes of them; nothing for a file that LiteRT does not
+    read.
+    """
     from tests.golden.cases import entries
     from tests.golden.unrecorded import judged_on
 

@@ -1,4 +1,6 @@
-"""What one call of a TFLite interpreter costs over its driver's time: one step, ours on the null driver."""
+"""What one call of a TFLite interpreter costs over its driver's time: one step, ours on the null
+driver.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CALLS = ("set_tensor", "invoke", "get_tensor")
 
 
 def rows(model: Model, watch: Any, *, quick: bool) -> list[Row]:
-    """Microseconds of each call and of all three, on *watch*, a device with `spent_ns`; then LiteRT's."""
+    """Microseconds of each call and of all three, on *watch*, a device with `spent_ns`; then
+    LiteRT's.
+    """
     content = write(model)
     count = 3000 if quick else 30_000
     ours = Interpreter(model_content=content, devices=[watch])

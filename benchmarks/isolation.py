@@ -1,6 +1,7 @@
-"""What a driver in a process of its own costs: a burst's call on the null driver beside the way there and back alone, a run
-on it beside one in process, the bytes copied for an input in a pool, a network on XNNPACK beside itself in process, and
-what eight clients of one host share of its weights.
+"""What a driver in a process of its own costs: a burst's call on the null driver beside the way
+there and back alone, a run on it beside one in process, the bytes copied for an input in a pool, a
+network on XNNPACK beside itself in process, and what eight clients of one host share of its
+weights.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ PLAIN = hal.ExecutionConfig()
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds, shares and bytes; no rows for the network without the corpus, none at all where drivers cannot be
-    isolated.
+    """Microseconds, shares and bytes; no rows for the network without the corpus, none at all where
+    drivers cannot be isolated.
     """
     if unavailable():
         return []
@@ -86,7 +87,9 @@ def isolated(name: str, value: str) -> Iterator[hal.Device]:
 
 
 def calls(where: str, *, quick: bool) -> list[Row]:
-    """A burst's call on the null driver, an empty message, and the call in process, by turns of a few hundred."""
+    """A burst's call on the null driver, an empty message, and the call in process, by turns of a
+    few hundred.
+    """
     model = one_step()
     with (
         isolated("null", "penstock.drivers.null:create") as device,
@@ -134,7 +137,9 @@ def calls(where: str, *, quick: bool) -> list[Row]:
 
 
 def runs(where: str, *, quick: bool) -> list[Row]:
-    """`CompiledModel.run` on the null driver isolated and in process, on arrays that lie in no pool, by turns of a hundred."""
+    """`CompiledModel.run` on the null driver isolated and in process, on arrays that lie in no
+    pool, by turns of a hundred.
+    """
     with ExitStack() as opened:
         subjects: dict[str, Callable[[], object]] = {}
         x = np.zeros((1, 16), np.float32)
@@ -166,7 +171,9 @@ def runs(where: str, *, quick: bool) -> list[Row]:
 
 
 def copied() -> list[Row]:
-    """Bytes copied between the processes for an input that lies in a pool, and for one that does not."""
+    """Bytes copied between the processes for an input that lies in a pool, and for one that does
+    not.
+    """
     model = pictures()
     with (
         penstock.compile(model, devices=["null"], isolate=True, cache=False) as compiled,
@@ -183,8 +190,9 @@ def copied() -> list[Row]:
 
 
 def network(*, quick: bool) -> list[Row]:
-    """MobileNetV2 on XNNPACK with one thread, isolated over in process: runs on an array that lies in no pool, and those of
-    a burst on one that does. Of many short rounds the median ratio counts: what else the machine does hits both.
+    """MobileNetV2 on XNNPACK with one thread, isolated over in process: runs on an array that lies
+    in no pool, and those of a burst on one that does. Of many short rounds the median ratio counts:
+    what else the machine does hits both.
     """
     path = corpus_model(NETWORK)
     if path is None:

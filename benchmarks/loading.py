@@ -19,7 +19,9 @@ LIMIT_MS = 20.0
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Milliseconds a load: a real network where there is a corpus, and one of a single large constant."""
+    """Milliseconds a load: a real network where there is a corpus, and one of a single large
+    constant.
+    """
     with tempfile.TemporaryDirectory() as directory:
         subjects = {"one constant of 4 MB": loader(one_constant(Path(directory)))}
         if (path := corpus_model(NETWORK)) is not None:

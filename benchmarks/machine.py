@@ -16,7 +16,9 @@ FEATURES: Final = ("avx2", "fma", "avx512", "avx_vnni", "amx", "asimd", "sve", "
 
 
 def told(file: str, name: str) -> str:
-    """What a file of the system says behind the first line that begins with *name*; nothing where there is no such file."""
+    """What a file of the system says behind the first line that begins with *name*; nothing where
+    there is no such file.
+    """
     try:
         lines = Path(file).read_text("utf-8").splitlines()
     except OSError:
@@ -52,8 +54,8 @@ def installed() -> dict[str, str]:
 
 
 def code() -> str:
-    """What git calls the contents of the package, and whether they were changed since; and a digest of the programs that
-    race and judge.
+    """What git calls the contents of the package, and whether they were changed since; and a digest
+    of the programs that race and judge.
     """
     tree = git("rev-parse", "--short", "HEAD:src/penstock") or "?"
     changed = " with changes" if git("status", "--porcelain", "src/penstock") else ""
@@ -75,6 +77,8 @@ def git(*arguments: str) -> str:
 
 
 def load() -> float | None:
-    """How many processes ran or waited in the last minute, on average; None where the system does not tell."""
+    """How many processes ran or waited in the last minute, on average; None where the system does
+    not tell.
+    """
     words = told("/proc/loadavg", "").split()
     return float(words[0]) if words else None

@@ -34,8 +34,8 @@ class Row:
 
 
 def interleaved(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Each subject's value in each of *rounds*; within a round they take turns, each round starting with
-    the next one, so that whatever else the machine does hits all alike.
+    """Each subject's value in each of *rounds*; within a round they take turns, each round starting
+    with the next one, so that whatever else the machine does hits all alike.
     """
     names = list(subjects)
     values: dict[str, list[float]] = {name: [] for name in names}
@@ -58,8 +58,8 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def worked(action: Callable[[], object]) -> float:
-    """Processor seconds of one call: what other processes take of the core does not count, which would
-    lengthen the longer of two calls more than the shorter.
+    """Processor seconds of one call: what other processes take of the core does not count, which
+    would lengthen the longer of two calls more than the shorter.
     """
     began = time.process_time()
     action()

@@ -1,4 +1,6 @@
-"""The reference driver beside LiteRT's reference kernels on every `.tflite` network of the corpus, one core."""
+"""The reference driver beside LiteRT's reference kernels on every `.tflite` network of the corpus,
+one core.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ from penstock.ir import NDArray
 NAME = "networks"
 LIMIT = 3.0
 JUDGED_MACS = 1e6
-"""Multiply-accumulates above which a network must keep the limit; below, calls cost more than sums do.
-One that LiteRT's reference kernels cannot run is shown beside its delegate, and not judged by it."""
+"""Multiply-accumulates above which a network must keep the limit; below, calls cost more than sums
+do. One that LiteRT's reference kernels cannot run is shown beside its delegate, and not judged by
+it.
+"""
 
 ENOUGH_SECONDS = 4.0
 """A network's rounds end once they have taken this long, though not before the second."""
@@ -86,8 +90,9 @@ def _timed(subjects: Mapping[str, Callable[[], float]], rounds: int) -> dict[str
 def litert_runner(
     model: Path | bytes, given: Mapping[str, NDArray], signature: str | None
 ) -> tuple[Callable[[], object], str] | None:
-    """One run of a file or its contents by LiteRT on one thread, and the first of its kernel sets that has every
-    operator: reference, built-in, built-in with its default delegate. None where LiteRT is not installed.
+    """One run of a file or its contents by LiteRT on one thread, and the first of its kernel sets
+    that has every operator: reference, built-in, built-in with its default delegate. None where
+    LiteRT is not installed.
     """
     try:
         from ai_edge_litert.interpreter import Interpreter, OpResolverType

@@ -1,4 +1,6 @@
-"""The reference driver beside LiteRT's reference kernels on single operations of many kinds, one core."""
+"""The reference driver beside LiteRT's reference kernels on single operations of many kinds, one
+core.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What `CompiledModel.run`, a burst and an interpreter cost over the driver's own time: one step on the null driver, and
-what each further step adds, on devices that compute nothing.
+"""What `CompiledModel.run`, a burst and an interpreter cost over the driver's own time: one step on
+the null driver, and what each further step adds, on devices that compute nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class _Timed(NullPreparedModel):
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """Microseconds of a run, of its driver, and their difference; the profile, by function; the interpreter's."""
+    """Microseconds of a run, of its driver, and their difference; the profile, by function; the
+    interpreter's.
+    """
     watch, image = Stopwatch(), np.zeros((1, 16), np.float32)
     inputs = {"x": image}
     whole: list[int] = []
@@ -111,7 +113,9 @@ def rows(*, quick: bool) -> list[Row]:
 
 
 def bursts(compiled: penstock.CompiledModel, watch: Stopwatch, *, quick: bool) -> list[Row]:
-    """Microseconds that a run of a burst costs over its driver's: on the same arrays each time, and on others each time."""
+    """Microseconds that a run of a burst costs over its driver's: on the same arrays each time, and
+    on others each time.
+    """
     images = [np.zeros((1, 16), np.float32) for _ in range(2)]
     found = []
     with compiled.burst() as burst:
@@ -153,8 +157,8 @@ class IdlePreparedModel(PreparedModelBase):
 
 
 def boundaries(*, quick: bool) -> list[Row]:
-    """Microseconds of a run of 1 to 20 steps on two idle devices by turns, in rounds one after another; what a
-    boundary adds, by the lower quartiles; and the bytes copied.
+    """Microseconds of a run of 1 to 20 steps on two idle devices by turns, in rounds one after
+    another; what a boundary adds, by the lower quartiles; and the bytes copied.
     """
     plans = {steps: chain(steps) for steps in STEPS}
     spent: dict[int, list[int]] = {steps: [] for steps in STEPS}

@@ -1,7 +1,8 @@
-"""What a run of the races found, as a file that grows race by race: JSON for programs, and Markdown of the same.
+"""What a run of the races found, as a file that grows race by race: JSON for programs, and Markdown
+of the same.
 
-A run takes hours and may be cut short. Each race is written as soon as it has ended, and a later run with the same
-file, machine, versions and code goes on where the last one stopped.
+A run takes hours and may be cut short. Each race is written as soon as it has ended, and a later
+run with the same file, machine, versions and code goes on where the last one stopped.
 """
 
 from __future__ import annotations

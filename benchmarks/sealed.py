@@ -1,4 +1,6 @@
-"""What it costs that a cache file is verified: `penstock.sealed` beside reading the file and hashing it."""
+"""What it costs that a cache file is verified: `penstock.sealed` beside reading the file and
+hashing it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ sys.stdout.write(str(time.process_time() - began))
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """The ratio for a data file of 64 MiB; a small entry's load, with few and with many rows; the import."""
+    """The ratio for a data file of 64 MiB; a small entry's load, with few and with many rows; the
+    import.
+    """
     return [
         verification(5 if quick else 15),
         small_load("load of 1 KiB", 1, 20 if quick else 200),

@@ -1,4 +1,6 @@
-"""Who won a race: the ratio over the best competitor that the judge lets, and whether it is within the limit."""
+"""Who won a race: the ratio over the best competitor that the judge lets, and whether it is within
+the limit.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ Race: TypeAlias = dict[str, Any]
 
 SHARE: Final = 0.98
 GRACE_S: Final = 10e-6
-"""A row is lost where Penstock's time is more than the best competitor's over SHARE, and GRACE_S."""
+"""A row is lost where Penstock's time is more than the best competitor's over SHARE, and GRACE_S.
+"""
 
 COUNTED_MACS: Final = 1_000_000
 """Networks above so many multiply-accumulates count for the geometric means."""
@@ -23,8 +26,8 @@ def medians(race: Race) -> dict[str, float]:
 
 
 def entered(race: Race, *, by: str) -> list[str]:
-    """The competitors that the judge lets, *by* "in_class" (outputs and operations) or "in_outputs"; the engine whose
-    format the file has, always.
+    """The competitors that the judge lets, *by* "in_class" (outputs and operations) or
+    "in_outputs"; the engine whose format the file has, always.
     """
     verdicts = race["verdicts"]
     return [
@@ -35,7 +38,9 @@ def entered(race: Race, *, by: str) -> list[str]:
 
 
 def ratio(race: Race, rival: str, ours: str = OURS) -> float:
-    """The median over the rounds of our time over the rival's: in a round both met the same neighbours."""
+    """The median over the rounds of our time over the rival's: in a round both met the same
+    neighbours.
+    """
     rounds = zip(race["times"][ours], race["times"][rival], strict=True)
     found: float = statistics.median(mine / theirs for mine, theirs in rounds)
     return found
@@ -52,7 +57,9 @@ def limit(race: Race, rival: str) -> float:
 
 
 def lost(race: Race, *, by: str = "in_class") -> bool:
-    """Whether Penstock is beyond the class, or slower than the best competitor by more than the limit."""
+    """Whether Penstock is beyond the class, or slower than the best competitor by more than the
+    limit.
+    """
     if "failed" in race or not race["verdicts"][OURS][by]:
         return True
     rival = best(race, by=by)
@@ -60,7 +67,9 @@ def lost(race: Race, *, by: str = "in_class") -> bool:
 
 
 def means(races: Iterable[Race]) -> dict[str, tuple[float, int]]:
-    """How many times as long as Penstock each competitor takes, in geometric mean, and over how many networks."""
+    """How many times as long as Penstock each competitor takes, in geometric mean, and over how
+    many networks.
+    """
     found: dict[str, list[float]] = {}
     for race in races:
         if "failed" not in race and (race["macs"] or 0) > COUNTED_MACS:

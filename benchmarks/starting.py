@@ -1,9 +1,10 @@
-"""What a process does that `benchmarks.cache` starts: one function a program, each printing one line of JSON.
+"""What a process does that `benchmarks.cache` starts: one function a program, each printing one
+line of JSON.
 
-`start_ms` is the processor time of the process until its first output, `clock` what the system's monotonic clock
-says then (`time.perf_counter`, one clock for all processes), `phases` are its parts by name: processor time, so that
-what else the machine does does not count. Nothing is imported here that bare Python has not imported,
-but for JSON.
+`start_ms` is the processor time of the process until its first output, `clock` what the system's
+monotonic clock says then (`time.perf_counter`, one clock for all processes), `phases` are its parts
+by name: processor time, so that what else the machine does does not count. Nothing is imported here
+that bare Python has not imported, but for JSON.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Phases:
 
 
 def finish(**told: object) -> None:
-    """Prints what was measured. With `hold` on the command line the process then waits for the end of its input."""
+    """Prints what was measured. With `hold` on the command line the process then waits for the end
+    of its input.
+    """
     clock, start_ms = time.perf_counter(), time.process_time() * 1000
     print(json.dumps({"start_ms": start_ms, "clock": clock, **told}), flush=True)
     if "hold" in sys.argv:
@@ -110,7 +113,8 @@ WRAPPED: Final = (
     ("penstock.sealed.keyring_store", "KeyringStore", "key", "key store"),
     ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),
 )
-"""Where the time of a warm start goes: functions by module and class, and what they are counted as."""
+"""Where the time of a warm start goes: functions by module and class, and what they are counted as.
+"""
 
 
 def penstock_phases(model: str, device: str, cache: str) -> None:

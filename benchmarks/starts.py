@@ -19,7 +19,9 @@ LONGEST_S: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One program with its arguments; *environment* beside this process's own, *told* on its standard input."""
+    """One program with its arguments; *environment* beside this process's own, *told* on its
+    standard input.
+    """
 
     program: str
     arguments: tuple[str, ...]
@@ -27,7 +29,9 @@ class Start:
     told: str = ""
 
     def run(self) -> dict[str, Any]:
-        """What the program printed; `wall_ms` are milliseconds from before the process was made to its first output."""
+        """What the program printed; `wall_ms` are milliseconds from before the process was made to
+        its first output.
+        """
         began = time.perf_counter()
         done = subprocess.run(
             self.command(),

@@ -1,13 +1,15 @@
 """Fails a test that passes without having checked anything.
 
-A test whose loop finds nothing to compare, or that returns early, looks like a test that passed. So every test must
-have made at least one check when it passes: an assertion that held, in the test or in a helper below `tests/`, or an
-exception or a warning that it expected (`pytest.raises`, `pytest.warns`), or a function of `numpy.testing`. A test of
-something that must only not fail says so with `does_not_raise`. A property that Hypothesis draws cases for may only
-refuse them, and is not held to this.
+A test whose loop finds nothing to compare, or that returns early, looks like a test that passed. So
+every test must have made at least one check when it passes: an assertion that held, in the test or
+in a helper below `tests/`, or an exception or a warning that it expected (`pytest.raises`,
+`pytest.warns`), or a function of `numpy.testing`. A test of something that must only not fail says
+so with `does_not_raise`. A property that Hypothesis draws cases for may only refuse them, and is
+not held to this.
 
-pytest offers `pytest_assertion_pass` for this, which formats the values of every assertion that holds: the tests
-would take three times as long. The function that its rewritten assertions ask first is counted instead.
+pytest offers `pytest_assertion_pass` for this, which formats the values of every assertion that
+holds: the tests would take three times as long. The function that its rewritten assertions ask
+first is counted instead.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ MADE: Final[deque[bool]] = deque(maxlen=1)
 """Not empty once the test that runs has made a check."""
 
 make_check: Final = partial(MADE.append, True)
-"""Counts a check. It is no function of Python, and takes no room of a stack that a test has limited."""
+"""Counts a check. It is no function of Python, and takes no room of a stack that a test has
+limited.
+"""
 
 
 def counting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,7 +62,8 @@ def does_not_raise() -> Iterator[None]:
 def count_checks() -> None:
     """Counts the checks of every module below `tests/` that is imported from now on.
 
-    Compiled modules that pytest kept while the hook was off would count nothing: the kept ones have a name of their own.
+    Compiled modules that pytest kept while the hook was off would count nothing: the kept ones have
+    a name of their own.
     """
     rewrite._check_if_assertion_pass_impl = make_check  # type: ignore[assignment]  # as the module says
     for module, name in (
@@ -73,7 +78,9 @@ def count_checks() -> None:
 
 
 def count_contract_checks() -> None:
-    """Counts what the contract suites require, so that one that requires nothing fails. They raise, and do not assert."""
+    """Counts what the contract suites require, so that one that requires nothing fails. They raise,
+    and do not assert.
+    """
     import penstock.testing.contract
 
     folder = penstock.testing.contract.__name__
@@ -89,7 +96,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fails *item* where it passes without a check. One that is expected to fail says so by itself when it passes."""
+    """Fails *item* where it passes without a check. One that is expected to fail says so by itself
+    when it passes.
+    """
     MADE.clear()
     yield
     if (

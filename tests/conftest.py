@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,7 +47,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "d
 
 
 def find_corpus() -> Path | None:
-    """The corpus: the directory that PENSTOCK_CORPUS names, else `../shared`; None where there is none."""
+    """The corpus: the directory that PENSTOCK_CORPUS names, else `../shared`; None where there is
+    none.
+    """
     given = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
     corpus = given if given.is_absolute() else ROOT / given
     return corpus if (corpus / "models" / "manifest.json").is_file() else None
@@ -57,7 +60,8 @@ NO_CORPUS = "no test corpus: set PENSTOCK_CORPUS to the directory that holds mod
 
 
 def corpus_parameters(found: Iterable[Any], *, arguments: int = 1) -> list[Any]:
-    """*found*, the parameters of a test over the corpus's files. Without a corpus one parameter of *arguments* values,
+    """*found*, the parameters of a test over the corpus's files. Without a corpus one parameter of
+    *arguments* values,
     that skips; with one an empty list stays empty, and its test fails when it is collected.
     """
     if CORPUS is not None:
@@ -85,9 +89,10 @@ def manifest(corpus: Path) -> dict[str, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Gives each of several test processes its share of the cores: what computes on several threads waits for them
-    spinning, and would keep the other processes' tests from the cores meanwhile. They read it when they start, as do
-    numpy's matrix products, Penstock and its hosts; tests of threads ask for a number of their own.
+    """Gives each of several test processes its share of the cores: what computes on several threads
+    waits for them spinning, and would keep the other processes' tests from the cores meanwhile.
+    They read it when they start, as do numpy's matrix products, Penstock and its hosts; tests of
+    threads ask for a number of their own.
     """
     from penstock.threads import allowed_processors
 
@@ -96,7 +101,9 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves the tests themselves out of what is collected while they run: they are many, and stay to the end."""
+    """Leaves the tests themselves out of what is collected while they run: they are many, and stay
+    to the end.
+    """
     gc.collect()
     gc.freeze()
 
@@ -106,8 +113,8 @@ _finished = itertools.count(1)
 
 
 def pytest_runtest_logfinish() -> None:
-    """Leaves out, from time to time, what tests before have left: engines, models, reports. Tests that count what stays
-    open collect garbage first, and would look through all of it each time.
+    """Leaves out, from time to time, what tests before have left: engines, models, reports. Tests
+    that count what stays open collect garbage first, and would look through all of it each time.
     """
     if next(_finished) % FROZEN_EVERY == 0:
         gc.collect()
@@ -124,7 +131,9 @@ _began: dict[Path, int] = {}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What tests import, as it is before them; of several test processes, the one that starts the others looks."""
+    """What tests import, as it is before them; of several test processes, the one that starts the
+    others looks.
+    """
     if not hasattr(session.config, "workerinput"):
         _began.update(stamps(*SOURCES))
 
@@ -134,8 +143,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def tell_of_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]) -> None:
-    """Says which files were written, made or removed while tests ran. A process keeps the modules that it has imported,
-    and the processes that it starts afterwards, and tests that read sources, see the new ones.
+    """Says which files were written, made or removed while tests ran. A process keeps the modules
+    that it has imported, and the processes that it starts afterwards, and tests that read sources,
+    see the new ones.
     """
     if changed := sorted({path for path, _ in before.items() ^ now.items()}):
         reporter.section("files that changed while the tests ran")
@@ -147,7 +157,9 @@ def tell_of_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]
 
 
 def open_descriptors() -> set[tuple[int, str]]:
-    """(number, target) of every open descriptor of this process; empty where the system does not tell."""
+    """(number, target) of every open descriptor of this process; empty where the system does not
+    tell.
+    """
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
         return set()
@@ -164,11 +176,14 @@ def open_descriptors() -> set[tuple[int, str]]:
 def no_descriptor_leaks() -> Iterator[None]:
     """Fails a test that leaves a file descriptor open.
 
-    A directory opts in with `pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")` in each file,
-    or for all its files with an autouse fixture of its own conftest that asks for this one.
+    A directory opts in with `pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")` in each
+    file, or for all its files with an autouse fixture of its own conftest that asks for this one.
     """
     before = open_descriptors()
     yield
+    # What a run has left to a thread to keep of a failure is written by its end.
+    if (evidence := sys.modules.get("penstock.capsules.evidence")) is not None:
+        evidence.wait()
     leaked = open_descriptors() - before
     if leaked:
         pytest.fail(f"left open: {sorted(leaked)}", pytrace=False)

@@ -1,5 +1,5 @@
-"""What the attacks on the compilation cache share: a small layer with exact answers, and the lab device compiled through
-one directory again and again, each time as a new process would.
+"""What the attacks on the compilation cache share: a small layer with exact answers, and the lab
+device compiled through one directory again and again, each time as a new process would.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ PLACES = ("10", "11", "20")
 
 @cache
 def layer(seed: int, units: int = 3, depth: int = 4) -> Model:
-    """RELU of a layer whose weights and biases are quarters, so that float32 has every sum exactly; large biases
-    keep outputs of small layers from zero.
+    """RELU of a layer whose weights and biases are quarters, so that float32 has every sum exactly;
+    large biases keep outputs of small layers from zero.
     """
     rng = np.random.default_rng(seed)
     builder = ModelBuilder()
@@ -102,9 +102,11 @@ class Turn(NamedTuple):
 
 @dataclass
 class LabRig:
-    """The lab device and its user's state and cache directories below *root*; every compile is a new process's.
+    """The lab device and its user's state and cache directories below *root*; every compile is a
+    new process's.
 
-    Nothing waits for the disk, and *files* and *registry_files* may fail on purpose. *keys* None is the key file.
+    Nothing waits for the disk, and *files* and *registry_files* may fail on purpose. *keys* None is
+    the key file.
     """
 
     root: Path
@@ -188,7 +190,9 @@ class LabRig:
         return Turn(found.outcome, found.reason, device.compiles, found.not_saved)
 
     def answer(self, model: Model, info: Any) -> tuple[str, NDArray | type[PenstockError]]:
-        """The outcome and what a run gives, right or wrong, or the class of the error it fails with."""
+        """The outcome and what a run gives, right or wrong, or the class of the error it fails
+        with.
+        """
         with (
             self.injected(),
             penstock.compile(model, devices=[self.device()], cache=info) as compiled,
@@ -200,7 +204,9 @@ class LabRig:
                 return outcome, type(error)
 
     def peek(self, config: PrepareConfig) -> str:
-        """What a reader finds under the token and binding of *config*, without a compile: "hit <artefact>", or why not."""
+        """What a reader finds under the token and binding of *config*, without a compile: "hit
+        <artefact>", or why not.
+        """
         try:
             with self.directory(self.path).open(config.token, NEEDED) as files:
                 asked = structs.replace(
@@ -218,7 +224,9 @@ class LabRig:
         return True
 
     def refuses(self, kind: type[CacheError], model: Model, info: Any = None, **more: Any) -> bool:
-        """Whether the entry is refused for *kind*, exactly, and what was compiled instead is right and saved."""
+        """Whether the entry is refused for *kind*, exactly, and what was compiled instead is right
+        and saved.
+        """
         turn = self.compile(model, info, **more)
         assert (turn.outcome, turn.name, turn.compiles) == ("miss", kind.__name__, 1), turn
         assert turn.reason.startswith(f"{kind.__name__}: ")
@@ -260,8 +268,8 @@ class LabRig:
         return self.entries()[new]
 
     def litter(self) -> list[str]:
-        """Names in the cache directory that are neither a published file nor an index of one, once it
-        was swept.
+        """Names in the cache directory that are neither a published file nor an index of one, once
+        it was swept.
         """
         if not self.path.exists():
             return []
@@ -293,8 +301,8 @@ def config_of(model: Model, token: bytes | None = None) -> PrepareConfig:
 
 
 class Bulk:
-    """One entry in open files, prepared over and over by one device: the quickest three steps there are. Use it in a `with`
-    block.
+    """One entry in open files, prepared over and over by one device: the quickest three steps there
+    are. Use it in a `with` block.
     """
 
     def __init__(self, root: Path, model: Model) -> None:
@@ -355,8 +363,8 @@ class Bulk:
     def attack(
         self, kind: type[CacheError], alter: Callable[[Any], object], cases: Iterable[Any]
     ) -> int:
-        """For each case: the untouched entry hits, after *alter*(case) it is refused for *kind*, the recompiled one
-        hits, which is the next case's untouched one. How many cases there were.
+        """For each case: the untouched entry hits, after *alter*(case) it is refused for *kind*,
+        the recompiled one hits, which is the next case's untouched one. How many cases there were.
         """
         assert self.hits()
         done = 0

@@ -159,7 +159,9 @@ class Inode:
 
 @dataclass
 class Disk:
-    """Files in memory with a cache that loses power: after operation *die_at* nothing is done any more."""
+    """Files in memory with a cache that loses power: after operation *die_at* nothing is done any
+    more.
+    """
 
     die_at: int | None = None
     names: dict[Path, Inode] = field(default_factory=dict)

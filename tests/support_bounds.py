@@ -66,9 +66,11 @@ def nested_ifs(depth: int) -> bytes:
 
 
 def spent(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of this thread's own processor time that *call* takes, and what it returns or raises on purpose.
+    """Seconds of this thread's own processor time that *call* takes, and what it returns or raises
+    on purpose.
 
-    A machine that is busy with other things does not make it more, and what waits for nothing takes as much by the clock.
+    A machine that is busy with other things does not make it more, and what waits for nothing takes
+    as much by the clock.
     """
     began = time.thread_time()
     try:
@@ -93,7 +95,9 @@ def made_of(
     result: Sequence[int],
     options: dict[str, Any] | None = None,
 ) -> bytes:
-    """One operation of *given*: shapes, each with its value or None for an input of the model. All floats but constants."""
+    """One operation of *given*: shapes, each with its value or None for an input of the model. All
+    floats but constants.
+    """
     file = FileBuilder()
     inputs, operands = [], []
     for at, (shape, value) in enumerate(given):
@@ -198,7 +202,9 @@ def drawn(seed: int) -> bytes:
 
 
 def stretch() -> float:
-    """How much longer than its own work a thread takes here now: 1 on a machine with nothing else to do."""
+    """How much longer than its own work a thread takes here now: 1 on a machine with nothing else
+    to do.
+    """
     clock, work = time.perf_counter(), time.thread_time()
     while time.thread_time() - work < 0.02:
         sum(range(1000))
@@ -206,12 +212,16 @@ def stretch() -> float:
 
 
 def allowed(timeout: float) -> float:
-    """Seconds by the clock that a call with this timeout may take on a machine that is as busy as this one now."""
+    """Seconds by the clock that a call with this timeout may take on a machine that is as busy as
+    this one now.
+    """
     return timeout + SLACK * max(stretch(), stretch())
 
 
 def is_late(result: object) -> bool:
-    """Whether a call ended for want of time: its own, or what of it the process of a driver had to start in."""
+    """Whether a call ended for want of time: its own, or what of it the process of a driver had to
+    start in.
+    """
     return isinstance(result, MissedDeadline) or (
         isinstance(result, DeadObject) and "still being started" in str(result)
     )

@@ -1,4 +1,6 @@
-"""Readers, writers and resizers on one device buffer together: what the soak and its short version share."""
+"""Readers, writers and resizers on one device buffer together: what the soak and its short version
+share.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def doubling() -> Model:
 
 
 class Contest:
-    """*seconds* of it on the device *name*: `calls` by kind, those that were `refused`, the `slowest`, and `problems`."""
+    """*seconds* of it on the device *name*: `calls` by kind, those that were `refused`, the `slowest`,
+    and `problems`.
+    """
 
     def __init__(self, name: str, *, isolate: bool, seconds: float, seed: int) -> None:
         self.calls: Counter[str] = Counter()

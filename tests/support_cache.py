@@ -1,5 +1,5 @@
-"""A cache directory with its driver: `penstock.sealed.Seal`, which saves and loads two model files and one data
-file, with the key in a directory of the test's and its registry in memory.
+"""A cache directory with its driver: `penstock.sealed.Seal`, which saves and loads two model files
+and one data file, with the key in a directory of the test's and its registry in memory.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class MemoryRegistry:
 
 @dataclass
 class Bench:
-    """Compiles through a `CacheDirectory` as a runtime would; every call is a new process, but for its number."""
+    """Compiles through a `CacheDirectory` as a runtime would; every call is a new process, but for
+    its number.
+    """
 
     root: Path
     files: Any = QUICK_FILES
@@ -187,7 +189,9 @@ class Bench:
             self.compile_under(lease, token, text, **ingredients)
 
     def compile_later(self, token: bytes) -> LateWriter:
-        """Publishes an entry that the writer is going to write, as a driver that compiles at first execution."""
+        """Publishes an entry that the writer is going to write, as a driver that compiles at first
+        execution.
+        """
         lease = self.directory.lease(token, wait_ns=0)
         assert lease is not None
         with ExitStack() as stack:
@@ -235,7 +239,9 @@ class Unsaved(Exception):
 
 
 class ProcessBench(Bench):
-    """A `Bench` whose registry is a file, so that processes share it, and whose clock is the system's."""
+    """A `Bench` whose registry is a file, so that processes share it, and whose clock is the
+    system's.
+    """
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, clock=time.time)

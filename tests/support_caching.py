@@ -1,4 +1,6 @@
-"""A device that records how it was asked to cache, as NNAPI's own test driver does (NNAPI section 2.6)."""
+"""A device that records how it was asked to cache, as NNAPI's own test driver does (NNAPI section
+2.6).
+"""
 
 from __future__ import annotations
 
@@ -46,9 +48,11 @@ class Asked:
 
 
 class CachingDevice(NumpyDevice):
-    """Writes the same 256 bytes into every file, and reads and compares them; answers a load with *status*.
+    """Writes the same 256 bytes into every file, and reads and compares them; answers a load with
+    *status*.
 
-    Everything asked is kept in `calls`. What it prepared it remembers by token: the bytes do not stand for it.
+    Everything asked is kept in `calls`. What it prepared it remembers by token: the bytes do not
+    stand for it.
     *on_prepare* is called in each compile.
     """
 

@@ -35,7 +35,9 @@ GRACE_SECONDS: Final = 1.0
 """What a busy machine may add to a deadline."""
 
 NEXT_SECONDS: Final = 15.0
-"""Until the deadline of the call after it, which may have to wait for the hung process, its end and a start."""
+"""Until the deadline of the call after it, which may have to wait for the hung process, its end and
+a start.
+"""
 
 SETTLE_SECONDS: Final = 5.0
 """Within which everything is as it was before."""
@@ -65,7 +67,9 @@ GRID: Final = tuple(
 
 
 class Counts(NamedTuple):
-    """What this process has: of *files* the directories that isolation writes to, but for records of crashes."""
+    """What this process has: of *files* the directories that isolation writes to, but for records
+    of crashes.
+    """
 
     descriptors: Counter[str]
     children: int
@@ -97,7 +101,9 @@ class Counts(NamedTuple):
         )
 
     def difference(self, before: Counts) -> list[str]:
-        """What is another number than it was, in words; of threads what is more: one that others left may end meanwhile."""
+        """What is another number than it was, in words; of threads what is more: one that others
+        left may end meanwhile.
+        """
         return [
             f"{name}: {then} -> {now}"
             for name, then, now in zip(self._fields, before, self, strict=True)
@@ -106,8 +112,8 @@ class Counts(NamedTuple):
 
 
 def files() -> Counter[str]:
-    """How many files that isolation could leave are in each directory: in those that the environment names, to which
-    nobody else writes, and in shared memory.
+    """How many files that isolation could leave are in each directory: in those that the
+    environment names, to which nobody else writes, and in shared memory.
     """
     found = [p for p in Path("/dev/shm").glob("*") if "penstock" in p.name]
     for name in ("PENSTOCK_STATE_DIR", "TMPDIR"):
@@ -164,8 +170,8 @@ def steady(rig: Rig) -> Counter[str]:
 
 
 def left_behind(rig: Rig, pid: int, before_host: Counter[str], before: Counts) -> list[str]:
-    """What is not as it was before: in this process, and in that of the driver, where it is the same still. What is
-    dropped is closed in a thread of the driver's process.
+    """What is not as it was before: in this process, and in that of the driver, where it is the
+    same still. What is dropped is closed in a thread of the driver's process.
     """
     limit = time.monotonic() + SETTLE_SECONDS
     while True:

@@ -110,7 +110,9 @@ class Rig:
         self.check(out)
 
     def settle(self) -> Counter[str]:
-        """Gives back what was used, and what is kept for the next calls; what the driver's process has now."""
+        """Gives back what was used, and what is kept for the next calls; what the driver's process
+        has now.
+        """
         while self.used:
             self.used.pop().close()
         if (rings := self.prepared.living()._rings) is not None:
@@ -126,7 +128,8 @@ class Rig:
         free.clear()
         gc.collect()
         if self._buffer is not None and self._buffer[0] == link.pid:
-            # A buffer holds memory once it has been written, and none after a copy to it has failed.
+            # A buffer holds memory once it has been written, and none after a copy to it has
+            # failed.
             self.fill(1)
             try:
                 self._buffer[1].copy_from(self.pool.memory, support.SHAPE)
@@ -176,7 +179,9 @@ def by_message(rig: Rig, deadline: Deadline) -> None:
 
 
 def several(rig: Rig, deadline: Deadline) -> None:
-    """Runs through a ring: plain ones, and those of a burst, which is made before, for that has no deadline."""
+    """Runs through a ring: plain ones, and those of a burst, which is made before, for that has no
+    deadline.
+    """
     made = held_burst(rig)
     rig.run(deadline)
     rig.run(deadline)
@@ -364,7 +369,9 @@ CALLS: Final[dict[str, Callable[[Rig, Deadline], object]]] = {
     "BIND": burst,
     "RUN": several,
 }
-"""What makes a message of each type, by its name in `wire`, or that of the kind of request in a ring."""
+"""What makes a message of each type, by its name in `wire`, or that of the kind of request in a
+ring.
+"""
 
 CHECKED_BY: Final = {
     "Prepare",
@@ -380,7 +387,9 @@ CHECKED_BY: Final = {
     "BIND",
     "RUN",
 }
-"""Those whose calls have a deadline in the interface. The others return when the process is known to be gone or hung."""
+"""Those whose calls have a deadline in the interface. The others return when the process is known
+to be gone or hung.
+"""
 
 
 def of_process(pid: int) -> Counter[str]:

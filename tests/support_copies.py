@@ -79,8 +79,8 @@ class Counted:
 def counted(
     root: Path, patterns: Sequence[str], without: Collection[tuple[str, str]]
 ) -> Iterator[Counted]:
-    """Counts the lines that copy arrays, each time that one runs in any thread: of the files below *root* that *patterns*
-    match, but for the functions of *without*, by file and qualified name.
+    """Counts the lines that copy arrays, each time that one runs in any thread: of the files below
+    *root* that *patterns* match, but for the functions of *without*, by file and qualified name.
     """
     found = Counted()
     known: dict[str, dict[int, str]] = {}

@@ -1,4 +1,5 @@
-"""Devices for tests of partitioning: any support table, any costs, one NumPy evaluator behind them all.
+"""Devices for tests of partitioning: any support table, any costs, one NumPy evaluator behind them
+all.
 
 gpu = NumpyDevice("gpu", {"ADD"}, performance={"float32": (0.5, 2.0)})
 plan = place(model, [gpu, NumpyDevice("reference")])

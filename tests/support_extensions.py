@@ -1,4 +1,6 @@
-"""A driver that offers an NNAPI extension: Fibonacci numbers, of a scalar count or of a float, plain or quantised."""
+"""A driver that offers an NNAPI extension: Fibonacci numbers, of a scalar count or of a float,
+plain or quantised.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from penstock.kernels.device import PreparedKernels
 
 NAME: Final = "com.example.fibonacci"
 COUNT, QUANT64 = 0, 1
-"""Operand types: a scalar of 64 bits, and a tensor of 64-bit numbers with a scale and a zero point."""
+"""Operand types: a scalar of 64 bits, and a tensor of 64-bit numbers with a scale and a zero point.
+"""
 
 SERIES, HINTS = 0, 7
 """Operations: the first n Fibonacci numbers, and what attributes the driver was given."""

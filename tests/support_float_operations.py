@@ -1,4 +1,6 @@
-"""Single float32 operations that several drivers over an engine take, and how their results are judged."""
+"""Single float32 operations that several drivers over an engine take, and how their results are
+judged.
+"""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ PATIENCE: Final = 60.0
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """What *work* returns in a child made by `fork`. Raises `AssertionError` with what it raised there, and where the child ends,
-    or takes too long, without an answer.
+    """What *work* returns in a child made by `fork`. Raises `AssertionError` with what it raised
+    there, and where the child ends, or takes too long, without an answer.
     """
     # The child is not to close engines that tests before have left: their threads are not in it.
     gc.collect()

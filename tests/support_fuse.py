@@ -47,7 +47,9 @@ def unable() -> str | None:
 
 @contextmanager
 def stuck_file(place: Path) -> Iterator[int]:
-    """A descriptor of *place*, on which every further call lasts until the block ends, and half a minute at most."""
+    """A descriptor of *place*, on which every further call lasts until the block ends, and half a
+    minute at most.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     place.touch()
     target = os.fsencode(place)

@@ -1,4 +1,6 @@
-"""Random models, random devices for them, and the plan: the subjects of property tests of partitioning."""
+"""Random models, random devices for them, and the plan: the subjects of property tests of
+partitioning.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ UNARY: Final = ("RELU", "NEG")
 class RandomGraph:
     """Grows a model operation by operation; *values* are what the next one may read.
 
-    Values of one type and shape feed several operations, constants are copied and pooled, some outputs
-    are read inside too, some operations are dead, some shapes are left unknown until run time.
+    Values of one type and shape feed several operations, constants are copied and pooled, some
+    outputs are read inside too, some operations are dead, some shapes are left unknown until run
+    time.
     """
 
     rng: np.random.Generator

@@ -1,4 +1,6 @@
-"""A driver that does to its own process what its input says, and the models that tests ask it to run."""
+"""A driver that does to its own process what its input says, and the models that tests ask it to
+run.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def telling(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def told_directory() -> Path:
-    """Where tests leave drivers word: on the path of modules, which is all that they may read beside their own."""
+    """Where tests leave drivers word: on the path of modules, which is all that they may read
+    beside their own.
+    """
     return next((Path(each) for each in sys.path if Path(each).name == TOLD), Path("/nowhere"))
 
 
@@ -76,8 +80,8 @@ class Fragile(InterceptingDevice):
 
 
 def fragile() -> Fragile:
-    """The driver's device. Where it is to be made the process dies if the file `create` is there, it raises for `raise`,
-    ends the process for `exit`, and takes a minute for `sleep`.
+    """The driver's device. Where it is to be made the process dies if the file `create` is there,
+    it raises for `raise`, ends the process for `exit`, and takes a minute for `sleep`.
     """
     _die_if_told("create")
     told = told_directory()
@@ -97,7 +101,9 @@ def _die_if_told(call: str) -> None:
 
 
 class Stuck(InterceptingDevice):
-    """The reference device; the call that the file `stuck` in `told_directory` names does not return."""
+    """The reference device; the call that the file `stuck` in `told_directory` names does not
+    return.
+    """
 
     def check(self) -> str | None:
         _stick_if_told("check")
@@ -184,7 +190,9 @@ def _obey(code: int) -> None:
 
 
 def stop(pid: int) -> None:
-    """Stops a process, and waits until all its threads stand still: the signal alone is only on its way."""
+    """Stops a process, and waits until all its threads stand still: the signal alone is only on its
+    way.
+    """
     os.kill(pid, signal.SIGSTOP)
     patience = time.monotonic() + 10
     while any(_state(task) != "T" for task in Path(f"/proc/{pid}/task").iterdir()):

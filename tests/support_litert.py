@@ -1,6 +1,8 @@
-"""LiteRT's reference kernels as the judge: every operation of a file as it ran, or one operation alone.
+"""LiteRT's reference kernels as the judge: every operation of a file as it ran, or one operation
+alone.
 
-for recorded in record(path):                        # each operation of a file on given or seeded inputs
+for recorded in record(path):                        # each operation of a file on given or seeded
+inputs
     check(recorded)
 recorded = run_alone("ADD", [Given(a, q), Given(b, q)], [Wanted("int8", q)], pot_scale_int16=False)
 """
@@ -158,7 +160,8 @@ def interpreter(model: bytes) -> Any:
 def record(
     model: Path | bytes, inputs: Sequence[NDArray] | None = None, seed: int = 0
 ) -> list[Recorded]:
-    """The operations of a file's main subgraph as LiteRT ran them, on *inputs* or on seeded random ones.
+    """The operations of a file's main subgraph as LiteRT ran them, on *inputs* or on seeded random
+    ones.
 
     Operations that touch a tensor LiteRT does not hand out (resources, variants) are left out.
     """
@@ -212,7 +215,9 @@ def record(
 
 
 def case_inputs(corpus: Path, entry: Mapping[str, Any]) -> list[list[NDArray]]:
-    """The recorded inputs of a manifest entry: one list of arrays for each case without a signature."""
+    """The recorded inputs of a manifest entry: one list of arrays for each case without a
+    signature.
+    """
     file = entry.get("golden", {}).get("file")
     if file is None:
         return []
@@ -261,7 +266,9 @@ def refusal(
     outputs: Sequence[Operand],
     **attributes: AttributeValue,
 ) -> str:
-    """Why the reference driver has no kernel for an operation on such operands; fails if it has one."""
+    """Why the reference driver has no kernel for an operation on such operands; fails if it has
+    one.
+    """
     with pytest.raises(Unsupported) as caught:
         kernel_of(kind, inputs, outputs, **attributes)
     return str(caught.value)

@@ -10,8 +10,8 @@ from penstock.ipc.dispatch import Dispatcher
 
 
 class LocalChannel:
-    """Asks *dispatcher*. What finalizers drop is told with the next call, or by `tell`: a finalizer may run in the middle of
-    the dispatcher's own work.
+    """Asks *dispatcher*. What finalizers drop is told with the next call, or by `tell`: a finalizer
+    may run in the middle of the dispatcher's own work.
     """
 
     copies_arrays = False

@@ -21,7 +21,9 @@ STEPS = (0.03125, 0.1, 0.25, 1.0)
 def drawn_floats(
     b: SubgraphBuilder, rng: np.random.Generator, values: list[int], *, grids: bool = True
 ) -> int:
-    """A few operations on float32 values of `SHAPE`: the last result. *grids*: also roundings to 8 bits."""
+    """A few operations on float32 values of `SHAPE`: the last result. *grids*: also roundings to 8
+    bits.
+    """
     known = list(values)
     for _ in range(int(rng.integers(1, 6))):
         x, y = (int(rng.choice(known)) for _ in range(2))
@@ -51,8 +53,8 @@ def on_grid(b: SubgraphBuilder, x: int, step: float, shape: tuple[int, ...] = SH
 
 
 def scanning(rounds: int, seed: int, *, grids: bool = True) -> Model:
-    """A scan of *rounds* rounds with a drawn body: each reads a part of the second input, and adds a part to what is
-    gathered. Outputs: the last state, and what was gathered.
+    """A scan of *rounds* rounds with a drawn body: each reads a part of the second input, and adds
+    a part to what is gathered. Outputs: the last state, and what was gathered.
     """
     rng = np.random.default_rng(seed)
     b = ModelBuilder()
@@ -90,8 +92,8 @@ def scanning(rounds: int, seed: int, *, grids: bool = True) -> Model:
 
 
 def branching(seed: int, depth: int = 1, others: Sequence[str] = OTHERS) -> Model:
-    """An IF with drawn branches of two values: what they give may be computed, handed through, constant, or the same
-    twice. With *depth* a branch may have an IF of its own.
+    """An IF with drawn branches of two values: what they give may be computed, handed through,
+    constant, or the same twice. With *depth* a branch may have an IF of its own.
     """
     rng = np.random.default_rng(seed)
     b = ModelBuilder()

@@ -1,4 +1,6 @@
-"""What tests of measured runs share: a network of several layers, and what receipts say of its kernels."""
+"""What tests of measured runs share: a network of several layers, and what receipts say of its
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,15 @@ F32: Final = DType.FLOAT32
 IMAGE: Final = (1, 48, 48, 8)
 X: Final = np.random.default_rng(3).standard_normal(IMAGE).astype(np.float32)
 LAYERS: Final = ("CONV_2D", "DEPTHWISE_CONV_2D", "ADD", "FULLY_CONNECTED", "SOFTMAX")
-"""What engines compute in kernels; RELU goes into the addition before it, and RESHAPE moves nothing."""
+"""What engines compute in kernels; RELU goes into the addition before it, and RESHAPE moves
+nothing.
+"""
 
 
 def network() -> Model:
-    """A convolution, a depthwise one, their sum through RELU, and a classifier: seven operations, each with a name."""
+    """A convolution, a depthwise one, their sum through RELU, and a classifier: seven operations,
+    each with a name.
+    """
     rng = np.random.default_rng(11)
     builder = ModelBuilder()
 

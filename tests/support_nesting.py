@@ -21,10 +21,11 @@ X: Final = np.array([1, -2], np.float32)
 
 
 def nested(kind: Kind, depth: int, *, shared: bool = False) -> Model:
-    """*depth* subgraphs, each entered by the one before; the last doubles x. The inputs are a flag and x.
+    """*depth* subgraphs, each entered by the one before; the last doubles x. The inputs are a flag and
+    x.
 
-    IF: the other branch negates x, unless both branches are one *shared* subgraph. WHILE: each loop has one round where
-    the flag is true. CALL: where *shared*, each level enters the next twice.
+    IF: the other branch negates x, unless both branches are one *shared* subgraph. WHILE: each loop
+    has one round where the flag is true. CALL: where *shared*, each level enters the next twice.
     """
     b = ModelBuilder()
     levels = Levels(b, kind, shared)
@@ -35,8 +36,8 @@ def nested(kind: Kind, depth: int, *, shared: bool = False) -> Model:
 
 
 class Levels:
-    """The subgraphs, from the innermost on: *inner* is the last. Each takes a flag and a value; it gives a value, and
-    before it, where it is the body of a loop, a flag that ends the loop.
+    """The subgraphs, from the innermost on: *inner* is the last. Each takes a flag and a value; it
+    gives a value, and before it, where it is the body of a loop, a flag that ends the loop.
     """
 
     def __init__(self, b: ModelBuilder, kind: Kind, shared: bool) -> None:

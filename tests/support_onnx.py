@@ -77,7 +77,9 @@ def one_node(
     domain: str = "",
     unknown: bool = False,
 ) -> tuple[Any, dict[str, NDArray]]:
-    """A model of one node, and what to feed it. An input is an array, a `Const`, or None where it is left out."""
+    """A model of one node, and what to feed it. An input is an array, a `Const`, or None where it
+    is left out.
+    """
     names, fed, constants = [], {}, {}
     for i, value in enumerate(inputs):
         names.append("" if value is None else f"x{i}")
@@ -119,7 +121,9 @@ def ours(model: Any, fed: Mapping[str, NDArray]) -> list[NDArray]:
 def check(
     model: Any, fed: Mapping[str, NDArray], *, share: float = 2e-4, optimised: bool = True
 ) -> None:
-    """Raises `AssertionError` unless both agree: in type, shape, and values, floats to *share* of the largest."""
+    """Raises `AssertionError` unless both agree: in type, shape, and values, floats to *share* of
+    the largest.
+    """
     want = judged(model, fed, optimised=optimised)
     got = ours(model, fed)
     assert len(got) == len(want)

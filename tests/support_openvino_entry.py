@@ -1,4 +1,6 @@
-"""An entry of the OpenVINO driver: a quantised network of the corpus in a cache directory, to be attacked."""
+"""An entry of the OpenVINO driver: a quantised network of the corpus in a cache directory, to be
+attacked.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +42,11 @@ def recorded() -> Recorded:
 
 
 class OpenVinoEntry:
-    """The network compiled into *directory* with accuracy "relaxed"; each compile is another device's.
+    """The network compiled into *directory* with accuracy "relaxed"; each compile is another
+    device's.
 
-    What the reference device answers is what this network is expected to answer: it is small enough.
+    What the reference device answers is what this network is expected to answer: it is small
+    enough.
     """
 
     def __init__(self, corpus: Path, directory: Path) -> None:
@@ -56,7 +60,9 @@ class OpenVinoEntry:
         self.config = device.asked
 
     def compiled(self) -> tuple[str, str]:
-        """Outcome and reason's name of a compile that answers right; the driver's counters agree with them."""
+        """Outcome and reason's name of a compile that answers right; the driver's counters agree
+        with them.
+        """
         device = cpu()
         answers, outcome = self._answers([device], self.directory)
         assert all(map(np.array_equal, answers, self.expected))
@@ -66,8 +72,8 @@ class OpenVinoEntry:
         return outcome.outcome, outcome.reason.partition(":")[0]
 
     def attack(self, kind: type[CacheError], number: int, bits: Iterable[int]) -> int:
-        """For each bit: the untouched entry hits, with it flipped the entry is refused for *kind*, the recompiled
-        one hits, which is the next bit's untouched one. How many there were.
+        """For each bit: the untouched entry hits, with it flipped the entry is refused for *kind*,
+        the recompiled one hits, which is the next bit's untouched one. How many there were.
         """
         done = 0
         assert self.compiled() == ("hit", "optimised")
@@ -101,7 +107,8 @@ class OpenVinoEntry:
             yield cpu(), config
 
     def refuse(self, kind: type[CacheError], bits: Iterable[tuple[int, int]]) -> int:
-        """For each (file, bit): the untouched entry is verified, with the bit flipped the driver refuses it for
+        """For each (file, bit): the untouched entry is verified, with the bit flipped the driver
+        refuses it for
         *kind* without a call of the engine, and it is flipped back. How many there were.
         """
         done = 0

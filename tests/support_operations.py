@@ -1,4 +1,6 @@
-"""Single operations as models, for tests of drivers that translate them for an engine: drawn inputs, and runs."""
+"""Single operations as models, for tests of drivers that translate them for an engine: drawn
+inputs, and runs.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from penstock.ir import DType, Model, ModelBuilder, NDArray
 
 F32: Final = DType.FLOAT32
 Given: TypeAlias = "NDArray | tuple[int, ...] | Callable[[ModelBuilder], int] | None"
-"""An input of an operation: a constant, the shape of a float32 input, what makes an operand, or omitted."""
+"""An input of an operation: a constant, the shape of a float32 input, what makes an operand, or
+omitted.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,9 @@ def operation(
     attributes: Mapping[str, object] | None = None,
     dtypes: Sequence[DType] = (),
 ) -> OneOperation:
-    """*kind* over *given*; *shapes* are those of its outputs, *dtypes* their types (none: all float32)."""
+    """*kind* over *given*; *shapes* are those of its outputs, *dtypes* their types (none: all
+    float32).
+    """
     builder = ModelBuilder()
     indexes: list[int | None] = []
     for place, each in enumerate(given):
@@ -71,7 +77,9 @@ def run_on(
     inputs: Sequence[Sequence[NDArray]],
     accuracy: AccuracyClass = "faithful",
 ) -> list[list[NDArray]]:
-    """The outputs of *model* for each of *inputs*, on *devices* alone, compiled once and not cached."""
+    """The outputs of *model* for each of *inputs*, on *devices* alone, compiled once and not
+    cached.
+    """
     policy = penstock.Policy(accuracy=accuracy, allow_fallback=False)
     with penstock.compile(
         model, devices=devices, cache=False, policy=policy, num_threads=1

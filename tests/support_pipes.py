@@ -39,7 +39,9 @@ def written(write: Callable[[Any], None]) -> Iterator[str]:
 
 
 def in_time(call: Callable[[], object]) -> BaseException | None:
-    """What *call* raises, which must end in seconds: another thread makes it, and this one fails where that hangs."""
+    """What *call* raises, which must end in seconds: another thread makes it, and this one fails
+    where that hangs.
+    """
     raised: list[BaseException | None] = []
 
     def run() -> None:

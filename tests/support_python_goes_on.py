@@ -1,4 +1,6 @@
-"""Whether other Python threads go on while an engine computes: whether it lets the interpreter's lock go."""
+"""Whether other Python threads go on while an engine computes: whether it lets the interpreter's
+lock go.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,9 @@ from itertools import pairwise
 def goes_on_during(run: Callable[[], object]) -> bool:
     """Whether in one of 20 calls of ``run`` another thread got turns throughout it.
 
-    While it looks, no thread is made to give the lock away, so who holds it is the only one that goes on. An engine
-    that releases it shows so in the first call; on a busy machine the other thread may find no processor for one.
+    While it looks, no thread is made to give the lock away, so who holds it is the only one that
+    goes on. An engine that releases it shows so in the first call; on a busy machine the other
+    thread may find no processor for one.
     """
     seen: list[int] = []
     done = threading.Event()

@@ -64,7 +64,9 @@ class ChildChannel:
 
 
 class InProcess(LocalChannel):
-    """A channel to a dispatcher in this process, whose rings take it for another. Both ends must not spin."""
+    """A channel to a dispatcher in this process, whose rings take it for another. Both ends must
+    not spin.
+    """
 
     def __init__(self, device: Device) -> None:
         super().__init__(Dispatcher(device))
@@ -83,7 +85,9 @@ class InProcess(LocalChannel):
 
 
 def ring_burst(prepared: RemotePreparedModel, life_fd: int) -> RingBurst:
-    """A burst of *prepared* through a ring that belongs to it, whatever its channel tells of the other process's life."""
+    """A burst of *prepared* through a ring that belongs to it, whatever its channel tells of the
+    other process's life.
+    """
     burst = prepared.configure_burst()
     assert isinstance(burst, RemoteBurst)
     return RingBurst(burst, opened(prepared.channel, life_fd))

@@ -60,8 +60,8 @@ def penstock_runs(content: bytes, feeds: Feeds) -> Results:
 def assert_same_runs(
     content: bytes, feeds: Feeds, resolver: str = REFERENCE, tolerance: float = 0.0
 ) -> Results:
-    """Both give the same: integers and strings exactly, floats within *tolerance* of the largest finite
-    one. Returns what they give.
+    """Both give the same: integers and strings exactly, floats within *tolerance* of the largest
+    finite one. Returns what they give.
     """
     wanted, got = litert_runs(content, feeds, resolver), penstock_runs(content, feeds)
     for run, (theirs, ours) in enumerate(zip(wanted, got, strict=True)):

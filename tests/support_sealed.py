@@ -1,5 +1,5 @@
-"""A rig for sealed cache entries: files, registry and key in a directory of the test's, and a file system that
-fails or changes files on purpose.
+"""A rig for sealed cache entries: files, registry and key in a directory of the test's, and a file
+system that fails or changes files on purpose.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class MemoryRegistry:
 class Rig:
     """One driver version with a state directory and cache directories below *root*.
 
-    An entry's files are `<folder>/<kind><index>`; every call makes a `Seal` of its own, as a new process
-    would.
+    An entry's files are `<folder>/<kind><index>`; every call makes a `Seal` of its own, as a new
+    process would.
     """
 
     def __init__(

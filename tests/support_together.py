@@ -1,7 +1,8 @@
-"""A process that compiles with the lab device as it is told, one line of JSON a command, and the hammer of many.
+"""A process that compiles with the lab device as it is told, one line of JSON a command, and the
+hammer of many.
 
-`Child` starts `python -m tests.support_together ROOT` and talks to it. What it does with the cache below ROOT is what any
-process does: nothing is injected but what a command asks for.
+`Child` starts `python -m tests.support_together ROOT` and talks to it. What it does with the cache
+below ROOT is what any process does: nothing is injected but what a command asks for.
 """
 
 from __future__ import annotations
@@ -159,7 +160,8 @@ class Worker:
         quick: bool = False,
         openvino: bool = False,
     ) -> dict[str, object]:
-        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for no disk. With
+        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for no
+        disk. With
         *openvino* on that device.
         """
         self.model = layer(model, *size)
@@ -197,7 +199,9 @@ class Worker:
         }
 
     def run(self, times: int = 1, pause: int | None = None) -> dict[str, object]:
-        """Runs; before the file operation number *pause* of it, tells and waits. *operations* is how many it took."""
+        """Runs; before the file operation number *pause* of it, tells and waits. *operations* is
+        how many it took.
+        """
         before = 0
         if self.files is not None:
             before = len(self.files.log)
@@ -221,8 +225,8 @@ class Worker:
         return {}
 
     def die(self, at: int, folder: str, mode: Any, model: int) -> dict[str, object]:
-        """A process of its own that is killed just before file operation number *at* of a compile and three runs;
-        whether it came to that.
+        """A process of its own that is killed just before file operation number *at* of a compile
+        and three runs; whether it came to that.
         """
         if not (pid := os.fork()):
             files = FaultyFiles(at, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -41,7 +41,9 @@ def one(
     scales: Mapping[int, Quantization] | None = None,
     out_scale: Quantization | None = None,
 ) -> Model:
-    """A model of one operation: arrays are constants, pairs inputs, None is omitted; *scales* by position."""
+    """A model of one operation: arrays are constants, pairs inputs, None is omitted; *scales* by
+    position.
+    """
     builder, scales = ModelBuilder(), scales or {}
     indexes: list[int | None] = []
     for position, each in enumerate(inputs):

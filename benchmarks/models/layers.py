@@ -245,7 +245,9 @@ def result(dtype: DType) -> Pair:
 def parameters(
     drawing: Drawing, style: Style, filters: Sequence[int], axis: int
 ) -> tuple[int, int]:
-    """Weights with a scale a channel along *axis* (uint8: one for all, and a zero point), and a bias."""
+    """Weights with a scale a channel along *axis* (uint8: one for all, and a zero point), and a
+    bias.
+    """
     count = filters[axis]
     values = drawing.values(style.weights, filters, -0.5, 0.5)
     if style.weights is F32:

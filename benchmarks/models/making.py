@@ -20,7 +20,9 @@ COMMON: Final = (DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A model as a file with the inputs of a run. *work* is in multiply-accumulates, or elements where it has none."""
+    """A model as a file with the inputs of a run. *work* is in multiply-accumulates, or elements
+    where it has none.
+    """
 
     name: str
     work: float
@@ -34,7 +36,9 @@ def pair(scale: float, zero_point: int = 0) -> Quantization:
 
 
 def default_pair(dtype: DType) -> Pair:
-    """An ordinary scale and zero point for activations of *dtype*; None for floats and wide integers."""
+    """An ordinary scale and zero point for activations of *dtype*; None for floats and wide
+    integers.
+    """
     zero_points = {DType.INT8: -3, DType.UINT8: 125, DType.INT16: 0}
     if dtype not in zero_points:
         return None
@@ -42,7 +46,9 @@ def default_pair(dtype: DType) -> Pair:
 
 
 class Drawing:
-    """A model in the making: operands with random values, whose shapes follow where they are not given."""
+    """A model in the making: operands with random values, whose shapes follow where they are not
+    given.
+    """
 
     def __init__(self) -> None:
         self.builder = ModelBuilder()
@@ -52,7 +58,9 @@ class Drawing:
     def values(
         self, dtype: DType, shape: Sequence[int], low: float = -2.0, high: float = 2.0
     ) -> NDArray:
-        """Floats between the bounds; integers of 8 and 16 bits over their whole range, wider ones within 100."""
+        """Floats between the bounds; integers of 8 and 16 bits over their whole range, wider ones
+        within 100.
+        """
         if dtype.is_float:
             return self.rng.uniform(low, high, shape).astype(dtype.numpy)
         if dtype is DType.BOOL:
@@ -84,7 +92,9 @@ class Drawing:
         scaled: Pair = None,
         **attributes: AttributeValue,
     ) -> int:
-        """The result of one more operation, with the scale and zero point *scaled* or the default ones."""
+        """The result of one more operation, with the scale and zero point *scaled* or the default
+        ones.
+        """
         made = (output, None, scaled or default_pair(output))
         return self.builder.operation(kind, inputs, [made], attributes)[0]
 

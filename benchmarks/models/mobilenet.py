@@ -1,4 +1,6 @@
-"""MobileNetV2 1.0 of 224 x 224 pixels in float32, with weights that are drawn (Sandler et al., 2018, table 2)."""
+"""MobileNetV2 1.0 of 224 x 224 pixels in float32, with weights that are drawn (Sandler et al.,
+2018, table 2).
+"""
 
 from __future__ import annotations
 

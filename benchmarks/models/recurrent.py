@@ -17,7 +17,9 @@ F32, I8 = DType.FLOAT32, DType.INT8
 
 
 def memories() -> Iterator[Case]:
-    """LSTM: short and long vectors, a step and sequences; in full with projection, peepholes and normalisation."""
+    """LSTM: short and long vectors, a step and sequences; in full with projection, peepholes and
+    normalisation.
+    """
     forms = (
         Form("UNIDIRECTIONAL_SEQUENCE_LSTM", 1, 64, 64, 128),
         Form("UNIDIRECTIONAL_SEQUENCE_LSTM", 1, 32, 128, 512),

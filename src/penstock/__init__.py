@@ -80,7 +80,9 @@ _SUBMODULES: Final = frozenset(
         "tflite",
     )
 )
-"""What of the package is public beside the names above: loaded as it is first asked for, and no part of `import *`."""
+"""What of the package is public beside the names above: loaded as it is first asked for, and no
+part of `import *`.
+"""
 
 keep_quiet()
 

@@ -12,14 +12,17 @@ LONGEST_SECONDS: Final = 2_000_000.0
 
 
 def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Raises `InputError`, "*wanted*, not <class of value>", unless *value* is of a *kind*; truth values are no numbers."""
+    """Raises `InputError`, "*wanted*, not <class of value>", unless *value* is of a *kind*; truth
+    values are no numbers.
+    """
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(f"{wanted}, not {type(value).__name__}")
 
 
 def path_of(value: object, wanted: str) -> str:
-    """*value*, text or an `os.PathLike`, as text. Raises `InputError`, which begins with *wanted*, for anything else and for
+    """*value*, text or an `os.PathLike`, as text. Raises `InputError`, which begins with *wanted*, for
+    anything else and for
     what no file can be called.
     """
     try:
@@ -43,7 +46,8 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def deadline_of(timeout: object, now_ns: int) -> int | None:
-    """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has none.
+    """A monotonic deadline *timeout* seconds from now; a timeout of more than `LONGEST_SECONDS` has
+    none.
 
     Raises `InputError` for what is no number, `MissedDeadlinePersistent` where no time is left.
     """

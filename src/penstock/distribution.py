@@ -1,5 +1,5 @@
-"""The name that Penstock is installed by, which differs from the name that it is imported by, and the origins of devices:
-which entry point of which distribution brought them.
+"""The name that Penstock is installed by, which differs from the name that it is imported by, and
+the origins of devices: which entry point of which distribution brought them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,20 @@ DISTRIBUTION: Final = "penstock-nn"
 """The distribution on the package index, normalised. The index's `penstock` is another project."""
 
 FOREIGN: Final = "penstock"
-"""A distribution of another project that installs an import package of the same name, and so overwrites this one."""
+"""A distribution of another project that installs an import package of the same name, and so
+overwrites this one.
+"""
 
 BY_THE_PROGRAM: Final = "registered by the program"
 """The origin of a device that no entry point brought: an object that the program made itself."""
 
 
 def install_command(extra: str) -> str:
-    """The shell command that adds *extra*, an optional dependency group of pyproject.toml, to the Penstock that is installed.
+    """The shell command that adds *extra*, an optional dependency group of pyproject.toml, to the
+    Penstock that is installed.
 
-    pip takes an installed distribution that satisfies the name for it, and asks the index for the packages of the group alone:
-    the command works for an installation from a checkout too.
+    pip takes an installed distribution that satisfies the name for it, and asks the index for the
+    packages of the group alone: the command works for an installation from a checkout too.
     """
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
@@ -33,10 +36,11 @@ _origin: ContextVar[str] = ContextVar("penstock_origin", default=BY_THE_PROGRAM)
 
 
 def current_origin() -> str:
-    """The origin of the devices that are being made in this context: `distribution:entry-point-name=value`, or
-    `BY_THE_PROGRAM`.
+    """The origin of the devices that are being made in this context:
+    `distribution:entry-point-name=value`, or `BY_THE_PROGRAM`.
 
-    A device that makes its seal later than itself keeps this text, and makes the seal in a block of `made_by`.
+    A device that makes its seal later than itself keeps this text, and makes the seal in a block of
+    `made_by`.
     """
     return _origin.get()
 
@@ -66,8 +70,8 @@ def remember_origin(device: object, origin: str) -> None:
 
 
 def origin_of(device: object) -> str:
-    """The origin of *device*: `distribution:entry-point-name=value`, or `BY_THE_PROGRAM` for an object that the program
-    made itself.
+    """The origin of *device*: `distribution:entry-point-name=value`, or `BY_THE_PROGRAM` for an
+    object that the program made itself.
     """
     found, origin = _known.get(id(device), (None, BY_THE_PROGRAM))
     return origin if found is not None and found() is device else BY_THE_PROGRAM

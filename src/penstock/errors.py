@@ -26,7 +26,8 @@ PenstockError
 ├── NotAvailable                       a documented feature that this version does not have
 └── DelegateError (RuntimeError)        a delegate failed
 
-The words for numbers of things in their sentences: `counted`, `there_are`. And `without_frames`, for one that is kept.
+The words for numbers of things in their sentences: `counted`, `there_are`. And `without_frames`,
+for one that is kept.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ NO_DESCRIPTOR_LEFT: Final = (
 )
 
 FOREIGN: Final = (Exception, SystemExit)
-"""What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no program. A
-`KeyboardInterrupt` is the user's, and passes.
+"""What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no
+program. A `KeyboardInterrupt` is the user's, and passes.
 """
 
 
@@ -269,8 +270,10 @@ class PlacementError(PenstockError):
 class DriverError(PenstockError):
     """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
 
-    *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed so, of its arguments.
-    *said*, where the message says more, is what the driver itself said (`penstock.compilation.failing.Said`), with class
+    *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed
+    so, of its arguments.
+    *said*, where the message says more, is what the driver itself said
+    (`penstock.compilation.failing.Said`), with class
     and the model's own numbers.
     """
 
@@ -369,7 +372,8 @@ def driver_error_classes() -> dict[ErrorStatus, type[DriverError]]:
 class CacheError(PenstockError):
     """A cache entry cannot be used; reaches callers of `penstock.cache` only.
 
-    The message is `<Name>: sentence`, Name the class's, so that it stays whole as the text of a status.
+    The message is `<Name>: sentence`, Name the class's, so that it stays whole as the text of a
+    status.
     """
 
     def __str__(self) -> str:
@@ -405,7 +409,9 @@ class Unreadable(CacheError):
 
 
 class ReadOnly(Unreadable):
-    """The file system or the permissions of the cache directory let its files be read, and not written."""
+    """The file system or the permissions of the cache directory let its files be read, and not
+    written.
+    """
 
 
 class TokenCollision(CacheError):
@@ -413,7 +419,9 @@ class TokenCollision(CacheError):
 
 
 class ForeignEntry(CacheError):
-    """A cache file is another token's, another driver's or another entry's, or stands in another's place."""
+    """A cache file is another token's, another driver's or another entry's, or stands in another's
+    place.
+    """
 
 
 class OtherVersion(CacheError):
@@ -453,8 +461,8 @@ class NotAvailable(PenstockError):
 
 
 class DelegateError(PenstockError, RuntimeError):
-    """A delegate failed; *stage* is init, prepare, invoke, or the method that was to move a buffer. A `RuntimeError`
-    too, which is what LiteRT raises.
+    """A delegate failed; *stage* is init, prepare, invoke, or the method that was to move a buffer.
+    A `RuntimeError` too, which is what LiteRT raises.
     """
 
     def __init__(self, delegate: str, stage: str, reason: str = "") -> None:
@@ -468,10 +476,11 @@ class DelegateError(PenstockError, RuntimeError):
 
 
 def without_frames(error: Raised) -> Raised:
-    """*error*, to be kept as a value: it and what it comes from no longer hold the frames that they passed.
+    """*error*, to be kept as a value: it and what it comes from no longer hold the frames that they
+    passed.
 
-    A frame holds its callers, and one of these holds the error: what their variables name, files and mappings too, would
-    live until the garbage collector comes by.
+    A frame holds its callers, and one of these holds the error: what their variables name, files
+    and mappings too, would live until the garbage collector comes by.
     """
     left: list[BaseException | None] = [error]
     seen: set[int] = set()

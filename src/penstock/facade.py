@@ -1,6 +1,7 @@
 """Packages that list names and load each name's module when the name is first asked for.
 
-A process loads of a package only what it comes to use, which is most of the time that a warm start takes.
+A process loads of a package only what it comes to use, which is most of the time that a warm start
+takes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of *package*; *homes* maps its modules to the names, in words, that come from each."""
+    """The `__getattr__` of *package*; *homes* maps its modules to the names, in words, that come
+    from each.
+    """
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:

@@ -1,7 +1,9 @@
-"""The deadline and the cancel token of the call that a thread is in, for the loops that may run long within it.
+"""The deadline and the cancel token of the call that a thread is in, for the loops that may run
+long within it.
 
-`Device.supported_operations`, validation and the writers of engines' formats take neither: they look at those of the
-compile that they are part of. Outside of `interruptible` nothing is looked at, and nothing is raised.
+`Device.supported_operations`, validation and the writers of engines' formats take neither: they
+look at those of the compile that they are part of. Outside of `interruptible` nothing is looked at,
+and nothing is raised.
 """
 
 from __future__ import annotations
@@ -60,8 +62,9 @@ def interruptible(
     late: type[MissedDeadline] = MissedDeadlinePersistent,
     told: str = LATE,
 ) -> Iterator[None]:
-    """In this block, and thread, `checkpoint` raises *late*, with the words *told*, once *deadline_ns*, of
-    `time.monotonic_ns`, has passed, or `Cancelled` once *cancel* is set. Without either, the limits of the block around it hold.
+    """In this block, and thread, `checkpoint` raises *late*, with the words *told*, once
+    *deadline_ns*, of `time.monotonic_ns`, has passed, or `Cancelled` once *cancel* is set. Without
+    either, the limits of the block around it hold.
     """
     if deadline_ns is None and cancel is None:
         yield
@@ -100,8 +103,9 @@ _collections: Final = _Collections()
 
 @contextmanager
 def punctual(operations: int) -> Iterator[None]:
-    """A block of `interruptible` that handles so many *operations*. Where they are many and there is a deadline, Python
-    collects no cyclic garbage meanwhile: it looks at every object that there is, for seconds, and cannot be interrupted.
+    """A block of `interruptible` that handles so many *operations*. Where they are many and there
+    is a deadline, Python collects no cyclic garbage meanwhile: it looks at every object that there
+    is, for seconds, and cannot be interrupted.
     """
     limits = _current.get()
     if limits is None or limits.deadline_ns is None or operations < MANY:
@@ -122,13 +126,17 @@ def checkpoint() -> None:
 
 
 def current_deadline() -> int | None:
-    """The deadline of the call that this thread is in, of `time.monotonic_ns`; None where there is none."""
+    """The deadline of the call that this thread is in, of `time.monotonic_ns`; None where there is
+    none.
+    """
     limits = _current.get()
     return None if limits is None else limits.deadline_ns
 
 
 def polled(items: Iterable[T]) -> Iterable[T]:
-    """*items*, with a `checkpoint` before the first and before every 32nd; *items* itself outside of `interruptible`."""
+    """*items*, with a `checkpoint` before the first and before every 32nd; *items* itself outside of
+    `interruptible`.
+    """
     limits = _current.get()
     return items if limits is None else _polled(items, limits)
 

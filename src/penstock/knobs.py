@@ -39,9 +39,10 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 class Knob(Struct, Generic[T], frozen=True):
     """One setting: its name, type, default and what it does. Call it to read it.
 
-    A value is one of *choices*, where there are any. A number is finite, no less than *least* and no more than *most*,
-    which every clock, counter and address that it becomes can hold. Of a *directory* it is an absolute path, or one below a home: a program and the processes of its drivers read it in
-    directories of their own.
+    A value is one of *choices*, where there are any. A number is finite, no less than *least* and
+    no more than *most*, which every clock, counter and address that it becomes can hold. Of a
+    *directory* it is an absolute path, or one below a home: a program and the processes of its
+    drivers read it in directories of their own.
     """
 
     name: str
@@ -54,7 +55,9 @@ class Knob(Struct, Generic[T], frozen=True):
     directory: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
-        """The value in force, *argument* first. Raises `InputError` for a value that it cannot have."""
+        """The value in force, *argument* first. Raises `InputError` for a value that it cannot
+        have.
+        """
         if argument is not None:
             return argument
         return self._parse(*self.source())
@@ -102,7 +105,9 @@ class Knob(Struct, Generic[T], frozen=True):
 
 
 def _is_anchored(path: str) -> bool:
-    """Whether *path* is the same directory wherever it is read; an empty one stands for the user's own."""
+    """Whether *path* is the same directory wherever it is read; an empty one stands for the user's
+    own.
+    """
     return not path or path.startswith("~") or os.path.isabs(path)
 
 
@@ -181,12 +186,14 @@ _XDG_DEFAULTS: Final = {"cache": ".cache", "config": ".config", "state": ".local
 
 
 def user_directory(kind: Literal["cache", "config", "state"]) -> str:
-    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing is created.
+    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing
+    is created.
 
     Raises `Unreadable` for a user without a home directory.
     """
     if sys.platform == "linux":
-        # The XDG Base Directory Specification, short enough to spare every start the import of platformdirs.
+        # The XDG Base Directory Specification, short enough to spare every start the import of
+        # platformdirs.
         given, home = os.environ.get(f"XDG_{kind.upper()}_HOME", ""), os.environ.get("HOME", "")
         if given.startswith("/"):
             return os.path.join(given, "penstock")
@@ -209,7 +216,8 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
 
 
 def absolute(path: str) -> str:
-    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may be a link, and stays.
+    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may be
+    a link, and stays.
 
     Raises `InputError` for the home of a user that there is none of.
     """

@@ -1,7 +1,8 @@
 """Loggers of the standard library that cost nothing until somebody listens.
 
-Importing `logging` is a sixteenth of a warm start. A process that never imported it has set no level, handler or
-filter, and what reached the null handler of the logger `penstock` there would be dropped: so nothing is made of it.
+Importing `logging` is a sixteenth of a warm start. A process that never imported it has set no
+level, handler or filter, and what reached the null handler of the logger `penstock` there would be
+dropped: so nothing is made of it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import sys
 
 
 class Log:
-    """`logging.getLogger(name)`, asked for when there is something to log and *logging* has been imported."""
+    """`logging.getLogger(name)`, asked for when there is something to log and *logging* has been
+    imported.
+    """
 
     __slots__ = ("_name",)
 
@@ -38,7 +41,9 @@ class Log:
 
 
 def keep_quiet() -> None:
-    """Gives the logger `penstock` its null handler, as a library does, where `logging` has been imported."""
+    """Gives the logger `penstock` its null handler, as a library does, where `logging` has been
+    imported.
+    """
     if "logging" in sys.modules:
         import logging
 

@@ -1,4 +1,6 @@
-"""Which process something was of, and whether it still runs: told by what no later process of the same number has."""
+"""Which process something was of, and whether it still runs: told by what no later process of the
+same number has.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from msgspec import Struct
 
 
 class Process(Struct, frozen=True):
-    """The process *pid* that *started* at this tick of the system *boot*, in the process *namespace*; each is empty where the
-    platform does not tell.
+    """The process *pid* that *started* at this tick of the system *boot*, in the process
+    *namespace*; each is empty where the platform does not tell.
     """
 
     pid: int

@@ -129,7 +129,8 @@ def shared(table: Values, count: int, name: str) -> bytes:
     at = vector + 4 + 4 * np.arange(count, dtype=np.int64)
     offsets = (target + shift - at).astype("<u4").tobytes()
     head = content[:vector] + struct.pack("<I", count) + offsets
-    # What stands before the vector and points behind it would be off, so that only root fields remain.
+    # What stands before the vector and points behind it would be off, so that only root fields
+    # remain.
     return bytes(head + content[vector + 12 :])
 
 
@@ -143,7 +144,9 @@ def a_hundred_thousand_names_for_one_buffer() -> bytes:
 
 
 def one_empty_table(name: str, count: int, code: str = "ADD", size: int = 992_256) -> bytes:
-    """A file of *size* bytes or more whose one subgraph's vector *name* refers *count* times to an empty table."""
+    """A file of *size* bytes or more whose one subgraph's vector *name* refers *count* times to an
+    empty table.
+    """
     file = FileBuilder()
     file.code(code, "x" if code == "CUSTOM" else "")
     file.graph[name] = [{}]

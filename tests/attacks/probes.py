@@ -1,7 +1,8 @@
 """What a hostile driver tries from inside its sandbox, and what came of each: a program.
 
-`python -m tests.attacks.probes HOME PARENT` gives up what a driver's process gives up, tries everything against the files
-of HOME and the process PARENT, and prints for each probe whether it was refused, as JSON.
+`python -m tests.attacks.probes HOME PARENT` gives up what a driver's process gives up, tries
+everything against the files of HOME and the process PARENT, and prints for each probe whether it
+was refused, as JSON.
 """
 
 # The probes name system calls.
@@ -39,7 +40,9 @@ AARCH64: Final = platform.machine() == "aarch64"
 
 
 def call(x86_64: int, aarch64: int | None, *arguments: object) -> Probe:
-    """A system call by its numbers. Raises `OSError`; a call that an architecture has not is refused there."""
+    """A system call by its numbers. Raises `OSError`; a call that an architecture has not is
+    refused there.
+    """
 
     def made() -> int:
         number = aarch64 if AARCH64 else x86_64

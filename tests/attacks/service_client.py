@@ -1,4 +1,6 @@
-"""A client of a service, and a forger: run as a user of its own by test_service.py. Says what came of it in JSON."""
+"""A client of a service, and a forger: run as a user of its own by test_service.py. Says what came
+of it in JSON.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def files(root: str) -> list[Path]:
 
 
 def rewrite(cache: str, forged: str, *roots: str) -> dict[str, Any]:
-    """Rewrites every file below *roots* that can be written: with the forged one of the same place in the cache, where
-    there is one, else with a bit of each byte changed.
+    """Rewrites every file below *roots* that can be written: with the forged one of the same place
+    in the cache, where there is one, else with a bit of each byte changed.
     """
     written, kept_out = [], []
     for path in [path for root in roots for path in files(root)]:
@@ -59,7 +61,9 @@ def rewrite(cache: str, forged: str, *roots: str) -> dict[str, Any]:
 
 
 def sow(own: str, cache: str) -> dict[str, Any]:
-    """Has the service seal another model in the place of the one that token and binding are of, and puts it into *cache*."""
+    """Has the service seal another model in the place of the one that token and binding are of, and
+    puts it into *cache*.
+    """
     honest = RemoteDevice.prepare_model
 
     def prepare_model(

@@ -1,4 +1,6 @@
-"""Models that ask for absurd amounts of work, memory or names: every call ends by its timeout, with a documented error."""
+"""Models that ask for absurd amounts of work, memory or names: every call ends by its timeout, with
+a documented error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A fault at each file operation of a cache directory in turn: afterwards the old entry, the new one, or a named miss."""
+"""A fault at each file operation of a cache directory in turn: afterwards the old entry, the new
+one, or a named miss.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,9 @@ def test_a_fault_at_any_file_operation(
 
 
 def fail_each(tmp_path: Path, source: Bench, what: str, names: Sequence[str]) -> set[object]:
-    """What is found after a fault at operation 0, 1, ... of *what*; the faults of those *names* take turns."""
+    """What is found after a fault at operation 0, 1, ... of *what*; the faults of those *names*
+    take turns.
+    """
     act, _ = ACTS[what]
     outcomes: set[object] = set()
     counting = FaultyFiles()

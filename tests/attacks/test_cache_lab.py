@@ -1,7 +1,8 @@
-"""A lab entry exchanged, linked, rolled back or left without its registry, through `penstock.compile`: refused by name.
+"""A lab entry exchanged, linked, rolled back or left without its registry, through
+`penstock.compile`: refused by name.
 
-Each case is three steps: the untouched entry hits with no compile, the altered one is refused for exactly its own
-reason, the recompiled one hits. Every answer on the way is the reference device's.
+Each case is three steps: the untouched entry hits with no compile, the altered one is refused for
+exactly its own reason, the recompiled one hits. Every answer on the way is the reference device's.
 """
 
 from __future__ import annotations
@@ -119,10 +120,11 @@ def test_each_refusal_has_a_case_of_its_own(tmp_path: Path, kind: type[CacheErro
 
 
 def test_every_two_files_of_entries_exchanged(tmp_path: Path) -> None:
-    """Two models in two cache directories are four entries of twelve files: each pair changes places.
+    """Two models in two cache directories are four entries of twelve files: each pair changes
+    places.
 
-    Files of one place and token in two directories are the only ones that fit each other's names, and they differ
-    in their entries.
+    Files of one place and token in two directories are the only ones that fit each other's names,
+    and they differ in their entries.
     """
     rigs = [LabRig(tmp_path, folder=folder) for folder in ("one", "two")]
     places: list[tuple[LabRig, int, Path]] = []
@@ -141,7 +143,9 @@ def test_every_two_files_of_entries_exchanged(tmp_path: Path) -> None:
 
 
 def test_whole_entries_exchanged(tmp_path: Path) -> None:
-    """Across tokens they are foreign; of one token in two directories each is still the model's own."""
+    """Across tokens they are foreign; of one token in two directories each is still the model's
+    own.
+    """
     one, two = LabRig(tmp_path, folder="one"), LabRig(tmp_path, folder="two")
     mine, theirs = one.new_paths(MODEL), one.new_paths(OTHER)
     twins = two.new_paths(MODEL)
@@ -227,7 +231,9 @@ class TestTheRegistry:
         rig.attack(RegistryMissing, lambda: delete_the_registry(rig), MODEL)
 
     def test_deleted_with_the_key(self, rig: LabRig) -> None:
-        """Without the key nothing can be authentic; there is nothing either that could have listed it."""
+        """Without the key nothing can be authentic; there is nothing either that could have listed
+        it.
+        """
 
         def delete() -> None:
             delete_the_registry(rig)
@@ -354,7 +360,9 @@ class TestARolledBackPair:
 
 
 class TestATrustedToken:
-    """A token given to two models with `trust_token=True`: never a crash; it may fail, or answer for the other."""
+    """A token given to two models with `trust_token=True`: never a crash; it may fail, or answer
+    for the other.
+    """
 
     def test_of_two_models_of_one_shape(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)

@@ -1,8 +1,9 @@
-"""Every bit and every length of every file of a lab entry, and every bit of its token: none but the untouched one loads.
+"""Every bit and every length of every file of a lab entry, and every bit of its token: none but the
+untouched one loads.
 
-Each case is three steps at the driver: the untouched entry loads with no compile, the altered one is refused for
-its own reason before the engine is asked anything, the recompiled one loads again. A seeded subset goes through
-`penstock.compile`.
+Each case is three steps at the driver: the untouched entry loads with no compile, the altered one
+is refused for its own reason before the engine is asked anything, the recompiled one loads again. A
+seeded subset goes through `penstock.compile`.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ def test_seeded_bits_and_lengths_through_compile(tmp_path: Path, number: int) ->
 
 
 def test_each_leaf_of_a_large_data_file(tmp_path: Path) -> None:
-    """2.5 MiB of weights are three Merkle leaves: a bit of each, at its first, its last and some other byte."""
+    """2.5 MiB of weights are three Merkle leaves: a bit of each, at its first, its last and some other
+    byte.
+    """
     model = layer(2, units=1024, depth=640)
     rig = LabRig(tmp_path)
     rig.compile(model)

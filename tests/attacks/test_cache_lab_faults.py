@@ -1,7 +1,8 @@
-"""A fault at each file operation, of the cache and of the registry, of a whole compile with the lab device.
+"""A fault at each file operation, of the cache and of the registry, of a whole compile with the lab
+device.
 
-Whatever fails, a compile that does not die answers right; afterwards a reader finds the old entry, the new one, or a
-miss with its reason, and nothing stays open or lying about.
+Whatever fails, a compile that does not die answers right; afterwards a reader finds the old entry,
+the new one, or a miss with its reason, and nothing stays open or lying about.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ FLOWS: dict[str, Flow] = {
 
 BROKEN_BEFORE = {"a damaged entry replaced"}
 ONE_FAULT = ("another model's entry replaced", "at the first run", "improved after a hit")
-"""The flows each of whose operations fails in one way here; in the other ways, as the other flows do, in the soak."""
+"""The flows each of whose operations fails in one way here; in the other ways, as the other flows
+do, in the soak.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,9 @@ def prepare(root: Path, name: str) -> None:
 
 
 Breaking = Callable[[int, Callable[[], None]], tuple[dict[str, Any], Callable[[], bool]]]
-"""From an operation's number and what it is to do: a rig's collaborators, and whether it came to that."""
+"""From an operation's number and what it is to do: a rig's collaborators, and whether it came to
+that.
+"""
 
 
 def break_files(at: int, fault: Callable[[], None]) -> tuple[dict[str, Any], Callable[[], bool]]:
@@ -151,7 +156,9 @@ def fail_each(
     breaking: Breaking,
     faults: dict[str, Callable[[], None]],
 ) -> set[str]:
-    """What readers found after a fault at operation 0, 1, ... of the flow; with several *faults* they take turns."""
+    """What readers found after a fault at operation 0, 1, ... of the flow; with several *faults*
+    they take turns.
+    """
     found: set[str] = set()
     for at in itertools.count():
         fault = list(faults)[at % len(faults)]
@@ -170,7 +177,9 @@ def fail_each(
 def attempt(
     root: Path, source: Path, name: str, broken: dict[str, Any], reached: Callable[[], bool]
 ) -> str | None:
-    """Does the flow in a copy of *source*; what a reader finds there afterwards, None if the fault never came."""
+    """Does the flow in a copy of *source*; what a reader finds there afterwards, None if the fault
+    never came.
+    """
     shutil.copytree(source, root)
     rig = LabRig(root, device_options=FLOWS[name].options)
     before, died = open_descriptors(), False
@@ -188,7 +197,9 @@ def attempt(
 
 
 def found_after(rig: LabRig, damage: bool) -> str:
-    """What a reader finds, in words; then everybody recovers. With *damage* it may be half an entry, by its name."""
+    """What a reader finds, in words; then everybody recovers. With *damage* it may be half an
+    entry, by its name.
+    """
     old = rig.peek(key(OLD))
     new = rig.peek(key(NEW))
     for what in (old, new):

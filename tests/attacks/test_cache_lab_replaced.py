@@ -1,7 +1,8 @@
-"""Files of a lab entry replaced at each moment of a load and of a save, by an injected file system and not by a race.
+"""Files of a lab entry replaced at each moment of a load and of a save, by an injected file system
+and not by a race.
 
-Whatever an attacker does between two file operations of a compile, its answer is right, and so is the next one's; a miss
-says why, and the one after it hits.
+Whatever an attacker does between two file operations of a compile, its answer is right, and so is
+the next one's; a miss says why, and the one after it hits.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def twin(tmp_path_factory: pytest.TempPathFactory) -> LabRig:
 
 
 def make_twin(root: Path) -> LabRig:
-    """An entry, one of the same token, model and key in another cache directory, and the one it has replaced."""
+    """An entry, one of the same token, model and key in another cache directory, and the one it has
+    replaced.
+    """
     rig = LabRig(root)
     rig.compile(MODEL)
     (root / "older").mkdir()
@@ -117,7 +120,9 @@ def outcome(turn: Turn) -> str:
 
 
 def attack_loads(rig: LabRig, number: int, attacks: Sequence[Attack]) -> set[str]:
-    """Attacks one file before operation 0, 1, ... of a load, with the attacks in turn; what the compiles found."""
+    """Attacks one file before operation 0, 1, ... of a load, with the attacks in turn; what the
+    compiles found.
+    """
     (rig.root / "victim").write_bytes(b"precious")
     seen = set()
     for at in range(operations(rig)):
@@ -138,8 +143,8 @@ def attack_loads(rig: LabRig, number: int, attacks: Sequence[Attack]) -> set[str
 
 
 def attack_saves(root: Path, twin: LabRig, attacks: Sequence[Attack]) -> set[str]:
-    """Attacks all cache files there are, published or not, before operation 0, 1, ... of a compile that replaces a
-    damaged entry.
+    """Attacks all cache files there are, published or not, before operation 0, 1, ... of a compile
+    that replaces a damaged entry.
     """
     seen = set()
     source = copied(twin, root / "source")
@@ -148,7 +153,8 @@ def attack_saves(root: Path, twin: LabRig, attacks: Sequence[Attack]) -> set[str
     for at in range(operations(copied(source, root / "count"))):
         rig = copied(source, root / f"{at}")
         strike = partial(attack_all, rig, attacks[at % len(attacks)])
-        # It hits where the attack was to put a whole and authentic entry in place of the damaged one.
+        # It hits where the attack was to put a whole and authentic entry in place of the damaged
+        # one.
         outcome(replace(rig, files=FaultyFiles(at, strike)).compile(MODEL))
         turn = rig.compile(MODEL)
         seen.add(outcome(turn))

@@ -1,6 +1,8 @@
-"""A hostile process that locks whatever it can open and claims to compile: no compile waits for it, fails or is late.
+"""A hostile process that locks whatever it can open and claims to compile: no compile waits for it,
+fails or is late.
 
-It stands for another user who can write in the cache directory, and for a driver that keeps the lock it was lent.
+It stands for another user who can write in the cache directory, and for a driver that keeps the
+lock it was lent.
 """
 
 from __future__ import annotations

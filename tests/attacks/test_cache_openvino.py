@@ -1,4 +1,6 @@
-"""A real engine's cache entry attacked: whatever is altered is refused before OpenVINO's importer sees it."""
+"""A real engine's cache entry attacked: whatever is altered is refused before OpenVINO's importer
+sees it.
+"""
 
 from __future__ import annotations
 

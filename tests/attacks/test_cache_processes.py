@@ -158,7 +158,9 @@ def test_nobody_ever_reads_anything_but_what_was_written(tmp_path: Path) -> None
 
 
 def test_processes_that_are_killed_leave_nothing_that_lasts(tmp_path: Path) -> None:
-    """Four writers die at any moment; who comes later finds whole entries or named misses, and cleans up."""
+    """Four writers die at any moment; who comes later finds whole entries or named misses, and
+    cleans up.
+    """
     draw = random.Random(5)
     with workers(tmp_path, ["write"] * 4, 60.0) as started:
         for process in started:

@@ -1,4 +1,6 @@
-"""Processes that compile through one cache directory at once, with the lab device: one compile a machine, right answers."""
+"""Processes that compile through one cache directory at once, with the lab device: one compile a
+machine, right answers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ MISSES = {kind.__name__ for kind in CacheError.__subclasses__()}
 
 
 def begin(started: list[Child]) -> tuple[Child, list[Child]]:
-    """Lets all start cold; who compiles and waits in the middle of it, and the others, who wait for the lease."""
+    """Lets all start cold; who compiles and waits in the middle of it, and the others, who wait for
+    the lease.
+    """
     for child in started:
         child.send("compile", hold=["lease", "compile"])
     events = [(child.hear()["event"], child) for child in started]
@@ -94,7 +98,8 @@ def test_one_takes_over_from_each_that_is_killed(tmp_path: Path) -> None:
 
 
 def kill_at(root: Path, worker: Child, reader: Child, mode: str, at: int) -> bool:
-    """Kills a process that replaces another model's entry at its file operation *at*; whether it came to that.
+    """Kills a process that replaces another model's entry at its file operation *at*; whether it
+    came to that.
 
     Nobody waits for the dead: the next process compiles at once, unless it finds the new entry.
     """

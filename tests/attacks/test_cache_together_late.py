@@ -1,4 +1,6 @@
-"""Late compilation across processes: what one writes after its preparation, another reads, waits for or takes over."""
+"""Late compilation across processes: what one writes after its preparation, another reads, waits
+for or takes over.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +138,9 @@ def test_eight_that_find_it_empty_take_it_over_once(tmp_path: Path) -> None:
 
 
 def paused_at(child: Child, folder: str, operation: int) -> bool:
-    """Opens a baseline in *child* and lets it run up to that operation of its late write; False beyond the last."""
+    """Opens a baseline in *child* and lets it run up to that operation of its late write; False
+    beyond the last.
+    """
     child.ask("open", mode="staged", folder=folder, quick=True)
     assert child.ask("run", times=2)["right"]
     child.send("run", pause=operation)
@@ -148,8 +152,8 @@ def paused_at(child: Child, folder: str, operation: int) -> bool:
 
 
 def test_a_late_write_against_a_read(three: list[Child]) -> None:
-    """The writer waits before each of its file operations in turn until a reader is told to begin: the reader gets the
-    old form, or the new one, and the writer is in nobody's way.
+    """The writer waits before each of its file operations in turn until a reader is told to begin:
+    the reader gets the old form, or the new one, and the writer is in nobody's way.
     """
     writer, reader, _ = three
     seen = set()
@@ -177,7 +181,9 @@ def test_a_late_write_against_a_read(three: list[Child]) -> None:
 
 
 def test_a_late_write_against_a_late_write(three: list[Child]) -> None:
-    """Two improve one entry: the first waits before each of its operations while the second runs as far as it can."""
+    """Two improve one entry: the first waits before each of its operations while the second runs as
+    far as it can.
+    """
     written = set()
     first, second, reader = three
     for operation in range(200):

@@ -1,4 +1,6 @@
-"""Late compilation with a real engine across processes: what one writes after its preparation, the next one hits."""
+"""Late compilation with a real engine across processes: what one writes after its preparation, the
+next one hits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A package that claims the name of another's driver or device: it gets neither its place nor its cache entries."""
+"""A package that claims the name of another's driver or device: it gets neither its place nor its
+cache entries.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ print(json.dumps(told))
 def install(
     site: Path, distribution: str, driver: str, device: str, version: str = "1.0"
 ) -> tuple[Path, Path]:
-    """A distribution below *site* whose driver brings *device*; its folder, and where it notes that it was loaded."""
+    """A distribution below *site* whose driver brings *device*; its folder, and where it notes that
+    it was loaded.
+    """
     module = distribution.replace("-", "_")
     folder, log = site / distribution, site / f"{distribution}.log"
     info = folder / f"{module}-{version}.dist-info"

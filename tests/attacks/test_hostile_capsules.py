@@ -1,4 +1,6 @@
-"""Capsules that somebody else wrote: reading, showing and replaying one ends in time, and says by name what is wrong."""
+"""Capsules that somebody else wrote: reading, showing and replaying one ends in time, and says by
+name what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from penstock.runtime.replaying import replay
 from penstock.testing.contract.cases import looping
 
 LONGEST = 20.0
-"""Seconds, on a machine that has other work too; what is tried here never ended, or not by itself."""
+"""Seconds, on a machine that has other work too; what is tried here never ended, or not by itself.
+"""
 
 
 def endless(*, with_inputs: bool) -> Capsule:
@@ -54,7 +57,9 @@ def endless(*, with_inputs: bool) -> Capsule:
 
 @pytest.mark.parametrize("with_inputs", [True, False])
 def test_a_step_that_never_ends_on_the_reference_ends_at_the_timeout(with_inputs: bool) -> None:
-    """The reference computes what is expected: of inputs that the capsule has at once, of drawn ones after a run."""
+    """The reference computes what is expected: of inputs that the capsule has at once, of drawn
+    ones after a run.
+    """
     found = endless(with_inputs=with_inputs)
     outcome: list[object] = []
 
@@ -119,7 +124,9 @@ def altered(content: bytes, part: str, raw: bytes) -> bytes:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="leases are Linux's")
 def test_a_file_that_its_owner_has_a_lease_of_is_not_waited_for(tmp_path: Path) -> None:
-    """Who opens it otherwise waits until the lease is given back, for as long as `lease-break-time` says."""
+    """Who opens it otherwise waits until the lease is given back, for as long as `lease-break-time`
+    says.
+    """
     import fcntl
     import signal
 

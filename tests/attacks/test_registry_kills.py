@@ -42,10 +42,11 @@ def insert_for_ever(root: Path, number: int, done: int) -> None:
 
 
 def kill_writers(root: Path, kills: int, seed: int) -> int:
-    """Keeps `PROCESSES` processes inserting and kills one after the other, *kills* in all; how many rows they had told of.
+    """Keeps `PROCESSES` processes inserting and kills one after the other, *kills* in all; how many
+    rows they had told of.
 
-    Each row that a process told of stays, unless it is one of the oldest; a reader never finds anything wrong, and a lock
-    that a dead process had keeps nobody out.
+    Each row that a process told of stays, unless it is one of the oldest; a reader never finds
+    anything wrong, and a lock that a dead process had keeps nobody out.
     """
     draw, reader = random.Random(seed), registry_in(root)
     reader.open()

@@ -1,4 +1,6 @@
-"""A hostile driver in its sandbox: each of its probes is refused, or changes, reads and slows nothing beyond its process."""
+"""A hostile driver in its sandbox: each of its probes is refused, or changes, reads and slows
+nothing beyond its process.
+"""
 
 from __future__ import annotations
 

@@ -247,7 +247,9 @@ def test_a_hard_link_is_not_written_through(rig: Rig) -> None:
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("mode", [os.O_RDONLY, os.O_WRONLY])
 def test_a_handle_of_the_wrong_access_mode(rig: Rig, number: int, mode: int) -> None:
-    """Saving through a read-only one fails with a reason; loading through a write-only one is refused."""
+    """Saving through a read-only one fails with a reason; loading through a write-only one is
+    refused.
+    """
     assert rig.saved()
     with opened(rig) as (seal, *lists):
         fd = os.open(rig.paths()[number], mode)
@@ -347,7 +349,9 @@ def reads(rig: Rig) -> int:
 
 @pytest.mark.parametrize("number", FILES)
 def test_a_file_replaced_at_any_moment_of_a_load(rig: Rig, number: int) -> None:
-    """Its bytes become another entry's before each operation in turn: the right payload, or refused."""
+    """Its bytes become another entry's before each operation in turn: the right payload, or
+    refused.
+    """
     other = Rig(
         rig.root, program=(b"other programme.......", b"of equal leng."), weights=rig.weights
     )
@@ -426,7 +430,9 @@ def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
 def test_an_authentic_header_that_the_registry_does_not_list_is_refused(
     rig: Rig, number: int
 ) -> None:
-    """Of the same entry, token and place, sealed with the key: only the row tells it from the one that was saved."""
+    """Of the same entry, token and place, sealed with the key: only the row tells it from the one
+    that was saved.
+    """
     assert rig.saved()
     path = rig.paths()[number]
     whole = path.read_bytes()

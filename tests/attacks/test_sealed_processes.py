@@ -61,7 +61,9 @@ def four_at_once(program: str, root: Path) -> list[subprocess.Popen[str]]:
 
 
 def test_writers_and_readers_without_order_never_see_a_mixture(tmp_path: Path) -> None:
-    """Four processes save different payloads into the same files in place, and load after each save."""
+    """Four processes save different payloads into the same files in place, and load after each
+    save.
+    """
     rig = Rig(tmp_path)
     assert rig.saved()
     workers = four_at_once(WORKER, tmp_path)
@@ -110,7 +112,9 @@ print(json.dumps(said))
 
 
 def test_late_writers_that_lock_never_miss(tmp_path: Path) -> None:
-    """Each of four processes writes late and reads, in no order: every read is a hit, every write whole or dropped."""
+    """Each of four processes writes late and reads, in no order: every read is a hit, every write
+    whole or dropped.
+    """
     rig = Rig(tmp_path, program=[bytes(1000), bytes([100]) * 77], weights=[bytes(5000)])
     assert rig.saved()
     workers = four_at_once(LATE, tmp_path)

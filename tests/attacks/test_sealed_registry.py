@@ -177,7 +177,9 @@ def test_an_entry_that_was_forgotten_is_refused(rig: Rig) -> None:
 
 
 def place(field: str) -> slice:
-    """Where *field* lies in the file of a registry with one row of two model files and one data file."""
+    """Where *field* lies in the file of a registry with one row of two model files and one data
+    file.
+    """
     at = {
         "magic": (0, 8),
         "format": (8, 2),
@@ -370,7 +372,9 @@ def test_a_database_that_computes_without_end_or_takes_gigabytes_is_refused_at_o
 
 
 def cheaply(act: Callable[[], bool]) -> bool:
-    """Whether *act* is true; fails if it takes seconds, or more memory than the largest registry does."""
+    """Whether *act* is true; fails if it takes seconds, or more memory than the largest registry
+    does.
+    """
     began = time.monotonic()
     tracemalloc.start()
     try:

@@ -1,5 +1,5 @@
-"""A host that runs as a user of its own: a client that rewrites every file it can reach gets a refusal, never unverified
-code. Needs root, for three users beside it.
+"""A host that runs as a user of its own: a client that rewrites every file it can reach gets a
+refusal, never unverified code. Needs root, for three users beside it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Stage:
         return path
 
     def command(self, user: int, program: list[str]) -> list[str]:
-        """*program* as that user, who may find the way to Python barred: then it gets another view of that directory."""
+        """*program* as that user, who may find the way to Python barred: then it gets another view of
+        that directory.
+        """
         own = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *program]
         barred = _barred()
         if barred is None:
@@ -103,7 +105,9 @@ class Stage:
 
 
 def _barred() -> tuple[Path, Path] | None:
-    """The directory that bars others from Python, and the one below it that they need; None where none does."""
+    """The directory that bars others from Python, and the one below it that they need; None where
+    none does.
+    """
     wanted = [Path(os.path.realpath(sys.executable)), Path(sys.base_prefix), ROOT]
     for path in wanted:
         for parent in reversed(path.parents):
@@ -140,7 +144,8 @@ def test_a_client_that_rewrites_what_it_can_reach_gets_a_refusal(stage: Stage) -
         first = stage.client("run", stage.cache)
         assert (first["outcome"], first["right"], first["saved"]) == ("miss", True, True)
         assert stage.client("run", stage.cache)["outcome"] == "hit"
-        # The same model sealed by the client itself, with its own key: as good a forgery as it can make.
+        # The same model sealed by the client itself, with its own key: as good a forgery as it can
+        # make.
         assert stage.client("forge", stage.forged)["saved"]
         done = stage.client("rewrite", stage.cache, stage.forged, *stage.directories)
         assert any(Path(p).is_relative_to(stage.cache) for p in done["written"])

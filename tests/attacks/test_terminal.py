@@ -1,4 +1,6 @@
-"""Names and texts of files, of their paths and of settings command no terminal, whichever command prints them."""
+"""Names and texts of files, of their paths and of settings command no terminal, whichever command
+prints them.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A user's process with files, sockets and queues, which starts a hostile driver's and says what is left of them: a program.
+"""A user's process with files, sockets and queues, which starts a hostile driver's and says what is
+left of them: a program.
 
-`python -m tests.attacks.victim HOME` prints what the probes came to, and what of the user's has changed, as JSON.
+`python -m tests.attacks.victim HOME` prints what the probes came to, and what of the user's has
+changed, as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ REMOVE: Final = 0
 
 
 def make_home(home: Path) -> None:
-    """A home directory with what is private in it, a directory of the search path, a key of Penstock's, and a cache."""
+    """A home directory with what is private in it, a directory of the search path, a key of
+    Penstock's, and a cache.
+    """
     for directory in (".ssh", ".config/penstock", ".cache/penstock", "library"):
         (home / directory).mkdir(parents=True, exist_ok=True)
     for name in (

@@ -1,9 +1,10 @@
 """Whether Penstock showed what LiteRT showed.
 
-Values, types and warnings are equal; floats within float32 rounding. An exception is of LiteRT's type or
-derived from it, and says LiteRT's words, alone or with Penstock's after them; where LiteRT's words are about
-its own insides (a source file, a C++ signature, a kernel library), Penstock says the same in its own.
-LiteRT keeps the texts of earlier failures and puts them before the next one: its last words are compared.
+Values, types and warnings are equal; floats within float32 rounding. An exception is of LiteRT's
+type or derived from it, and says LiteRT's words, alone or with Penstock's after them; where
+LiteRT's words are about its own insides (a source file, a C++ signature, a kernel library),
+Penstock says the same in its own. LiteRT keeps the texts of earlier failures and puts them before
+the next one: its last words are compared.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ INSIDES: Final = re.compile(
     r"|has invalid quantization parameters|opcode_index|builtin_code out of range|out of range buffer"
     r"|Unsupported data type|shared object|ELF header|file too short"
 )
-"""Texts that no program can match on: they name LiteRT's files, functions and libraries, a defect that the
-loaders describe, or the words of the system's linker.
+"""Texts that no program can match on: they name LiteRT's files, functions and libraries, a defect
+that the loaders describe, or the words of the system's linker.
 """
 
 TOLERANCE: Final = 2e-6

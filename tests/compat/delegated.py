@@ -1,7 +1,8 @@
 """Runs a program on Penstock with a delegate: python delegated.py KIND PROGRAM [ARGS].
 
-KIND is `driver`, a delegate that takes all that the reference device supports, `alternating`, one that takes every other
-node of that, `nnapi`, or `gpu`, over a double of one. A program whose delegate took nothing fails.
+KIND is `driver`, a delegate that takes all that the reference device supports, `alternating`, one
+that takes every other node of that, `nnapi`, or `gpu`, over a double of one. A program whose
+delegate took nothing fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Where Penstock does not do what LiteRT does, on purpose: each with its reason and what Penstock does."""
+"""Where Penstock does not do what LiteRT does, on purpose: each with its reason and what Penstock
+does.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Divergence:
-    """*ours* is what Penstock shows, in the form of `tests.compat.observe.plain`; an exception by its name
+    """*ours* is what Penstock shows, in the form of `tests.compat.observe.plain`; an exception by its
+    name
     alone, None for "not compared".
     """
 

@@ -343,7 +343,9 @@ def _unranked() -> bytes:
 
 
 def _shared_state() -> bytes:
-    """Signatures `put` (x), `get` (no input) and `add` (x) on one resource variable that starts at [1, 2]."""
+    """Signatures `put` (x), `get` (no input) and `add` (x) on one resource variable that starts at
+    [1, 2].
+    """
     file = FileBuilder()
 
     def handle() -> int:

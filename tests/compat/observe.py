@@ -108,7 +108,9 @@ def observe(name: str, tflite: Any, directory: Path) -> dict[str, Any]:
 
 
 def plain(value: object) -> Any:
-    """Lists, dictionaries with strings for keys, strings, numbers: what JSON has, and no information lost."""
+    """Lists, dictionaries with strings for keys, strings, numbers: what JSON has, and no
+    information lost.
+    """
     match value:
         case None | bool() | int() | str():
             return value

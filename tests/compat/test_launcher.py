@@ -1,4 +1,6 @@
-"""`python -m penstock.tflite PROGRAM` beside `python PROGRAM`: the same to the program and to its caller."""
+"""`python -m penstock.tflite PROGRAM` beside `python PROGRAM`: the same to the program and to its
+caller.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Three programs as people write them: the same text with either import, and unchanged under the launcher."""
+"""Three programs as people write them: the same text with either import, and unchanged under the
+launcher.
+"""
 
 from __future__ import annotations
 

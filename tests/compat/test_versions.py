@@ -1,4 +1,6 @@
-"""Operator versions: LiteRT and Penstock open the newest one, and refuse the next in the same words."""
+"""Operator versions: LiteRT and Penstock open the newest one, and refuse the next in the same
+words.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ litert = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-liter
 
 
 def listing(name: str, version: int) -> bytes:
-    """The model RELU, with an operator code that nothing uses: LiteRT looks for its kernel all the same."""
+    """The model RELU, with an operator code that nothing uses: LiteRT looks for its kernel all the
+    same.
+    """
     file = relu()
     number = TFLITE.number("BuiltinOperator", name)
     code = {"deprecated_builtin_code": min(number, 127), "builtin_code": number}

@@ -1,7 +1,8 @@
-"""NNAPI's generated tests through its object model: every kind of execution and memory, on the operation vectors
-(NNAPI section 5.4, `GeneratedTest`).
+"""NNAPI's generated tests through its object model: every kind of execution and memory, on the
+operation vectors (NNAPI section 5.4, `GeneratedTest`).
 
-Each case of a share of the set is executed in one combination of executor, memory and reuse; the combinations take turns.
+Each case of a share of the set is executed in one combination of executor, memory and reuse; the
+combinations take turns.
 """
 
 from __future__ import annotations

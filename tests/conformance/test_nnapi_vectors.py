@@ -1,7 +1,7 @@
 """NNAPI's operation vectors on the reference device: the count that passes, and only rises.
 
-`ratchet.json` names every case that does not pass, and every derived run that is not covered, with the
-reason. It speaks of the set in the corpus alone.
+`ratchet.json` names every case that does not pass, and every derived run that is not covered, with
+the reason. It speaks of the set in the corpus alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.soak.soak_nnapi import mutated
 
 RATCHET: dict[str, Any] = json.loads((Path(__file__).parent / "ratchet.json").read_text("utf-8"))
 SHARE = 23
-"""Of the cases, one in this many is run over the wire, and with dimensions that only the run tells."""
+"""Of the cases, one in this many is run over the wire, and with dimensions that only the run tells.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,9 @@ def test_messages_and_pools_change_nothing(cases: list[Case], reference: Device)
 
 
 def test_unknown_dimensions_change_nothing(cases: list[Case], reference: Device) -> None:
-    """The dimensions of tensors that come with a run, and of outputs, are unknown when the model is lowered."""
+    """The dimensions of tensors that come with a run, and of outputs, are unknown when the model is
+    lowered.
+    """
     for case in cases[1::SHARE]:
         if not case.entry.expect_failure:
             result = run_one(_opened(dynamic_output_shape(plain_run(case))), reference)

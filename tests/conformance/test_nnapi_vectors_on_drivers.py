@@ -1,5 +1,6 @@
-"""GeneratedTest, by operation, on every driver that computes, in this process and in one of their own: a case of float32
-and one of 8 bits, or of another type where there is neither. `tests/soak/soak_vectors.py` has every run of every case.
+"""GeneratedTest, by operation, on every driver that computes, in this process and in one of their
+own: a case of float32 and one of 8 bits, or of another type where there is neither.
+`tests/soak/soak_vectors.py` has every run of every case.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ KINDS = ("TENSOR_FLOAT32", "TENSOR_QUANT8")
 
 @pytest.fixture(scope="module")
 def cases(corpus: Path) -> dict[str, list[Case]]:
-    """By operation, a case of each kind of its first input; nothing else occurs there, where there is such a case."""
+    """By operation, a case of each kind of its first input; nothing else occurs there, where there
+    is such a case.
+    """
     directory = corpus / "conformance" / "nnapi"
     if not directory.is_dir():
         pytest.skip("the corpus has no conformance/nnapi")

@@ -1,4 +1,6 @@
-"""Temporary files of the contract suites in memory, where there is such a thing: each save waits for the disk."""
+"""Temporary files of the contract suites in memory, where there is such a thing: each save waits
+for the disk.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Cache files replaced, and file operations that fail, at each moment of a driver's save and load.
 
-SaveToCache_TOCTOU and PrepareFromCache_TOCTOU of NNAPI section 2.7, without a race: a file system that is given to
-the driver acts before its operation number 0, 1, 2, ... until there is none of that number.
+SaveToCache_TOCTOU and PrepareFromCache_TOCTOU of NNAPI section 2.7, without a race: a file system
+that is given to the driver acts before its operation number 0, 1, 2, ... until there is none of
+that number.
 """
 
 from __future__ import annotations
@@ -86,7 +87,9 @@ def replaced(entry: Entry, foreign: Entry, how: str) -> Callable[[], None]:
 
 
 def moments(act: Callable[[], None]) -> Iterator[FaultyFiles]:
-    """File systems that *act* before their operation 0, 1, 2, ..., until one came to no operation of its number."""
+    """File systems that *act* before their operation 0, 1, 2, ..., until one came to no operation
+    of its number.
+    """
     for at in itertools.count():
         files = FaultyFiles(at=at, fault=act)
         yield files

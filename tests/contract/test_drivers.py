@@ -1,4 +1,6 @@
-"""Every driver against every contract check, plain and in a process of its own; some with each HAL message encoded."""
+"""Every driver against every contract check, plain and in a process of its own; some with each HAL
+message encoded.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def only(driver: str, name: str = "") -> Device:
 
 
 def grid() -> list[ParameterSet]:
-    """One test for every wrapper, driver and check; the checks of values only where some are computed."""
+    """One test for every wrapper, driver and check; the checks of values only where some are
+    computed.
+    """
     made = []
     for wrapper, driver in itertools.product(WRAPPERS, DRIVERS):
         if wrapper == "loopback" and driver not in ENCODED:

@@ -20,8 +20,8 @@ class Crashed(Exception):
 
 
 class Apart(Closing):
-    """The process of *module*, which answers what comes by a pipe; it is replaced when a task brings it down. Close it, or use it
-    in a with statement. A task may take *patience* seconds.
+    """The process of *module*, which answers what comes by a pipe; it is replaced when a task
+    brings it down. Close it, or use it in a with statement. A task may take *patience* seconds.
     """
 
     def __init__(self, module: str, patience: float) -> None:

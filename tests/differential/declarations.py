@@ -1,7 +1,9 @@
-"""Declarations of accuracy judged on drawn operations (docs/accuracy.md): each engine computes an operation alone, in each class
-that it declares for it, and lies as near to the `reference` driver as the class says. What it says yes to it prepares and runs.
+"""Declarations of accuracy judged on drawn operations (docs/accuracy.md): each engine computes an
+operation alone, in each class that it declares for it, and lies as near to the `reference` driver
+as the class says. What it says yes to it prepares and runs.
 
-Engines live in a process of their own here: a drawn operation may bring one down, which is a departure like others.
+Engines live in a process of their own here: a drawn operation may bring one down, which is a
+departure like others.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class Declarations(Apart):
         super().__init__("tests.differential.declarations", PATIENCE)
 
     def ask(self, drawn: Drawn, engines: Sequence[str] = ENGINES) -> tuple[int, list[str]]:
-        """How many results of *drawn* were compared, and a line for each declaration that it breaks: the engine, the class, and
-        how.
+        """How many results of *drawn* were compared, and a line for each declaration that it
+        breaks: the engine, the class, and how.
         """
         compared, lines = 0, list[str]()
         for engine in engines:
@@ -91,7 +93,9 @@ def judged(file: bytes, inputs: Sequence[NDArray], engine: str) -> tuple[int, li
 def _is_between(
     file: bytes, inputs: Sequence[NDArray], got: Sequence[NDArray], expected: Sequence[NDArray]
 ) -> bool:
-    """Whether what differs in the class `exact` differs between LiteRT's own kernel sets too, and lies within a step of either."""
+    """Whether what differs in the class `exact` differs between LiteRT's own kernel sets too, and
+    lies within a step of either.
+    """
     other = run(file, inputs, DEFAULT)
     if isinstance(other, str):
         return False
@@ -106,7 +110,9 @@ def _is_between(
 
 
 def declared(model: Model, engine: str) -> Sequence[AccuracyClass]:
-    """The classes in which the engine's answer for *model* is compared; none where it takes not all of it."""
+    """The classes in which the engine's answer for *model* is compared; none where it takes not all
+    of it.
+    """
     answers = _device(engine).supported_operations(model)
     if not answers or not all(answer.supported for answer in answers):
         return ()

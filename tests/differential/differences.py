@@ -1,4 +1,6 @@
-"""Where LiteRT is wrong: the differences that docs/differences.md describes, as predicates of drawn models."""
+"""Where LiteRT is wrong: the differences that docs/differences.md describes, as predicates of drawn
+models.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,14 @@ from penstock.ir.types import FLOATS, dtype_of
 from tests.differential.draw import with_shapes
 
 Predicate: TypeAlias = "Callable[[Model, Operation, list[NDArray | None]], bool]"
-"""Whether the operation, on these inputs (None: computed by another operation), is one that LiteRT computes wrongly."""
+"""Whether the operation, on these inputs (None: computed by another operation), is one that LiteRT
+computes wrongly.
+"""
 
 
 def tiny_quotients(model: Model, operation: Operation, inputs: list[NDArray | None]) -> NDArray:
-    """Where the exact quotients of a quantised DIV are less than one step of the output, or so many that LiteRT shifts by less
-    than nothing; of operands that are not known, everywhere.
+    """Where the exact quotients of a quantised DIV are less than one step of the output, or so many
+    that LiteRT shifts by less than nothing; of operands that are not known, everywhere.
     """
     operands = [model.operands[i] for i in (*operation.inputs, *operation.outputs)]
     scales = [o.quantization for o in operands]
@@ -84,14 +88,18 @@ def _responses(model: Model, operation: Operation, inputs: list[NDArray | None])
 
 
 def _cancelled(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """GELU approximated far below zero, where the last bit of a hyperbolic tangent is all that is left."""
+    """GELU approximated far below zero, where the last bit of a hyperbolic tangent is all that is
+    left.
+    """
     (x,) = inputs
     far = len(model.operations) > 1 or x is None or bool(x.size and x.max() < -2)
     return operation.attributes.flag("approximate") and far
 
 
 def _beyond_integers(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """QUANTIZE of what no int32 holds; of the greatest floats, which segments without elements have."""
+    """QUANTIZE of what no int32 holds; of the greatest floats, which segments without elements
+    have.
+    """
     made, (x, *_) = model.operands[operation.outputs[0]].quantization, inputs
     if any(o.key.startswith("UNSORTED_SEGMENT_M") for o in model.operations):
         return True
@@ -118,8 +126,8 @@ def _four_lanes(model: Model, operation: Operation, inputs: list[NDArray | None]
 
 
 def _hybrid(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """Floats that are to be quantised at run time and are not finite; a bias of 8-bit values that is not int32; or scales
-    far apart.
+    """Floats that are to be quantised at run time and are not finite; a bias of 8-bit values that
+    is not int32; or scales far apart.
     """
     given = [model.operands[i] for i in operation.inputs if model.operands[i].has_value]
     mixed = any(o.dtype.is_float for o in given) and any(
@@ -176,7 +184,9 @@ ORDERED: Final = (
     *("CONV_3D", "CONV_3D_TRANSPOSE", "CUSTOM:Convolution2DTransposeBias"),
     *("CUSTOM:AudioSpectrogram", "CUSTOM:Mfcc"),
 )
-"""Operations whose results depend on an order, or on padding that is multiplied, where an input is not finite."""
+"""Operations whose results depend on an order, or on padding that is multiplied, where an input is
+not finite.
+"""
 
 PRODUCTS: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL", "PRELU"}
@@ -203,7 +213,9 @@ def _length_one(model: Model, operation: Operation, inputs: list[NDArray | None]
 
 
 def _filled_bytes(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """SPACE_TO_BATCH_ND of elements of one or two bytes that have a zero point and are not quantised."""
+    """SPACE_TO_BATCH_ND of elements of one or two bytes that have a zero point and are not
+    quantised.
+    """
     made = model.operands[operation.outputs[0]]
     filled = (made.dtype.bits or 64) <= 16 and made.dtype not in {
         DType.INT8,
@@ -214,7 +226,9 @@ def _filled_bytes(model: Model, operation: Operation, inputs: list[NDArray | Non
 
 
 def _wide_orders(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """Orders and sizes of 64 bits, which LiteRT reads as 32-bit ones; SPACE_TO_BATCH_ND also fills bytes."""
+    """Orders and sizes of 64 bits, which LiteRT reads as 32-bit ones; SPACE_TO_BATCH_ND also fills
+    bytes.
+    """
     filled = operation.type == "SPACE_TO_BATCH_ND" and _filled_bytes(model, operation, inputs)
     return filled or any(model.operands[i].dtype is DType.INT64 for i in operation.inputs[1:])
 
@@ -225,7 +239,9 @@ def _two_widths(model: Model, operation: Operation, inputs: list[NDArray | None]
 
 
 def _unturned(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """Groups whose output LiteRT leaves in the declared shape: none is declared, or there are no elements."""
+    """Groups whose output LiteRT leaves in the declared shape: none is declared, or there are no
+    elements.
+    """
     made = model.operands[operation.outputs[0]]
     return not made.shape_declared or any(x is not None and not x.size for x in inputs)
 

@@ -1,7 +1,7 @@
 """`Draw`: what the generators of random models draw from, and the model that they build.
 
-A generator asks a `Draw` for element types, shapes, values and numbers, and adds one operation. The model is
-not validated here: whether it is one is what Penstock and LiteRT are asked.
+A generator asks a `Draw` for element types, shapes, values and numbers, and adds one operation. The
+model is not validated here: whether it is one is what Penstock and LiteRT are asked.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ class UncheckedModel(Model, frozen=True):
 class Draw:
     """Random choices, and the model they make.
 
-    *types* are the element types that the sweep wants in a generator's slots; *quantized* says whether
-    integers have a scale where that is a matter of choice (None: at random); *zeros* whether dimensions of
-    zero occur. *reusable* are values of earlier operations that `value` may take instead of a new one. *kind* is what
+    *types* are the element types that the sweep wants in a generator's slots; *quantized* says
+    whether
+    integers have a scale where that is a matter of choice (None: at random); *zeros* whether
+    dimensions of
+    zero occur. *reusable* are values of earlier operations that `value` may take instead of a new
+    one. *kind* is what
     is to be unusual about the model, *kinds* what has been drawn of that.
     """
 
@@ -96,7 +99,9 @@ class Draw:
     # Choices.
 
     def has(self, kind: Kind) -> bool:
-        """Whether the model is to be of *kind*; where it is, the caller draws something of that kind."""
+        """Whether the model is to be of *kind*; where it is, the caller draws something of that
+        kind.
+        """
         if self.kind is kind:
             self.kinds.add(kind)
         return self.kind is kind
@@ -166,7 +171,9 @@ class Draw:
     # Quantisation.
 
     def has_scale(self, dtype: DType) -> bool:
-        """Whether operands of *dtype* are quantised: 8 bits and less always, int16 often, others seldom."""
+        """Whether operands of *dtype* are quantised: 8 bits and less always, int16 often, others
+        seldom.
+        """
         if dtype in EIGHT_BITS | PACKED:
             return True
         if not dtype.is_integer:
@@ -183,7 +190,9 @@ class Draw:
         *,
         scaled: bool | None = None,
     ) -> Quantization | None:
-        """A scale and zero point for *dtype*; None where it `has_scale` not (*scaled* decides that)."""
+        """A scale and zero point for *dtype*; None where it `has_scale` not (*scaled* decides
+        that).
+        """
         if scale is None and not (self.has_scale(dtype) if scaled is None else scaled):
             return None
         far = scale is None and self.kind is Kind.SCALES and self.chance(0.5)
@@ -217,8 +226,8 @@ class Draw:
         low: float | None = None,
         high: float | None = None,
     ) -> NDArray:
-        """Random values of a type: floats in [-4, 4], integers of 8 and 16 bits over their whole range, wider
-        ones from -20 to 20, between *low* and *high* where those are given.
+        """Random values of a type: floats in [-4, 4], integers of 8 and 16 bits over their whole
+        range, wider ones from -20 to 20, between *low* and *high* where those are given.
         """
         shape = tuple(shape)
         if dtype is DType.STRING:
@@ -257,9 +266,9 @@ class Draw:
         constant: bool | None = None,
         static: bool = False,
     ) -> Value:
-        """An operand with random values (or *array*'s): an input, now and then a constant, and in a model of
-        several operations often an earlier result of that type and shape. A *static* input declares its
-        whole shape.
+        """An operand with random values (or *array*'s): an input, now and then a constant, and in a
+        model of several operations often an earlier result of that type and shape. A *static* input
+        declares its whole shape.
         """
         shape = tuple(shape)
         if (
@@ -398,7 +407,9 @@ def _limits(dtype: DType) -> tuple[int, int]:
 
 
 def _listing(model: Model) -> str:
-    """The operations with the types and shapes of their operands, for whoever reads of a difference."""
+    """The operations with the types and shapes of their operands, for whoever reads of a
+    difference.
+    """
     operands = model.operands
 
     def name(index: int) -> str:

@@ -23,11 +23,14 @@ NO_REFERENCE: Final = frozenset(
     | {"CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D"}
     | {"CUSTOM:Convolution2DTransposeBias"}
 )
-"""What LiteRT's reference kernels lack: a graph with one of them could be judged by other kernels alone."""
+"""What LiteRT's reference kernels lack: a graph with one of them could be judged by other kernels
+alone.
+"""
 
 UNSETTLED: Final = frozenset({"BITCAST", "POW", "CUSTOM:TFLite_Detection_PostProcess"})
-"""Not in graphs either: BITCAST makes much of the last bit of a float, POW of a negative one everything of that of its
-exponent, and LiteRT's detections leave behind the last one what lay in memory.
+"""Not in graphs either: BITCAST makes much of the last bit of a float, POW of a negative one
+everything of that of its exponent, and LiteRT's detections leave behind the last one what lay in
+memory.
 """
 
 COMMON: Final = (DType.FLOAT32, DType.FLOAT32, DType.INT8, DType.INT16, DType.INT32, DType.UINT8)
@@ -45,7 +48,9 @@ def draw_graph(seed: Sequence[int]) -> Drawn:
 
 
 class Graph:
-    """A model that grows by operations. *draw* is the common one: it owns the builder and the inputs."""
+    """A model that grows by operations. *draw* is the common one: it owns the builder and the
+    inputs.
+    """
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng

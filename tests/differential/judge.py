@@ -1,4 +1,6 @@
-"""`Judge`: LiteRT's answer to a file and its inputs, whatever that does to the process that computes it."""
+"""`Judge`: LiteRT's answer to a file and its inputs, whatever that does to the process that
+computes it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ class Judge(Apart):
         super().__init__("tests.differential.worker", PATIENCE)
 
     def ask(self, file: bytes, inputs: Sequence[NDArray], resolver: str = REFERENCE) -> Answer:
-        """The outputs, or LiteRT's words of refusal. Raises `Crashed` when this model brought it down."""
+        """The outputs, or LiteRT's words of refusal. Raises `Crashed` when this model brought it
+        down.
+        """
         answer: Answer = self.answer(file, list(inputs), resolver)
         return answer

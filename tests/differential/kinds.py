@@ -1,8 +1,9 @@
 """Kinds of models that generators of well-formed operations do not draw by themselves.
 
-Converters, damaged files and files made by hand have them: quantisation parameters where nobody reads them, outputs
-declared with the wrong type, dimensions of zero, values at the edges of their type. A drawn model is of one kind or
-of none; the generators ask for some kinds while they draw (`Draw.has`), `give` makes the others of a drawn model.
+Converters, damaged files and files made by hand have them: quantisation parameters where nobody
+reads them, outputs declared with the wrong type, dimensions of zero, values at the edges of their
+type. A drawn model is of one kind or of none; the generators ask for some kinds while they draw
+(`Draw.has`), `give` makes the others of a drawn model.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ GENERAL: Final = (
     Kind.INDEX_TYPE,
     Kind.UNDECLARED,
 )
-"""Kinds that any operation may be drawn in. The others belong to some operations (`registry.cases`)."""
+"""Kinds that any operation may be drawn in. The others belong to some operations
+(`registry.cases`).
+"""
 
 GIVEN: Final = (
     Kind.STRAY,

@@ -1,7 +1,8 @@
 """The generators by operation: `@cases("ADD", slots=1)`.
 
-A generator adds one operation to a `Draw`. Its *slots* are the element types it asks for with `Draw.type`;
-which assignments LiteRT runs is data, found by `python -m tests.differential.sweep --write`.
+A generator adds one operation to a `Draw`. Its *slots* are the element types it asks for with
+`Draw.type`; which assignments LiteRT runs is data, found by `python -m tests.differential.sweep
+--write`.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ SWEPT: Final = tuple(d for d in DType if d not in {DType.RESOURCE, DType.VARIANT
 
 @dataclass(frozen=True)
 class Case:
-    """A generator of one operation. *choices* are the types that a sweep tries in each slot, *own* the unusual kinds that
-    the generator itself draws.
+    """A generator of one operation. *choices* are the types that a sweep tries in each slot, *own*
+    the unusual kinds that the generator itself draws.
     """
 
     key: str
@@ -75,8 +76,10 @@ def cases(
 ) -> Callable[[Generator], Generator]:
     """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot.
 
-    *only* says of an assignment of types whether it means anything: many kernels of LiteRT look at one operand's
-    type and read the bytes of the others as if they had it. *own* are the unusual kinds that the generator draws.
+    *only* says of an assignment of types whether it means anything: many kernels of LiteRT look at
+    one operand's
+    type and read the bytes of the others as if they had it. *own* are the unusual kinds that the
+    generator draws.
     """
 
     def register(generate: Generator) -> Generator:
@@ -119,7 +122,9 @@ def draw_single(
     types: tuple[DType, ...] | None = None,
     kind: Kind | None = None,
 ) -> Drawn:
-    """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs, and of *kind* where that is given."""
+    """A model of one operation *key*: of *types*, or of an assignment that LiteRT runs, and of
+    *kind* where that is given.
+    """
     case, rng = every_case()[key], np.random.default_rng(seed)
     known = [types] if types else accepted(case.family).get(key) or [()]
     reason: Exception | None = None

@@ -2,9 +2,9 @@
 
     python -m tests.differential.sweep [KEY ...] [--write] [--draws N]
 
-Tries every assignment of types to the slots of a generator, several draws each. `--write` records what LiteRT
-ran in accepted/. Exit code 1 when Penstock refuses an assignment, or computes it otherwise. All keys are swept by
-`scripts/soak types` too.
+Tries every assignment of types to the slots of a generator, several draws each. `--write` records
+what LiteRT ran in accepted/. Exit code 1 when Penstock refuses an assignment, or computes it
+otherwise. All keys are swept by `scripts/soak types` too.
 """
 
 # ruff: noqa: T201  # a program: it prints what it finds

@@ -1,4 +1,6 @@
-"""What drivers declare holds on drawn operations: a short seeded share of `tests/soak/soak_declarations.py`."""
+"""What drivers declare holds on drawn operations: a short seeded share of
+`tests/soak/soak_declarations.py`.
+"""
 
 from __future__ import annotations
 

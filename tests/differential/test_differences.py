@@ -1,4 +1,6 @@
-"""Each difference of docs/differences.md, on both sides: a test that fails here may be LiteRT mended."""
+"""Each difference of docs/differences.md, on both sides: a test that fails here may be LiteRT
+mended.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The generators draw models of every unusual kind, and LiteRT and Penstock agree on them: a short seeded share of the soak."""
+"""The generators draw models of every unusual kind, and LiteRT and Penstock agree on them: a short
+seeded share of the soak.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def test_operations_of_a_kind_of_their_own(key: str, kind: Kind, judge: Judge) -
 
 
 def check(judge: Judge, models: list[tuple[str, int]], kind: Kind) -> None:
-    """Asserts that none of the models is refused or computed otherwise than by LiteRT, and that some are of *kind*."""
+    """Asserts that none of the models is refused or computed otherwise than by LiteRT, and that
+    some are of *kind*.
+    """
     outcomes: Counter[Outcome] = Counter()
     for key, seed in models:
         drawn = draw_single(key, [seed], kind=kind)

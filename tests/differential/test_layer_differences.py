@@ -1,7 +1,8 @@
-"""The differences of docs/differences.md in layers, in what moves elements and in loops: a test that fails here may
-be LiteRT mended.
+"""The differences of docs/differences.md in layers, in what moves elements and in loops: a test
+that fails here may be LiteRT mended.
 
-What LiteRT reads beyond its buffers is not the same each time, and may bring it down: that it is no answer is held.
+What LiteRT reads beyond its buffers is not the same each time, and may bring it down: that it is no
+answer is held.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ def weights(
 
 
 def held(drawn: Drawn, judge: Judge, wanted: Callable[..., NDArray], tolerance: float) -> None:
-    """Penstock's output is *wanted* of the inputs, within *tolerance*; LiteRT's, where it survives, is not."""
+    """Penstock's output is *wanted* of the inputs, within *tolerance*; LiteRT's, where it survives,
+    is not.
+    """
     expected = wanted(*drawn.inputs)
     (ours,) = run(penstock.load(drawn.file), drawn)
     assert ours.shape == expected.shape

@@ -1,4 +1,6 @@
-"""The differences of docs/differences.md where LiteRT's C++ is undefined, or reads parameters that say nothing: both sides."""
+"""The differences of docs/differences.md where LiteRT's C++ is undefined, or reads parameters that
+say nothing: both sides.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Small models that LiteRT runs though something about them is unusual: Penstock runs them too, and agrees."""
+"""Small models that LiteRT runs though something about them is unusual: Penstock runs them too, and
+agrees.
+"""
 
 from __future__ import annotations
 

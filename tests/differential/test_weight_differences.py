@@ -1,4 +1,6 @@
-"""The differences of docs/differences.md in packed and block-scaled weights, attention and growing variables."""
+"""The differences of docs/differences.md in packed and block-scaled weights, attention and growing
+variables.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ UNREAD: Final = {
     "CUSTOM:NumericVerify": ("shapes (",),
     "STABLEHLO_PAD": ("an output dimension would be -",),
 }
-"""What refusals say of what is not there, and LiteRT reads all the same: an element, a window, a size."""
+"""What refusals say of what is not there, and LiteRT reads all the same: an element, a window, a
+size.
+"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ TYPE_DECIDES: Final = (
     *("CAST", "BITCAST", "QUANTIZE", "MUL", "MULTINOMIAL"),
     *("FULLY_CONNECTED", "BATCH_MATMUL", "EMBEDDING_LOOKUP"),
 )
-"""Operations whose kernels in LiteRT go by the output's type, and read their inputs as if they had it."""
+"""Operations whose kernels in LiteRT go by the output's type, and read their inputs as if they had
+it.
+"""
 
 SCALELESS: Final = "without one scale and zero point"
 """In the refusal of integers that need one scale: LiteRT takes 0 for it where there are several."""
@@ -138,8 +142,8 @@ def _unlabelled(drawn: Drawn, answer: list[NDArray]) -> list[NDArray]:
 
 
 def _is_mislabelled(drawn: Drawn, theirs: list[NDArray]) -> bool:
-    """Whether LiteRT has read values of one type as another that is not as wide, or took its inputs for that type
-    (docs/differences.md).
+    """Whether LiteRT has read values of one type as another that is not as wide, or took its inputs
+    for that type (docs/differences.md).
     """
     stale = drawn.stale
     if stale is None:
@@ -162,9 +166,9 @@ def _lacks_scales(model: Model | None, refusal: str) -> bool:
 
 
 def ask(drawn: Drawn, judge: Judge) -> tuple[Answer, Answer]:
-    """LiteRT's answers: that of its reference kernels, where they run the model, and that of its default
-    ones. A crash of the default kernels leaves the reference kernels' word. Custom operators that have no kernel
-    at all may be XNNPACK's.
+    """LiteRT's answers: that of its reference kernels, where they run the model, and that of its
+    default ones. A crash of the default kernels leaves the reference kernels' word. Custom
+    operators that have no kernel at all may be XNNPACK's.
     """
     reference = judge.ask(drawn.file, drawn.inputs, REFERENCE)
     try:
@@ -208,8 +212,8 @@ def compare(
 
 
 def _settled(model: Model, inputs: tuple[NDArray, ...], arrays: list[NDArray]) -> list[NDArray]:
-    """The outputs with zeros where LiteRT leaves what lay in memory: behind the last detection, and for quotients
-    of less than a step.
+    """The outputs with zeros where LiteRT leaves what lay in memory: behind the last detection, and
+    for quotients of less than a step.
     """
     if len(model.operations) > 1:
         return arrays
@@ -236,9 +240,10 @@ def is_hybrid(model: Model) -> bool:
 def _comparable(ours: NDArray, reference: NDArray, default: NDArray) -> tuple[NDArray, ...]:
     """The three in types that the rule of comparison knows.
 
-    Complex numbers become pairs of floats and packed integers bytes. Floats of 16 bits become float32, where
-    what lies within one unit in the last place of a kernel set is what that says. Infinities and
-    not-a-numbers must be those of either kernel set, element by element; zeros stand in their place.
+    Complex numbers become pairs of floats and packed integers bytes. Floats of 16 bits become
+    float32, where what lies within one unit in the last place of a kernel set is what that says.
+    Infinities and not-a-numbers must be those of either kernel set, element by element; zeros stand
+    in their place.
     """
     arrays = [_real(a) for a in (ours, reference, default)]
     dtype = dtype_of(ours.dtype)

@@ -1,4 +1,5 @@
-"""LiteRT in a process of its own: it takes files and inputs from a pipe, and sends back what came of them.
+"""LiteRT in a process of its own: it takes files and inputs from a pipe, and sends back what came
+of them.
 
 Models drawn at random bring LiteRT down now and then; a process apart takes nobody with it.
 """
@@ -19,7 +20,9 @@ Answer: TypeAlias = "list[NDArray] | str"
 """The outputs of a run, or why LiteRT refuses it."""
 
 MEMORY = 3 << 30
-"""Address space beyond what the process has when it starts: what asks for more is refused, not paid for."""
+"""Address space beyond what the process has when it starts: what asks for more is refused, not paid
+for.
+"""
 
 RESOLVERS = ("BUILTIN_REF", "BUILTIN_WITHOUT_DEFAULT_DELEGATES")
 

@@ -24,8 +24,8 @@ KEPT = ("PENSTOCK_CACHE_DIR", "PENSTOCK_STATE_DIR", "PENSTOCK_KEY_STORE")
 
 @pytest.fixture(scope="session")
 def program() -> Program:
-    """Runs `python -m penstock` with these arguments, from the project's root, on `reference` where no other
-    device is named, whatever engines are installed.
+    """Runs `python -m penstock` with these arguments, from the project's root, on `reference` where
+    no other device is named, whatever engines are installed.
     """
 
     def start(
@@ -49,7 +49,9 @@ def program() -> Program:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Program:
-    """The same within this process, which saves the start: for tests of many answers, not of the program around them."""
+    """The same within this process, which saves the start: for tests of many answers, not of the
+    program around them.
+    """
 
     def call(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         given = [*map(str, arguments)]

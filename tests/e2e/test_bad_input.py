@@ -1,4 +1,6 @@
-"""What is wrong with a command line or its files: one line on stderr, the right exit code, no traceback."""
+"""What is wrong with a command line or its files: one line on stderr, the right exit code, no
+traceback.
+"""
 
 from __future__ import annotations
 

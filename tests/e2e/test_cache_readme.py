@@ -1,4 +1,6 @@
-"""What the README says about the cache, typed as it stands there: compile, start again, damage, read why."""
+"""What the README says about the cache, typed as it stands there: compile, start again, damage,
+read why.
+"""
 
 from __future__ import annotations
 

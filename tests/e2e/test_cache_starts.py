@@ -34,7 +34,9 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(program: Program, model: Path) -> Start:
-    """What one start on the lab device says of the cache: its outcome, and the first word of the reason."""
+    """What one start on the lab device says of the cache: its outcome, and the first word of the
+    reason.
+    """
 
     def one(home: Path, *command: str) -> tuple[str, str]:
         ran = program(*(command or ("run", model, "random", "-d", "lab", "--json")), **dirs(home))
@@ -81,7 +83,9 @@ def test_damage_is_refused_in_one_line_and_repaired(
 
 
 def read_only(*places: Path) -> list[str]:
-    """The beginning of a command that sees *places* on read-only mounts. Skips the test where nothing can be mounted."""
+    """The beginning of a command that sees *places* on read-only mounts. Skips the test where
+    nothing can be mounted.
+    """
     mounts = "".join(
         f"mount --bind '{p}' '{p}' && mount -o remount,bind,ro '{p}' && " for p in places
     )

@@ -1,4 +1,6 @@
-"""The cache's commands on a terminal: a question before everything goes, tables, and a bar that leaves nothing behind."""
+"""The cache's commands on a terminal: a question before everything goes, tables, and a bar that
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def model(tmp_path: Path) -> Path:
 
 
 def on_terminal(directory: Path, *arguments: object, answer: str = "") -> tuple[int, str]:
-    """The exit code and all that the program writes to its terminal, where a user types *answer* when asked."""
+    """The exit code and all that the program writes to its terminal, where a user types *answer*
+    when asked.
+    """
     ours, its = os.openpty()
     environment = os.environ | {
         "PENSTOCK_CACHE_DIR": str(directory),

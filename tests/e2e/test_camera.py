@@ -1,4 +1,6 @@
-"""examples/camera: another process fills the buffers; nothing of a picture is copied on its way to the driver."""
+"""examples/camera: another process fills the buffers; nothing of a picture is copied on its way to
+the driver.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A wrong driver that is installed: its failure written by one program, repeated by another, and refused by a third."""
+"""A wrong driver that is installed: its failure written by one program, repeated by another, and
+refused by a third.
+"""
 
 from __future__ import annotations
 

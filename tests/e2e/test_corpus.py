@@ -26,7 +26,8 @@ SCHEMES = {
 """The corpus's pre-processing names for float inputs, as `--normalize` has them."""
 
 GAPS: dict[str, str] = {}
-"""Networks that do not run yet, each with its reason; strict: one that starts to pass must leave."""
+"""Networks that do not run yet, each with its reason; strict: one that starts to pass must leave.
+"""
 
 COCO = "labels/coco_labels.txt"
 PASCAL = "labels/pascal_voc_segmentation_labels.txt"
@@ -109,7 +110,8 @@ def test_the_shares_of_the_classes_are_the_recorded_ones(
     )
     assert found["task"] == "segmentation"
     shares = {row["label"]: row["fraction"] for row in found["mask"]["classes"]}
-    # The recorded answer is that of LiteRT's optimised kernels; its reference kernels differ in so many pixels.
+    # The recorded answer is that of LiteRT's optimised kernels; its reference kernels differ in so
+    # many pixels.
     differing = entry["golden"]["agreement"]["reference_vs_builtin"]["max_fraction_differing"]
     pixels = differing if found["outputs"][0]["dtype"] == "int64" else 0.0
     for label, share in case["class_fraction"].items():
@@ -141,7 +143,9 @@ def test_key_points_lie_on_the_person(
     distance: float,
     tmp_path: Any,
 ) -> None:
-    """Two networks of unlike build place the joints they are sure of where a list made elsewhere has them."""
+    """Two networks of unlike build place the joints they are sure of where a list made elsewhere
+    has them.
+    """
     import csv
 
     found = answer(command, *real_case(network), "--out", tmp_path / "pose.png")

@@ -1,4 +1,6 @@
-"""The example that the repository carries: its files, its accuracy, its answers, and `scripts/demo`."""
+"""The example that the repository carries: its files, its accuracy, its answers, and
+`scripts/demo`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The wheel and the sdist: built as a publisher builds them, installed into an empty environment as a user installs them."""
+"""The wheel and the sdist: built as a publisher builds them, installed into an empty environment as
+a user installs them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = pytest.mark.slow
 
 
 def run(*command: object, at: Path) -> str:
-    """What *command*, started in the directory *at*, prints; fails the test with both streams if the command fails."""
+    """What *command*, started in the directory *at*, prints; fails the test with both streams if
+    the command fails.
+    """
     clean = {
         k: v for k, v in os.environ.items() if not k.startswith(("PENSTOCK_", "PIP_", "PYTHON"))
     }
@@ -50,7 +54,9 @@ def run(*command: object, at: Path) -> str:
 
 
 def locked(*names: str) -> list[str]:
-    """The lock's entries, with their hashes, of *names* and of all that they need here without extras."""
+    """The lock's entries, with their hashes, of *names* and of all that they need here without
+    extras.
+    """
     lock = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.lock").read_text("utf-8"))
     entries = {re.split("[= ]", e)[0]: e for e in re.split(r"\n(?=\S)", lock.strip())}
     wanted, left = set[str](), list(names)

@@ -1,4 +1,6 @@
-"""examples/driver-package: built, installed into a directory of its own, and used through its entry point."""
+"""examples/driver-package: built, installed into a directory of its own, and used through its entry
+point.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""On a terminal: boxes, colours unless NO_COLOR asks for none, and a progress bar that leaves nothing behind."""
+"""On a terminal: boxes, colours unless NO_COLOR asks for none, and a progress bar that leaves
+nothing behind.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a start from the cache imports: no more than it needs (docs/decisions/0011-what-a-warm-start-loads.md)."""
+"""What a start from the cache imports: no more than it needs
+(docs/decisions/0011-what-a-warm-start-loads.md).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from benchmarks.cache import small
 from benchmarks.starts import Start
 
 MOST_MODULES: Final = 127
-"""Modules of Penstock's own that a hit on one device may import. `penstock.execution.lanes` is one: the first run already
-counts for who shares its device; `penstock.closing` another, from which models, pools and open files have their `with`, `penstock.memory.opening`,
-which does not wait for a named pipe, `penstock.interrupts`, by which every stage of a compile sees its deadline,
+"""Modules of Penstock's own that a hit on one device may import. `penstock.execution.lanes` is one:
+the first run already counts for who shares its device; `penstock.closing` another, from which
+models, pools and open files have their `with`, `penstock.memory.opening`, which does not wait for a
+named pipe, `penstock.interrupts`, by which every stage of a compile sees its deadline,
 `penstock.execution.executable`, what a run, a burst and a fenced run share, and
 `penstock.compilation.prepared`, what a compile makes.
 """

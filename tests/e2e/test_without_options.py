@@ -1,5 +1,5 @@
-"""`penstock run MODEL FILE` alone, on networks and files of the corpus and on pictures made of them: never a wrong
-class with exit code 0.
+"""`penstock run MODEL FILE` alone, on networks and files of the corpus and on pictures made of
+them: never a wrong class with exit code 0.
 
 What is right is the class under the preparation that the corpus's manifest has for the network.
 """
@@ -21,10 +21,13 @@ from tests.e2e.conftest import Program
 from tests.e2e.test_corpus import SCHEMES, cases
 
 ANSWERED = 19
-"""Labelled cases whose class is found without options, at least; the other 8 are asked about, or have no class to name."""
+"""Labelled cases whose class is found without options, at least; the other 8 are asked about, or
+have no class to name.
+"""
 
 BYTES = frozenset({"raw", "gray_raw", "q_gray_unit", "q_f255", "q_unit"})
-"""Preparations of quantised inputs that leave a picture's bytes as they are, or shift them by 128."""
+"""Preparations of quantised inputs that leave a picture's bytes as they are, or shift them by 128.
+"""
 
 GREY = {"gray_unit": "unit", "gray255_nchw": "f255"}
 
@@ -139,7 +142,8 @@ def test_no_picture_made_of_the_corpus_is_wrong_in_silence(
     for picture in pictures:
         _, right, _ = outcome(command, model, picture, "--normalize", scheme, *more)
         code, best, found = outcome(command, model, picture, *more)
-        # Steps of 8 bits may not tell two likely classes apart, whatever is known of the preparation.
+        # Steps of 8 bits may not tell two likely classes apart, whatever is known of the
+        # preparation.
         tied = "no class stands out" in found.get("error", {}).get("message", "")
         answered += code == 0 or tied
         if code == 0 and best != right:

@@ -1,4 +1,6 @@
-"""docs/writing-a-driver.md, done: every block in order, in an empty directory, and every output as the page has it."""
+"""docs/writing-a-driver.md, done: every block in order, in an empty directory, and every output as
+the page has it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ TIMEOUT: Final = 300
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, the file that it is put into, its text, and the output shown behind it."""
+    """A fenced block: its language, the file that it is put into, its text, and the output shown
+    behind it.
+    """
 
     language: str
     file: str
@@ -108,8 +112,9 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 
 def difference(printed: str, shown: str) -> str:
-    """Empty where *printed* is what the page shows: `...` stands for any lines, or for any text in a line; how much
-    white space there is, and how many milliseconds something took, does not matter.
+    """Empty where *printed* is what the page shows: `...` stands for any lines, or for any text in
+    a line; how much white space there is, and how many milliseconds something took, does not
+    matter.
     """
     patterns = []
     for line in shown.splitlines():

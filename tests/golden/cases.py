@@ -53,7 +53,9 @@ def operators_meant(entry: Entry) -> list[str]:
 
 
 def case_groups(entry: Entry) -> dict[str, list[dict[str, Any]]]:
-    """The cases of an entry by group; those of a group follow each other on one model, state carried."""
+    """The cases of an entry by group; those of a group follow each other on one model, state
+    carried.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for case in entry["golden"]["cases"]:
         found.setdefault(case["group"], []).append(case)
@@ -71,7 +73,9 @@ def groups(kind: Kind, gaps: Mapping[str, str]) -> Iterator[Any]:
 
 
 def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
-    """Runs the cases of one group through `penstock.compile`; `AssertionError` where an output is off."""
+    """Runs the cases of one group through `penstock.compile`; `AssertionError` where an output is
+    off.
+    """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]
@@ -91,7 +95,9 @@ def check_compiled(entry: Entry, cases: list[dict[str, Any]]) -> None:
 
 
 def given_to_onnx(array: NDArray) -> NDArray:
-    """What ONNX Runtime was given when the corpus was recorded: it takes the printed form of bytes for the string."""
+    """What ONNX Runtime was given when the corpus was recorded: it takes the printed form of bytes
+    for the string.
+    """
     if array.dtype.kind != "S":
         return array
     texts = np.empty(array.size, object)
@@ -101,12 +107,16 @@ def given_to_onnx(array: NDArray) -> NDArray:
 
 @lru_cache(maxsize=128)
 def load(path: Path) -> penstock.Model:
-    """The model of a file, read once for many tests; the corpus has more of them than a process may open descriptors."""
+    """The model of a file, read once for many tests; the corpus has more of them than a process may
+    open descriptors.
+    """
     return penstock.load(path)
 
 
 def recorded_spread(entry: Entry, kernels: Kernels) -> float | None:
-    """By how much LiteRT's *kernels* differ from its optimised ones over all cases of a network; None: not recorded."""
+    """By how much LiteRT's *kernels* differ from its optimised ones over all cases of a network;
+    None: not recorded.
+    """
     name = {"reference": "reference_vs_builtin", "default": "xnnpack_vs_builtin"}[kernels]
     found: float | None = ((entry["golden"].get("agreement") or {}).get(name) or {}).get("max_abs")
     return found
@@ -155,13 +165,15 @@ def check_labels(case: dict[str, Any], got: Sequence[NDArray]) -> None:
 
 
 Kernels: TypeAlias = Literal["reference", "default"]
-"""LiteRT's reference kernels, or what it runs by itself (XNNPACK, where that takes an operation)."""
+"""LiteRT's reference kernels, or what it runs by itself (XNNPACK, where that takes an operation).
+"""
 
 RECORDED: Final[dict[Kernels, str]] = {"reference": "ref", "default": "xnn"}
 
 
 class LiteRT:
-    """LiteRT's outputs of the last of *cases*, recorded or computed by itself, once each; None where it cannot.
+    """LiteRT's outputs of the last of *cases*, recorded or computed by itself, once each; None where
+    it cannot.
     *as_out*: they are known to be those of the optimised kernels, bit for bit.
     """
 
@@ -211,8 +223,9 @@ class LiteRT:
 
 
 def _reference_interpreter(litert: Any, path: Path) -> Any:
-    """LiteRT with its reference kernels. Its table of them lacks the later versions of DEPTH_TO_SPACE, which
-    compute the same: where it refuses one, the file's operator codes are taken for version 1.
+    """LiteRT with its reference kernels. Its table of them lacks the later versions of
+    DEPTH_TO_SPACE, which compute the same: where it refuses one, the file's operator codes are
+    taken for version 1.
     """
     kernels = litert.OpResolverType.BUILTIN_REF
     content = path.read_bytes()
@@ -235,7 +248,9 @@ def _reference_interpreter(litert: Any, path: Path) -> Any:
 
 
 def invoke(interpreter: Any, case: dict[str, Any], arrays: Any, *, first: bool) -> list[NDArray]:
-    """The outputs of one case on an interpreter, LiteRT's or Penstock's; the *first* of a group sets the shapes."""
+    """The outputs of one case on an interpreter, LiteRT's or Penstock's; the *first* of a group
+    sets the shapes.
+    """
     given = {k: arrays[f"{case['id']}/in/{k}"] for k in case["inputs"]}
     if "signature" in case:
         results = interpreter.get_signature_runner(case["signature"])(**given)

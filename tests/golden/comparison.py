@@ -1,6 +1,7 @@
 """The rule by which a network's outputs count as right.
 
-- Integer outputs are bit-exact wherever LiteRT's two kernel sets agree; elsewhere every element lies
+- Integer outputs are bit-exact wherever LiteRT's two kernel sets agree; elsewhere every element
+  lies
   within one step of the optimised kernels' result or of the reference kernels'.
 - Float outputs that are dequantised integers: the same, in steps of their scale.
 - Other float outputs: within 2e-4 of the largest output plus 1.5 times what the two kernel sets
@@ -29,8 +30,9 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Rule:
-    """How one network is compared. *disagreement* is the largest difference between LiteRT's kernel sets
-    (None: not recorded), *steps* the scale of each output that is a dequantised integer, by position.
+    """How one network is compared. *disagreement* is the largest difference between LiteRT's kernel
+    sets (None: not recorded), *steps* the scale of each output that is a dequantised integer, by
+    position.
     """
 
     disagreement: float | None
@@ -41,8 +43,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Case:
-    """The outputs to compare with: *out* of the optimised kernels; *reference* computes those of the
-    reference kernels when they are needed, or None where LiteRT cannot.
+    """The outputs to compare with: *out* of the optimised kernels; *reference* computes those of
+    the reference kernels when they are needed, or None where LiteRT cannot.
     """
 
     out: Sequence[NDArray]
@@ -73,7 +75,9 @@ def compare(got: Sequence[NDArray], case: Case, rule: Rule) -> None:
 
 
 def _is_text(array: NDArray) -> bool:
-    """Strings are bytes in an object array, or in one of NumPy's fixed length as LiteRT returns them."""
+    """Strings are bytes in an object array, or in one of NumPy's fixed length as LiteRT returns
+    them.
+    """
     return array.dtype.kind == "S" or (
         array.dtype.kind == "O" and all(isinstance(v, bytes) for v in array.flat)
     )
@@ -99,7 +103,9 @@ def _in_steps(
 
 
 def _kernels_agree(position: int, case: Case, rule: Rule) -> bool:
-    """Whether LiteRT's kernel sets agree bit for bit: as recorded, else by running the reference kernels."""
+    """Whether LiteRT's kernel sets agree bit for bit: as recorded, else by running the reference
+    kernels.
+    """
     if rule.disagreement is not None:
         return rule.disagreement == 0
     reference = case.reference()
@@ -132,8 +138,8 @@ def _dynamic_range(
     largest: float,
     where: str,
 ) -> None:
-    """A rounding that falls the other way moves everything after it: where the kernel sets part by more than
-    the tolerance, either of them may be met.
+    """A rounding that falls the other way moves everything after it: where the kernel sets part by
+    more than the tolerance, either of them may be met.
     """
     if reference is not None:
         agreed = _distance(out, reference[position]) <= FLOAT_SHARE * largest
@@ -162,8 +168,8 @@ def _distance(a: NDArray, b: NDArray) -> NDArray:
 
 
 def compare_detections(got: Sequence[NDArray], case: Case, rule: Rule) -> None:
-    """Boxes [1, n, 4], classes [1, n], scores [1, n], count [1]: every box of one side has a box of the same
-    class, IoU at least 0.95 and a score within tolerance on the other side.
+    """Boxes [1, n, 4], classes [1, n], scores [1, n], count [1]: every box of one side has a box of
+    the same class, IoU at least 0.95 and a score within tolerance on the other side.
     """
     tolerance = FLOAT_SHARE + max((rule.steps.get(2, 0.0), 1 / 256))
     problems = _unmatched(got, case.out, tolerance)

@@ -1,5 +1,6 @@
-"""Declarations of accuracy judged on drawn inputs (docs/accuracy.md): LiteRT's reference kernels compute every value of a
-network; each engine computes each operation from those values, and the network as a whole.
+"""Declarations of accuracy judged on drawn inputs (docs/accuracy.md): LiteRT's reference kernels
+compute every value of a network; each engine computes each operation from those values, and the
+network as a whole.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ SETS: Final[Mapping[str, Sequence[str]]] = {
     **{engine: (engine,) for engine in ENGINES},
     "together": ENGINES,
 }
-"""The devices of the whole plans: each engine as the first choice, and all of them by the default placement."""
+"""The devices of the whole plans: each engine as the first choice, and all of them by the default
+placement.
+"""
 
 
 @dataclass
@@ -44,8 +47,8 @@ class Found:
 
 
 def check_operations_on_crops(entry: Entry, count: int) -> Found:
-    """Every operation of an 8-bit network by itself, on each engine in each class that it declares: within a step of LiteRT's
-    reference kernels, in `exact` equal, on *count* drawn inputs.
+    """Every operation of an 8-bit network by itself, on each engine in each class that it declares:
+    within a step of LiteRT's reference kernels, in `exact` equal, on *count* drawn inputs.
     """
     model = _shaped(entry)
     found = Found()
@@ -71,8 +74,8 @@ _Declared: TypeAlias = "tuple[str, AccuracyClass, penstock.CompiledModel]"
 
 
 def _declared(model: Model, stack: ExitStack) -> Iterator[_Declared]:
-    """An operation compiled on each engine in the class that the engine declares for it; where that is `exact` in `faithful`
-    too, in which other kernels may compute it.
+    """An operation compiled on each engine in the class that the engine declares for it; where that
+    is `exact` in `faithful` too, in which other kernels may compute it.
     """
     for engine in ENGINES:
         device, _ = arranged("first", [engine]).devices
@@ -89,8 +92,9 @@ def _declared(model: Model, stack: ExitStack) -> Iterator[_Declared]:
 def _operations(
     model: Model, inputs: Iterable[list[NDArray]]
 ) -> Iterator[tuple[int, OperationCase]]:
-    """Every operation of a network with what it reads and what it is to give, for each of *inputs*, numbered: as LiteRT's
-    reference kernels compute them, or the reference driver where operations keep state, or those kernels lack one.
+    """Every operation of a network with what it reads and what it is to give, for each of *inputs*,
+    numbered: as LiteRT's reference kernels compute them, or the reference driver where operations
+    keep state, or those kernels lack one.
     """
     # Where operations keep state, each begins from what it left, which LiteRT does not hand out.
     whole = model if model.entry.states else exposed(model)
@@ -114,8 +118,9 @@ def _operations(
 
 
 def check_whole_on_crops(entry: Entry, count: int) -> Found:
-    """The `faithful` plans of an 8-bit network on each of `SETS`: no output of *count* drawn inputs lies farther from LiteRT's
-    reference kernels than 1.5 times what LiteRT by default does on the farthest of them, plus a step.
+    """The `faithful` plans of an 8-bit network on each of `SETS`: no output of *count* drawn inputs
+    lies farther from LiteRT's reference kernels than 1.5 times what LiteRT by default does on the
+    farthest of them, plus a step.
     """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)

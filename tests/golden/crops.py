@@ -1,4 +1,6 @@
-"""Inputs that nobody recorded: crops of the corpus's pictures, and other recorded inputs, moved and mixed."""
+"""Inputs that nobody recorded: crops of the corpus's pictures, and other recorded inputs, moved and
+mixed.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +50,8 @@ def is_of_pictures(entry: Entry) -> bool:
 
 
 def drawn(entry: Entry, number: int) -> list[NDArray]:
-    """Input *number* of a network, the same at each call: a crop of a picture; for a network that takes none, a blend of two
-    of its recorded cases, each moved along its last axis but one.
+    """Input *number* of a network, the same at each call: a crop of a picture; for a network that
+    takes none, a blend of two of its recorded cases, each moved along its last axis but one.
     """
     rng = np.random.default_rng(number)
     if is_of_pictures(entry):

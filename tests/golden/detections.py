@@ -1,5 +1,6 @@
-"""Detections by what they are made of: for one step of a score boxes change places, and one hides another, so that a list
-of them tells little of how far a network is off. LiteRT's own kernel sets give lists that do not match.
+"""Detections by what they are made of: for one step of a score boxes change places, and one hides
+another, so that a list of them tells little of how far a network is off. LiteRT's own kernel sets
+give lists that do not match.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ SPREAD: Final = 1.5
 
 @dataclass(frozen=True)
 class Detecting:
-    """A network that ends in detections. *model* has boxes and scores, all of them, as further outputs behind the *count* of
-    the file's own; *last* makes the detections of them.
+    """A network that ends in detections. *model* has boxes and scores, all of them, as further
+    outputs behind the *count* of the file's own; *last* makes the detections of them.
     """
 
     model: Model
@@ -35,9 +36,10 @@ class Detecting:
     def check(
         self, outputs: Sequence[NDArray], rule: Rule, given: Sequence[NDArray], inputs: Sequence[Sequence[NDArray]]
     ) -> None:  # fmt: skip
-        """Raises `AssertionError` where boxes or scores are farther from LiteRT's reference kernels than 1.5 times what
-        LiteRT by default is on any of *inputs*, plus one step; and where the detections are not those that the reference makes
-        of these very boxes and scores. *outputs* are those of `model` for *given*.
+        """Raises `AssertionError` where boxes or scores are farther from LiteRT's reference kernels
+        than 1.5 times what LiteRT by default is on any of *inputs*, plus one step; and where the
+        detections are not those that the reference makes of these very boxes and scores. *outputs*
+        are those of `model` for *given*.
         """
         raw = outputs[self.count :]
         exact = self._litert(given, "BUILTIN_REF")

@@ -42,8 +42,10 @@ DEFAULT: Final[AccuracyClass] = "faithful"
 
 @dataclass(frozen=True)
 class Door:
-    """One way to run a file. *run* gives all outputs of each of the cases of a group, in order, of the file or its bytes;
-    *accuracy* is the class that they are judged by. *as_builtin*: they are LiteRT's own kernels', as recorded.
+    """One way to run a file. *run* gives all outputs of each of the cases of a group, in order, of the
+    file or its bytes;
+    *accuracy* is the class that they are judged by. *as_builtin*: they are LiteRT's own kernels',
+    as recorded.
     """
 
     name: str
@@ -54,8 +56,8 @@ class Door:
     resizes: bool = True
 
     def takes(self, entry: Entry, cases: Cases) -> bool:
-        """Whether the group can go this way: an interpreter reads `.tflite` alone, and the command line gives no input another
-        size than its file fixes.
+        """Whether the group can go this way: an interpreter reads `.tflite` alone, and the command
+        line gives no input another size than its file fixes.
         """
         if not self.takes_onnx and entry["format"] == "onnx":
             return False
@@ -118,8 +120,8 @@ def interpreted(
 def commanded(
     options: Sequence[str], source: Path | bytes, entry: Entry, cases: Cases
 ) -> Iterator[list[NDArray]]:
-    """`penstock run`, of arrays to arrays. Variables begin anew with each command: of a network that has some the first
-    case alone.
+    """`penstock run`, of arrays to arrays. Variables begin anew with each command: of a network
+    that has some the first case alone.
     """
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -178,8 +180,8 @@ DOORS: Final = [
 
 
 def check_door(door: Door, entry: Entry, cases: list[dict[str, Any]]) -> int:
-    """Judges a group of cases that went through *door* by the rule of its class; how many were. `AssertionError` where an
-    output is farther off.
+    """Judges a group of cases that went through *door* by the rule of its class; how many were.
+    `AssertionError` where an output is farther off.
     """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
@@ -214,8 +216,8 @@ def _judge(door: Door, got: Sequence[NDArray], wanted: Judged) -> None:
 
 
 def _detects(door: Door, entry: Entry, cases: Cases, position: int) -> bool:
-    """Whether *entry* ends in a list of detections, in which boxes change places for one step of a score; what it is made of
-    is judged then. Raises `AssertionError` where that is too far off.
+    """Whether *entry* ends in a list of detections, in which boxes change places for one step of a
+    score; what it is made of is judged then. Raises `AssertionError` where that is too far off.
     """
     if CORPUS is None or entry["format"] != "tflite":
         return False

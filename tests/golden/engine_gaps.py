@@ -1,4 +1,6 @@
-"""What engines and the ONNX loader do not do yet, each with its reason; strict: what starts to pass must leave."""
+"""What engines and the ONNX loader do not do yet, each with its reason; strict: what starts to pass
+must leave.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ ONE_BY_ONE: Final = (
 )
 
 GAPS: Final[dict[tuple[str, str, str], str]] = {}
-"""By file and group of cases, devices, and accuracy class: engines as first choice, and all together."""
+"""By file and group of cases, devices, and accuracy class: engines as first choice, and all
+together.
+"""
 
 ALTERNATING_GAPS: Final[dict[tuple[str, str], str]] = {
     ("basic_pitch_float-i", "faithful"): (
@@ -41,7 +45,9 @@ ALTERNATING_GAPS: Final[dict[tuple[str, str], str]] = {
 """By file and group of cases, and accuracy class: all engines in turn."""
 
 ONNX_GAPS: Final[dict[str, str]] = {}
-"""ONNX files that do not lower, by the node that stops them (tests/golden/test_onnx.py holds them to it)."""
+"""ONNX files that do not lower, by the node that stops them (tests/golden/test_onnx.py holds them
+to it).
+"""
 
 
 def gap_of(

@@ -40,8 +40,9 @@ FORMATS: Final[tuple[Format, ...]] = ("tflite", "onnx")
 REFERENCE: Final = "reference"
 
 Arrangement: TypeAlias = Literal["first", "together", "alternating"]
-"""One engine as the first choice with the reference behind it; all of them under the default placement; or
-operations dealt out to the engines in turn, so that nearly every one is a boundary."""
+"""One engine as the first choice with the reference behind it; all of them under the default
+placement; or operations dealt out to the engines in turn, so that nearly every one is a boundary.
+"""
 
 
 def needs(*engines: str) -> None:
@@ -94,7 +95,9 @@ def _in_turn(devices: Sequence[Device]) -> list[Device]:
 
 
 def check(entry: Entry, cases: list[dict[str, Any]], on: Arranged, accuracy: AccuracyClass) -> None:
-    """Runs the cases of one group on *on*, without fall-back, and judges each by the rule of *accuracy*."""
+    """Runs the cases of one group on *on*, without fall-back, and judges each by the rule of
+    *accuracy*.
+    """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]
@@ -137,8 +140,8 @@ def _all(entry: Entry) -> list[dict[str, Any]]:
 
 
 def shares(entry: Entry, engine: str, accuracy: AccuracyClass) -> Counter[str]:
-    """How many operations of a network, in the shapes of its first case, the engine takes as first choice ("taken"), of
-    how many ("all").
+    """How many operations of a network, in the shapes of its first case, the engine takes as first
+    choice ("taken"), of how many ("all").
     """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)

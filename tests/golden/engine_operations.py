@@ -1,4 +1,6 @@
-"""Every operation of a network by itself on an engine, on what it really gets: within a step of the reference."""
+"""Every operation of a network by itself on an engine, on what it really gets: within a step of the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Outcome:
 def check_operations(
     entry: Entry, engines: Sequence[str], accuracy: AccuracyClass = "faithful"
 ) -> dict[str, Outcome]:
-    """Cuts every operation out of a network, fed its first recorded case, and runs it on each engine that takes it."""
+    """Cuts every operation out of a network, fed its first recorded case, and runs it on each
+    engine that takes it.
+    """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     model = load(CORPUS / "models" / entry["file"])

@@ -1,10 +1,15 @@
-"""When an engine's outputs count as right, by the accuracy class that was asked for (docs/accuracy.md).
+"""When an engine's outputs count as right, by the accuracy class that was asked for
+(docs/accuracy.md).
 
-- `exact`: the rule of `tests.golden.comparison`; for an ONNX network against what ONNX Runtime recorded.
-- `faithful`: no farther from LiteRT's reference kernels than 1.5 times what LiteRT as it runs by default is on the
+- `exact`: the rule of `tests.golden.comparison`; for an ONNX network against what ONNX Runtime
+  recorded.
+- `faithful`: no farther from LiteRT's reference kernels than 1.5 times what LiteRT as it runs by
+  default is on the
   network's recorded cases, plus one step; for an ONNX network, which LiteRT cannot run, as `exact`.
-- `relaxed`: the recorded best class of every real input, and a root-mean-square error of at most a quarter of
-  the output's, plus 1.5 times that of the reference kernels. Detections as matched boxes of score 0.5 or more.
+- `relaxed`: the recorded best class of every real input, and a root-mean-square error of at most a
+  quarter of
+  the output's, plus 1.5 times that of the reference kernels. Detections as matched boxes of score
+  0.5 or more.
 """
 
 from __future__ import annotations
@@ -36,7 +41,9 @@ CHECKED: Final[Mapping[AccuracyClass, Sequence[AccuracyClass]]] = {
 
 @dataclass(frozen=True)
 class Judged:
-    """One recorded case: LiteRT's (or ONNX Runtime's) *out*, and LiteRT itself to compute the others with."""
+    """One recorded case: LiteRT's (or ONNX Runtime's) *out*, and LiteRT itself to compute the
+    others with.
+    """
 
     entry: Entry
     case: dict[str, Any]
@@ -95,9 +102,9 @@ _spreads: Final[dict[tuple[str, str], float]] = {}
 
 
 def usual_spread(wanted: Judged, output: str) -> float:
-    """How far LiteRT as it runs by default lies from its reference kernels on an output, over all recorded cases of the
-    network. A rounding that falls otherwise shows in one case and not in another, by chance: what an engine
-    is, it is over all of them.
+    """How far LiteRT as it runs by default lies from its reference kernels on an output, over all
+    recorded cases of the network. A rounding that falls otherwise shows in one case and not in
+    another, by chance: what an engine is, it is over all of them.
     """
     entry, arrays = wanted.entry, wanted.reference.arrays
     key = entry["id"], output
@@ -116,7 +123,9 @@ def usual_spread(wanted: Judged, output: str) -> float:
 
 
 def step_of(entry: Entry, output: int, values: NDArray) -> float:
-    """One quantisation step of an output as it is given; of a float one, what float32 rounding may make of it."""
+    """One quantisation step of an output as it is given; of a float one, what float32 rounding may
+    make of it.
+    """
     if values.dtype.kind in "iu":
         return 1.0
     steps = rule(entry).steps

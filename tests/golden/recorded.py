@@ -13,8 +13,9 @@ from tests.golden.engine_rules import Judged, judged_of
 
 
 def judged_cases(entry: Entry) -> Iterator[tuple[list[NDArray], Judged]]:
-    """Inputs, and what their outputs are judged by: the first case of each group without signature, so that no state is
-    carried. Inputs may have other shapes than the file's where it leaves dimensions open.
+    """Inputs, and what their outputs are judged by: the first case of each group without signature,
+    so that no state is carried. Inputs may have other shapes than the file's where it leaves
+    dimensions open.
     """
     if CORPUS is None:
         return

@@ -1,4 +1,6 @@
-"""What devices declare, held to on inputs that nobody recorded: a few here, 150 of each network in the soak."""
+"""What devices declare, held to on inputs that nobody recorded: a few here, 150 of each network in
+the soak.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ OPTIONS: Final = {
 
 
 def network() -> Model:
-    """Three boxes apart from each other, whose corrections and scores the network is given in a row."""
+    """Three boxes apart from each other, whose corrections and scores the network is given in a
+    row.
+    """
     builder = ModelBuilder()
     corrections, shares = Quantization((1 / 64,), (128,)), Quantization((1 / 256,), (0,))
     rows = [

@@ -1,4 +1,6 @@
-"""The corpus on every engine, in every accuracy class: units and a dozen networks here, the rest marked `grid`."""
+"""The corpus on every engine, in every accuracy class: units and a dozen networks here, the rest
+marked `grid`.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,15 @@ FLOORS: Final[Mapping[str, Mapping[str, float]]] = {
     "onnxruntime-cpu": {"faithful": 0.95, "relaxed": 0.98},
     "openvino-cpu": {"faithful": 0.95, "relaxed": 0.98},
 }
-"""The least share of operations that an engine takes as first choice: of the float networks in `faithful`, of the
-quantised ones in `relaxed`."""
+"""The least share of operations that an engine takes as first choice: of the float networks in
+`faithful`, of the quantised ones in `relaxed`.
+"""
 
 
 ROUNDING: Final = ("onnxruntime-cpu", "openvino-cpu")
-"""Engines that compute quantised operations otherwise where each by itself is to be within a step, and no more."""
+"""Engines that compute quantised operations otherwise where each by itself is to be within a step,
+and no more.
+"""
 
 
 def _here() -> frozenset[str]:

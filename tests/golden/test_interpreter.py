@@ -1,4 +1,6 @@
-"""The recorded cases of the corpus, and the files LiteRT stops at, through `penstock.tflite.Interpreter`."""
+"""The recorded cases of the corpus, and the files LiteRT stops at, through
+`penstock.tflite.Interpreter`.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.golden.test_networks import GAPS
 
 @lru_cache(maxsize=16)
 def keep_open(path: Path) -> tflite.Interpreter:
-    """Has the interpreters of a file's groups share what was read of it; not of all files, for each holds descriptors."""
+    """Has the interpreters of a file's groups share what was read of it; not of all files, for each
+    holds descriptors.
+    """
     return tflite.Interpreter(path)
 
 

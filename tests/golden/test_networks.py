@@ -1,4 +1,6 @@
-"""The recorded cases of the corpus, network by network and unit by unit, through `penstock.compile`."""
+"""The recorded cases of the corpus, network by network and unit by unit, through
+`penstock.compile`.
+"""
 
 from __future__ import annotations
 

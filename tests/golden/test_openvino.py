@@ -1,4 +1,6 @@
-"""The corpus on OpenVINO: float networks under the rule of every driver, quantised ones by the answers they give."""
+"""The corpus on OpenVINO: float networks under the rule of every driver, quantised ones by the
+answers they give.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def small(schemes: frozenset[str]) -> list[Any]:
 def run(
     entry: Entry, cases: list[dict[str, Any]], device: OpenVinoDevice, accuracy: AccuracyClass
 ) -> tuple[list[Case], list[list[NDArray]]]:
-    """What LiteRT recorded for each case, and what OpenVINO computes with the reference driver's help."""
+    """What LiteRT recorded for each case, and what OpenVINO computes with the reference driver's
+    help.
+    """
     if CORPUS is None:
         raise FileNotFoundError(NO_CORPUS)
     path = CORPUS / "models" / entry["file"]

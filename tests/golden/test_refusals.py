@@ -28,7 +28,9 @@ REFUSED: Final[dict[str, type[ModelError]]] = {
     "lstm_int8__word1": InvalidQuantization,
     "lstm_int8__cycle": CyclicModel,
 }
-"""Damaged files that LiteRT runs and Penstock refuses (docs/differences.md), with the class of the error."""
+"""Damaged files that LiteRT runs and Penstock refuses (docs/differences.md), with the class of the
+error.
+"""
 
 
 def _load(entry: dict[str, Any]) -> penstock.Model:

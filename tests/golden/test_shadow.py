@@ -1,4 +1,6 @@
-"""Real networks on real engines, verified in the shadow: roundings, however many, are no fault, and a planted one is found."""
+"""Real networks on real engines, verified in the shadow: roundings, however many, are no fault, and
+a planted one is found.
+"""
 
 from __future__ import annotations
 

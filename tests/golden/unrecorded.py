@@ -1,4 +1,6 @@
-"""LiteRT's answers to inputs of which the corpus recorded none: zeros for damaged files, drawn ones for a race."""
+"""LiteRT's answers to inputs of which the corpus recorded none: zeros for damaged files, drawn ones
+for a race.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ def judged_on_zeros(entry: Entry) -> Judged:
 
 
 def judged_on(entry: Entry, inputs: Sequence[NDArray]) -> Judged:
-    """A case of a `.tflite` file of the corpus on *inputs*, with what LiteRT's optimised kernels answer as its outputs.
-    Skips the test where LiteRT is not installed.
+    """A case of a `.tflite` file of the corpus on *inputs*, with what LiteRT's optimised kernels
+    answer as its outputs. Skips the test where LiteRT is not installed.
     """
     path = _path(entry)
     interpreter = _optimised(path)

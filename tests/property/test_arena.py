@@ -1,4 +1,6 @@
-"""The arena: values that live together never overlap, and nothing is larger than it must be at least."""
+"""The arena: values that live together never overlap, and nothing is larger than it must be at
+least.
+"""
 
 from __future__ import annotations
 

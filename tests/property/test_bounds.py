@@ -1,5 +1,5 @@
-"""Models with absurd sizes, drawn at random: every call ends within its timeout and half a second, with an answer or a
-documented error, and takes little memory.
+"""Models with absurd sizes, drawn at random: every call ends within its timeout and half a second,
+with an answer or a documented error, and takes little memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Delegates are invisible: random graphs, random nodes for one to three delegates, results bit for bit the same."""
+"""Delegates are invisible: random graphs, random nodes for one to three delegates, results bit for
+bit the same.
+"""
 
 from __future__ import annotations
 

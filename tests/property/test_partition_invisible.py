@@ -33,7 +33,9 @@ POLICIES: Final = (Policy(placement="cost"), Policy(placement="nnapi"))
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_partitioned_equals_unpartitioned(batch: int) -> None:
-    """On one to four reference devices, each with a support table of its own; and NumPy says the same."""
+    """On one to four reference devices, each with a support table of its own; and NumPy says the
+    same.
+    """
     reference = ReferenceDevice()
     for seed in range(batch, PLANNED, BATCHES):
         case = random_case(seed)
@@ -77,8 +79,8 @@ def test_compiled_model_equals_unpartitioned(batch: int) -> None:
 
 
 class Share(ReferenceDevice):
-    """The reference driver as one of *count* devices that split the operations among them; with *several*,
-    some operations are taken by more than one.
+    """The reference driver as one of *count* devices that split the operations among them; with
+    *several*, some operations are taken by more than one.
     """
 
     def __init__(self, number: int, count: int, several: bool = False) -> None:
@@ -188,7 +190,9 @@ def test_a_device_that_takes_nothing_changes_nothing() -> None:
 
 
 def _layout(plan: ExecutionPlan) -> list[object]:
-    """The steps, those of branches too, without what is told of every device: why it may not repeat a step."""
+    """The steps, those of branches too, without what is told of every device: why it may not repeat
+    a step.
+    """
     return [
         (
             replace(step, no_fallback="", control=None),
@@ -199,9 +203,9 @@ def _layout(plan: ExecutionPlan) -> list[object]:
 
 
 def test_the_graphs_are_hard_enough() -> None:
-    """At least half of 500 graphs and more have it all at once: three steps or more on two devices or
-    more, an operation of several outputs, an output that is read inside too. The other traits that
-    partitioning can get wrong are common.
+    """At least half of 500 graphs and more have it all at once: three steps or more on two devices
+    or more, an operation of several outputs, an output that is read inside too. The other traits
+    that partitioning can get wrong are common.
     """
     cases = [random_case(seed) for seed in range(GRAPHS)]
     hard = [

@@ -12,7 +12,9 @@ T = TypeVar("T")
 
 
 def parsed(description: str, count: int, show: int) -> argparse.Namespace:
-    """What the command line says: *count* models from number *seed* on in *jobs* processes, *show* failures."""
+    """What the command line says: *count* models from number *seed* on in *jobs* processes, *show*
+    failures.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--count", type=int, default=count, help="how many models")
     parser.add_argument("--seed", type=int, default=0, help="number of the first one")
@@ -24,7 +26,9 @@ def parsed(description: str, count: int, show: int) -> argparse.Namespace:
 def each_chunk(
     run: Callable[[tuple[int, int]], T], arguments: argparse.Namespace, size: int
 ) -> Iterator[T]:
-    """What *run* gives for each chunk of at most *size* numbers, first and last bound, in any order."""
+    """What *run* gives for each chunk of at most *size* numbers, first and last bound, in any
+    order.
+    """
     first, last = arguments.seed, arguments.seed + arguments.count
     chunks = [(at, min(at + size, last)) for at in range(first, last, size)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:

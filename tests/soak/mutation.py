@@ -61,8 +61,8 @@ def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
 
 
 def trial(content: bytes) -> str:
-    """Loads *content*: the name of the defect, or "loads" and how a run ends. What loads must survive shape
-    inference, and come out of writing and loading again as it was.
+    """Loads *content*: the name of the defect, or "loads" and how a run ends. What loads must
+    survive shape inference, and come out of writing and loading again as it was.
 
     Whatever else is raised is a defect of Penstock.
     """
@@ -125,7 +125,9 @@ def move(content: bytes, rng: random.Random) -> bytes:
 
 
 def restructure(content: bytes, rng: random.Random) -> bytes:
-    """Changes one field of one table and encodes the file anew: damage that no FlatBuffer check sees."""
+    """Changes one field of one table and encodes the file anew: damage that no FlatBuffer check
+    sees.
+    """
     try:
         root = _plain(Reader(memoryview(content), TFLITE))
     except ModelError:

@@ -62,8 +62,8 @@ def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
 
 
 def trial(content: bytes) -> str:
-    """Loads *content*: the name of the defect, or "loads" and how a run ends. Whatever else is raised is a defect
-    of Penstock.
+    """Loads *content*: the name of the defect, or "loads" and how a run ends. Whatever else is
+    raised is a defect of Penstock.
     """
     with knobs.override(**LIMITS):
         try:

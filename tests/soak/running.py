@@ -1,4 +1,6 @@
-"""Running whatever loads: a damaged file that is still a model must give results, or fail by name, in bounds."""
+"""Running whatever loads: a damaged file that is still a model must give results, or fail by name,
+in bounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ SECONDS: Final = 0.5
 
 MOST_INPUT_BYTES: Final = 8 << 20
 MOST_WORK: Final = 2e8
-"""Products of the elements of an operation's two largest operands: beyond it a single operation may rightly take long."""
+"""Products of the elements of an operation's two largest operands: beyond it a single operation may
+rightly take long.
+"""
 
 TENSOR_LIMIT_MIB: Final = 32
 

@@ -1,9 +1,10 @@
-"""Readers, writers and resizers on one device buffer together: every call returns in time, and pure readers stay right.
+"""Readers, writers and resizers on one device buffer together: every call returns in time, and pure
+readers stay right.
 
     python -m tests.soak.soak_buffers [--seconds N] [--seed S]
 
-Each driver that takes buffers of unknown size, in process and in a process of its own. The short version is
-tests/unit/execution/test_contested_buffers.py.
+Each driver that takes buffers of unknown size, in process and in a process of its own. The short
+version is tests/unit/execution/test_contested_buffers.py.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""The compilation cache with the lab device: python -m tests.soak.soak_cache [--seconds S] [--seed S].
+"""The compilation cache with the lab device: python -m tests.soak.soak_cache [--seconds S] [--seed
+S].
 
-Eight processes hammer one directory for ten minutes; a thousand times one of eight that change a registry is killed; then
-a process is killed at every file operation, every file operation of every flow, of the cache and of the registry, fails in
-every way, and every attack is made at every moment of a load and of a save. With fewer seconds there are fewer kills of
-those eight. Prints figures; exit code 1 for a wrong answer, an exception, or anything found that should not be.
+Eight processes hammer one directory for ten minutes; a thousand times one of eight that change a
+registry is killed; then a process is killed at every file operation, every file operation of every
+flow, of the cache and of the registry, fails in every way, and every attack is made at every moment
+of a load and of a save. With fewer seconds there are fewer kills of those eight. Prints figures;
+exit code 1 for a wrong answer, an exception, or anything found that should not be.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Every bit of an OpenVINO entry: python -m tests.soak.soak_cache_openvino [--stride N] [--cycles N] [--seed S].
+"""Every bit of an OpenVINO entry: python -m tests.soak.soak_cache_openvino [--stride N] [--cycles
+N] [--seed S].
 
-Each bit of both cache files of a quantised network is flipped: the driver must refuse it before OpenVINO is asked
-anything. Seeded ones go through whole compiles. Prints figures; exit code 1 when something was accepted, or answered
-wrong; 2 without the corpus or OpenVINO.
+Each bit of both cache files of a quantised network is flipped: the driver must refuse it before
+OpenVINO is asked anything. Seeded ones go through whole compiles. Prints figures; exit code 1 when
+something was accepted, or answered wrong; 2 without the corpus or OpenVINO.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Declarations of accuracy on inputs that nobody recorded: 150 crops of pictures, or blends of recorded inputs, of every 8-bit
-network of the corpus, operation by operation and as a whole.
+"""Declarations of accuracy on inputs that nobody recorded: 150 crops of pictures, or blends of
+recorded inputs, of every 8-bit network of the corpus, operation by operation and as a whole.
 
     python -m tests.soak.soak_crops [--count N] [--only ID,...] [--most-macs N]
 
-Prints every result that is farther off than its declared class allows. tests/golden/test_crops.py runs a few.
+Prints every result that is farther off than its declared class allows. tests/golden/test_crops.py
+runs a few.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tests.golden.engine_grid import ENGINES
 
 COUNT = 150
 MOST_MACS = 2_000_000_000
-"""Multiply-accumulates of the largest network that LiteRT's reference kernels compute in seconds."""
+"""Multiply-accumulates of the largest network that LiteRT's reference kernels compute in seconds.
+"""
 
 
 def main() -> int:

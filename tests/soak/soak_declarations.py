@@ -2,8 +2,9 @@
 
     python -m tests.soak.soak_declarations [--count N] [--seed S] [--jobs J] [--show F]
 
-Half of the models are ordinary, half unusual; each operation in turn. Exit code 1 when an engine refuses or crashes on what it
-said yes to, or computes it farther off than the class that it declares. tests/differential/test_declarations.py judges a few.
+Half of the models are ordinary, half unusual; each operation in turn. Exit code 1 when an engine
+refuses or crashes on what it said yes to, or computes it farther off than the class that it
+declares. tests/differential/test_declarations.py judges a few.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m tests.soak.soak_differential [--count N] [--seed S] [--jobs J] [--show F]
 
-Two thirds are single operations, each in turn, in the types that LiteRT runs; the others are small graphs. Exit code 1
-when Penstock refuses what LiteRT runs, or computes otherwise than the rule of comparison allows. The short
-version is tests/differential.
+Two thirds are single operations, each in turn, in the types that LiteRT runs; the others are small
+graphs. Exit code 1 when Penstock refuses what LiteRT runs, or computes otherwise than the rule of
+comparison allows. The short version is tests/differential.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def run_chunk(bounds: tuple[int, int]) -> Figures:
 
 
 def planned(seed: int) -> tuple[str, str, Kind | None]:
-    """What the model number *seed* is: its size ("single" or "graph"), its operation, and its kind where that is one of the
-    operation's own.
+    """What the model number *seed* is: its size ("single" or "graph"), its operation, and its kind
+    where that is one of the operation's own.
     """
     if seed % 3 == 2:
         return "graph", "", None

@@ -1,10 +1,10 @@
-"""Every network and unit on every engine, on all together and dealt out in turn, in every accuracy class; and every operation of
-every network by itself.
+"""Every network and unit on every engine, on all together and dealt out in turn, in every accuracy
+class; and every operation of every network by itself.
 
     python -m tests.soak.soak_engines [--only ID,...] [--arrangement first|together|alternating]
 
-Prints what fails. What is known to (tests/golden/engine_gaps.py) is run too: it fails the soak once it passes.
-tests/golden/test_engines.py runs the units and a dozen networks.
+Prints what fails. What is known to (tests/golden/engine_gaps.py) is run too: it fails the soak once
+it passes. tests/golden/test_engines.py runs the units and a dozen networks.
 """
 
 from __future__ import annotations

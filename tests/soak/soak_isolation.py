@@ -1,5 +1,5 @@
-"""Drivers in processes of their own, killed over and over; a host, fed messages that are damaged; and every fault before and
-after every message.
+"""Drivers in processes of their own, killed over and over; a host, fed messages that are damaged;
+and every fault before and after every message.
 
     python -m tests.soak.soak_isolation [--kills N] [--messages N] [--seed S] [--no-grid]
 
@@ -117,7 +117,9 @@ def kills(count: int, seed: int) -> int:
 
 
 def fuzz(count: int, seed: int) -> int:
-    """Damaged messages to one host, from a client after another; a client that keeps to the rules is served all along."""
+    """Damaged messages to one host, from a client after another; a client that keeps to the rules
+    is served all along.
+    """
     draw = random.Random(seed)
     began = time.monotonic()
     keeper = connect(PLACE)
@@ -165,7 +167,9 @@ def messages() -> list[bytes]:
 
 
 def damaged(draw: random.Random, corpus: list[bytes]) -> bytes:
-    """A message with its call renumbered and perhaps some of its bytes changed, in a body rather than around it."""
+    """A message with its call renumbered and perhaps some of its bytes changed, in a body rather
+    than around it.
+    """
     if draw.random() < 0.02:
         return draw.randbytes(draw.randrange(64))
     data = bytearray(draw.choice(corpus))

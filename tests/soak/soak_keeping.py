@@ -2,7 +2,8 @@
 
     python -m tests.soak.soak_keeping [--count N] [--seed N]
 
-It answers, or hangs up, and takes no more memory than before. tests/unit/ipc/test_keeping.py draws a few.
+It answers, or hangs up, and takes no more memory than before. tests/unit/ipc/test_keeping.py draws
+a few.
 """
 
 from __future__ import annotations

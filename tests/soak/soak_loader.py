@@ -1,8 +1,8 @@
 """Mutation fuzzing of the TFLite loader: python -m tests.soak.soak_loader [--count N] [--seed S].
 
-Every damaged file must load or be refused by name, in bounded time and memory; what loads must come through the
-writer unchanged, and run on the reference driver or fail by name. Prints figures; exit code 1 when one file
-did not, with its seed.
+Every damaged file must load or be refused by name, in bounded time and memory; what loads must come
+through the writer unchanged, and run on the reference driver or fail by name. Prints figures; exit
+code 1 when one file did not, with its seed.
 """
 
 # a program: it prints its figures

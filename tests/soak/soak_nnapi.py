@@ -1,8 +1,8 @@
 """Mutation fuzzing of NNAPI models: python -m tests.soak.soak_nnapi [--count N] [--seed S].
 
-Models of the operation vectors, changed at random, must be lowered and run on the reference device, or be refused or
-fail with an error of Penstock's, in bounded time and memory. Prints figures; exit code 1 when one did not, with
-its seed.
+Models of the operation vectors, changed at random, must be lowered and run on the reference device,
+or be refused or fail with an error of Penstock's, in bounded time and memory. Prints figures; exit
+code 1 when one did not, with its seed.
 """
 
 from __future__ import annotations

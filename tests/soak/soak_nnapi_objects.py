@@ -1,8 +1,10 @@
-"""NNAPI's object model against the lowering: python -m tests.soak.soak_nnapi_objects [--count N] [--seed S].
+"""NNAPI's object model against the lowering: python -m tests.soak.soak_nnapi_objects [--count N]
+[--seed S].
 
-Every model of the operation vectors, and of their derived runs, built call by call, values first and values last, must be
-the model that the lowering makes of it at once. Then such models changed at random: whatever their calls meet is an
-`NnapiError`, and what the lowering takes, the calls take. Prints figures; exit code 1 when one did not, with its place.
+Every model of the operation vectors, and of their derived runs, built call by call, values first
+and values last, must be the model that the lowering makes of it at once. Then such models changed
+at random: whatever their calls meet is an `NnapiError`, and what the lowering takes, the calls
+take. Prints figures; exit code 1 when one did not, with its place.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def _compare(
 
 
 def _is_loss(found: str) -> bool:
-    """Calls sort operations, and have no lifetime that contradicts what was called: they may take more."""
+    """Calls sort operations, and have no lifetime that contradicts what was called: they may take
+    more.
+    """
     return bool(found) and found not in {"accepted", "another digest"}
 
 

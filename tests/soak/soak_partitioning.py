@@ -1,5 +1,5 @@
-"""Random graphs over 1 to 4 reference devices with random support tables, by both rules of placement: the partitioned
-result equals the unpartitioned one, bit for bit.
+"""Random graphs over 1 to 4 reference devices with random support tables, by both rules of
+placement: the partitioned result equals the unpartitioned one, bit for bit.
 
     python -m tests.soak.soak_partitioning [--count N] [--seed S]
 

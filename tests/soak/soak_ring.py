@@ -2,8 +2,9 @@
 
     python -m tests.soak.soak_ring [--count N]
 
-The device writes zeros. Calls are a burst's, or plain executions; arrays lie in a pool, or are staged, by turns; now and then a pool is
-new, a call has a deadline, or the burst is another. The short versions are in tests/unit/ipc/test_ring.py and test_rings.py.
+The device writes zeros. Calls are a burst's, or plain executions; arrays lie in a pool, or are
+staged, by turns; now and then a pool is new, a call has a deadline, or the burst is another. The
+short versions are in tests/unit/ipc/test_ring.py and test_rings.py.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def main() -> int:
         prepared = RemoteDevice(channel).prepare_model(_model(), PrepareConfig())
         if not isinstance(prepared, RemotePreparedModel):
             raise TypeError(prepared)
-        # Memory that comes for the first time goes with a message, which this channel carries no arrays beside.
+        # Memory that comes for the first time goes with a message, which this channel carries no
+        # arrays beside.
         rings = prepared._rings
         assert rings is not None
         rings._is_lasting = lambda memory: True  # type: ignore[method-assign]  # noqa: ARG005

@@ -1,9 +1,11 @@
-"""NNAPI's operation vectors, every run of every case, on each driver that computes, in this process and isolated:
+"""NNAPI's operation vectors, every run of every case, on each driver that computes, in this process
+and isolated:
 
     python -m tests.soak.soak_vectors [--only DRIVER,...] [--operation NAME]...
 
-A run passes, or the driver does not take it and says why; isolated it ends as it does here. Prints for each driver how many runs
-end how, and every reason that one was not taken; exit code 1 when a run fails, or ends otherwise. tests/conformance runs some of them.
+A run passes, or the driver does not take it and says why; isolated it ends as it does here. Prints
+for each driver how many runs end how, and every reason that one was not taken; exit code 1 when a
+run fails, or ends otherwise. tests/conformance runs some of them.
 """
 
 from __future__ import annotations

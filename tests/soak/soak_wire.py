@@ -1,8 +1,9 @@
 """Mutation fuzzing of the wire: python -m tests.soak.soak_wire [--count N] [--seed S].
 
-Half of the inputs go to the decoders, most of the rest to a dispatcher over the null driver, and the others, as streams
-of frames with descriptors, to a host's side of a connection. Each is decoded or refused by name, answered or failed by
-name; memory stays in bounds, and no descriptor, mapping or thread is left. The short version is tests/unit/ipc/test_fuzz.py.
+Half of the inputs go to the decoders, most of the rest to a dispatcher over the null driver, and
+the others, as streams of frames with descriptors, to a host's side of a connection. Each is decoded
+or refused by name, answered or failed by name; memory stays in bounds, and no descriptor, mapping
+or thread is left. The short version is tests/unit/ipc/test_fuzz.py.
 """
 
 from __future__ import annotations

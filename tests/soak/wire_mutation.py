@@ -1,4 +1,6 @@
-"""Seeded damage to messages, and one trial of each way that they come in by: decoders, a dispatcher, a host's client."""
+"""Seeded damage to messages, and one trial of each way that they come in by: decoders, a
+dispatcher, a host's client.
+"""
 
 from __future__ import annotations
 
@@ -192,7 +194,9 @@ class Device:
 
 
 def try_host(rng: random.Random) -> str:
-    """A host's side of a connection takes `FRAMES` damaged messages, or ends it, and leaves nothing behind."""
+    """A host's side of a connection takes `FRAMES` damaged messages, or ends it, and leaves nothing
+    behind.
+    """
     ours, theirs = socket.socketpair()
     over = threading.Event()
     Client(Connection(theirs), [Dispatcher(create(), owns_device=False)], over.set).start()

@@ -1,4 +1,6 @@
-"""What public functions say of arguments that are none they take: one `InputError`, never an error of what lies below."""
+"""What public functions say of arguments that are none they take: one `InputError`, never an error
+of what lies below.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 REST: Mapping[str, tuple[str, ...]] = {
     "execution": (),
     "compilation": (
-        "background compilation control recovery",
         "caching filling given_files misses",
         "receipt show trace",
     ),
@@ -78,7 +77,9 @@ def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def circles_inside(package: str, source: Path = SOURCE) -> tuple[str, ...]:
-    """The circles among the modules below `penstock.<package>`; the package's own `__init__` is not one of them."""
+    """The circles among the modules below `penstock.<package>`; the package's own `__init__` is not
+    one of them.
+    """
     prefix = f"penstock.{package}."
     files = {n: p for n, p in modules(source).items() if n.startswith(prefix)}
     found = circles({n: imported(n, files) for n in files})

@@ -126,7 +126,9 @@ INSTALLS = re.compile(r"pip install (?:--\S+ )*(['\"]?)([^\s'\"`;,)#]*)\1")
 
 
 def install_commands() -> list[tuple[str, str]]:
-    """(file, requirement) of every `pip install` of Penstock that a reader is told, in documents and in code."""
+    """(file, requirement) of every `pip install` of Penstock that a reader is told, in documents
+    and in code.
+    """
     folders = ("docs", "examples", "scripts", "src", "tests", ".ci")
     files = [
         *ROOT.glob("*.md"),

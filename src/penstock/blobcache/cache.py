@@ -23,9 +23,11 @@ B = TypeVar("B", bound=Buffer)
 
 
 class BlobCache:
-    """A mapping from bytes to bytes that evicts entries to stay within its limits (NNAPI's `BlobCache`).
+    """A mapping from bytes to bytes that evicts entries to stay within its limits (NNAPI's
+    `BlobCache`).
 
-    `total` counts keys and values, not the memory around them. *seed* makes `Select.RANDOM` repeatable.
+    `total` counts keys and values, not the memory around them. *seed* makes `Select.RANDOM`
+    repeatable.
     *version* is written by `flatten`; what has another one is not read by `unflatten`.
     Not thread-safe; `PersistentBlobCache` is.
     """
@@ -68,8 +70,9 @@ class BlobCache:
     def set(self, key: Buffer, value: Buffer) -> bool:
         """Stores a copy of *value* under a copy of *key*; whether it did.
 
-        It does not when key or value is empty, when one of them or both together exceed a limit, or when the
-        policy frees too little. A value that the key had before then stays, unless it was evicted.
+        It does not when key or value is empty, when one of them or both together exceed a limit, or
+        when the policy frees too little. A value that the key had before then stays, unless it was
+        evicted.
         """
         key, value = _bytes(key), _bytes(value)
         if not self.limits.admit(len(key), len(value)):
@@ -102,9 +105,11 @@ class BlobCache:
         return self._entries.get(_bytes(key))
 
     def get_into(self, key: Buffer, buffer: Buffer | None) -> int:
-        """Size of the value, 0 when there is none; the value is written to the start of *buffer* if it fits.
+        """Size of the value, 0 when there is none; the value is written to the start of *buffer* if
+        it fits.
 
-        A contiguous buffer of any type does. None asks for the size alone. Only a get that writes is a use.
+        A contiguous buffer of any type does. None asks for the size alone. Only a get that writes
+        is a use.
         """
         found = self.peek(key)
         if found is None:
@@ -116,10 +121,11 @@ class BlobCache:
     def get_allocated(
         self, key: Buffer, allocate: Callable[[int], B | None]
     ) -> tuple[int, B | None]:
-        """Size of the value, and the buffer of that many bytes that *allocate* gave, with the value in it.
+        """Size of the value, and the buffer of that many bytes that *allocate* gave, with the value
+        in it.
 
-        `(0, None)` when there is no value: *allocate* is not called then. `(size, None)` when *allocate*
-        answered None. Raises `InputError` when its buffer is too small.
+        `(0, None)` when there is no value: *allocate* is not called then. `(size, None)` when
+        *allocate* answered None. Raises `InputError` when its buffer is too small.
         """
         found = self.peek(key)
         if found is None:
@@ -154,7 +160,8 @@ class BlobCache:
     def flatten_into(self, buffer: Buffer) -> int:
         """Writes what `flatten` gives to the start of *buffer*; its size.
 
-        Raises `InputError`, having written nothing, when *buffer* is smaller than `flattened_size()`.
+        Raises `InputError`, having written nothing, when *buffer* is smaller than
+        `flattened_size()`.
         """
         data = self.flatten()
         if not fill(buffer, data):
@@ -165,8 +172,8 @@ class BlobCache:
     def unflatten(self, data: Buffer) -> bool:
         """Replaces the entries by those in *data*, subject to this cache's limits and policy.
 
-        False when another version wrote them: the cache is empty then. Raises `MalformedBlobs` when *data* is
-        not what `flatten` gives: the cache is empty then too.
+        False when another version wrote them: the cache is empty then. Raises `MalformedBlobs` when
+        *data* is not what `flatten` gives: the cache is empty then too.
         """
         self.clear()
         entries = flat.unflatten(memoryview(_bytes(data)), self.version)
@@ -205,7 +212,9 @@ def fill(buffer: Buffer | None, value: bytes) -> bool:
 
 
 def fill_allocated(allocate: Callable[[int], B | None], value: bytes) -> B | None:
-    """A buffer from *allocate* with *value* in it, or None. Raises `InputError` when it is too small."""
+    """A buffer from *allocate* with *value* in it, or None. Raises `InputError` when it is too
+    small.
+    """
     buffer = allocate(len(value))
     if buffer is not None and not fill(buffer, value):
         raise InputError(f"the allocator gave too small a buffer for {len(value)} bytes")

@@ -1,8 +1,8 @@
 """The checksum of a blob cache's file: CRC-32C's polynomial, initial value 0, no final inversion.
 
-Without the two inversions the checksum is linear and blind to zeros in front. Both help: the words are cut into
-lanes that advance together, and the lanes' checksums are put together with one matrix each time their length
-doubles. (The standard CRC-32C of the same bytes is another number.)
+Without the two inversions the checksum is linear and blind to zeros in front. Both help: the words
+are cut into lanes that advance together, and the lanes' checksums are put together with one matrix
+each time their length doubles. (The standard CRC-32C of the same bytes is another number.)
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ class Clock(Protocol):
         """Returns after that long."""
 
     def after(self, seconds: float, action: Callable[[], object]) -> Callable[[], None]:
-        """Has *action* called in that long, in another thread, unless what this returns is called before.
+        """Has *action* called in that long, in another thread, unless what this returns is called
+        before.
 
         Raises `RuntimeError` when no thread can be started.
         """

@@ -18,7 +18,9 @@ _OWNER_ONLY: Final = 0o600
 
 
 class Files(Protocol):
-    """Operations on files; each raises `OSError` where the system does. Descriptors are never inherited."""
+    """Operations on files; each raises `OSError` where the system does. Descriptors are never
+    inherited.
+    """
 
     def open_read(self, path: Path) -> int:
         """A descriptor for reading an existing regular file; a symbolic link is not followed."""
@@ -105,7 +107,9 @@ class OsFiles:
     if sys.platform == "win32":
 
         def replace(self, source: Path, target: Path) -> None:
-            """As the contract; tried for a second, since no file is replaced while somebody reads it."""
+            """As the contract; tried for a second, since no file is replaced while somebody reads
+            it.
+            """
             for _ in range(50):
                 try:
                     source.replace(target)

@@ -11,8 +11,9 @@
 | 28 | the build id, UTF-8; zero bytes up to the next multiple of 8 at or after 32 + its size |
 | then | per entry u64 key size, u64 value size, key, value, zero bytes up to a multiple of 8 |
 
-Entries stand in order of last use, the longest ago first, so that whoever reads them one after the other into an
-empty cache has the order again. A file puts `nn$$` and a u32 checksum of all that follows before this.
+Entries stand in order of last use, the longest ago first, so that whoever reads them one after the
+other into an empty cache has the order again. A file puts `nn$$` and a u32 checksum of all that
+follows before this.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def flatten(entries: Entries, version: Version) -> bytes:
 def unflatten(data: memoryview, version: Version) -> list[tuple[bytes, bytes]] | None:
     """The entries in *data*; None when another version wrote them.
 
-    Raises `MalformedBlobs` for anything that `flatten` cannot have written. No size that the bytes claim is
-    used before it is compared with how many there are.
+    Raises `MalformedBlobs` for anything that `flatten` cannot have written. No size that the bytes
+    claim is used before it is compared with how many there are.
     """
     if len(data) < _HEADER.size:
         raise MalformedBlobs(f"{len(data)} bytes end inside the header of {_HEADER.size}")

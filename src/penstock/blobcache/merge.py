@@ -13,9 +13,9 @@ def merge(
 ) -> dict[bytes, bytes]:
     """What *mine* and *theirs* have become together since both were *base*.
 
-    A key that one side changed, added or removed is as that side has it. Where both did, mine has precedence, but
-    a value has precedence over none. All are in order of last use; *used* are those of mine used since: they come last,
-    in my order.
+    A key that one side changed, added or removed is as that side has it. Where both did, mine has
+    precedence, but a value has precedence over none. All are in order of last use; *used* are those
+    of mine used since: they come last, in my order.
     """
     last = [key for key in mine if key in used or key not in theirs]
     first = theirs.keys() - set(last)

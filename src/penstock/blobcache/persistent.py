@@ -34,14 +34,14 @@ LOCK_TIMEOUT_S: Final = 10.0
 class PersistentBlobCache:
     """A `BlobCache` with a file (NNAPI's `NNCache`, its flaws left out). Safe from any thread.
 
-    Before `initialize` and after `terminate` every get misses and every set is ignored. The file is read at
-    the first use, and written *save_delay* seconds after the first change since it was last written, by `terminate`,
-    and when the interpreter ends. Writing merges: entries that other processes wrote stay, those that they
-    freed go. Without a *path* nothing is kept.
+    Before `initialize` and after `terminate` every get misses and every set is ignored. The file is
+    read at the first use, and written *save_delay* seconds after the first change since it was last
+    written, by `terminate`, and when the interpreter ends. Writing merges: entries that other
+    processes wrote stay, those that they freed go. Without a *path* nothing is kept.
 
-    A file that cannot be read, written or believed never raises here; `problem` says what is wrong, and a
-    warning is logged. All who share a file should use the same limits and version: what does not fit the one who
-    writes is not kept.
+    A file that cannot be read, written or believed never raises here; `problem` says what is wrong,
+    and a warning is logged. All who share a file should use the same limits and version: what does
+    not fit the one who writes is not kept.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class PersistentBlobCache:
         return None if self._store is None else self._store.path
 
     def set_path(self, path: str | os.PathLike[str] | None) -> None:
-        """Says where the file is. `StateError` once it has been read, until `terminate`; `InputError` for no path."""
+        """Says where the file is. `StateError` once it has been read, until `terminate`;
+        `InputError` for no path.
+        """
         with self._lock:
             if self._loaded:
                 raise StateError("the path of a blob cache in use; call terminate() first")
@@ -126,7 +128,9 @@ class PersistentBlobCache:
         return self._problem
 
     def initialize(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
-        """Starts an empty cache; what the file has is there at the first use. `StateError` when started."""
+        """Starts an empty cache; what the file has is there at the first use. `StateError` when
+        started.
+        """
         with self._saving, self._lock:
             if self._cache is not None:
                 raise StateError("this blob cache is initialized; call terminate() first")
@@ -173,7 +177,9 @@ class PersistentBlobCache:
     def get_allocated(
         self, key: Buffer, allocate: Callable[[int], B | None]
     ) -> tuple[int, B | None]:
-        """As `BlobCache.get_allocated`. `(0, None)` when not initialized. No lock is held in *allocate*."""
+        """As `BlobCache.get_allocated`. `(0, None)` when not initialized. No lock is held in
+        *allocate*.
+        """
         found = self._peek(key)
         if found is None:
             return 0, None
@@ -217,8 +223,8 @@ class PersistentBlobCache:
     def save(self) -> bool:
         """Writes now what was changed, merged with what others wrote, which is then here too.
 
-        True when there was nothing to write, or it was written. False when that failed: `problem` says why,
-        nothing is lost, and it is tried again after the next change.
+        True when there was nothing to write, or it was written. False when that failed: `problem`
+        says why, nothing is lost, and it is tried again after the next change.
         """
         with self._saving:
             return self._save()
@@ -291,7 +297,9 @@ class PersistentBlobCache:
         return cache
 
     def _believe(self, file: bytes | None, limits: Limits) -> list[tuple[bytes, bytes]] | None:
-        """The entries of a file; None when there is none of this version, or it is not to be believed."""
+        """The entries of a file; None when there is none of this version, or it is not to be
+        believed.
+        """
         if file is None:
             return None
         try:

@@ -1,9 +1,9 @@
 """One small file that several processes read and replace as a whole.
 
-Replacing is atomic: a new file is written beside the old one, synced and renamed. A process that dies, at whatever
-point, leaves the old file or the new one. Those who replace take turns by a lock on `<name>.lock`, a file
-that stays; that is also why the new file can have one name, `<name>.tmp`, and the next writer removes what a dead one
-left. Readers take no lock.
+Replacing is atomic: a new file is written beside the old one, synced and renamed. A process that
+dies, at whatever point, leaves the old file or the new one. Those who replace take turns by a lock
+on `<name>.lock`, a file that stays; that is also why the new file can have one name, `<name>.tmp`,
+and the next writer removes what a dead one left. Readers take no lock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Store:
     def read(self, most: int) -> bytes | None:
         """The file's bytes; None where there is no file.
 
-        A file of more than *most* bytes is read up to *most* + 1 of them, so that the caller can tell.
+        A file of more than *most* bytes is read up to *most* + 1 of them, so that the caller can
+        tell.
         """
         try:
             fd = self._files.open_read(self.path)
@@ -47,11 +48,12 @@ class Store:
         return b"".join(parts)
 
     def update(self, most: int, change: Callable[[bytes | None], bytes]) -> None:
-        """Replaces the file by what *change* makes of its bytes, which are given as `read` gives them.
+        """Replaces the file by what *change* makes of its bytes, which are given as `read` gives
+        them.
 
-        Nobody else's `update` comes between. Nothing is written when the bytes stay the same. Raises `OSError`
-        (`TimeoutError` when the lock was not to be had) with the old file still there, or, when only making
-        the new name durable failed, with the new one there.
+        Nobody else's `update` comes between. Nothing is written when the bytes stay the same.
+        Raises `OSError` (`TimeoutError` when the lock was not to be had) with the old file still
+        there, or, when only making the new name durable failed, with the new one there.
         """
         with self._locked():
             old = self.read(most)
@@ -68,7 +70,8 @@ class Store:
             try:
                 self._wait_for_lock(fd, end)
                 try:
-                    # Somebody who tidied up may have removed what was locked; others would lock a new one.
+                    # Somebody who tidied up may have removed what was locked; others would lock a
+                    # new one.
                     current = self._files.is_current(fd, name)
                     if current:
                         yield

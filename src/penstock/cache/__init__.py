@@ -1,7 +1,8 @@
-"""The compilation cache: what a compile left behind, found again, verified by its driver, explained.
+"""The compilation cache: what a compile left behind, found again, verified by its driver,
+explained.
 
-`CacheInfo` says where a compile's cache is, `Cache` looks after a directory. A driver never sees any of
-this: it gets open files. docs/cache-directory.md has the layout.
+`CacheInfo` says where a compile's cache is, `Cache` looks after a directory. A driver never sees
+any of this: it gets open files. docs/cache-directory.md has the layout.
 """
 
 from importlib import import_module
@@ -23,7 +24,9 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name, and `engine`, when first asked for: a compile that hits loads only what a hit needs."""
+    """Each name, and `engine`, when first asked for: a compile that hits loads only what a hit
+    needs.
+    """
     if name == "engine":
         return import_module(f"{__name__}.engine")
     if name not in _HOMES:

@@ -41,9 +41,12 @@ class _Gone:
 class CacheEntry:
     """One entry of a cache directory.
 
-    *token* is the 32 bytes that name it, *model_cache* and *data_cache* are its files, *nbytes* what they and
-    the index take, *created* and *used* seconds since the epoch. What the index tells, and is empty without
-    a sound one: *device* and *version*, whose artefact it is; *ingredients*, name -> text of all that it was
+    *token* is the 32 bytes that name it, *model_cache* and *data_cache* are its files, *nbytes*
+    what they and
+    the index take, *created* and *used* seconds since the epoch. What the index tells, and is empty
+    without
+    a sound one: *device* and *version*, whose artefact it is; *ingredients*, name -> text of all
+    that it was
     compiled from; *binding*, their digest; *compile_ns*, how long that took.
     """
 
@@ -64,8 +67,10 @@ class CacheEntry:
 class Explanation:
     """Whether a compile would find its entry, *found*, and why not: *reason* is `<Name>: sentence`.
 
-    *token* is what the entry is, or would be, named by (the caller's own, where it was compiled under one) and
-    *ingredients* what the key is made of. Where there is no such entry *nearest* is the index record of the one that differs least, and *changed* names
+    *token* is what the entry is, or would be, named by (the caller's own, where it was compiled
+    under one) and
+    *ingredients* what the key is made of. Where there is no such entry *nearest* is the index
+    record of the one that differs least, and *changed* names
     the ingredients that differ.
     """
 
@@ -78,7 +83,8 @@ class Explanation:
 
 
 class Removed(list[CacheEntry]):
-    """The entries that went, and *kept*: how many others could not be removed, the first for *reason*.
+    """The entries that went, and *kept*: how many others could not be removed, the first for
+    *reason*.
 
     *reason* is `<Name>: sentence`; entries in use at the moment are not counted.
     """
@@ -91,8 +97,8 @@ class Removed(list[CacheEntry]):
 class Cache:
     """The compilation cache in *directory*; None is the one of `compile(cache=True)`.
 
-    Safe beside any number of compiles in other processes: an entry that one of them uses at the moment is
-    left alone. Nothing here makes a directory that is not there: it is an empty cache.
+    Safe beside any number of compiles in other processes: an entry that one of them uses at the
+    moment is left alone. Nothing here makes a directory that is not there: it is an empty cache.
     """
 
     def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
@@ -106,9 +112,11 @@ class Cache:
         return [self._entry(group) for group in found]
 
     def verify(self) -> list[tuple[CacheEntry, CacheError | None]]:
-        """Each entry, with None where a driver would accept it, else the error that it would be refused with.
+        """Each entry, with None where a driver would accept it, else the error that it would be
+        refused with.
 
-        Entries that others remove meanwhile, or replace at every look, are left out. Reads every file and compares it with what its driver's registry lists. Raises `Unreadable` for a
+        Entries that others remove meanwhile, or replace at every look, are left out. Reads every
+        file and compares it with what its driver's registry lists. Raises `Unreadable` for a
         directory that cannot be listed.
         """
         verdicts = [(entry, self._verified(entry)) for entry in self.entries()]
@@ -124,12 +132,17 @@ class Cache:
         operations: Sequence[int] | None = None,
         shapes: Mapping[int, Sequence[int]] | None = None,
     ) -> Explanation:
-        """Whether a compile of *model* on *device* would find its entry, and if not, what has changed.
+        """Whether a compile of *model* on *device* would find its entry, and if not, what has
+        changed.
 
-        *step* and *operations* are the part that *device* gets, a model of its own and its indexes in *model*;
-        None is the whole. *shapes* are the input shapes given for the compile, by input position. For a model that
-        is to be loaded and partitioned, and for devices by name, there is `penstock.runtime.explain.explain_model`.
-        *config* None is what a compile with no further arguments asks for. Raises `InputError` for something else
+        *step* and *operations* are the part that *device* gets, a model of its own and its indexes
+        in *model*;
+        None is the whole. *shapes* are the input shapes given for the compile, by input position.
+        For a model that
+        is to be loaded and partitioned, and for devices by name, there is
+        `penstock.runtime.explain.explain_model`.
+        *config* None is what a compile with no further arguments asks for. Raises `InputError` for
+        something else
         than these.
         """
         if not isinstance(model, Model):
@@ -166,10 +179,11 @@ class Cache:
         return Explanation(token, ingredients, False, reason, nearest, changed)
 
     def gc(self, max_bytes: int | None = None) -> Removed:
-        """Removes the entries unused for longest until at most *max_bytes* are left, and what dead processes left.
+        """Removes the entries unused for longest until at most *max_bytes* are left, and what dead
+        processes left.
 
-        None is the knob `cache_limit_mib`. Returns the entries that went, and what could not be removed;
-        those in use stay. Raises `Unreadable`.
+        None is the knob `cache_limit_mib`. Returns the entries that went, and what could not be
+        removed; those in use stay. Raises `Unreadable`.
         """
         if max_bytes is None:
             limit = knobs.cache_limit_mib()
@@ -179,8 +193,8 @@ class Cache:
         return self._collect(max_bytes)
 
     def clear(self) -> Removed:
-        """Removes every entry that nobody uses at the moment, also from the drivers' registries, and what was
-        measured of placements.
+        """Removes every entry that nobody uses at the moment, also from the drivers' registries,
+        and what was measured of placements.
 
         Returns the entries that went, and what could not be removed. Raises `Unreadable`.
         """
@@ -236,7 +250,9 @@ class Cache:
         )
 
     def _verified(self, entry: CacheEntry) -> CacheError | _Gone | None:
-        """The defect of what stands there; others may replace it, or remove it, while it is looked at."""
+        """The defect of what stands there; others may replace it, or remove it, while it is looked
+        at.
+        """
         store = self._cache.store
         names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
         for _ in range(_MOST_LOOKS):

@@ -20,8 +20,9 @@ _SLACK: Final = 1.0
 
 
 class Now(NamedTuple):
-    """What the clocks say: *wall*, seconds since the epoch, which anybody may set, and *up*, seconds since the
-    system *boot* began, which nobody can; 0 and empty where the platform has no such clock.
+    """What the clocks say: *wall*, seconds since the epoch, which anybody may set, and *up*,
+    seconds since the system *boot* began, which nobody can; 0 and empty where the platform has no
+    such clock.
     """
 
     wall: float
@@ -32,11 +33,12 @@ class Now(NamedTuple):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """What the holder of a lease says of itself in the lease file.
 
-    The process *pid* that *started* at this tick of the system *boot*, in the process *namespace* (each
-    empty where the platform does not tell), claims the entry for *seconds*, *until* this second since the
-    epoch; it began when the system was *up* for so many seconds, 0 where that is not known. With *late* its
-    driver will write the *models* and *datas* files some time before then; where it is also *marked* it has
-    given that up once no opening of the entry's lock is (`penstock.cache.marks`).
+    The process *pid* that *started* at this tick of the system *boot*, in the process *namespace*
+    (each empty where the platform does not tell), claims the entry for *seconds*, *until* this
+    second since the epoch; it began when the system was *up* for so many seconds, 0 where that is
+    not known. With *late* its driver will write the *models* and *datas* files some time before
+    then; where it is also *marked* it has given that up once no opening of the entry's lock is
+    (`penstock.cache.marks`).
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
@@ -86,7 +88,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return not now.wall < self.until
 
     def expired(self, now: Now, most: float) -> bool:
-        """Whether a late writer has had its time, of which it gets at most *most* seconds, whatever it claims.
+        """Whether a late writer has had its time, of which it gets at most *most* seconds, whatever
+        it claims.
 
         Nobody waits for it on a clock that was set back to before it began.
         """
@@ -98,7 +101,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         return self.up > 0 and now.up > 0 and self.boot == now.boot != ""
 
     def dead(self) -> bool:
-        """Whether the process is known to be gone. One that cannot be seen from here counts as alive."""
+        """Whether the process is known to be gone. One that cannot be seen from here counts as
+        alive.
+        """
         return Process(self.pid, self.started, self.boot, self.namespace).ended() is True
 
 

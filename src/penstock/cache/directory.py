@@ -34,12 +34,13 @@ _KINDS: Final = ("model", "data")
 
 
 class CacheDirectory:
-    """The cache in directory *path*. Making one touches nothing; the directory is made by the first lease.
+    """The cache in directory *path*. Making one touches nothing; the directory is made by the first
+    lease.
 
-    Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes; None is
-    the user's key store. *clock* gives seconds since the epoch, *uptime* those since the system began, *seals*
-    another `Seal` of a driver version, and *locks* names another directory for the locks of entries than the one in the
-    state directory.
+    Thread-safe, and safe with any number of processes on one directory. *keys* seals the indexes;
+    None is the user's key store. *clock* gives seconds since the epoch, *uptime* those since the
+    system began, *seals* another `Seal` of a driver version, and *locks* names another directory
+    for the locks of entries than the one in the state directory.
     """
 
     def __init__(
@@ -68,14 +69,17 @@ class CacheDirectory:
         deadline_ns: int | None = None,
         cancel: CancelToken | None = None,
     ) -> OpenFiles:
-        """The entry's files, open for reading and writing. No process of this user publishes or writes it until they
-        are closed.
+        """The entry's files, open for reading and writing. No process of this user publishes or
+        writes it until they are closed.
 
-        In a directory that can only be read the files are open for reading, without a lock for the driver. Where the
-        state directory can have no locks nothing keeps a writer out, and the seal alone tells.
+        In a directory that can only be read the files are open for reading, without a lock for the
+        driver. Where the state directory can have no locks nothing keeps a writer out, and the seal
+        alone tells.
 
-        *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten` where all
-        files are empty or somebody is writing them, well before *deadline_ns* of the monotonic clock,
+        *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten`
+        where all
+        files are empty or somebody is writing them, well before *deadline_ns* of the monotonic
+        clock,
         `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled` within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
@@ -113,16 +117,16 @@ class CacheDirectory:
     def lease(
         self, token: bytes, *, wait_ns: int | None = None, cancel: CancelToken | None = None
     ) -> Lease | None:
-        """The right to compile the entry of *token*; None where another process of this user has it, and there is no use in
-        waiting.
+        """The right to compile the entry of *token*; None where another process of this user has
+        it, and there is no use in waiting.
 
-        Waits for a living holder at most *wait_ns* nanoseconds and the knob `lease_seconds`, and never beyond
-        the holder's own deadline; `why_not_leased` says which it was. A holder that dies gives it up, and one
-        that does not say who it is gets a second. Where the lease has `waited`, look again
-        before compiling.
+        Waits for a living holder at most *wait_ns* nanoseconds and the knob `lease_seconds`, and
+        never beyond the holder's own deadline; `why_not_leased` says which it was. A holder that
+        dies gives it up, and one that does not say who it is gets a second. Where the lease has
+        `waited`, look again before compiling.
 
-        Raises `Unreadable` when the directory cannot be made, or the state directory can have no locks, `Cancelled`
-        within 50 ms.
+        Raises `Unreadable` when the directory cannot be made, or the state directory can have no
+        locks, `Cancelled` within 50 ms.
         """
         from penstock.cache.lease import take_lease
 
@@ -133,7 +137,9 @@ class CacheDirectory:
         return found
 
     def why_not_leased(self, token: bytes) -> str:
-        """What became of the wait when `lease` of this object last gave None for *token*, in a sentence."""
+        """What became of the wait when `lease` of this object last gave None for *token*, in a
+        sentence.
+        """
         return self._not_leased.get(token, "")
 
     def record(
@@ -165,8 +171,8 @@ class CacheDirectory:
         return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
-        """Of the 256 records used last the one that differs in the fewest of *ingredients*, of several the last; one of
-        the same model goes before any other.
+        """Of the 256 records used last the one that differs in the fewest of *ingredients*, of
+        several the last; one of the same model goes before any other.
         """
         structure = ingredients.get("structure")
         return min(
@@ -193,7 +199,8 @@ class CacheDirectory:
         yield from (record for record in records if record is not None)
 
     def touch(self, token: bytes) -> bool:
-        """Notes that the entry was used now; False where it has no index, or one that cannot be read.
+        """Notes that the entry was used now; False where it has no index, or one that cannot be
+        read.
 
         Never raises: a directory may be read-only.
         """
@@ -206,9 +213,9 @@ class CacheDirectory:
     def restore(self, record: IndexRecord) -> bool:
         """Writes the index of the entry that `open` found last again; whether it did.
 
-        It does not, and waits for nobody, where others use the entry, have replaced it, or have written its
-        index; the first cache file then notes that the entry was used. *record*'s `created` becomes the
-        time of that file. Never raises.
+        It does not, and waits for nobody, where others use the entry, have replaced it, or have
+        written its index; the first cache file then notes that the entry was used. *record*'s
+        `created` becomes the time of that file. Never raises.
         """
         from penstock.cache.restoring import restore
 

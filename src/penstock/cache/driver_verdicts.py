@@ -1,4 +1,6 @@
-"""Which operations a driver's version was found to compute wrongly here: kept in the state directory, sealed."""
+"""Which operations a driver's version was found to compute wrongly here: kept in the state
+directory, sealed.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,10 @@ _DOMAIN: Final = b"penstock driver verdict"
 class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """That *version* of *device* computes operations of these *forms* wrongly.
 
-    Of several forms it does so only where all of them are compiled together. *types* are the operations' types, in
-    order, *accuracy* the least class that the results break, *reason* what was measured, in words. *created* is in
-    seconds since the epoch, *penstock* the version that found it.
+    Of several forms it does so only where all of them are compiled together. *types* are the
+    operations' types, in order, *accuracy* the least class that the results break, *reason* what
+    was measured, in words. *created* is in seconds since the epoch, *penstock* the version that
+    found it.
     """
 
     key: Digits
@@ -53,8 +56,8 @@ class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
     penstock: str = ""
 
     def covered(self, forms: Sequence[Form]) -> list[int]:
-        """The positions among *forms*, those of a model's operations, that it is about; none where not all of its own are
-        there.
+        """The positions among *forms*, those of a model's operations, that it is about; none where
+        not all of its own are there.
         """
         found = [[at for at, form in enumerate(forms) if own.fits(form)] for own in self.forms]
         return sorted({at for each in found for at in each}) if all(found) else []

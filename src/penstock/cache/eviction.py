@@ -26,17 +26,22 @@ from penstock.sealed.files import FileStatus, read_small
 
 MOST_NAMES: Final = 65_536
 MOST_FILES: Final = 16_384
-"""Names, and files of entries among them, that a compile looks at: whoever can write in the directory can fill it."""
+"""Names, and files of entries among them, that a compile looks at: whoever can write in the
+directory can fill it.
+"""
 
 _OTHERS_SECONDS: Final = 86_400.0
-"""How long another user's files that are not published, or not written yet, are left alone: his lease is not seen."""
+"""How long another user's files that are not published, or not written yet, are left alone: his
+lease is not seen.
+"""
 
 MOST_REMOVED: Final = 256
 """Entries and orphans that a compile removes: the next one goes on."""
 
 
 class Found:
-    """The files of one *token*, as a look into the directory found them: published *files* by role and number,
+    """The files of one *token*, as a look into the directory found them: published *files* by role and
+    number,
     *temporaries*, and the *status* of each.
     """
 
@@ -71,8 +76,8 @@ class Found:
 
 
 def scan(store: Store, *, briefly: bool = False) -> list[Found]:
-    """All that the directory holds by token, or *briefly* so much of it as a compile has time for; files with other names
-    are nobody's. Raises `OSError`.
+    """All that the directory holds by token, or *briefly* so much of it as a compile has time for;
+    files with other names are nobody's. Raises `OSError`.
     """
     found: dict[bytes, Found] = {}
     left = MOST_FILES if briefly else sys.maxsize
@@ -106,10 +111,9 @@ def collect(
 ) -> list[bytes]:
     """Removes the entries unused for longest until at most *most_bytes* are left, and every orphan.
 
-    Entries that somebody reads, writes or compiles stay, and so does *keep*; and *briefly* what there is no time for, which
-    later compiles remove. Returns the tokens of the
-    entries that went; *refused* gets those of what could not be removed, and why. Raises `OSError`,
-    `Unreadable`.
+    Entries that somebody reads, writes or compiles stay, and so does *keep*; and *briefly* what
+    there is no time for, which later compiles remove. Returns the tokens of the entries that went;
+    *refused* gets those of what could not be removed, and why. Raises `OSError`, `Unreadable`.
     """
     refused = {} if refused is None else refused
     found = scan(store, briefly=briefly)
@@ -160,10 +164,11 @@ def _noting(store: Store, group: Found, refused: dict[bytes, str]) -> Iterator[N
 
 
 def remove(store: Store, group: Found, *, only_if_dead: bool = False) -> bool:
-    """Removes an entry, files, index, lock and registry row, unless somebody uses it; whether it did.
+    """Removes an entry, files, index, lock and registry row, unless somebody uses it; whether it
+    did.
 
-    With *only_if_dead* it stays while a late writer may still write it. A directory in place of one of its
-    files stays alone, and is raised as `IsADirectoryError`. Raises `OSError`, `CacheError`.
+    With *only_if_dead* it stays while a late writer may still write it. A directory in place of one
+    of its files stays alone, and is raised as `IsADirectoryError`. Raises `OSError`, `CacheError`.
     """
     token = group.token
     entries: set[bytes] = set()
@@ -205,7 +210,9 @@ def _sweep(store: Store, group: Found) -> None:
 
 
 def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
-    """Whether another user has made one of the files, not so long ago that his compile must have ended."""
+    """Whether another user has made one of the files, not so long ago that his compile must have
+    ended.
+    """
     if sys.platform == "win32":
         return False
     since_ns = (store.clock() - _OTHERS_SECONDS) * 1e9
@@ -231,15 +238,16 @@ def _unchanged(store: Store, group: Found) -> bool:
 def _exclusively(store: Store, token: bytes) -> Iterator[bool]:
     """Holds lease and lock for the block, which is entered with whether nobody else had either.
 
-    The lease file goes at the end, unless a late writer's claim stands there. Only who holds a lock may remove
-    its file, and only once: the name is free for another's from then on.
+    The lease file goes at the end, unless a late writer's claim stands there. Only who holds a lock
+    may remove its file, and only once: the name is free for another's from then on.
     """
     with ExitStack() as stack:
         for name in (lease_name(token), lock_name(token)):
             try:
                 fd = store.locks.take(name, exclusive=True, create=True, timeout=0)
             except (OSError, CacheError):
-                # A disk that is full must let itself be emptied; a file that is not there, nobody holds.
+                # A disk that is full must let itself be emptied; a file that is not there, nobody
+                # holds.
                 if store.locks.exists(name):
                     raise
                 continue
@@ -258,8 +266,8 @@ def _remove_lease(store: Store, token: bytes) -> None:
 
 
 def awaited_claim(store: Store, token: bytes) -> Claim | None:
-    """The claim of the late writer that the entry waits for: it is there and empty, and the writer has it open,
-    lives as far as can be told, and has time left.
+    """The claim of the late writer that the entry waits for: it is there and empty, and the writer
+    has it open, lives as far as can be told, and has time left.
     """
     with suppress(OSError, CacheError):
         fd = store.locks.open(lease_name(token))

@@ -22,8 +22,10 @@ _DOMAIN: Final = b"penstock cache index\0"
 class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an entry beside its files.
 
-    *token* and *binding* are 64 hexadecimal digits, *ingredients* name -> text of all that the key is made
-    of, *models* and *datas* the numbers of files, *created* seconds since the epoch, *compile_ns* how long
+    *token* and *binding* are 64 hexadecimal digits, *ingredients* name -> text of all that the key
+    is made
+    of, *models* and *datas* the numbers of files, *created* seconds since the epoch, *compile_ns*
+    how long
     the driver took, *penstock* the version that wrote it.
     """
 
@@ -45,7 +47,9 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_record(record: IndexRecord, key: bytes) -> bytes:
-    """The bytes of an index file: JSON of the record and its seal, HMAC-SHA-256 under the user's *key*."""
+    """The bytes of an index file: JSON of the record and its seal, HMAC-SHA-256 under the user's
+    *key*.
+    """
     content = msgspec.json.encode(record)
     return sealed("record", content, _seal(content, key)) + b"\n"
 

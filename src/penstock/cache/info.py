@@ -20,12 +20,13 @@ class CacheInfo:
 
     Without a token the key is the content of the model and all that a compile depends on. With one,
     entries are named by NNAPI's recipe (NNAPI sections 2.2 and 2.3), what the token was given to is
-    checked all the same, and another model's entry is a miss named `TokenCollision`. *trust_token* leaves the
-    model out of that check, for models too large to hash at each start: the token must then change
-    whenever the model does, or a compile may fail, and answers may be the other model's.
+    checked all the same, and another model's entry is a miss named `TokenCollision`. *trust_token*
+    leaves the model out of that check, for models too large to hash at each start: the token must
+    then change whenever the model does, or a compile may fail, and answers may be the other
+    model's.
 
-    Immutable. *directory* is None for files of `from_fds`. Raises `InputError` for a token of another
-    length, or a trusted one that is not given.
+    Immutable. *directory* is None for files of `from_fds`. Raises `InputError` for a token of
+    another length, or a trusted one that is not given.
     """
 
     __slots__ = ("data_cache", "model_cache", "place", "token", "trust_token")
@@ -56,15 +57,17 @@ class CacheInfo:
         *,
         token: bytes,
     ) -> CacheInfo:
-        """Files that the caller has opened, read-write, as many as the one device of the plan needs.
+        """Files that the caller has opened, read-write, as many as the one device of the plan
+        needs.
 
-        They are read, or written in place, by the compile they are given to, and stay the caller's, who may
-        close them after it: nothing is named, locked, renamed or evicted, no compile goes on in the
-        background, and shapes that are compiled later are not cached. Another number than the device needs only means
-        that nothing is loaded or saved (NNAPI section 2.4, `setCachingFromFds`), and so does a plan in which
-        several steps cache. A descriptor that can only be read serves a load, which needs no more; after a
-        miss the compile is not saved, as the receipt says. Raises `InputError` for a descriptor that is not open, for two of one file, or
-        for too many.
+        They are read, or written in place, by the compile they are given to, and stay the caller's,
+        who may close them after it: nothing is named, locked, renamed or evicted, no compile goes
+        on in the background, and shapes that are compiled later are not cached. Another number than
+        the device needs only means that nothing is loaded or saved (NNAPI section 2.4,
+        `setCachingFromFds`), and so does a plan in which several steps cache. A descriptor that can
+        only be read serves a load, which needs no more; after a miss the compile is not saved, as
+        the receipt says. Raises `InputError` for a descriptor that is not open, for two of one
+        file, or for too many.
         """
         checked = _checked_token(token)
         if checked is None:
@@ -129,7 +132,9 @@ def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInf
 
 
 def checked_directory(directory: object) -> str:
-    """*directory* from the root on. Raises `InputError` for what is no path, and for the home of nobody."""
+    """*directory* from the root on. Raises `InputError` for what is no path, and for the home of
+    nobody.
+    """
     path = path_of(directory, "a cache directory must be a path")
     if not path:
         raise InputError("a cache directory must be a path, and an empty one names none")

@@ -1,6 +1,7 @@
 """What a cache key is made of: every ingredient by name, and the tokens derived from them.
 
-Nothing here depends on where a file lies, how large it is or when it was written: a model is its content.
+Nothing here depends on where a file lies, how large it is or when it was written: a model is its
+content.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from penstock.ir import Model
 from penstock.ir.digest import digest_structure
 
 CACHE_SCHEMA: Final = "1"
-"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid out anew."""
+"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid out anew.
+"""
 
 MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
 """Those that say which model it is; they are left out where the caller's token is trusted."""
@@ -46,11 +48,15 @@ def ingredients_of(
     shapes: Mapping[int, Sequence[int]] | None = None,
     trust_token: bool = False,
 ) -> dict[str, str]:
-    """Every ingredient of the key under which *device* caches its part of *model*, name -> readable text.
+    """Every ingredient of the key under which *device* caches its part of *model*, name -> readable
+    text.
 
-    *step* is the part as a model of its own and *operations* the indexes that it has in *model*; None is
-    the whole. *shapes* are the input shapes given for this compile, by input position; those that *model*
-    declares itself make no difference. With *trust_token* the ingredients of `MODEL_INGREDIENTS` are left out, and no constant is read.
+    *step* is the part as a model of its own and *operations* the indexes that it has in *model*;
+    None is
+    the whole. *shapes* are the input shapes given for this compile, by input position; those that
+    *model*
+    declares itself make no difference. With *trust_token* the ingredients of `MODEL_INGREDIENTS`
+    are left out, and no constant is read.
     """
     found = {} if trust_token else _model_ingredients(model, step)
     found["partition"] = describe_operations(operations, len(model.operations))
@@ -82,7 +88,9 @@ def _model_ingredients(model: Model, step: Model | None) -> dict[str, str]:
 
 
 def describe_attributes(attributes: Iterable[ExtensionAttribute]) -> str:
-    """Attributes of extensions, sorted, each with the SHA-256 of its value: "com.example.fibonacci:1=ab12..."."""
+    """Attributes of extensions, sorted, each with the SHA-256 of its value:
+    "com.example.fibonacci:1=ab12...".
+    """
     return " ".join(
         f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}" for a in _sorted(attributes)
     )
@@ -123,8 +131,10 @@ def nnapi_token(
 ) -> bytes:
     """NNAPI's own derivation from a caller's 32 bytes (NNAPI section 2.2).
 
-    *operations* are those of the step where the plan has several (a compound plan), else None. Names and
-    versions are not delimited, as there: what the runtime adds to tell such entries apart is the binding.
+    *operations* are those of the step where the plan has several (a compound plan), else None.
+    Names and
+    versions are not delimited, as there: what the runtime adds to tell such entries apart is the
+    binding.
     """
     sha = hashlib.sha256(token)
     for index in operations or ():
@@ -143,7 +153,9 @@ def nnapi_token(
 
 
 def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names of the ingredients that differ, in the order of *now*; derived ones only where they alone do."""
+    """The names of the ingredients that differ, in the order of *now*; derived ones only where they
+    alone do.
+    """
     names = dict.fromkeys((*now, *before))
     changed = [name for name in names if before.get(name) != now.get(name)]
     causes = [name for name in changed if name not in DERIVED_INGREDIENTS]
@@ -199,7 +211,9 @@ def cpu_features() -> str:
 
 
 def _features() -> list[str]:
-    """What Linux says of the first processor; elsewhere the processor's name stands for its features."""
+    """What Linux says of the first processor; elsewhere the processor's name stands for its
+    features.
+    """
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             # Each further processor would cost the kernel time, and they are alike.

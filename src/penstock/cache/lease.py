@@ -38,10 +38,12 @@ _DEAD_SECONDS: Final = 1.0
 
 
 class Lease(Closing):
-    """Held by one compile of an entry at a time, in all processes and threads: `CacheDirectory.lease` gives it.
+    """Held by one compile of an entry at a time, in all processes and threads:
+    `CacheDirectory.lease` gives it.
 
-    It goes with `close`, at the end of a `with` block, or with the process. *waited* says that somebody else
-    had it meanwhile, or has changed the entry since `open` was called: it may be there by now.
+    It goes with `close`, at the end of a `with` block, or with the process. *waited* says that
+    somebody else had it meanwhile, or has changed the entry since `open` was called: it may be
+    there by now.
     """
 
     def __init__(self, store: Store, token: bytes, fd: int, *, waited: bool) -> None:
@@ -54,8 +56,8 @@ class Lease(Closing):
     def create(self, needed: tuple[int, int]) -> OpenFiles:
         """New, empty files for *needed* model and data cache files, not to be found by anybody yet.
 
-        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` where its permissions or its mount
-        say so.
+        Raises `Unreadable` for a directory that is full or cannot be written, `ReadOnly` where its
+        permissions or its mount say so.
         """
         self._check_open()
         store, made = self._store, list[str]()
@@ -83,17 +85,21 @@ class Lease(Closing):
         deadline_ns: int | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
-        """Puts *files* where readers find them, all of them or none, in place of what was there before.
+        """Puts *files* where readers find them, all of them or none, in place of what was there
+        before.
 
-        *record* says what they were compiled from. With *late* the driver has kept duplicates and will write
-        them, or write them again, within the knob `late_write_seconds`. An entry that was replaced is
-        forgotten; then entries beyond the knob `cache_limit_mib` go, and what processes that died left.
+        *record* says what they were compiled from. With *late* the driver has kept duplicates and
+        will write
+        them, or write them again, within the knob `late_write_seconds`. An entry that was replaced
+        is
+        forgotten; then entries beyond the knob `cache_limit_mib` go, and what processes that died
+        left.
 
-        Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises `Unreadable`
-        when the files cannot be published, not before *deadline_ns* of the monotonic clock either, or are
-        larger than the whole cache may be, `NotYetWritten` when they are all empty and not *late*,
-        `Cancelled` within 50 ms while others use the entry. They are gone then, the old entry stands or is
-        gone too, and *files* still has to be closed.
+        Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises
+        `Unreadable` when the files cannot be published, not before *deadline_ns* of the monotonic
+        clock either, or are larger than the whole cache may be, `NotYetWritten` when they are all
+        empty and not *late*, `Cancelled` within 50 ms while others use the entry. They are gone
+        then, the old entry stands or is gone too, and *files* still has to be closed.
         """
         self._check_open()
         if not files.temporaries:
@@ -151,14 +157,17 @@ class Lease(Closing):
             self._store.locks.release(fd)
 
     def late_writer(self) -> str | None:
-        """Which process is still going to write the entry, in words; None where none is, or where it has written.
+        """Which process is still going to write the entry, in words; None where none is, or where
+        it has written.
 
         Files that are published now replace what it was going to write, and its write is dropped.
         """
         return None if self._awaited is None else f"process {self._awaited.pid}"
 
     def begin(self) -> None:
-        """Says in the lease file who holds it, unless a late writer's claim stands there. Raises `OSError`."""
+        """Says in the lease file who holds it, unless a late writer's claim stands there. Raises
+        `OSError`.
+        """
         self._awaited = awaited_claim(self._store, self._token)
         if self._awaited is None:
             self._write(Claim.of_this_process(self._store.now(), knobs.lease_seconds()))
@@ -204,7 +213,9 @@ class Lease(Closing):
         )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
-        """Under the entry's lock. Until the last rename a reader finds files of two entries, which it refuses."""
+        """Under the entry's lock. Until the last rename a reader finds files of two entries, which
+        it refuses.
+        """
         store, token = self._store, self._token
         names = [n for names in file_names(token, record.models, record.datas) for n in names]
         replaced = store.entry_ids(token, record)
@@ -227,7 +238,9 @@ class Lease(Closing):
         store.forget(token, record, replaced - store.entry_ids(token, record))
 
     def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
-        """Others may recompile an entry that is there and does not load, but not one that is still to be written."""
+        """Others may recompile an entry that is there and does not load, but not one that is still
+        to be written.
+        """
         claim = Claim.of_this_process(self._store.now(), knobs.late_write_seconds())
         claim = claim.late_writers(record.models, record.datas, marked=marked)
         with suppress(OSError):
@@ -253,7 +266,8 @@ def take_lease(
     cancel: CancelToken | None,
     seen: tuple[str, FileVersion | None] | None,
 ) -> Lease | str:
-    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last look.
+    """See `CacheDirectory.lease`; *seen* is a file of the entry, and what stood there at the last
+    look.
 
     In place of None it gives the sentence of `CacheDirectory.why_not_leased`.
     """

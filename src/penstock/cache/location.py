@@ -8,7 +8,9 @@ from penstock import knobs
 
 
 def default_directory() -> str:
-    """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the user."""
+    """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the
+    user.
+    """
     if chosen := knobs.cache_dir():
         return knobs.absolute(chosen)
     return os.path.join(knobs.user_directory("cache"), "compiled")

@@ -1,7 +1,8 @@
 """The lock files of a cache directory's entries, in a directory that only this user can write.
 
-Whoever can open a file can hold a lock on it for ever, so that nothing here lies in the cache directory, which others
-may write. A lock file has no content but a lease's claim; one that is removed is made again when it is needed.
+Whoever can open a file can hold a lock on it for ever, so that nothing here lies in the cache
+directory, which others may write. A lock file has no content but a lease's claim; one that is
+removed is made again when it is needed.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _ROUNDS: Final = 64
 class LockFiles:
     """The locks of the cache directory *path*, by the file names of `penstock.cache.naming`.
 
-    They lie in *place*, a directory that is made for its owner alone; None is `locks` in the state directory. Their
-    names there are digests of the cache directory's identity and the given name, so that all paths of one
-    directory lead to the same lock. *now* tells which claims of late writers are still good. Thread-safe.
+    They lie in *place*, a directory that is made for its owner alone; None is `locks` in the state
+    directory. Their names there are digests of the cache directory's identity and the given name,
+    so that all paths of one directory lead to the same lock. *now* tells which claims of late
+    writers are still good. Thread-safe.
     """
 
     def __init__(
@@ -55,12 +57,17 @@ class LockFiles:
         should_stop: Callable[[], bool] | None = None,
         opened: Callable[[int], None] | None = None,
     ) -> int | None:
-        """A descriptor of the lock file *name*, locked; None if it could not be had in *timeout* seconds.
+        """A descriptor of the lock file *name*, locked; None if it could not be had in *timeout*
+        seconds.
 
-        Another file may have taken the name meanwhile, since who removes an entry removes its lock: then the
-        new one is locked. With *create* one is made where there is none, and a link in its place goes.
-        *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError` without the file or
-        the cache directory, `OSError`, `Unreadable` where no such directory can be had or nothing can be locked there.
+        Another file may have taken the name meanwhile, since who removes an entry removes its lock:
+        then the
+        new one is locked. With *create* one is made where there is none, and a link in its place
+        goes.
+        *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError`
+        without the file or
+        the cache directory, `OSError`, `Unreadable` where no such directory can be had or nothing
+        can be locked there.
         """
         until = time.monotonic() + timeout
         rounds = 0
@@ -88,7 +95,9 @@ class LockFiles:
                 return None
 
     def release(self, fd: int) -> None:
-        """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock then."""
+        """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock
+        then.
+        """
         try:
             unlock(fd, locks=self._files)
         finally:
@@ -100,11 +109,15 @@ class LockFiles:
             self._files.close(fd)
 
     def open(self, name: str) -> int:
-        """The lock file opened anew, unlocked. Raises as `take`, `FileNotFoundError` where there is none."""
+        """The lock file opened anew, unlocked. Raises as `take`, `FileNotFoundError` where there is
+        none.
+        """
         return self._open(self.path_of(name), create=False)
 
     def lend(self, name: str) -> CacheHandle | None:
-        """An opening of the lock file for a driver alone, made where there is none; None where it cannot be had."""
+        """An opening of the lock file for a driver alone, made where there is none; None where it
+        cannot be had.
+        """
         with suppress(OSError, CacheError):
             return CacheHandle(self._open(self.path_of(name), create=True))
         return None
@@ -121,13 +134,15 @@ class LockFiles:
         return False
 
     def remove(self, name: str) -> None:
-        """Removes the file, if it can be: one that stays is an unused lock file as others. Only who holds it may."""
+        """Removes the file, if it can be: one that stays is an unused lock file as others. Only who
+        holds it may.
+        """
         with suppress(OSError, CacheError):
             self._files.unlink(self.path_of(name))
 
     def path_of(self, name: str) -> str:
-        """Where the lock file *name* of the cache directory lies. Raises `OSError` for a cache directory that is not
-        there, `Unreadable` where there can be no lock files.
+        """Where the lock file *name* of the cache directory lies. Raises `OSError` for a cache
+        directory that is not there, `Unreadable` where there can be no lock files.
         """
         device, number = self._files.identity_of(self._path)
         entry, role = os.path.splitext(name)

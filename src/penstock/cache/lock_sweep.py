@@ -25,11 +25,11 @@ _OURS: Final = re.compile(r"[0-9a-f]{64}\.(lock|lease)")
 
 
 def make_room(directory: str, files: FileSystem, now: Callable[[], Now]) -> None:
-    """Makes room for one more lock file in *directory*: leases that are over go, and beyond the limit the oldest locks that
-    nobody uses.
+    """Makes room for one more lock file in *directory*: leases that are over go, and beyond the
+    limit the oldest locks that nobody uses.
 
-    Those stay that somebody holds, whose opening is marked, or that say that a late writer will still write its
-    entry. Raises `OSError`.
+    Those stay that somebody holds, whose opening is marked, or that say that a late writer will
+    still write its entry. Raises `OSError`.
     """
     found = files.names(directory, MOST_LOCK_FILES + MOST_REMOVED)
     ours = [os.path.join(directory, name) for name in filter(_OURS.fullmatch, found)]

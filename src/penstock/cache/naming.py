@@ -35,8 +35,8 @@ _NAME: Final = r"([A-P]{64})(?:([12])(0|[1-9][0-9]?)|(\.json|\.lock|\.lease))(\.
 
 
 class ParsedName(Struct, frozen=True):
-    """What a file name says: the entry's *token*, the file's *role*, its *number* among the files of its
-    kind, and whether it is *temporary*: not published yet.
+    """What a file name says: the entry's *token*, the file's *role*, its *number* among the files
+    of its kind, and whether it is *temporary*: not published yet.
     """
 
     token: bytes
@@ -46,8 +46,8 @@ class ParsedName(Struct, frozen=True):
 
 
 def letters_of(token: bytes) -> str:
-    """The 64 letters that begin the name of every file of *token*: A to P for each half byte, the low one
-    first (NNAPI section 2.3). Raises `InputError` for a token that is not 32 bytes long.
+    """The 64 letters that begin the name of every file of *token*: A to P for each half byte, the
+    low one first (NNAPI section 2.3). Raises `InputError` for a token that is not 32 bytes long.
     """
     if len(token) != BYTE_SIZE_OF_CACHE_TOKEN:
         raise InputError(f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, not {len(token)}")
@@ -55,7 +55,9 @@ def letters_of(token: bytes) -> str:
 
 
 def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of an entry's model and data cache files (NNAPI section 2.3): letters, kind, index from 0."""
+    """The names of an entry's model and data cache files (NNAPI section 2.3): letters, kind, index
+    from 0.
+    """
     letters = letters_of(token)
     return (
         tuple(f"{letters}1{i}" for i in range(models)),

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def no_entry(nearest: IndexRecord | None, now: Mapping[str, str]) -> NoEntry:
-    """What the *nearest* entry's ingredients differ in from those of *now*, where that says anything."""
+    """What the *nearest* entry's ingredients differ in from those of *now*, where that says
+    anything.
+    """
     before = {} if nearest is None else nearest.ingredients
     changed = changed_ingredients(before, now)
     if nearest is None or not changed:

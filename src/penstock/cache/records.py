@@ -1,4 +1,6 @@
-"""Small sealed records, one file each, in a directory of their own: what was measured or found here, by key."""
+"""Small sealed records, one file each, in a directory of their own: what was measured or found
+here, by key.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ Digits = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Record(Protocol):
-    """What is kept: a frozen struct with its *key*, 64 digits, and when it was *created*, seconds since the epoch."""
+    """What is kept: a frozen struct with its *key*, 64 digits, and when it was *created*, seconds
+    since the epoch.
+    """
 
     @property
     def key(self) -> str: ...
@@ -35,9 +39,11 @@ MOST_REMOVED: Final = 256
 
 
 class SealedRecords(Generic[R]):
-    """The records of type *kind* in the directory *name* below *directory*, sealed for *domain* with the user's key.
+    """The records of type *kind* in the directory *name* below *directory*, sealed for *domain*
+    with the user's key.
 
-    *key* gives that key; None takes the key store's. No more than *most* are kept; the oldest go first. One that is
+    *key* gives that key; None takes the key store's. No more than *most* are kept; the oldest go
+    first. One that is
     altered, cut short, of another key or domain, or not readable counts as not there.
     """
 
@@ -72,7 +78,9 @@ class SealedRecords(Generic[R]):
             return None
 
     def save(self, record: R) -> None:
-        """Stores *record* in the place of the one under its key. Raises `Unreadable`; the old one then stands."""
+        """Stores *record* in the place of the one under its key. Raises `Unreadable`; the old one
+        then stands.
+        """
         encoded = msgspec.json.encode(record)
         content = sealed("verdict", encoded, self._seal(encoded))
         if len(content) > MOST_BYTES:
@@ -93,7 +101,8 @@ class SealedRecords(Generic[R]):
         return sorted(filter(None, map(self.load, keys)), key=lambda record: -record.created)
 
     def untrusted(self) -> list[str]:
-        """The keys of those that count as not there although their files are, sorted; as many are looked at as by `every`.
+        """The keys of those that count as not there although their files are, sorted; as many are
+        looked at as by `every`.
 
         Raises `Unreadable`.
         """

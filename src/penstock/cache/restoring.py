@@ -15,7 +15,9 @@ from penstock.errors import CacheError
 def restore(
     store: Store, token: bytes, record: IndexRecord, first: str, seen: FileVersion | None
 ) -> bool:
-    """See `CacheDirectory.restore`; *first* is a file of the entry, *seen* what stood there when it was opened."""
+    """See `CacheDirectory.restore`; *first* is a file of the entry, *seen* what stood there when it
+    was opened.
+    """
     with suppress(OSError, CacheError):
         held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)
         if held is None:

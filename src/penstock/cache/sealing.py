@@ -1,4 +1,6 @@
-"""Small sealed files of JSON: `{"<name>":<record>,"seal":"<64 digits>"}`. The seal is checked before anything is parsed."""
+"""Small sealed files of JSON: `{"<name>":<record>,"seal":"<64 digits>"}`. The seal is checked
+before anything is parsed.
+"""
 
 from __future__ import annotations
 

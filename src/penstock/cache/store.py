@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
 LOCK_SECONDS: Final = 10.0
-"""Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing else."""
+"""Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing
+else.
+"""
 
 LOCK_SHARE: Final = 0.125
-"""Largest share of the time to the deadline that one such wait may take: a compile has several, and has to end as well."""
+"""Largest share of the time to the deadline that one such wait may take: a compile has several, and
+has to end as well.
+"""
 
 LEASE_SHARE: Final = 0.5
-"""As `LOCK_SHARE`, of a wait for who compiles the entry: what is left has to do for a compile without it."""
+"""As `LOCK_SHARE`, of a wait for who compiles the entry: what is left has to do for a compile
+without it.
+"""
 
 FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
@@ -48,15 +54,17 @@ _INDEX_ENDING: Final = 80
 
 
 def seconds_left(deadline_ns: int | None, most: float, share: float) -> float:
-    """How long a wait may last: *most* seconds, and that *share* of the time that is left to *deadline_ns*."""
+    """How long a wait may last: *most* seconds, and that *share* of the time that is left to
+    *deadline_ns*.
+    """
     if deadline_ns is None:
         return most
     return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 * share))
 
 
 class Store:
-    """The directory *path* through *files*, with the user's key from *keys*, or the default key store, and the *locks* of
-    its entries in the directory of that name, or in the state directory.
+    """The directory *path* through *files*, with the user's key from *keys*, or the default key
+    store, and the *locks* of its entries in the directory of that name, or in the state directory.
     """
 
     def __init__(
@@ -132,7 +140,9 @@ class Store:
         return Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
-        """What *error* says of the directory, which cannot be *act*; a directory in place of a file is named."""
+        """What *error* says of the directory, which cannot be *act*; a directory in place of a file
+        is named.
+        """
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
             above, name = os.path.split(os.fspath(path))
@@ -155,7 +165,9 @@ class Store:
         return False
 
     def version_of(self, name: str) -> FileVersion | None:
-        """What tells a file from the one that takes its name, and from itself when it was written; None for none."""
+        """What tells a file from the one that takes its name, and from itself when it was written;
+        None for none.
+        """
         with suppress(OSError):
             status = self.files.status_of(self.at(name))
             return status.identity, status.size, status.modified_ns
@@ -187,7 +199,9 @@ class Store:
             return None
 
     def looks_like_index(self, token: bytes) -> bool:
-        """Whether there is an index that begins and ends as one of *token* does. Its seal is not looked at."""
+        """Whether there is an index that begins and ends as one of *token* does. Its seal is not
+        looked at.
+        """
         try:
             fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:
@@ -253,7 +267,9 @@ class Store:
         return found
 
     def forget(self, token: bytes, record: IndexRecord, entries: set[bytes]) -> None:
-        """Drops *entries* from their driver's registry: put back, their files are refused. At worst they stay listed."""
+        """Drops *entries* from their driver's registry: put back, their files are refused. At worst
+        they stay listed.
+        """
         if not entries:
             return
         seal = self.seal_of(record)
@@ -263,12 +279,13 @@ class Store:
 
 
 class OpenFiles(Closing):
-    """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file, opened
-    for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`. In a directory that can only be
-    read the files are open for reading, and *lock* is None: nothing can be written later.
+    """An entry's *model* and *data* cache files, open for reading and writing, and its *lock* file,
+    opened for the driver alone: a `PrepareConfig`'s `model_cache`, `data_cache` and `lock`. In a
+    directory that can only be read the files are open for reading, and *lock* is None: nothing can
+    be written later.
 
-    Close it, or use it in a `with` block, when the driver's call has returned; what the driver duplicated
-    stays open. Closing twice is harmless.
+    Close it, or use it in a `with` block, when the driver's call has returned; what the driver
+    duplicated stays open. Closing twice is harmless.
     """
 
     def __init__(

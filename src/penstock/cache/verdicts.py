@@ -1,4 +1,6 @@
-"""Which placement was measured to be best here: stored in the cache directory, sealed with the user's key."""
+"""Which placement was measured to be best here: stored in the cache directory, sealed with the
+user's key.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,13 @@ _DOMAIN: Final = b"penstock placement verdict"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The device of each operation that measuring chose, under *key*, for who asks for the class *accuracy*.
+    """The device of each operation that measuring chose, under *key*, for who asks for the class
+    *accuracy*.
 
-    *report* is what was measured, as the writer encoded it, *created* seconds since the epoch, *penstock* the
-    version that wrote it, *model* the hexadecimal digest of the model before shapes were put into it.
+    *report* is what was measured, as the writer encoded it, *created* seconds since the epoch,
+    *penstock* the
+    version that wrote it, *model* the hexadecimal digest of the model before shapes were put into
+    it.
     """
 
     key: Digits
@@ -43,7 +48,8 @@ def verdict_key(ingredients: Mapping[str, str]) -> str:
 
 
 class Verdicts(SealedRecords[Verdict]):
-    """The verdicts below one cache directory. *key* gives the user's key; None takes the key store's.
+    """The verdicts below one cache directory. *key* gives the user's key; None takes the key
+    store's.
 
     One that is altered, cut short, of another key or not readable counts as not there.
     """

@@ -1,4 +1,6 @@
-"""Failure capsules: what a maintainer needs to repeat a failure, in one file; and the last failures that were kept."""
+"""Failure capsules: what a maintainer needs to repeat a failure, in one file; and the last failures
+that were kept.
+"""
 
 from penstock.capsules.archive import dump, parse, read, write
 from penstock.capsules.manifest import Capsule, Manifest

@@ -1,4 +1,6 @@
-"""A capsule as a file: a ZIP archive of members that are stored as they are. Files are read as hostile."""
+"""A capsule as a file: a ZIP archive of members that are stored as they are. Files are read as
+hostile.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ _OPAQUE: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
 
 def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
-    """Writes *capsule* to *path*, for its owner alone where the file is new. Raises `CapsuleError` for one that is too
-    large, `InputError` for what is no path or no capsule, and `OSError`.
+    """Writes *capsule* to *path*, for its owner alone where the file is new. Raises `CapsuleError`
+    for one that is too large, `InputError` for what is no path or no capsule, and `OSError`.
     """
     name = path_of(path, "a capsule is written to a path")
     content = dump(capsule)
@@ -49,8 +51,8 @@ def write(path: str | os.PathLike[str], capsule: Capsule) -> None:
 
 
 def dump(capsule: Capsule) -> bytes:
-    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one that is too large,
-    `InputError` for what is no `Capsule`.
+    """The bytes of a capsule's file; equal capsules give equal bytes. Raises `CapsuleError` for one
+    that is too large, `InputError` for what is no `Capsule`.
     """
     check_kind(capsule, Capsule, "a Capsule is needed")
     check_kind(capsule.manifest, Manifest, "a Capsule has a Manifest")
@@ -83,8 +85,8 @@ def dump(capsule: Capsule) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Capsule:
-    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, `InputError` for what is no path, and
-    `OSError`.
+    """The capsule in the file at *path*. Raises `CapsuleError` for what is none, `InputError` for
+    what is no path, and `OSError`.
     """
     name = path_of(path, "a capsule is read from a path")
     status = os.stat(name)
@@ -102,8 +104,8 @@ def read(path: str | os.PathLike[str]) -> Capsule:
 
 
 def parse(content: bytes) -> Capsule:
-    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; `InputError` for what are no bytes;
-    nothing else comes out.
+    """The capsule that *content* is. Raises `CapsuleError`, which names what is wrong; `InputError`
+    for what are no bytes; nothing else comes out.
     """
     check_kind(content, (bytes, bytearray), "a capsule is read from bytes")
     members = _members(content)
@@ -150,7 +152,9 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The members of the archive, none of which is packed. The directory is measured before anything reads it."""
+    """The members of the archive, none of which is packed. The directory is measured before
+    anything reads it.
+    """
     if len(content) > MOST_BYTES:
         raise CapsuleError(f"it is longer than {MOST_BYTES} bytes")
     if len(content) < _END.size:
@@ -196,7 +200,9 @@ def _members(content: bytes) -> dict[str, bytes]:
 
 
 def _take(members: dict[str, bytes], name: str) -> bytes:
-    """The member *name*, which is taken out: a small file that named one of them often would become large in memory."""
+    """The member *name*, which is taken out: a small file that named one of them often would become
+    large in memory.
+    """
     if name not in members:
         raise CapsuleError(f"its manifest names {name!r}, which is not in it, or names it twice")
     return members.pop(name)
@@ -264,7 +270,9 @@ def _dtype_of(array: NDArray) -> DType:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens also what another user has a lease of, or put a pipe in the place of: neither is waited for."""
+    """Opens also what another user has a lease of, or put a pipe in the place of: neither is waited
+    for.
+    """
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -24,7 +24,9 @@ PACKAGES: Final = (
 """Whose versions count: what Penstock needs, and the engines."""
 
 PLACES: Final = frozenset({"cache_dir", "state_dir"})
-"""Knobs whose value is a path; a capsule says only that they are set. From other values paths are taken out."""
+"""Knobs whose value is a path; a capsule says only that they are set. From other values paths are
+taken out.
+"""
 
 
 def environment() -> Environment:
@@ -45,8 +47,8 @@ def device_record(device: Device) -> DeviceRecord:
 
 
 def model_record(model: Model) -> ModelRecord:
-    """Which model it is, told by digests alone. That of its constants is empty unless it is known already: hashing them
-    takes long, and a caller may be waiting.
+    """Which model it is, told by digests alone. That of its constants is empty unless it is known
+    already: hashing them takes long, and a caller may be waiting.
     """
     known = "digest" in vars(model)
     constants = model.digest.constants.hex() if known else ""

@@ -1,4 +1,6 @@
-"""The last failures of drivers on this machine: capsules in the state directory, few and for their user alone."""
+"""The last failures of drivers on this machine: capsules in the state directory, few and for their
+user alone.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ _writers: WeakSet[threading.Thread] = WeakSet()
 
 
 class StepFailure(Struct, frozen=True, eq=False):
-    """A *step* that *device* failed at. *inputs* are copies where the knob `keep_failure_data` is on, else None; *shapes*
-    are theirs in any case, with 1 for a dimension that was not known yet.
+    """A *step* that *device* failed at. *inputs* are copies where the knob `keep_failure_data` is
+    on, else None; *shapes* are theirs in any case, with 1 for a dimension that was not known yet.
     """
 
     stage: Stage
@@ -55,8 +57,8 @@ def noted(
     error: str,
     values: Mapping[int, NDArray] | None = None,
 ) -> tuple[StepFailure, ...]:
-    """The failure, to be kept with what is known at the end; none with the knob `keep_failures` off. *values* has the
-    operands of the planned model. Raises nothing.
+    """The failure, to be kept with what is known at the end; none with the knob `keep_failures`
+    off. *values* has the operands of the planned model. Raises nothing.
     """
     import numpy as np
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 
 class Case(Struct, frozen=True, eq=False):
-    """The failing step as a *model* with its *inputs*, and what is *expected* of it and what it *got*, where known.
+    """The failing step as a *model* with its *inputs*, and what is *expected* of it and what it
+    *got*, where known.
 
     Without input data *inputs* is None, and *shapes* has the shape of each.
     """
@@ -46,7 +47,9 @@ class Case(Struct, frozen=True, eq=False):
 
 
 class Told(Struct, frozen=True):
-    """What failed: *operations* of *model* by index, at *stage*, with what the driver said or how far it was off."""
+    """What failed: *operations* of *model* by index, at *stage*, with what the driver said or how
+    far it was off.
+    """
 
     stage: Stage
     model: Model
@@ -66,8 +69,8 @@ def make(
     no_case: str = "",
     names: bool = False,
 ) -> Capsule:
-    """The capsule of a failure of *device*. *receipt* is `Receipt.to_json`'s. Names of files, of users and of what the
-    network's author named are left out; *names* keeps the last of these.
+    """The capsule of a failure of *device*. *receipt* is `Receipt.to_json`'s. Names of files, of
+    users and of what the network's author named are left out; *names* keeps the last of these.
     """
     scrubber = Scrubber(names_of(told.model), keep_names=names)
     operations = tuple(
@@ -128,7 +131,9 @@ def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
 
 
 def _zeros(case: Case) -> list[NDArray]:
-    """Zeros in place of each input of *case*, for the state of the step's operations; they take no memory."""
+    """Zeros in place of each input of *case*, for the state of the step's operations; they take no
+    memory.
+    """
     return [
         np.broadcast_to(np.zeros((), operand.dtype.numpy), shape)
         for operand, shape in zip(case.model.inputs, case.shapes, strict=True)

@@ -42,7 +42,9 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class OperationRecord(Struct, frozen=True):
-    """An operation that failed: its *index* in the entry subgraph and its *type*; *name* only where names were asked for."""
+    """An operation that failed: its *index* in the entry subgraph and its *type*; *name* only where
+    names were asked for.
+    """
 
     index: Count
     type: Text
@@ -52,7 +54,8 @@ class OperationRecord(Struct, frozen=True):
 class Failure(Struct, frozen=True):
     """What failed, and where.
 
-    *stage* is "compile", "execute", "verify" (a result that departs from the reference's), or "crash". *error* is what the
+    *stage* is "compile", "execute", "verify" (a result that departs from the reference's), or
+    "crash". *error* is what the
     driver said, *distance* how far off the result is, in words.
     """
 
@@ -64,8 +67,8 @@ class Failure(Struct, frozen=True):
 
 
 class ModelRecord(Struct, frozen=True):
-    """Which model it was, without anything of it: digests, as digits, and how many operations its entry has. *constants* is
-    empty where their digest was not known.
+    """Which model it was, without anything of it: digests, as digits, and how many operations its
+    entry has. *constants* is empty where their digest was not known.
     """
 
     structure: Text
@@ -74,8 +77,8 @@ class ModelRecord(Struct, frozen=True):
 
 
 class ArrayRecord(Struct, frozen=True):
-    """An array beside the manifest: raw little-endian elements in C order in the member *file*; strings as TFLite packs
-    them. *dtype* is a `DType`'s name.
+    """An array beside the manifest: raw little-endian elements in C order in the member *file*;
+    strings as TFLite packs them. *dtype* is a `DType`'s name.
     """
 
     file: Text
@@ -89,9 +92,11 @@ Shape = Annotated[tuple[Count, ...], Meta(max_length=64)]
 
 
 class CaseRecord(Struct, frozen=True):
-    """The failing step alone: the member *model*, a `.tflite` file, what goes in, what should come out and what did.
+    """The failing step alone: the member *model*, a `.tflite` file, what goes in, what should come
+    out and what did.
 
-    *left_out* has the shape of each input where the capsule holds no input data: then *inputs*, *expected* and *got* are
+    *left_out* has the shape of each input where the capsule holds no input data: then *inputs*,
+    *expected* and *got* are
     empty, and whoever replays the step draws its inputs.
     """
 
@@ -106,8 +111,10 @@ class CaseRecord(Struct, frozen=True):
 class Manifest(Struct, frozen=True, kw_only=True):
     """All of a capsule but models and arrays.
 
-    *plan* and *receipt* are those of `ExecutionPlan.to_json` and `Receipt.to_json`, *crash* what is known of a driver's
-    process that died, as JSON. *no_case* says why there is no *case*. *created* is in seconds since the epoch.
+    *plan* and *receipt* are those of `ExecutionPlan.to_json` and `Receipt.to_json`, *crash* what is
+    known of a driver's
+    process that died, as JSON. *no_case* says why there is no *case*. *created* is in seconds since
+    the epoch.
     """
 
     format: int = FORMAT
@@ -124,7 +131,9 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Capsule(Struct, frozen=True, eq=False):
-    """A *manifest*, and where it has a case the failing step as the bytes of a `.tflite` file, *model*, with its arrays."""
+    """A *manifest*, and where it has a case the failing step as the bytes of a `.tflite` file,
+    *model*, with its arrays.
+    """
 
     manifest: Manifest
     model: bytes = b""

@@ -1,4 +1,6 @@
-"""What a capsule must not tell: names of files, of users, of the machine, and of what the network's author named."""
+"""What a capsule must not tell: names of files, of users, of the machine, and of what the network's
+author named.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _PART: Final = r"""[^\s'"`<>|:;,()\[\]{}]"""
 _SPACE: Final = (
     r"""[ ](?=[^\s'"`<>|:;,()\[\]{}]*[\\/]|[^\s'"`<>|:;,()\[\]{}/\\]+\.[A-Za-z]\w{0,9}\b(?!\.\w))"""
 )
-"""A space within a path: what follows goes on to another directory, or to the ending of a file's name."""
+"""A space within a path: what follows goes on to another directory, or to the ending of a file's
+name.
+"""
 
 _REST: Final = rf"(?:{_PART}|{_SPACE})*"
 _PATH: Final = re.compile(
@@ -41,7 +45,8 @@ ORDINARY: Final = frozenset({"root", "user", "admin", "runner", "nobody", "pytho
 
 
 class Scrubber:
-    """Takes private names out of text. *names* are the network's own; none are taken out where names were asked for.
+    """Takes private names out of text. *names* are the network's own; none are taken out where
+    names were asked for.
 
     Never complete: an error may quote anything in a form of its own.
     """

@@ -1,1 +1,3 @@
-"""The command line: `penstock` or `python -m penstock`. Typer, rich and Pillow are imported here alone."""
+"""The command line: `penstock` or `python -m penstock`. Typer, rich and Pillow are imported here
+alone.
+"""

@@ -154,8 +154,8 @@ def measure(
     seconds: float,
     warmup: int,
 ) -> tuple[list[int], Receipt]:
-    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one; and the
-    last one's receipt.
+    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one;
+    and the last one's receipt.
     """
     durations: list[int] = []
     with output.progress() as progress:

@@ -1,4 +1,6 @@
-"""`penstock doctor --capsule` and `--forget`: failures put into a file, and verdicts on drivers taken back."""
+"""`penstock doctor --capsule` and `--forget`: failures put into a file, and verdicts on drivers
+taken back.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def write_capsule(
     names: bool,
     seed: int | None,
 ) -> None:
-    """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one brought about now."""
+    """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one
+    brought about now.
+    """
     target = writing.target("--capsule", name)
     if target is None:
         raise UsageError("--capsule needs the name of a file")
@@ -199,7 +203,9 @@ def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
 
 
 def forget(output: Output, beginning: str) -> None:
-    """Removes the one verdict whose key begins so, or with "all" every one. Raises `UsageError` for none, or several."""
+    """Removes the one verdict whose key begins so, or with "all" every one. Raises `UsageError` for
+    none, or several.
+    """
     from penstock.cache.driver_verdicts import DriverVerdicts
 
     store = DriverVerdicts()

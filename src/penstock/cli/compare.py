@@ -56,11 +56,12 @@ def compare(
 ) -> None:
     """Find the first operation of MODEL whose result on a device departs from the reference's.
 
-    The model is cut at its operations, each part is fed the real values that INPUT leads to, and a part that departs
-    is halved. Exit code 1 when an operation departs, alone or compiled with its neighbours, or nothing could be
-    compared. Exit code 0 where none does: also where their roundings, each within its class, add up to outputs of the
-    whole model that are farther off, which the verdict says (--json: outputs.departs). Dimensions that the model leaves
-    unknown are those of INPUT, and 1 in random ones where --shape does not say.
+    The model is cut at its operations, each part is fed the real values that INPUT leads to, and a
+    part that departs is halved. Exit code 1 when an operation departs, alone or compiled with its
+    neighbours, or nothing could be compared. Exit code 0 where none does: also where their
+    roundings, each within its class, add up to outputs of the whole model that are farther off,
+    which the verdict says (--json: outputs.departs). Dimensions that the model leaves unknown are
+    those of INPUT, and 1 in random ones where --shape does not say.
     """
     from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
@@ -136,7 +137,9 @@ def _compare(
 
 
 def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
-    """The devices to compare. Raises `UsageError` where there is none, or one would be compared with itself."""
+    """The devices to compare. Raises `UsageError` where there is none, or one would be compared
+    with itself.
+    """
     import penstock
 
     if given is not None and against in given:
@@ -187,7 +190,9 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy lacks as bytes."""
+    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy lacks
+    as bytes.
+    """
     import numpy as np
 
     if array.dtype.kind == "O":

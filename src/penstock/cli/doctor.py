@@ -229,7 +229,9 @@ def examine() -> dict[str, Any]:
 
 
 def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it fits this machine, and why; the first that fits is the best."""
+    """Each built-in delegate, its device, whether it fits this machine, and why; the first that
+    fits is the best.
+    """
     from penstock.delegates.fitting import fitting
 
     return [
@@ -238,7 +240,9 @@ def fits() -> list[dict[str, Any]]:
 
 
 def doubts(found: Sequence[DeviceInfo]) -> list[str]:
-    """The devices whose declared accuracy classes may not hold with the version of the engine that is installed."""
+    """The devices whose declared accuracy classes may not hold with the version of the engine that
+    is installed.
+    """
     return [
         f"device {d.name}: {d.capabilities.accuracy_doubt}"
         for d in found
@@ -247,7 +251,8 @@ def doubts(found: Sequence[DeviceInfo]) -> list[str]:
 
 
 def foreign_distribution() -> list[str]:
-    """The problem of another project's distribution that installs into the same import package; empty without one.
+    """The problem of another project's distribution that installs into the same import package;
+    empty without one.
 
     Where its files have replaced this module too, nothing of Penstock is left that could report it.
     """
@@ -270,8 +275,8 @@ def installed(package: str) -> str | None:
 
 
 def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
-    """Processors, threads and memory this process may use; None where nothing limits them, or where a
-    setting keeps that from being known.
+    """Processors, threads and memory this process may use; None where nothing limits them, or where
+    a setting keeps that from being known.
 
     Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
     """

@@ -90,27 +90,33 @@ def message(error: BaseException) -> str:
 
 
 def of_descriptors(error: BaseException) -> bool:
-    """Whether *error* says that no file can be opened any more: modules are files too, which Python imports when first used."""
+    """Whether *error* says that no file can be opened any more: modules are files too, which Python
+    imports when first used.
+    """
     if isinstance(error, OSError):
         return error.errno in NO_DESCRIPTOR
     return isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error)
 
 
 def of_the_output(error: BaseException) -> bool:
-    """Whether *error* is the standard output's: a file that cannot be written is named in its own error."""
+    """Whether *error* is the standard output's: a file that cannot be written is named in its own
+    error.
+    """
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
 def name(error: BaseException) -> str:
-    """The class of the defect: a `FileError` about a model's content is named for what it found there."""
+    """The class of the defect: a `FileError` about a model's content is named for what it found
+    there.
+    """
     cause = error.__cause__
     return type(cause if isinstance(cause, ModelError) else error).__name__
 
 
 @contextmanager
 def reading(path: object, unreadable: str) -> Iterator[None]:
-    """Turns whatever a library makes of a damaged file into a `FileError` that begins with *unreadable*,
-    and keeps its warnings off the terminal.
+    """Turns whatever a library makes of a damaged file into a `FileError` that begins with
+    *unreadable*, and keeps its warnings off the terminal.
     """
     try:
         with warnings.catch_warnings():
@@ -126,7 +132,9 @@ def reading(path: object, unreadable: str) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Why a file could not be opened or read: in the system's words, unless these do not say what to do."""
+    """Why a file could not be opened or read: in the system's words, unless these do not say what
+    to do.
+    """
     if error.errno == errno.EISDIR:
         return "is a directory; name a file"
     return error.strerror or str(error) or type(error).__name__

@@ -73,8 +73,8 @@ def describe(name: str) -> dict[str, Any]:
 
 @contextmanager
 def without_nonsense() -> Iterator[None]:
-    """A block in which knobs that choose drivers to isolate, and make no sense, are as if they were not set: for a
-    report of everything else.
+    """A block in which knobs that choose drivers to isolate, and make no sense, are as if they were
+    not set: for a report of everything else.
     """
     wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
     with override(**{name: KNOBS[name].default for name in wrong}):
@@ -104,7 +104,9 @@ def problems(described: Collection[dict[str, Any]]) -> list[str]:
 
 
 def unknown_names() -> list[str]:
-    """A note for each variable of the environment and each name in the settings file that is no knob's."""
+    """A note for each variable of the environment and each name in the settings file that is no
+    knob's.
+    """
     variables = {knob.variable for knob in KNOBS.values()}
     strange = sorted(
         v for v in os.environ if v.startswith(ENVIRONMENT_PREFIX) and v not in variables
@@ -120,7 +122,9 @@ def unknown_names() -> list[str]:
 
 
 def unknown_drivers(found: Sequence[str]) -> list[str]:
-    """What is wrong with the drivers that the knob `isolate` names, where *found* are all there are."""
+    """What is wrong with the drivers that the knob `isolate` names, where *found* are all there
+    are.
+    """
     from penstock.runtime.isolation import unknown_drivers
 
     try:
@@ -130,7 +134,9 @@ def unknown_drivers(found: Sequence[str]) -> list[str]:
 
 
 def unknown_devices(found: Collection[str]) -> list[str]:
-    """What is wrong with the devices that the knob `devices` names, where *found* are all there are."""
+    """What is wrong with the devices that the knob `devices` names, where *found* are all there
+    are.
+    """
     try:
         names, source = devices(), devices.source()[1]
     except (InputError, OSError):

@@ -37,7 +37,9 @@ EPILOG: Final = (
 
 
 class PenstockGroup(TyperGroup):
-    """The root command: lets `EVERYWHERE` stand anywhere, and turns errors into one line and a code."""
+    """The root command: lets `EVERYWHERE` stand anywhere, and turns errors into one line and a
+    code.
+    """
 
     def main(
         self,
@@ -76,7 +78,9 @@ def hoist(args: list[str]) -> list[str]:
 
 
 def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
-    """Prints *error* as one line on stderr, after its traceback with *debug*, and exits with its code."""
+    """Prints *error* as one line on stderr, after its traceback with *debug*, and exits with its
+    code.
+    """
     if isinstance(error, BrokenPipeError):
         abandon_stdout()
         sys.exit(failures.WORK_FAILED)
@@ -102,7 +106,9 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
 
 
 def abandon_stdout() -> None:
-    """Sends what is still unwritten nowhere: Python would complain once more while it flushes at exit."""
+    """Sends what is still unwritten nowhere: Python would complain once more while it flushes at
+    exit.
+    """
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

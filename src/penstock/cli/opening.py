@@ -1,6 +1,7 @@
 """Loading and compiling for the commands, each timed.
 
-What is imported or found once a process (the loaders, the runtime, the devices) is there before a clock starts.
+What is imported or found once a process (the loaders, the runtime, the devices) is there before a
+clock starts.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, the file it came from, how long loading took, and when it began (`time.perf_counter_ns`)."""
+    """A model, the file it came from, how long loading took, and when it began
+    (`time.perf_counter_ns`).
+    """
 
     model: Model
     path: str
@@ -40,7 +43,9 @@ class Loaded:
 
 
 def load(path: str) -> Loaded:
-    """Raises `FileError`, from the `ModelError` where the content is at fault; `UsageError` for no name."""
+    """Raises `FileError`, from the `ModelError` where the content is at fault; `UsageError` for no
+    name.
+    """
     if not path:
         raise UsageError("MODEL is empty; it must be the name of a model file")
     read = penstock.load
@@ -72,9 +77,12 @@ def compile_model(
 ) -> tuple[CompiledModel, int]:
     """The compiled model and how long that took, in nanoseconds.
 
-    Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand for
-    *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*, *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
-    accuracy class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
+    Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand
+    for
+    *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*,
+    *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
+    accuracy class that does not exist, and `FileError` about the file at *path* from a
+    `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
@@ -105,8 +113,8 @@ def compile_model(
 
 
 def warn_of_settings(output: Output) -> None:
-    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing by those names.
-    Says too where there is no directory to keep what is compiled.
+    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing
+    by those names. Says too where there is no directory to keep what is compiled.
     """
     from penstock.cli.knobs import unknown_drivers
     from penstock.cli.places import unknown_places
@@ -117,8 +125,9 @@ def warn_of_settings(output: Output) -> None:
 
 
 def check_devices(names: Iterable[str]) -> None:
-    """Raises `UsageError` for the first that no device has, `InputError` before that for a knob with a value that it cannot
-    have: a driver that could not start for it would seem not to be there.
+    """Raises `UsageError` for the first that no device has, `InputError` before that for a knob
+    with a value that it cannot have: a driver that could not start for it would seem not to be
+    there.
     """
     from penstock.runtime.discovery import unknown_device
 
@@ -139,7 +148,9 @@ def check_knob() -> None:
 
 
 def policy_of(accuracy: str | None) -> Policy | None:
-    """The policy that asks for this class; None for none. Raises `UsageError` for a word that is no class."""
+    """The policy that asks for this class; None for none. Raises `UsageError` for a word that is no
+    class.
+    """
     if accuracy is None:
         return None
     classes = get_args(AccuracyClass)

@@ -29,7 +29,9 @@ NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
 """A number, possibly with a unit: what a column must hold to be right-aligned."""
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""rich's pictures ask the network for their font; without that a viewer takes its own monospaced one."""
+"""rich's pictures ask the network for their font; without that a viewer takes its own monospaced
+one.
+"""
 
 
 class Output:
@@ -70,7 +72,9 @@ class Output:
         title: str = "",
         whole: Sequence[str] = (),
     ) -> None:
-        """A table: boxed on a terminal, plain aligned columns elsewhere. The columns *whole* never wrap."""
+        """A table: boxed on a terminal, plain aligned columns elsewhere. The columns *whole* never
+        wrap.
+        """
         if not self.as_json:
             boxed = self._console.is_terminal
             table = make_table(columns, rows, title, boxed=boxed, whole=whole)

@@ -12,8 +12,9 @@ from penstock.errors import InputError, Unreadable
 
 
 def places() -> dict[str, str | None]:
-    """The cache directory, the state directory, which *key_store* holds the key of the seals (`file`, or
-    `keyring`, the system's), and where that is. None where a setting keeps it from being known.
+    """The cache directory, the state directory, which *key_store* holds the key of the seals
+    (`file`, or `keyring`, the system's), and where that is. None where a setting keeps it from
+    being known.
 
     Nothing is made, in the system's store neither.
     """
@@ -36,8 +37,8 @@ def places() -> dict[str, str | None]:
 
 
 class Unwritable(NamedTuple):
-    """A directory of the cache's in which nothing can be kept, and why in *text*. It is *used* where something was kept
-    before, which gives hits.
+    """A directory of the cache's in which nothing can be kept, and why in *text*. It is *used*
+    where something was kept before, which gives hits.
     """
 
     text: str
@@ -45,8 +46,9 @@ class Unwritable(NamedTuple):
 
 
 def unwritable_places() -> list[Unwritable]:
-    """The cache directory and the state directory, where they cannot be made or written. Each is tried with an empty file, in
-    the nearest directory above where it is not there yet: permissions do not tell of quotas, mounts and special file systems.
+    """The cache directory and the state directory, where they cannot be made or written. Each is
+    tried with an empty file, in the nearest directory above where it is not there yet: permissions
+    do not tell of quotas, mounts and special file systems.
     """
     from penstock.cache.location import default_directory
     from penstock.sealed.places import state_directory
@@ -93,7 +95,9 @@ def _holds_something(path: Path) -> bool:
 
 
 def unknown_places() -> list[str]:
-    """Why there is no cache directory or no state directory, for each that the system has no place for."""
+    """Why there is no cache directory or no state directory, for each that the system has no place
+    for.
+    """
     from penstock.cache.location import default_directory
     from penstock.sealed.places import state_directory
 

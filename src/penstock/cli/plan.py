@@ -43,9 +43,9 @@ def plan(
 ) -> None:
     """Show the steps of MODEL, where each operation runs, and why the other devices did not get it.
 
-    MODEL is compiled for that, as by 'run', and kept in the cache: what a device fails to compile goes to another, and
-    the plan shows it where it went, with the reason; the exit code is 0 all the same. Dimensions that MODEL leaves
-    unknown are taken for 1 where no --shape says more.
+    MODEL is compiled for that, as by 'run', and kept in the cache: what a device fails to compile
+    goes to another, and the plan shows it where it went, with the reason; the exit code is 0 all
+    the same. Dimensions that MODEL leaves unknown are taken for 1 where no --shape says more.
     """
     from penstock.cli import opening
     from penstock.execution.interface import interface_of
@@ -103,7 +103,8 @@ def plan(
 def report_refusals(
     output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
 ) -> NoReturn:
-    """What every device says of every operation, where some operation has no device. Raises `Unfinished`, which ends with
+    """What every device says of every operation, where some operation has no device. Raises
+    `Unfinished`, which ends with
     *remedy*.
     """
     homeless = [o for o in operations if not o["devices"]]

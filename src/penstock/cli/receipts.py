@@ -16,9 +16,11 @@ ORDINARY: Final = ("NO_ENTRY", "NOT_YET_WRITTEN", "INGREDIENT_CHANGED")
 
 
 def show_cache(output: Output, receipt: Receipt) -> None:
-    """A line for each device and kind of outcome among the steps of a compile: hit, or miss and why.
+    """A line for each device and kind of outcome among the steps of a compile: hit, or miss and
+    why.
 
-    Steps that missed under one code share a line with the first one's reason; the receipt has the others.
+    Steps that missed under one code share a line with the first one's reason; the receipt has the
+    others.
     """
     told: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
     for step in receipt.steps:
@@ -33,7 +35,8 @@ def show_cache(output: Output, receipt: Receipt) -> None:
 
 
 def show_fallbacks(output: Output, *receipts: Receipt) -> None:
-    """A line for each device that failed to compile or to run what it had said it could, with its reason. What several
+    """A line for each device that failed to compile or to run what it had said it could, with its
+    reason. What several
     *receipts* of one model have is told by the first.
     """
     told: set[tuple[str, str]] = set()

@@ -19,8 +19,8 @@ def refused(
     signature: str | None = None,
     policy: Policy | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
-    """For each operation the *devices* that may run it and the others' reasons, as `--json` prints it, and what to ask for
-    instead ("" where nothing is known to help).
+    """For each operation the *devices* that may run it and the others' reasons, as `--json` prints
+    it, and what to ask for instead ("" where nothing is known to help).
     """
     entered = model if signature is None else model.signature_model(signature)
     entered = infer_shapes(entered, {})

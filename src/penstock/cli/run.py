@@ -201,7 +201,9 @@ def run(
 def expected_results(
     compiled: CompiledModel, signature: str | None, labels: tuple[str, ...] | None
 ) -> Results | None:
-    """Results with zeros for values, to recognise the task; None where shapes are not known before the run."""
+    """Results with zeros for values, to recognise the task; None where shapes are not known before
+    the run.
+    """
     import numpy as np
 
     from penstock.cli.answers import Results
@@ -236,8 +238,10 @@ def report(
 ) -> None:
     """What was assumed, the answer, notes about how it was read, the plan in one line, the time.
 
-    *compared*: the answers under the schemes that may be meant, which agree. *error*: what the command ends with, for
-    `--json`. *shown*: whether there is an answer to show; `--json` has null for one that decides nothing.
+    *compared*: the answers under the schemes that may be meant, which agree. *error*: what the
+    command ends with, for
+    `--json`. *shown*: whether there is an answer to show; `--json` has null for one that decides
+    nothing.
     """
     before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
     after = [*empty_devices(compiled.plan), *compiled.receipt.notes, *found.notes]

@@ -1,4 +1,6 @@
-"""The files that `penstock run` writes: the outputs, the picture with the answer drawn in, and the trace."""
+"""The files that `penstock run` writes: the outputs, the picture with the answer drawn in, and the
+trace.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What `penstock run` does where nobody says how a picture is normalised: an answer under each scheme that is left."""
+"""What `penstock run` does where nobody says how a picture is normalised: an answer under each
+scheme that is left.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ COMPARABLE: Final = "classification"
 class Comparison:
     """The best classes under each scheme that may be meant, and under those that are excluded.
 
-    A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of each scheme, best first.
-    *doubts* has the schemes under which no class is best, each with the reason. *task* is "outputs" where nothing says that
+    A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of
+    each scheme, best first.
+    *doubts* has the schemes under which no class is best, each with the reason. *task* is "outputs"
+    where nothing says that
     the outputs are classes.
     """
 
@@ -36,7 +40,9 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether the outputs are classes, and every scheme that may be meant gives the same best one."""
+        """Whether the outputs are classes, and every scheme that may be meant gives the same best
+        one.
+        """
         return self.task == COMPARABLE and self._same
 
     @property
@@ -95,7 +101,9 @@ class Comparison:
         ]
 
     def show(self, output: Output, fed: Fed) -> None:
-        """Prints the schemes side by side, and the JSON object of a command that ends without an answer."""
+        """Prints the schemes side by side, and the JSON object of a command that ends without an
+        answer.
+        """
         notes = [*fed.notes, _because(fed)]
         if self.task != COMPARABLE:
             notes.append(
@@ -124,7 +132,8 @@ class Comparison:
 
 
 def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
-    """Raises `UsageError` where nobody says how a picture is normalised and the answers of *task* cannot be compared.
+    """Raises `UsageError` where nobody says how a picture is normalised and the answers of *task*
+    cannot be compared.
 
     *may_be_classes*: the outputs look like scores of classes, whatever the task is recognised as.
     """
@@ -143,9 +152,11 @@ def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
 def compare(
     compiled: CompiledModel, fed: Fed, results: Results, found: Answer
 ) -> Comparison | None:
-    """The classes under every scheme that may be meant for *fed*; None where there is one scheme, and the task is known.
+    """The classes under every scheme that may be meant for *fed*; None where there is one scheme,
+    and the task is known.
 
-    *results* and *found* are those of the first. Each other run starts from the model's initial state. Where the
+    *results* and *found* are those of the first. Each other run starts from the model's initial
+    state. Where the
     classes differ, the excluded schemes are run as well, to be shown beside the others.
     """
     from penstock.cli.answers import answer, why_undecided

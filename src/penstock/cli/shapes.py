@@ -12,18 +12,24 @@ if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand
 
 UNKNOWN_DIMENSION: Final = 1
-"""What stands for a dimension that the model leaves unknown and no file gives: one picture, one sentence."""
+"""What stands for a dimension that the model leaves unknown and no file gives: one picture, one
+sentence.
+"""
 
 
 def assumed(operand: Operand) -> tuple[int, ...] | None:
-    """The shape that `random` gives an input: its own, unknown dimensions being 1; None where its rank is unknown."""
+    """The shape that `random` gives an input: its own, unknown dimensions being 1; None where its
+    rank is unknown.
+    """
     if operand.shape is None:
         return None
     return tuple(UNKNOWN_DIMENSION if d is None else d for d in operand.shape)
 
 
 def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[str, tuple[int, ...]]:
-    """What to compile for before *arrays* are run: the shapes of those inputs that leave dimensions unknown."""
+    """What to compile for before *arrays* are run: the shapes of those inputs that leave dimensions
+    unknown.
+    """
     from penstock.ir.types import is_static
 
     return {
@@ -34,8 +40,8 @@ def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[st
 def assumed_shapes(
     model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The same without arrays: for each input that leaves dimensions unknown, and has no shape *given*, the one
-    that it is most likely to be run with, which is also that of `random`.
+    """The same without arrays: for each input that leaves dimensions unknown, and has no shape
+    *given*, the one that it is most likely to be run with, which is also that of `random`.
 
     Raises `UnknownSignature`.
     """

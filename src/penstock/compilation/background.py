@@ -25,11 +25,12 @@ log = Log(__name__)
 
 
 class PendingStep:
-    """A compile under way. Any thread may ask for its result; `close` cancels it and waits, but not for ever: a driver
-    may look at no token.
+    """A compile under way. Any thread may ask for its result; `close` cancels it and waits, but not
+    for ever: a driver may look at no token.
 
-    A program that ends without closing, or without having waited so long, waits for a compile that has begun, since an
-    engine is not to be stopped within one, and the next start finds the entry; it does not wait for another process's.
+    A program that ends without closing, or without having waited so long, waits for a compile that
+    has begun, since an engine is not to be stopped within one, and the next start finds the entry;
+    it does not wait for another process's.
     """
 
     def __init__(
@@ -65,13 +66,15 @@ class PendingStep:
         return self._made
 
     def stop(self, end: float) -> None:
-        """Cancels what is under way; `close` waits for that until *end*, of `time.monotonic`, and no longer than it would."""
+        """Cancels what is under way; `close` waits for that until *end*, of `time.monotonic`, and
+        no longer than it would.
+        """
         self._end = min(self._end, end)
         self._cancel.set()
 
     def close(self) -> None:
-        """Cancels what is under way, waits for the driver to let go of it for `CLOSE_SECONDS` at most, and closes what was
-        made; what is made later is closed then.
+        """Cancels what is under way, waits for the driver to let go of it for `CLOSE_SECONDS` at
+        most, and closes what was made; what is made later is closed then.
         """
         self.stop(time.monotonic() + CLOSE_SECONDS)
         self._thread.join(max(0.0, self._end - time.monotonic()))

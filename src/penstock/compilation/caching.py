@@ -1,7 +1,7 @@
 """One step through the cache, else through its driver: NNAPI's three flows (NNAPI section 2.4).
 
-A load that fails, for whatever reason, becomes a compile; a save that fails fails nothing. Both are logged
-and stand in the receipt.
+A load that fails, for whatever reason, becomes a compile; a save that fails fails nothing. Both are
+logged and stand in the receipt.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Obtained(Struct, frozen=True):
 
 
 class Key(Struct, frozen=True):
-    """What one step is cached under: the effective *token*, the *binding* sealed beside it, and every
-    ingredient of it by name.
+    """What one step is cached under: the effective *token*, the *binding* sealed beside it, and
+    every ingredient of it by name.
     """
 
     token: bytes
@@ -127,7 +127,9 @@ class Entry(Struct, frozen=True):
         return Obtained(prepared, hit(prepared), False)
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
-        """What the index says of an entry that took *compile_ns*, 0 for not known, and is there from now on."""
+        """What the index says of an entry that took *compile_ns*, 0 for not known, and is there
+        from now on.
+        """
         from penstock.cache.index import IndexRecord
 
         return IndexRecord(

@@ -1,7 +1,7 @@
 """From an `ExecutionPlan` to prepared steps: every step through its driver, with fall-back.
 
-A step whose driver fails to compile it is compiled on the next device that its plan lets it fall back on;
-the plan that comes out says so.
+A step whose driver fails to compile it is compiled on the next device that its plan lets it fall
+back on; the plan that comes out says so.
 """
 
 from __future__ import annotations
@@ -38,12 +38,16 @@ def compile_plan(
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
 
-    *devices* maps names to the devices the plan may use; a fall-back must be among them and among the
+    *devices* maps names to the devices the plan may use; a fall-back must be among them and among
+    the
     step's `fallbacks`, and *means* must allow it.
 
-    Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the deadline of
-    *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile and
-    after the last, so a compile that ends late has missed its deadline. Whatever was prepared before an
+    Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the
+    deadline of
+    *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile
+    and
+    after the last, so a compile that ends late has missed its deadline. Whatever was prepared
+    before an
     error is closed again.
     """
     began = time.perf_counter_ns()
@@ -114,8 +118,8 @@ def prepare_step(
 ) -> tuple[PreparedStep, int]:
     """One step prepared, on its device or else on a fall-back; and how many compiles it took.
 
-    It falls back where *means* and the `fallbacks` of the step let it, on a device that supports all
-    of it in the accuracy class of *config*.
+    It falls back where *means* and the `fallbacks` of the step let it, on a device that supports
+    all of it in the accuracy class of *config*.
     """
     if step.control is not None:
         from penstock.compilation.control import prepare_control

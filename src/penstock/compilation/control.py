@@ -1,4 +1,6 @@
-"""The compile of an IF or a WHILE that the runtime carries out: each of its branches as a plan of its own."""
+"""The compile of an IF or a WHILE that the runtime carries out: each of its branches as a plan of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -113,8 +115,8 @@ def _as_a_whole(
 def _caching_of(
     caching: Caching | None, step: ExecutionStep, place: int, branch: ExecutionPlan
 ) -> Caching | None:
-    """How a branch uses the cache: as the model that it is. A caller's own token becomes one for each branch, his own
-    files serve one step alone.
+    """How a branch uses the cache: as the model that it is. A caller's own token becomes one for
+    each branch, his own files serve one step alone.
     """
     if caching is None or caching.in_given_files:
         return None

@@ -21,12 +21,15 @@ LAST_CRASH: Final = "penstock doctor --last-crash"
 LOST: Final = "no other device can repeat it without that buffer"
 
 _OPERATION: Final = re.compile(r"operation (0|[1-9][0-9]{0,8}) \(([^\s,()]+)")
-"""How drivers begin what they say of an operation: its number in the model that they were given, and its type."""
+"""How drivers begin what they say of an operation: its number in the model that they were given,
+and its type.
+"""
 
 
 class Said(NamedTuple):
-    """What a driver said, with the *operation* it named: its index in the model that the driver was given, None where it named
-    none, and its type, *kind*. The words are *before*, the index and *after*.
+    """What a driver said, with the *operation* it named: its index in the model that the driver was
+    given, None where it named none, and its type, *kind*. The words are *before*, the index and
+    *after*.
     """
 
     before: str
@@ -61,7 +64,9 @@ _BEGINNING: Final = "operation "
 
 
 def heard(words: str) -> Said:
-    """What a driver said in *words*. Here alone they are read: an error of a driver carries no number."""
+    """What a driver said in *words*. Here alone they are read: an error of a driver carries no
+    number.
+    """
     found = _OPERATION.search(words)
     if found is None:
         return Said(words)
@@ -77,11 +82,15 @@ def final(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with the operation
-    of the planned model, or the first and last of several, and ended with why nothing repeats the step.
+    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with
+    the operation
+    of the planned model, or the first and last of several, and ended with why nothing repeats the
+    step.
 
-    *others* are the devices that failed at it too, as notes also where they said something else; *allowed* False says that the call allows no fall-back,
-    *lost* that memory which the step reads or writes is gone with its device, so that nobody can repeat it.
+    *others* are the devices that failed at it too, as notes also where they said something else;
+    *allowed* False says that the call allows no fall-back,
+    *lost* that memory which the step reads or writes is gone with its device, so that nobody can
+    repeat it.
     The original is its cause. An error that cannot be made anew gets the same words as a note.
     """
     words = in_one_line(error) or type(error).__name__
@@ -111,7 +120,9 @@ def final(
 
 
 def in_model(step: ExecutionStep, error: DriverError) -> str:
-    """*error* in one line, about an operation of *step* by its number in the planned model instead of the step's."""
+    """*error* in one line, about an operation of *step* by its number in the planned model instead of
+    the step's.
+    """
     return str(heard(describe(error)).renumbered(step.model, step.operations))
 
 
@@ -126,12 +137,16 @@ def with_last_crash(words: str) -> str:
 
 
 def told(error: BaseException) -> str:
-    """In one line what a driver said, without the words that `final` put around it: for who tries devices out."""
+    """In one line what a driver said, without the words that `final` put around it: for who tries
+    devices out.
+    """
     return str(_said_by(error))
 
 
 def told_of(error: BaseException, part: Model, operations: Sequence[int]) -> str:
-    """As `told` of *error* of *part*, about an operation by its number in the model that *operations* were taken from."""
+    """As `told` of *error* of *part*, about an operation by its number in the model that
+    *operations* were taken from.
+    """
     return str(_said_by(error).renumbered(part, operations))
 
 
@@ -142,7 +157,9 @@ def _said_by(error: BaseException) -> Said:
 
 
 def _place(step: ExecutionStep, said: Said) -> tuple[str, str]:
-    """Which operation of the planned model the driver named, or all of the step; and the rest of the words."""
+    """Which operation of the planned model the driver named, or all of the step; and the rest of
+    the words.
+    """
     if said.operation is not None and said.cause and said.is_of(step.model, len(step.operations)):
         return _one(step, said.operation), said.cause
     words = str(said)

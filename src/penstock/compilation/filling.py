@@ -61,7 +61,9 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
 
 
 def _lease(entry: Entry) -> tuple[Lease | None, bool]:
-    """The lease, None where somebody else keeps it for too long; and whether it had to be waited for."""
+    """The lease, None where somebody else keeps it for too long; and whether it had to be waited
+    for.
+    """
     config, token = entry.config, entry.key.token
     lease = entry.directory.lease(token, wait_ns=0, cancel=config.cancel)
     if lease is not None:
@@ -154,7 +156,9 @@ def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -
 
 
 def _placed(reason: str, entry: Entry) -> CacheFault:
-    """The driver's *reason*, with the directory, which drivers do not know, where the system failed with one of its files."""
+    """The driver's *reason*, with the directory, which drivers do not know, where the system failed
+    with one of its files.
+    """
     fault = fault_in(reason or f"device {entry.device.name} wrote nothing")
     if fault.code is not CacheCode.UNREADABLE:
         return fault

@@ -17,7 +17,9 @@ from penstock.errors import (
 
 
 def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
-    """The reason, `<Name>: sentence`, with its code; where the key is the cause, with the ingredient that differs."""
+    """The reason, `<Name>: sentence`, with its code; where the key is the cause, with the
+    ingredient that differs.
+    """
     now = entry.key.ingredients
     fault = named(error)
     if isinstance(error, NoEntry):
@@ -45,7 +47,9 @@ def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
 
 
 def named(error: CacheError | DriverError) -> CacheFault:
-    """*error* as `<Name>: sentence`, with its code; a driver that passes a `CacheError`'s text on keeps its name."""
+    """*error* as `<Name>: sentence`, with its code; a driver that passes a `CacheError`'s text on
+    keeps its name.
+    """
     if isinstance(error, CacheError):
         return fault_of(error)
     passed_on = fault_in(str(error), later=True)

@@ -26,7 +26,9 @@ CLOSE_SECONDS: Final = 10.0
 
 
 class Pending(Protocol):
-    """A step that is still compiled in the background (`penstock.compilation.background.PendingStep`)."""
+    """A step that is still compiled in the background
+    (`penstock.compilation.background.PendingStep`).
+    """
 
     @property
     def done(self) -> bool:
@@ -49,7 +51,8 @@ class Pending(Protocol):
 class PreparedStep(Struct, frozen=True):
     """One step of a plan with what its driver made of it.
 
-    *pending* is the compile on the device that the plan chose, while another one runs the step. A step of
+    *pending* is the compile on the device that the plan chose, while another one runs the step. A
+    step of
     control flow that the runtime carries out has *branches*.
     """
 
@@ -61,15 +64,17 @@ class PreparedStep(Struct, frozen=True):
     branches: tuple[Compilation, ...] = ()
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels the compile in the background; `close` waits for it until *end*, of `time.monotonic`."""
+        """Cancels the compile in the background; `close` waits for it until *end*, of
+        `time.monotonic`.
+        """
         if self.pending is not None:
             self.pending.stop(end)
         for branch in self.branches:
             branch.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes the prepared model, after the compile under way, for which it waits up to `CLOSE_SECONDS`; twice is harmless.
-        Logs what a driver raises.
+        """Closes the prepared model, after the compile under way, for which it waits up to
+        `CLOSE_SECONDS`; twice is harmless. Logs what a driver raises.
         """
         if self.pending is not None:
             self.pending.close()
@@ -84,8 +89,10 @@ class CompileOptions(Struct, frozen=True):
     """What a compile may do beside calling the plan's own drivers.
 
     *allow_fallback* lets other devices repeat what one failed at. *caching* is how
-    the cache is used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has to be compiled until that is done;
-    None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step. *recorder* is told what takes time.
+    the cache is used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has
+    to be compiled until that is done;
+    None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step.
+    *recorder* is told what takes time.
     """
 
     allow_fallback: bool = True
@@ -104,7 +111,9 @@ class Compilation(Struct, frozen=True):
     receipt: Receipt
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels compiles in the background; `close` waits for them until *end*, of `time.monotonic`."""
+        """Cancels compiles in the background; `close` waits for them until *end*, of
+        `time.monotonic`.
+        """
         for step in self.steps:
             step.stop_compiling(end)
 

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class CacheCode(enum.Enum):
-    """Why the cache gave, or took, nothing: a class of `CacheError` by its name, or the driver's own failure."""
+    """Why the cache gave, or took, nothing: a class of `CacheError` by its name, or the driver's
+    own failure.
+    """
 
     NO_ENTRY = "NoEntry"
     NOT_YET_WRITTEN = "NotYetWritten"
@@ -50,8 +52,8 @@ def fault_of(error: CacheError) -> CacheFault:
 
 
 def fault_in(words: str, *, later: bool = False) -> CacheFault:
-    """What a driver says of its cache files: `<Name>: sentence` by the contract of `CacheReport`, which has no code. Only
-    one that writes *later* has not yet written.
+    """What a driver says of its cache files: `<Name>: sentence` by the contract of `CacheReport`,
+    which has no code. Only one that writes *later* has not yet written.
     """
     name, colon, _ = words.partition(":")
     code = _CODES.get(name) if colon else None
@@ -66,10 +68,10 @@ _CODES: Final = {code.value: code for code in CacheCode if code is not CacheCode
 class CacheOutcome(msgspec.Struct, frozen=True):
     """What the compilation cache did for one step, and why.
 
-    The *reason* of a miss begins with the name of a `CacheError` where the cache refused something; that of
-    a hit names the artefact, where the driver has several. After a miss, *saved* says whether the compiled
-    step is in the cache now, and *not_saved* why not. *code* is that of a miss, *not_saved_code* that of *not_saved*
-    where it has one.
+    The *reason* of a miss begins with the name of a `CacheError` where the cache refused something;
+    that of a hit names the artefact, where the driver has several. After a miss, *saved* says
+    whether the compiled step is in the cache now, and *not_saved* why not. *code* is that of a
+    miss, *not_saved_code* that of *not_saved* where it has one.
     """
 
     outcome: Literal["hit", "miss", "off"]
@@ -98,7 +100,8 @@ CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
 class Failure(msgspec.Struct, frozen=True):
     """A *device* that could not compile or run a step, and its *error* in one line.
 
-    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None where it was no driver's.
+    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None
+    where it was no driver's.
     """
 
     device: str
@@ -114,7 +117,8 @@ class Failure(msgspec.Struct, frozen=True):
 class KernelReceipt(msgspec.Struct, frozen=True):
     """What one kernel of a driver took, where the driver knows.
 
-    *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused kernel has
+    *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused
+    kernel has
     several. *kernel* is the engine's own name for it.
     """
 
@@ -128,13 +132,17 @@ class KernelReceipt(msgspec.Struct, frozen=True):
 class StepReceipt(msgspec.Struct, frozen=True):
     """One step: where it ran and for how long.
 
-    *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited, *driver_ns*
+    *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited,
+    *driver_ns*
     what the driver says it took (None: it did not say). *fallback_from* names the device that
-    should have run it and *error* is what that device answered; *failures* has these and every further device that
+    should have run it and *error* is what that device answered; *failures* has these and every
+    further device that
     was tried in vain, in order.
 
-    *step* is its index in the plan; None where the whole model ran at once, because a step of it could not be
-    repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels* are there when the run
+    *step* is its index in the plan; None where the whole model ran at once, because a step of it
+    could not be
+    repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels* are there
+    when the run
     was asked to `measure`.
     """
 
@@ -150,13 +158,16 @@ class StepReceipt(msgspec.Struct, frozen=True):
     start_ns: int = 0
     kernels: tuple[KernelReceipt, ...] = ()
     inner: tuple[StepReceipt, ...] = ()
-    """What ran in the branches of control flow that the runtime carried out itself; *step* and *operations* of these
-    count in the branch's own plan, *part* names the branch. Steps that ran again and again are one, their times
-    added up over *runs*."""
+    """What ran in the branches of control flow that the runtime carried out itself; *step* and
+    *operations* of these count in the branch's own plan, *part* names the branch. Steps that ran
+    again and again are one, their times added up over *runs*.
+    """
     part: str = ""
     runs: int = 1
     simulated: bool = False
-    """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a simulator computed this."""
+    """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a
+    simulator computed this.
+    """
     device_ns: int | None = None
     """What the hardware took of *driver_ns*; None where the driver did not say."""
 
@@ -198,8 +209,10 @@ class Recorder:
 class Receipt(msgspec.Struct, frozen=True):
     """Of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
 
-    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration from *start_ns*, which
-    is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says what was spent on compiling, in a
+    *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration from
+    *start_ns*, which
+    is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says what was spent on
+    compiling, in a
     run too where it had to.
     """
 
@@ -211,8 +224,9 @@ class Receipt(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     stage: Literal["compile", "run"] = "run"
     notes: tuple[str, ...] = ()
-    """Remarks in words, each a sentence without a full stop: what was asked for and not done, what could be better, and
-    what shadow verification found by the time the receipt was made."""
+    """Remarks in words, each a sentence without a full stop: what was asked for and not done, what
+    could be better, and what shadow verification found by the time the receipt was made.
+    """
 
     def show(self) -> str:
         """A few readable lines."""
@@ -225,7 +239,8 @@ class Receipt(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self).decode()
 
     def trace(self, plan: ExecutionPlan | None = None) -> dict[str, Any]:
-        """The same as a Chrome trace, which Perfetto and chrome://tracing read once it is written as JSON.
+        """The same as a Chrome trace, which Perfetto and chrome://tracing read once it is written
+        as JSON.
 
         With *plan* the operations of each step are named.
         """

@@ -47,9 +47,9 @@ NO_CANDIDATE: Final = Refusal(
 def able_devices(
     step: ExecutionStep, devices: Mapping[str, Device], accuracy: AccuracyClass
 ) -> Iterator[tuple[Device, ExecutionStep]]:
-    """The devices among *devices* that *step* may fall back on and that support all of it, in order; each
-    with the step as it is there: it may go on to those after it. After a reference device in a process of its own comes the
-    one of this process.
+    """The devices among *devices* that *step* may fall back on and that support all of it, in
+    order; each with the step as it is there: it may go on to those after it. After a reference
+    device in a process of its own comes the one of this process.
     """
     fallbacks = step.fallbacks
     if REFERENCE_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
@@ -187,7 +187,9 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* with the steps that another device compiled where they are now, and why; in branches, too."""
+    """*plan* with the steps that another device compiled where they are now, and why; in branches,
+    too.
+    """
     moved = [step for step in done if step.receipt.failures and not step.pending]
     operations = list(plan.operations)
     devices = plan.devices

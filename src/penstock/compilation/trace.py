@@ -13,7 +13,9 @@ from penstock.partitioning.plan import ExecutionPlan
 PROCESS: Final = 1
 RUNTIME_THREAD: Final = 0
 KERNELS: Final = " kernels"
-"""What a device's second row is named after its first; a driver's clock may overlap the runtime's by a little."""
+"""What a device's second row is named after its first; a driver's clock may overlap the runtime's
+by a little.
+"""
 
 MOST_NAMES: Final = 8
 """Operations up to which the name of a kernel's bar has them all."""
@@ -27,9 +29,10 @@ def chrome_trace(
 ) -> dict[str, Any]:
     """What *receipts* and *spans* say took time, on one clock that begins with the first of it.
 
-    A row has what the runtime did, another each device's steps and compiles, and a third the kernels inside
-    them, by the names of the operations that they compute. With *plan* the operations of each step
-    are named. Raises `InputError` for what is no receipt, and what is no plan.
+    A row has what the runtime did, another each device's steps and compiles, and a third the
+    kernels inside them, by the names of the operations that they compute. With *plan* the
+    operations of each step are named. Raises `InputError` for what is no receipt, and what is no
+    plan.
     """
     check_kind(receipts, (list, tuple), "a trace is made of a list of Receipts")
     for receipt in receipts:

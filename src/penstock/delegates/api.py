@@ -1,15 +1,18 @@
-"""What a delegate is: the raw form, as TensorFlow Lite's delegate guide has it. Experimental until 1.0.
+"""What a delegate is: the raw form, as TensorFlow Lite's delegate guide has it. Experimental until
+1.0.
 
-A delegate is a guest of an interpreter's graph. When it is added, the interpreter calls its `prepare`, which looks at the
-execution plan and calls `DelegateContext.replace_node_subsets_with_delegate_kernels` for the nodes it takes. They are cut into
-as few subsets as dependencies allow, and each subset becomes one delegate node, run by the functions of a `DelegateRegistration`.
+A delegate is a guest of an interpreter's graph. When it is added, the interpreter calls its
+`prepare`, which looks at the execution plan and calls
+`DelegateContext.replace_node_subsets_with_delegate_kernels` for the nodes it takes. They are cut
+into as few subsets as dependencies allow, and each subset becomes one delegate node, run by the
+functions of a `DelegateRegistration`.
 
-The order of calls, for each delegate node: `init` once, when its nodes are replaced; `prepare` when the graph is prepared, and
-again whenever the shapes of its inputs have changed; `invoke` at every run; `free` once. Everything is called in the thread
-that uses the interpreter, one call at a time.
+The order of calls, for each delegate node: `init` once, when its nodes are replaced; `prepare` when
+the graph is prepared, and again whenever the shapes of its inputs have changed; `invoke` at every
+run; `free` once. Everything is called in the thread that uses the interpreter, one call at a time.
 
-What an author's code raises ends in `DelegateError(delegate, stage)`: *stage* is "prepare" (the delegate's or a kernel's),
-"init", "invoke", or the name of the method that moves buffers.
+What an author's code raises ends in `DelegateError(delegate, stage)`: *stage* is "prepare" (the
+delegate's or a kernel's), "init", "invoke", or the name of the method that moves buffers.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ NULL_BUFFER_HANDLE: Final = -1
 class DelegateFlags(enum.IntFlag):
     """What a delegate can do (TFLite's `TfLiteDelegateFlags`).
 
-    ALLOW_DYNAMIC_TENSORS: its kernels take shapes that change, also such as are known only at run time. Without it a graph
-    that has any of those refuses the delegate, and a resized input takes the delegate off the graph and adds it anew,
-    with new kernels. REQUIRE_PROPAGATED_SHAPES asks for what is always so here.
+    ALLOW_DYNAMIC_TENSORS: its kernels take shapes that change, also such as are known only at run
+    time. Without it a graph that has any of those refuses the delegate, and a resized input takes
+    the delegate off the graph and adds it anew, with new kernels. REQUIRE_PROPAGATED_SHAPES asks
+    for what is always so here.
     """
 
     NONE = 0
@@ -45,10 +49,11 @@ class DelegateFlags(enum.IntFlag):
 
 
 class Delegate:
-    """The base of every delegate. A subclass overrides `copy_from_buffer_handle`, without which it is refused when it is
-    added, and `prepare`.
+    """The base of every delegate. A subclass overrides `copy_from_buffer_handle`, without which it
+    is refused when it is added, and `prepare`.
 
-    *flags* says what it can do. `data` is free for its author. An interpreter keeps its delegates alive, and frees their
+    *flags* says what it can do. `data` is free for its author. An interpreter keeps its delegates
+    alive, and frees their
     kernels before it lets go of them; one delegate may serve several interpreters.
     """
 
@@ -60,8 +65,8 @@ class Delegate:
         self.flags = DelegateFlags(flags)
 
     def prepare(self, context: DelegateContext) -> None:
-        """Takes nodes of the graph, or none. Called for each subgraph that is an entry point of the model, and for each that a
-        branch or a loop enters.
+        """Takes nodes of the graph, or none. Called for each subgraph that is an entry point of the
+        model, and for each that a branch or a loop enters.
 
         Whatever it raises restores the graph.
         """
@@ -69,7 +74,8 @@ class Delegate:
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Copies what buffer *handle* holds to `tensor.data`, which is writable, C-contiguous and of the tensor's shape. Required.
+        """Copies what buffer *handle* holds to `tensor.data`, which is writable, C-contiguous and
+        of the tensor's shape. Required.
 
         Called only when somebody reads a tensor whose `data_is_stale` is set.
         """
@@ -80,12 +86,15 @@ class Delegate:
     ) -> None:
         """Copies `tensor.data` to buffer *handle*. Optional: without it kernels read host data.
 
-        Called before a kernel of this delegate runs, for each input in one of its buffers whose host data is newer.
+        Called before a kernel of this delegate runs, for each input in one of its buffers whose
+        host data is newer.
         """
         raise NotImplementedError(f"{type(self).__name__} has no copy_to_buffer_handle")
 
     def free_buffer_handle(self, context: DelegateContext, handle: int) -> None:
-        """Releases buffer *handle*, which no tensor refers to any more. Optional; the default does nothing."""
+        """Releases buffer *handle*, which no tensor refers to any more. Optional; the default does
+        nothing.
+        """
 
 
 Init: TypeAlias = Callable[[DelegateContext, "DelegateParams"], Any]
@@ -96,10 +105,11 @@ Free: TypeAlias = Callable[[DelegateContext, Any], Any]
 class DelegateRegistration(Struct, frozen=True):
     """The functions of one kind of delegate node.
 
-    `init(context, params) -> user_data` makes a kernel for the nodes of *params*; None, or an exception, means that it could
-    not. `prepare(context, node)` readies it for the present shapes. `invoke(context, node)` computes `node.outputs` from
-    `node.inputs`. `free(context, user_data)` releases it. What the last three return counts for nothing. Only `invoke` is
-    required; without `init` the node's `user_data` is None.
+    `init(context, params) -> user_data` makes a kernel for the nodes of *params*; None, or an
+    exception, means that it could not. `prepare(context, node)` readies it for the present shapes.
+    `invoke(context, node)` computes `node.outputs` from `node.inputs`. `free(context, user_data)`
+    releases it. What the last three return counts for nothing. Only `invoke` is required; without
+    `init` the node's `user_data` is None.
     """
 
     custom_name: str
@@ -114,8 +124,10 @@ class DelegateRegistration(Struct, frozen=True):
 class DelegateParams(Struct, frozen=True):
     """One subset of nodes that a kernel stands for.
 
-    *nodes* in an order in which they can run; *inputs* the tensors they read and do not compute, constants too; *outputs* those
-    they compute that are read elsewhere or are outputs of the graph. Tensor indexes in rising order, none twice.
+    *nodes* in an order in which they can run; *inputs* the tensors they read and do not compute,
+    constants too; *outputs* those
+    they compute that are read elsewhere or are outputs of the graph. Tensor indexes in rising
+    order, none twice.
     """
 
     nodes: tuple[int, ...]
@@ -126,9 +138,12 @@ class DelegateParams(Struct, frozen=True):
 class DelegateNode(Struct, eq=False):
     """One node: the tensors it reads (-1 for an omitted input) and writes.
 
-    *temporaries* is a list that a kernel's `prepare` may fill with tensors of `DelegateContext.add_tensor`. *user_data* is what
-    the kernel's `init` returned, None for a node of the file. *attributes* are the operator's options, by the names
-    of the schema (a custom operator has `custom_code` and `custom_options`); a delegate node has none.
+    *temporaries* is a list that a kernel's `prepare` may fill with tensors of
+    `DelegateContext.add_tensor`. *user_data* is what
+    the kernel's `init` returned, None for a node of the file. *attributes* are the operator's
+    options, by the names
+    of the schema (a custom operator has `custom_code` and `custom_options`); a delegate node has
+    none.
     """
 
     inputs: tuple[int, ...]
@@ -139,8 +154,8 @@ class DelegateNode(Struct, eq=False):
 
 
 class Registration(Struct, frozen=True):
-    """What a node computes: the code of its operator, the schema's name of it, a custom operator's or kernel's own name
-    ("" for the others), and the operator's version.
+    """What a node computes: the code of its operator, the schema's name of it, a custom operator's
+    or kernel's own name ("" for the others), and the operator's version.
     """
 
     builtin_code: BuiltinOperator

@@ -10,7 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 FIRST_MODELS: Final = {"iPhone": 11, "iPad": 8, "AppleTV": 11}
-"""The first number in the model identifiers of devices whose processor is an A12 or later (Apple's identifiers count up)."""
+"""The first number in the model identifiers of devices whose processor is an A12 or later (Apple's
+identifiers count up).
+"""
 
 OLD_ENGINES: Final = {"iPhone": (10,)}
 """Those with the A11, whose neural engine Core ML does not give to other programs."""
@@ -20,8 +22,9 @@ CORE_ML: Final = {2: (10, 14), 3: (10, 15)}
 
 
 class Host(Struct, frozen=True):
-    """A machine: *system* ("darwin", "ios", "tvos", "linux", ...), processor *machine* ("arm64"), *model* identifier
-    ("iPhone11,2", where the system tells), and macOS *release* as numbers, () elsewhere.
+    """A machine: *system* ("darwin", "ios", "tvos", "linux", ...), processor *machine* ("arm64"),
+    *model* identifier ("iPhone11,2", where the system tells), and macOS *release* as numbers, ()
+    elsewhere.
     """
 
     system: str

@@ -6,8 +6,9 @@ import enum
 
 
 class BuiltinOperator(enum.IntEnum):
-    """The operator codes of the TFLite schema (v3), by the schema's names. CUSTOM stands for every operator that has a
-    name of its own instead, DELEGATE for what a delegate put in the place of other nodes.
+    """The operator codes of the TFLite schema (v3), by the schema's names. CUSTOM stands for every
+    operator that has a name of its own instead, DELEGATE for what a delegate put in the place of
+    other nodes.
     """
 
     ADD = 0

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 class PartitionModel(Struct, frozen=True, eq=False):
     """Nodes of a graph as a model of their own, for the present shapes.
 
-    *inputs* and *outputs* are the tensors that the model's inputs and outputs stand for, in order. A variable tensor that the
-    nodes change is both; what the output gives is to be written to its data. *nodes* has, for each operation of
+    *inputs* and *outputs* are the tensors that the model's inputs and outputs stand for, in order.
+    A variable tensor that the
+    nodes change is both; what the output gives is to be written to its data. *nodes* has, for each
+    operation of
     the model's main subgraph, the node that it computes.
     """
 
@@ -38,8 +40,8 @@ class PartitionModel(Struct, frozen=True, eq=False):
 class DelegateContext:
     """One subgraph of an interpreter: nodes, tensors, and the order in which the nodes run.
 
-    Nodes and tensors have the file's numbers; what delegates add is numbered after them. An index that there is not raises
-    `InputError`.
+    Nodes and tensors have the file's numbers; what delegates add is numbered after them. An index
+    that there is not raises `InputError`.
     """
 
     __slots__ = ("_graph",)
@@ -54,7 +56,9 @@ class DelegateContext:
 
     @property
     def execution_plan(self) -> tuple[int, ...]:
-        """Node indexes in the order in which they run; delegate nodes stand in the place of those they replaced."""
+        """Node indexes in the order in which they run; delegate nodes stand in the place of those
+        they replaced.
+        """
         return self._graph.plan
 
     @property
@@ -78,11 +82,13 @@ class DelegateContext:
     def replace_node_subsets_with_delegate_kernels(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Replaces *nodes* of the execution plan by delegate nodes, as few as dependencies allow, and calls `init` for each.
+        """Replaces *nodes* of the execution plan by delegate nodes, as few as dependencies allow,
+        and calls `init` for each.
 
-        Only a delegate's `prepare` may call it, for itself. Raises `StateError` elsewhere, `InputError` for a node that is not
-        in the plan, is another delegate's, or stays with the interpreter (`reason_kept`), `DelegateError` where `init`
-        fails; in each case the graph is restored when `prepare` is over.
+        Only a delegate's `prepare` may call it, for itself. Raises `StateError` elsewhere,
+        `InputError` for a node that is not in the plan, is another delegate's, or stays with the
+        interpreter (`reason_kept`), `DelegateError` where `init` fails; in each case the graph is
+        restored when `prepare` is over.
         """
         self._graph.replace(registration, nodes, delegate)
 
@@ -93,31 +99,38 @@ class DelegateContext:
     def nodes_within_limits(
         self, nodes: Iterable[int], most: int | None = None, least: int = 0
     ) -> list[int]:
-        """Those of *nodes* in the *most* largest subsets (None: all) of at least *least* nodes; of equal ones the first."""
+        """Those of *nodes* in the *most* largest subsets (None: all) of at least *least* nodes; of
+        equal ones the first.
+        """
         return self._graph.within_limits(nodes, most, least)
 
     def reason_kept(self, index: int) -> str:
-        """Why node *index* cannot be replaced; empty where it can. A node that another delegate put there, or whose network
-        state no tensor holds, stays.
+        """Why node *index* cannot be replaced; empty where it can. A node that another delegate put
+        there, or whose network state no tensor holds, stays.
         """
         return self._graph.reason_kept(index)
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
-        """*nodes*, none of which has a reason to stay, as a model: for a delegate that hands them to a driver or to the runtime.
+        """*nodes*, none of which has a reason to stay, as a model: for a delegate that hands them to a
+        driver or to the runtime.
 
         In a kernel's `prepare` and later its shapes are those that the kernel is prepared for.
         """
         return self._graph.partition_model(nodes)
 
     def add_tensor(self, dtype: DType, shape: Sequence[int]) -> int:
-        """A new tensor for a kernel's own use, for its node's `temporaries`; its data stays from run to run."""
+        """A new tensor for a kernel's own use, for its node's `temporaries`; its data stays from
+        run to run.
+        """
         return self._graph.tensors.add(dtype, shape)
 
     def resize_tensor(self, index: int, shape: Sequence[int]) -> None:
-        """Gives a tensor that the kernel under way writes the shape *shape*; its data is new memory.
+        """Gives a tensor that the kernel under way writes the shape *shape*; its data is new
+        memory.
 
-        For an output whose shape is known only at run time, before its data is written; and for the kernel's own tensors.
-        Raises `StateError` for any other tensor, `InputError` for a shape that contradicts the known one.
+        For an output whose shape is known only at run time, before its data is written; and for the
+        kernel's own tensors. Raises `StateError` for any other tensor, `InputError` for a shape
+        that contradicts the known one.
         """
         self._graph.tensors.resize(index, shape)
 

@@ -1,4 +1,6 @@
-"""`CoreMLDelegate`: TensorFlow Lite's Core ML delegate over a driver for Core ML. Experimental until 1.0."""
+"""`CoreMLDelegate`: TensorFlow Lite's Core ML delegate over a driver for Core ML. Experimental
+until 1.0.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,20 @@ LATEST: Final = 0
 class CoreMLDelegate(KindDelegate):
     """Gives Core ML the nodes that compute with float32 and float16 tensors.
 
-    *enabled_devices* "neural_engine", TFLite's default, asks for a machine with a neural engine that Core ML uses (an A12, an
-    M1 or later) and is refused with the reason elsewhere; "all" takes any machine with Core ML. It does not choose where Core
-    ML computes: that is Core ML's. *coreml_version* 2 or 3 asks for a system that has that version at least; 0 takes what
-    is there. At most *max_delegated_partitions* subsets of at least *min_nodes_per_partition* nodes are taken (0: all),
-    the largest first. *is_precision_loss_allowed* accepts reduced precision, which is the accuracy class `relaxed`; the
+    *enabled_devices* "neural_engine", TFLite's default, asks for a machine with a neural engine
+    that Core ML uses (an A12, an
+    M1 or later) and is refused with the reason elsewhere; "all" takes any machine with Core ML. It
+    does not choose where Core
+    ML computes: that is Core ML's. *coreml_version* 2 or 3 asks for a system that has that version
+    at least; 0 takes what
+    is there. At most *max_delegated_partitions* subsets of at least *min_nodes_per_partition* nodes
+    are taken (0: all),
+    the largest first. *is_precision_loss_allowed* accepts reduced precision, which is the accuracy
+    class `relaxed`; the
     neural engine computes in float16. *device* as for `GpuDelegate`.
 
-    Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was found; `InputError` for an option.
+    Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was
+    found; `InputError` for an option.
     """
 
     def __init__(
@@ -81,7 +89,9 @@ class CoreMLDelegate(KindDelegate):
 
 
 def missing(info: DeviceInfo, enabled: str, version: int, host: Host) -> str:
-    """What the device lacks of what was asked for; empty where it lacks nothing. A double says itself what it has."""
+    """What the device lacks of what was asked for; empty where it lacks nothing. A double says
+    itself what it has.
+    """
     real = not info.capabilities.simulated
     if real and version != LATEST and (reason := core_ml_missing(host, version)):
         return reason

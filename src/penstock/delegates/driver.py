@@ -30,24 +30,33 @@ if TYPE_CHECKING:
 AnyDevice = str | DeviceInfo | Device
 
 STRICT = Policy(allow_fallback=False)
-"""A delegate that fails is reported, and the interpreter goes on without it: nothing takes its device's place silently."""
+"""A delegate that fails is reported, and the interpreter goes on without it: nothing takes its
+device's place silently.
+"""
 
 
 class _Found(threading.local):
-    """What was found of the graph that one thread adds a delegate to; another may add it to another graph meanwhile."""
+    """What was found of the graph that one thread adds a delegate to; another may add it to another
+    graph meanwhile.
+    """
 
     taken: frozenset[int] = frozenset()
 
 
 class DriverDelegate(SimpleDelegate):
-    """Hands the nodes that a device supports to that device: each subset is a model, compiled and run by the runtime.
+    """Hands the nodes that a device supports to that device: each subset is a model, compiled and
+    run by the runtime.
 
-    *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for every usable one, which is
-    the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads* are those of
-    `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None takes the interpreter's.
+    *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for
+    every usable one, which is
+    the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads*
+    are those of
+    `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None
+    takes the interpreter's.
 
-    A device that is not there, or cannot work here, raises `PlacementError` at once, with the reason; an option that is
-    none, or a *policy* that has rules about devices that do not exist, `InputError`.
+    A device that is not there, or cannot work here, raises `PlacementError` at once, with the
+    reason; an option that is none, or a *policy* that has rules about devices that do not exist,
+    `InputError`.
     """
 
     def __init__(
@@ -104,7 +113,9 @@ class DriverDelegate(SimpleDelegate):
         self.reasons = reasons
 
     def refusals(self, model: Model) -> list[str]:
-        """For each operation of *model* why no device of this delegate takes it; empty where one does."""
+        """For each operation of *model* why no device of this delegate takes it; empty where one
+        does.
+        """
         table = collect_support(model, trusted(self.devices, self.policy), self.policy)
         return [
             ""
@@ -139,7 +150,9 @@ class DriverDelegate(SimpleDelegate):
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """What runs where in each delegate node that is prepared, in the order in which they were made."""
+        """What runs where in each delegate node that is prepared, in the order in which they were
+        made.
+        """
         return tuple(k.compiled.plan for k in self._kernels if k.compiled is not None)
 
     @property

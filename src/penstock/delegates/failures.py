@@ -1,4 +1,6 @@
-"""Calls into an author's code: whatever it raises becomes a `DelegateError` that names the delegate and the stage."""
+"""Calls into an author's code: whatever it raises becomes a `DelegateError` that names the delegate
+and the stage.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def name_of(delegate: Delegate) -> str:
 
 
 def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of *function*. What another delegate's code has raised inside it stays that delegate's."""
+    """The result of *function*. What another delegate's code has raised inside it stays that
+    delegate's.
+    """
     try:
         return function(*arguments)
     except DelegateError:

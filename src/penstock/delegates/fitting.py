@@ -15,7 +15,9 @@ from penstock.runtime.discovery import manager
 
 
 class Fit(Struct, frozen=True):
-    """A built-in delegate: the *device* it would use ("" where there is none), whether it *fits*, and *why*."""
+    """A built-in delegate: the *device* it would use ("" where there is none), whether it *fits*,
+    and *why*.
+    """
 
     delegate: str
     device: str

@@ -1,4 +1,6 @@
-"""`GpuDelegate`: TensorFlow Lite's GPU delegate over whichever driver has a GPU. Experimental until 1.0."""
+"""`GpuDelegate`: TensorFlow Lite's GPU delegate over whichever driver has a GPU. Experimental until
+1.0.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ PRIORITIES: Final = ("auto", "max_precision", "min_latency", "min_memory_usage")
 
 
 class GpuExperimentalFlags(enum.IntFlag):
-    """TFLite's flags. ENABLE_QUANT takes quantised nodes; CL_ONLY and GL_ONLY take a GPU of the family "opencl" or "opengl"
-    alone; ENABLE_SERIALIZATION keeps what was compiled in *serialization_dir*.
+    """TFLite's flags. ENABLE_QUANT takes quantised nodes; CL_ONLY and GL_ONLY take a GPU of the
+    family "opencl" or "opengl" alone; ENABLE_SERIALIZATION keeps what was compiled in
+    *serialization_dir*.
     """
 
     NONE = 0
@@ -53,15 +56,22 @@ class GpuExperimentalFlags(enum.IntFlag):
 class GpuDelegate(KindDelegate):
     """Gives a GPU the nodes that compute with float32, float16 and quantised 8-bit tensors.
 
-    *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision, which is the accuracy class
-    `relaxed`; False asks for `faithful`; None leaves it to the priorities: only *inference_priority1* "max_precision" asks
-    for `faithful`. An "auto" leaves a place open, and all after it. *inference_preference* "balanced" is
-    "fast_single_answer". *experimental_flags* are `GpuExperimentalFlags`. At most *max_delegated_partitions* subsets are
-    taken, the largest first; TFLite's default is one, and 0 takes all. *serialization_dir* and *model_token* are used with
-    ENABLE_SERIALIZATION. *device* takes that one, by name or as it is; None the fastest GPU of every installed
+    *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision,
+    which is the accuracy class
+    `relaxed`; False asks for `faithful`; None leaves it to the priorities: only
+    *inference_priority1* "max_precision" asks
+    for `faithful`. An "auto" leaves a place open, and all after it. *inference_preference*
+    "balanced" is
+    "fast_single_answer". *experimental_flags* are `GpuExperimentalFlags`. At most
+    *max_delegated_partitions* subsets are
+    taken, the largest first; TFLite's default is one, and 0 takes all. *serialization_dir* and
+    *model_token* are used with
+    ENABLE_SERIALIZATION. *device* takes that one, by name or as it is; None the fastest GPU of
+    every installed
     driver, those that are left out unless they are named too.
 
-    Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was found; `InputError` for an option.
+    Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was
+    found; `InputError` for an option.
     """
 
     def __init__(
@@ -146,7 +156,9 @@ def _flags(given: int) -> GpuExperimentalFlags:
 
 
 def _check_priorities(priorities: tuple[str, ...]) -> None:
-    """`InputError` as TFLite's rule has it: the first is given, none twice, and nothing after an "auto"."""
+    """`InputError` as TFLite's rule has it: the first is given, none twice, and nothing after an
+    "auto".
+    """
     for number, priority in enumerate(priorities, 1):
         checked_choice(f"inference_priority{number}", priority, PRIORITIES)
     given = [p for p in priorities if p != "auto"]

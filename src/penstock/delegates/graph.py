@@ -56,9 +56,11 @@ class Kernel(Node):
 
 
 class DelegatedGraph:
-    """The nodes of one subgraph, the delegates added to it, and what they made of its execution plan.
+    """The nodes of one subgraph, the delegates added to it, and what they made of its execution
+    plan.
 
-    *model* is the model entered through the subgraph, at the present shapes. `plan` changes only by whole delegates: one that
+    *model* is the model entered through the subgraph, at the present shapes. `plan` changes only by
+    whole delegates: one that
     fails leaves everything as it was. Not for two threads at once.
     """
 
@@ -95,7 +97,9 @@ class DelegatedGraph:
 
     @property
     def context(self) -> DelegateContext:
-        """The graph as delegates see it. Made anew each time: what refers to itself lives on when its user is gone."""
+        """The graph as delegates see it. Made anew each time: what refers to itself lives on when
+        its user is gone.
+        """
         return DelegateContext(self)
 
     @property
@@ -173,7 +177,8 @@ class DelegatedGraph:
     def add(self, delegate: Delegate) -> None:
         """Adds *delegate*: its `prepare`, `init` of each kernel, then `prepare` of each.
 
-        Whatever fails restores the graph and frees the kernels it made; that raises `DelegateError`.
+        Whatever fails restores the graph and frees the kernels it made; that raises
+        `DelegateError`.
         """
         if any(delegate is known for known in self.delegates):
             raise DelegateError(name_of(delegate), "prepare", "it has been added already")
@@ -211,7 +216,9 @@ class DelegatedGraph:
     def replace(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Puts kernels in the place of *nodes*; a failure is kept, whatever the delegate makes of it."""
+        """Puts kernels in the place of *nodes*; a failure is kept, whatever the delegate makes of
+        it.
+        """
         if self._adding is None or delegate is not self._adding:
             raise StateError(
                 "nodes are replaced by a delegate's prepare, while it is added, and for itself"
@@ -225,8 +232,8 @@ class DelegatedGraph:
     def at(self, model: Model) -> None:
         """Readies every kernel for the shapes of *model*.
 
-        Where a delegate takes static shapes only, all are taken off and added anew; the first error of one that then fails is
-        raised once the others are back. Raises `DelegateError`.
+        Where a delegate takes static shapes only, all are taken off and added anew; the first error
+        of one that then fails is raised once the others are back. Raises `DelegateError`.
         """
         if model is self._prepared:
             return
@@ -342,7 +349,9 @@ class DelegatedGraph:
                 call(kernel.delegate, "prepare", function, self.context, kernel.node)
 
     def _restore(self, plan: tuple[int, ...], count: int, delegate: Delegate) -> None:
-        """Back to *plan*, with the first *count* nodes; frees the other nodes, and the delegate's buffers."""
+        """Back to *plan*, with the first *count* nodes; frees the other nodes, and the delegate's
+        buffers.
+        """
         self.plan = plan
         for kernel in self._nodes[count:]:
             self._free(kernel)
@@ -409,7 +418,9 @@ class DelegatedGraph:
 
 
 def dynamic_tensor(model: Model) -> str:
-    """The first computed tensor whose shape is known only at run time, by name; empty where there is none."""
+    """The first computed tensor whose shape is known only at run time, by name; empty where there
+    is none.
+    """
     for operation in model.operations:
         for index in operation.outputs:
             if static_shape(model.operands[index].shape) is None:

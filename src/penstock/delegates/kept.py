@@ -19,9 +19,9 @@ log = Log(__name__)
 
 
 class Kept:
-    """The caller's *directory*, and his *token* (text or bytes of any length) where he has one; *names* are what the
-    delegate calls the two. None for both keeps nothing. `InputError` for a token without a directory, for an empty
-    one, and for what is neither a path nor a token.
+    """The caller's *directory*, and his *token* (text or bytes of any length) where he has one;
+    *names* are what the delegate calls the two. None for both keeps nothing. `InputError` for a
+    token without a directory, for an empty one, and for what is neither a path nor a token.
     """
 
     def __init__(

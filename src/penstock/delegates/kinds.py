@@ -22,7 +22,8 @@ log = Log(__name__)
 
 
 class Kind(Struct, frozen=True):
-    """What a delegate looks for: *title* in words, one of *types* (DeviceType's values; none: any), and one of
+    """What a delegate looks for: *title* in words, one of *types* (DeviceType's values; none: any),
+    and one of
     *families* (none: any). Of several the one that declares the least time for *dtype* is taken.
     """
 
@@ -57,8 +58,9 @@ class Kind(Struct, frozen=True):
 
 
 def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Device, DeviceInfo]:
-    """The best usable device of *kind*, of every installed driver: one that computes in the class *accuracy* before others.
-    `DeviceUnavailable` says what was looked for, and what each device is instead.
+    """The best usable device of *kind*, of every installed driver: one that computes in the class
+    *accuracy* before others. `DeviceUnavailable` says what was looked for, and what each device is
+    instead.
     """
     infos = manager.infos()
     fitting = [i for i in infos if i.usable and not kind.mismatch(i)]
@@ -75,7 +77,9 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device takes a plain operation in `relaxed` or `stepwise`, and in no class that delegates ask for else."""
+    """Whether the device takes a plain operation in `relaxed` or `stepwise`, and in no class that
+    delegates ask for else.
+    """
     dtype, quantization = DType.FLOAT32, None
     if info.capabilities.performance_of("float32") is None:
         dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
@@ -90,8 +94,8 @@ def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
 
 
 def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
-    """The device that the caller named. `DeviceUnavailable` where there is none, where it cannot be used, and where it is
-    another kind of device.
+    """The device that the caller named. `DeviceUnavailable` where there is none, where it cannot be
+    used, and where it is another kind of device.
     """
     try:
         (device,) = manager.choose([wanted])
@@ -118,9 +122,11 @@ def _info_of(device: Device) -> DeviceInfo:
 
 
 class KindDelegate(DriverDelegate):
-    """A delegate over the one device of its *kind*; a subclass says which tensors its engine computes with.
+    """A delegate over the one device of its *kind*; a subclass says which tensors its engine
+    computes with.
 
-    *device* names a device, or is one; None takes the best of all installed drivers, those that must be named too.
+    *device* names a device, or is one; None takes the best of all installed drivers, those that
+    must be named too.
     """
 
     def __init__(
@@ -163,7 +169,9 @@ class KindDelegate(DriverDelegate):
             log.warning(text, self.name, len(context.execution_plan), first)
 
     def refusals(self, model: Model) -> list[str]:
-        """For each operation why it is not taken: a tensor that the engine does not compute with, else the device's reason."""
+        """For each operation why it is not taken: a tensor that the engine does not compute with,
+        else the device's reason.
+        """
         own = [self._refused(model, at) for at in range(len(model.operations))]
         asked = super().refusals(model)
         return [mine or theirs for mine, theirs in zip(own, asked, strict=True)]

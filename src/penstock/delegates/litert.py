@@ -1,4 +1,6 @@
-"""LiteRT, as far as native delegates need it: its interpreter, which they were compiled for. Imported when one is loaded."""
+"""LiteRT, as far as native delegates need it: its interpreter, which they were compiled for.
+Imported when one is loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ PACKAGE: Final = "ai_edge_litert"
 MODULE: Final = f"{PACKAGE}.interpreter"
 INSTALL: Final = install_command("xnnpack")
 OWN_NAME: Final = "penstock_litert_interpreter"
-"""What LiteRT's module is called where its own name is answered by `penstock.tflite.install_aliases`."""
+"""What LiteRT's module is called where its own name is answered by
+`penstock.tflite.install_aliases`.
+"""
 
 
 def find_litert() -> ModuleType | None:
-    """LiteRT's module `interpreter`, or None where LiteRT is not installed. Raises what importing it does."""
+    """LiteRT's module `interpreter`, or None where LiteRT is not installed. Raises what importing
+    it does.
+    """
     found = PathFinder.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         return None
@@ -49,8 +55,9 @@ def _by_place(file: Path) -> ModuleType:
 
 
 class Runner:
-    """A LiteRT interpreter of the file *content* with the one native delegate *native*, ready to run;
-    LiteRT's own kernels compute what the delegate does not take. `GeneralFailure` with LiteRT's words.
+    """A LiteRT interpreter of the file *content* with the one native delegate *native*, ready to
+    run; LiteRT's own kernels compute what the delegate does not take. `GeneralFailure` with
+    LiteRT's words.
     """
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:

@@ -34,8 +34,9 @@ PASSED: Final = frozenset(["bool", "complex64", "float16", "float32", "float64"]
 
 
 class DelegateNotLoaded(NotAvailable, ValueError, OSError):
-    """A delegate's library cannot be loaded: a `ValueError`, as LiteRT documents it, and an `OSError`, which LiteRT
-    raises for a missing one. Programs that catch either go on without a delegate.
+    """A delegate's library cannot be loaded: a `ValueError`, as LiteRT documents it, and an
+    `OSError`, which LiteRT raises for a missing one. Programs that catch either go on without a
+    delegate.
     """
 
 
@@ -43,14 +44,16 @@ class NativeDelegate(Delegate):
     """A TFLite delegate in the shared library *library*, by the external delegates' C interface
     (`tflite_plugin_create_delegate`, `tflite_plugin_destroy_delegate`). *options* reach it as text.
 
-    A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert, the extra `xnnpack`). It is shown the graph in
-    a LiteRT interpreter; the nodes it takes become delegate nodes, each run by a LiteRT interpreter with the delegate,
-    and the rest stays with the runtime. As in LiteRT, the library makes one delegate, which every interpreter that it is
-    added to shares. Where one graph needs several LiteRT interpreters, the delegate is created again for the others, with
-    the same options. Shapes are static, as for most native delegates.
+    A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert,
+    the extra `xnnpack`). It is shown the graph in a LiteRT interpreter; the nodes it takes become
+    delegate nodes, each run by a LiteRT interpreter with the delegate, and the rest stays with the
+    runtime. As in LiteRT, the library makes one delegate, which every interpreter that it is added
+    to shares. Where one graph needs several LiteRT interpreters, the delegate is created again for
+    the others, with the same options. Shapes are static, as for most native delegates.
 
-    Raises `DelegateNotLoaded` for a library that cannot be loaded, and where LiteRT is missing; `AttributeError` for a library
-    that makes no delegate; `ValueError`, in the library's words, where it refuses to make one.
+    Raises `DelegateNotLoaded` for a library that cannot be loaded, and where LiteRT is missing;
+    `AttributeError` for a library that makes no delegate; `ValueError`, in the library's words,
+    where it refuses to make one.
     """
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
@@ -110,8 +113,8 @@ class NativeDelegate(Delegate):
             shown.close()
 
     def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
-        """A LiteRT interpreter of *content*, a part of the graph of that number, with this delegate. `GeneralFailure` with LiteRT's words, or
-        the library's.
+        """A LiteRT interpreter of *content*, a part of the graph of that number, with this
+        delegate. `GeneralFailure` with LiteRT's words, or the library's.
         """
         runner = Runner(self._litert, content, self._native(graph_id), num_threads)
         self._used.append((runner, graph_id))
@@ -173,13 +176,17 @@ class Shown:
         )
 
     def taken(self) -> list[int]:
-        """The nodes that the delegate takes. `GeneralFailure` where LiteRT's are not those that were written."""
+        """The nodes that the delegate takes. `GeneralFailure` where LiteRT's are not those that
+        were written.
+        """
         if self._runner is None or self._runner.count != len(self._nodes):
             raise GeneralFailure(f"LiteRT does not have the {len(self._nodes)} nodes shown to it")
         return sorted({self._nodes[i] for i in self._runner.taken})
 
     def handed_over(self, content: bytes) -> Runner | None:
-        """The interpreter itself, where it is of the file *content*; else None, and the delegate is free for another."""
+        """The interpreter itself, where it is of the file *content*; else None, and the delegate is
+        free for another.
+        """
         runner = self._runner
         if runner is None or runner.content != content:
             self.close()

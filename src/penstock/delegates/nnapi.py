@@ -1,4 +1,6 @@
-"""`NnapiDelegate`: the whole runtime as a delegate, with the options of TensorFlow Lite's NNAPI delegate. Experimental until 1.0."""
+"""`NnapiDelegate`: the whole runtime as a delegate, with the options of TensorFlow Lite's NNAPI
+delegate. Experimental until 1.0.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,19 @@ DEFAULT_PARTITIONS: Final = 3
 class NnapiDelegate(DriverDelegate):
     """Gives the runtime what its devices support, and leaves the rest to the interpreter.
 
-    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones where it is none of
-    them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where one is given, under
-    what they depend on otherwise; without *cache_dir* nothing is kept, and where it cannot be written a warning is logged and
+    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones
+    where it is none of
+    them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where
+    one is given, under
+    what they depend on otherwise; without *cache_dir* nothing is kept, and where it cannot be
+    written a warning is logged and
     every start compiles. *execution_preference* "undefined" is
-    "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes
-    all. *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes what is left either way)
-    leaves out that device, which stands for NNAPI's own CPU path, unless it is named; `DeviceUnavailable` where it is the
+    "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest
+    first; 0 or less takes
+    all. *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes
+    what is left either way)
+    leaves out that device, which stands for NNAPI's own CPU path, unless it is named;
+    `DeviceUnavailable` where it is the
     only one. It also turns fall-back off.
     *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
     """
@@ -109,7 +117,9 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
 
 
 def _unwritable(directory: str | os.PathLike[str]) -> str:
-    """Why nothing can be kept in *directory*, which is made where it is missing; empty where something can."""
+    """Why nothing can be kept in *directory*, which is made where it is missing; empty where
+    something can.
+    """
     from penstock.cache.info import CacheInfo
 
     place = CacheInfo(directory).directory

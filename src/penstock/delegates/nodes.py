@@ -1,4 +1,6 @@
-"""The nodes of a subgraph: operators under the file's numbers, each with the operation of the model that computes it."""
+"""The nodes of a subgraph: operators under the file's numbers, each with the operation of the model
+that computes it.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,11 @@ HIDDEN_STATE: Final = "it has network state that no tensor holds"
 class Node:
     """One node of the file, or of a delegate.
 
-    *operations* are those of the model's entry that compute it. *kept* says why it cannot be replaced, and is empty where it
-    can. *targets* are the subgraphs that it enters, where it is a branch (then, else) or a loop (condition, body) that can. *operands* maps the tensors it reads to the operands that hold them, *updates* the variable tensors it changes to
+    *operations* are those of the model's entry that compute it. *kept* says why it cannot be
+    replaced, and is empty where it
+    can. *targets* are the subgraphs that it enters, where it is a branch (then, else) or a loop
+    (condition, body) that can. *operands* maps the tensors it reads to the operands that hold them,
+    *updates* the variable tensors it changes to
     the operands that hold their new values.
     """
 

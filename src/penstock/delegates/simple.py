@@ -27,7 +27,9 @@ class DelegateKernel:
     """
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Once, when the nodes of *params* are replaced: they and their constants can be read from *context*."""
+        """Once, when the nodes of *params* are replaced: they and their constants can be read from
+        *context*.
+        """
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
         """After `init`, and whenever shapes have changed: those of the inputs are known."""
@@ -41,11 +43,13 @@ class DelegateKernel:
 
 
 class SimpleDelegate(Delegate):
-    """A delegate that answers for each node whether it takes it. A subclass overrides `is_node_supported` and
-    `create_kernel`.
+    """A delegate that answers for each node whether it takes it. A subclass overrides
+    `is_node_supported` and `create_kernel`.
 
-    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* bound what it takes: the largest subsets first. Both may
-    be set in the class instead. Nodes that another delegate has taken, and those whose network state no tensor holds
+    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* bound what it takes: the
+    largest subsets first. Both may
+    be set in the class instead. Nodes that another delegate has taken, and those whose network
+    state no tensor holds
     (resource variables, tables, generators), are not asked about.
     """
 

@@ -1,4 +1,6 @@
-"""A delegated subgraph, ready to run: what stays with the runtime is compiled by it, kernels stand between."""
+"""A delegated subgraph, ready to run: what stays with the runtime is compiled by it, kernels stand
+between.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,17 @@ PLACE: Final = re.compile(r"\bsubgraph 0, operation (\d+)\b")
 """Where an error about the main subgraph of a part says that it is."""
 
 Compile: TypeAlias = "Callable[[Model], CompiledModel]"
-"""How the runtime compiles a part; it may give more outputs than the part has, for tensors of the file."""
+"""How the runtime compiles a part; it may give more outputs than the part has, for tensors of the
+file.
+"""
 
 
 class DelegatedModel:
-    """What `CompiledModel` is for a subgraph without delegates: made for the shapes of `graph.model`.
+    """What `CompiledModel` is for a subgraph without delegates: made for the shapes of
+    `graph.model`.
 
-    The plan's nodes between two kernels are cut out together and compiled as a model of their own. Raises what
-    compiling does; what was compiled before an error is closed again.
+    The plan's nodes between two kernels are cut out together and compiled as a model of their own.
+    Raises what compiling does; what was compiled before an error is closed again.
     """
 
     def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
@@ -60,7 +65,9 @@ class DelegatedModel:
             raise
 
     def bind(self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None) -> DelegatedRun:
-        """Runs on these arrays, the model's inputs and outputs in order; None for an output without fixed memory."""
+        """Runs on these arrays, the model's inputs and outputs in order; None for an output without
+        fixed memory.
+        """
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:
@@ -132,8 +139,8 @@ class DelegatedRun:
     def run(self, state: State | None) -> list[NDArray]:
         """The outputs, in order; those with memory of their own are that memory.
 
-        Raises `DelegateError` naming the delegate whose kernel failed, else what `CompiledModel.run` does. *state* is then
-        as before.
+        Raises `DelegateError` naming the delegate whose kernel failed, else what
+        `CompiledModel.run` does. *state* is then as before.
         """
         if state is None:
             return self._run(None)
@@ -260,7 +267,9 @@ class KernelStep:
         """Its kernel reads and writes the memory of tensors wherever that is."""
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Calls `invoke`. Raises `DelegateError` for whatever it raises, and for an output that has no value then."""
+        """Calls `invoke`. Raises `DelegateError` for whatever it raises, and for an output that has
+        no value then.
+        """
         kernel, tensors = self._kernel, self._graph.tensors
         delegate, node = kernel.delegate, kernel.node
         changing = {t: np.array(values[before]) for t, (before, _) in self._changed.items()}
@@ -292,7 +301,9 @@ class KernelStep:
 
 
 class EnterStep:
-    """A branch or a loop into subgraphs in which a delegate has nodes: they run as graphs of their own."""
+    """A branch or a loop into subgraphs in which a delegate has nodes: they run as graphs of their
+    own.
+    """
 
     def __init__(self, graph: DelegatedGraph, item: Node, subgraphs: Subgraphs) -> None:
         (at,) = item.operations

@@ -1,4 +1,6 @@
-"""A tensor as delegates see it: type, shape, memory, and the buffer it may lie in. Experimental until 1.0."""
+"""A tensor as delegates see it: type, shape, memory, and the buffer it may lie in. Experimental
+until 1.0.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class DelegateTensor:
 
     @property
     def shape(self) -> Shape:
-        """The dimensions; while nothing is computed, None in the place of one that is known only at run time, and None for an
-        unknown rank.
+        """The dimensions; while nothing is computed, None in the place of one that is known only at
+        run time, and None for an unknown rank.
         """
         return self._tensors.shape(self.index)
 
@@ -53,18 +55,21 @@ class DelegateTensor:
 
     @property
     def data(self) -> NDArray:
-        """Its memory as an array of `dtype` and `shape`, first brought up to date where it is stale.
+        """Its memory as an array of `dtype` and `shape`, first brought up to date where it is
+        stale.
 
-        Writable where the kernel under way writes the tensor, read-only otherwise. Packed types have one element a byte, strings are
-        an array of bytes objects. Constants always have data; every other tensor from the run on, and what the
-        graph computes for nobody else never. Raises `StateError` where there is none.
+        Writable where the kernel under way writes the tensor, read-only otherwise. Packed types
+        have one element a byte, strings are an array of bytes objects. Constants always have data;
+        every other tensor from the run on, and what the graph computes for nobody else never.
+        Raises `StateError` where there is none.
         """
         return self._tensors.data(self.index)
 
     @property
     def buffer_handle(self) -> int:
-        """The buffer it lies in, NULL_BUFFER_HANDLE for none. A kernel may set that of a tensor which is its delegate's: the
-        buffer that it replaces is freed (`Delegate.free_buffer_handle`) when the kernel returns, unless a tensor lies in it then.
+        """The buffer it lies in, NULL_BUFFER_HANDLE for none. A kernel may set that of a tensor
+        which is its delegate's: the buffer that it replaces is freed
+        (`Delegate.free_buffer_handle`) when the kernel returns, unless a tensor lies in it then.
         """
         return self._tensors.handle(self.index)
 
@@ -74,7 +79,9 @@ class DelegateTensor:
 
     @property
     def data_is_stale(self) -> bool:
-        """Whether only the buffer has the present value. A kernel sets it for an output that it leaves in its buffer."""
+        """Whether only the buffer has the present value. A kernel sets it for an output that it
+        leaves in its buffer.
+        """
         return self._tensors.is_stale(self.index)
 
     @data_is_stale.setter

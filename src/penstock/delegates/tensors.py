@@ -1,4 +1,6 @@
-"""The tensors of a delegated subgraph: where their data is now, in host memory or in a delegate's buffer."""
+"""The tensors of a delegated subgraph: where their data is now, in host memory or in a delegate's
+buffer.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 class Buffered:
     """What is known of a tensor that a delegate computes, or that lies in a buffer of its.
 
-    *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the user of the interpreter, not a
+    *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the
+    user of the interpreter, not a
     kernel, named the buffer.
     """
 
@@ -43,8 +46,10 @@ class Buffered:
 class Tensors:
     """All tensors by index; those that kernels add follow the file's.
 
-    *held* maps tensors to the operand of the model that holds their value, where that is not the operand of their own
-    number. *values* are the arrays of operands, from the run on. *changing* are the variable tensors as the kernel under way
+    *held* maps tensors to the operand of the model that holds their value, where that is not the
+    operand of their own
+    number. *values* are the arrays of operands, from the run on. *changing* are the variable
+    tensors as the kernel under way
     changes them.
     """
 
@@ -113,7 +118,9 @@ class Tensors:
         return self._held.get(index, index)
 
     def data(self, index: int) -> NDArray:
-        """Its memory, up to date; read-only but for who writes it now. `StateError` where there is none."""
+        """Its memory, up to date; read-only but for who writes it now. `StateError` where there is
+        none.
+        """
         self.make_readable(index)
         array = self._memory(index)
         if array is None:
@@ -138,8 +145,8 @@ class Tensors:
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """A delegate's own way to say where its tensor lies. The buffer that the tensor lay in before is freed when the
-        delegate's code returns, unless a tensor lies in it then.
+        """A delegate's own way to say where its tensor lies. The buffer that the tensor lay in
+        before is freed when the delegate's code returns, unless a tensor lies in it then.
         """
         buffered = self._own(index)
         number = _checked(handle)
@@ -161,7 +168,8 @@ class Tensors:
     def bind(self, index: int, handle: int, delegate: Delegate, *, fed: bool) -> None:
         """Names the buffer of a tensor, and frees the one it lay in.
 
-        *fed*: no node writes the tensor, so that the buffer's content is its value from now on. Raises `InputError` for a
+        *fed*: no node writes the tensor, so that the buffer's content is its value from now on.
+        Raises `InputError` for a
         tensor of another delegate's, a constant, or what is no handle.
         """
         number = _checked(handle)
@@ -185,7 +193,8 @@ class Tensors:
     def make_readable(self, index: int) -> None:
         """Brings host memory up to date from the buffer, where it is stale.
 
-        Raises `DelegateError` where the delegate cannot, `StateError` while the tensor has no memory.
+        Raises `DelegateError` where the delegate cannot, `StateError` while the tensor has no
+        memory.
         """
         buffered = self._buffered.get(index)
         if buffered is None or not buffered.stale:
@@ -215,7 +224,9 @@ class Tensors:
     def before_kernel(
         self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
     ) -> None:
-        """Brings what a kernel of *delegate* reads to where it reads it: its own buffers, or host memory."""
+        """Brings what a kernel of *delegate* reads to where it reads it: its own buffers, or host
+        memory.
+        """
         for index in inputs:
             buffered = self._buffered.get(index)
             if buffered is None:
@@ -280,7 +291,9 @@ class Tensors:
 
     @contextmanager
     def acting(self, delegate: Delegate) -> Iterator[None]:
-        """Names the delegate whose code is under way. Buffers that it took its tensors out of are freed afterwards."""
+        """Names the delegate whose code is under way. Buffers that it took its tensors out of are
+        freed afterwards.
+        """
         before, self.current = self.current, delegate
         try:
             yield
@@ -290,7 +303,9 @@ class Tensors:
                 self._free_replaced()
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
-        """Frees the buffers of *owners*; those that the user named only with *lent_too*. What was only there is lost."""
+        """Frees the buffers of *owners*; those that the user named only with *lent_too*. What was
+        only there is lost.
+        """
         for index, buffered in list(self._buffered.items()):
             if buffered.owner is None or not any(buffered.owner is o for o in owners):
                 continue

@@ -34,10 +34,12 @@ class _Outcome(Generic[T]):
 
 
 def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
-    """What *compile_it* returns or raises, waited for until the deadline of *limits* or until its token is set.
+    """What *compile_it* returns or raises, waited for until the deadline of *limits* or until its
+    token is set.
 
-    The call goes on in a thread of its own after that, and what it makes is dropped: only for engines that let other Python
-    threads run while they compile, and that write to no memory of the caller. Without limits it is called as it is.
+    The call goes on in a thread of its own after that, and what it makes is dropped: only for
+    engines that let other Python threads run while they compile, and that write to no memory of the
+    caller. Without limits it is called as it is.
     """
     if limits.deadline_ns is None and limits.cancel is None:
         return compile_it()

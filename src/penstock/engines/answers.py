@@ -32,7 +32,9 @@ WIDE: Final = "off by up to 1 % of the results' root mean square"
 STEPS: Final = "off by a step at most, and by more where steps add up through a network"
 ANOTHER: Final = "of values that are equal, or nearly, it may give another's position"
 FEW_STEPS: Final = "off by up to two steps, and by more where they add up through a network"
-"""How far stepwise and relaxed results of engines lie from the reference (docs/onnxruntime.md, docs/openvino.md)."""
+"""How far stepwise and relaxed results of engines lie from the reference (docs/onnxruntime.md,
+docs/openvino.md).
+"""
 
 STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
 """What a check raises for an operation that contradicts itself."""
@@ -41,10 +43,11 @@ STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
 def answered(
     sites: Sequence[Site], judge: Callable[[Site], AccuracyClass], best: AccuracyClass
 ) -> list[Support]:
-    """One answer an operation of *sites*, which are a model's: the class that *judge* tells, or why it raises `Refused`.
-    No class is better than relaxed where *best* is: what was never measured.
+    """One answer an operation of *sites*, which are a model's: the class that *judge* tells, or why
+    it raises `Refused`. No class is better than relaxed where *best* is: what was never measured.
 
-    What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole values later on.
+    What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole
+    values later on.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
     return [_answer(site, judge, _known(site, unsteady, best)) for site in polled(sites)]
@@ -81,7 +84,9 @@ def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> S
 
 
 def distance_of(site: Site) -> str:
-    """How far from the reference a relaxed operation was measured to lie, by its types; "" of what has subgraphs."""
+    """How far from the reference a relaxed operation was measured to lie, by its types; "" of what
+    has subgraphs.
+    """
     given = {o.dtype for o in site.inputs if o is not None}
     types = given | {o.dtype for o in site.outputs}
     if DType.INT16 in types:
@@ -94,7 +99,9 @@ def distance_of(site: Site) -> str:
 
 
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
-    """One answer an operation of *model* by the *answers* for those of *flat*, which it is `flattened` to."""
+    """One answer an operation of *model* by the *answers* for those of *flat*, which it is
+    `flattened` to.
+    """
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
     for origin, operation, answer in polled(
         zip(flat.origins, flat.model.operations, answers, strict=True)

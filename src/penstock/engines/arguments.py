@@ -33,9 +33,9 @@ def lent(arguments: Sequence[RequestArgument]) -> list[NDArray] | None:
 def bound(
     request: Request, entry: Subgraph, claim: Claim | None = None
 ) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
-    """Inputs and outputs (None: nobody wants it) of a checked request, viewing pools that are mapped for the
-    time of the block. Buffers of *claim* are read and written where they lie; what is written has its value when the
-    block ends without an error.
+    """Inputs and outputs (None: nobody wants it) of a checked request, viewing pools that are
+    mapped for the time of the block. Buffers of *claim* are read and written where they lie; what
+    is written has its value when the block ends without an error.
     """
     mappings = [map_memory(pool) for pool in request.pools]
     try:

@@ -1,4 +1,6 @@
-"""Payloads of cache files: a manifest (its length in 4 bytes, little-endian, then msgpack), and what follows it."""
+"""Payloads of cache files: a manifest (its length in 4 bytes, little-endian, then msgpack), and
+what follows it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model, in the place of the model: what requests are checked against."""
+    """The inputs and outputs of a model, in the place of the model: what requests are checked
+    against.
+    """
 
     entry: Subgraph
 
@@ -30,8 +34,8 @@ class Port(Protocol):
 
 
 class Ports(Protocol):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or -1 where
-    the engine computes it.
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that
+    it is, or -1 where the engine computes it.
     """
 
     @property
@@ -75,7 +79,9 @@ def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
 
 
 def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memoryview]:
-    """The manifest, of this *schema*, and what follows it. Raises `GeneralFailure` for what `framed` never makes."""
+    """The manifest, of this *schema*, and what follows it. Raises `GeneralFailure` for what
+    `framed` never makes.
+    """
     if content.nbytes < _LENGTH.size:
         raise GeneralFailure("the artefact has no manifest")
     (size,) = _LENGTH.unpack(content[: _LENGTH.size])

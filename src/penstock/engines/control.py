@@ -1,4 +1,6 @@
-"""Control flow for engines: subgraphs that fit what they are given, and the rounds of a loop that are known."""
+"""Control flow for engines: subgraphs that fit what they are given, and the rounds of a loop that
+are known.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def fits(graph: Subgraph, inputs: Sequence[Operand | None], outputs: Sequence[Op
 
 
 def rounds_of(model: Model, operation: Operation) -> list[Values] | None:
-    """What is known of the values that a WHILE of a `settled` model goes round with, by position, before each round,
-    and after the last. None where the number of rounds is not known, or more than `MOST_ROUNDS`.
+    """What is known of the values that a WHILE of a `settled` model goes round with, by position,
+    before each round, and after the last. None where the number of rounds is not known, or more
+    than `MOST_ROUNDS`.
 
     Known is what follows from constants and shapes alone: a counter, say, and its limit.
     """

@@ -66,8 +66,8 @@ def gather_axis(site: Site) -> int:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """For each dimension the first position, where to stop, and the step, which may be negative: the stop before the
-    first element is then below any size.
+    """For each dimension the first position, where to stop, and the step, which may be negative:
+    the stop before the first element is then below any size.
     """
 
     begin: list[int]

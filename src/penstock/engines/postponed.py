@@ -29,10 +29,11 @@ CLOSED: Final = "the model was closed first"
 class PostponedWrite:
     """A late write through *writer* that waits for nobody.
 
-    A driver calls `attempt` at the end of each run, when the outputs are written. The attempt makes the write where the
-    entry's lock is free at that moment and the run has time; else it leaves the write to the next attempt. *payloads* is
-    called once the lock was seen to be free; *compile_ns* is what the compile took, as long as a write may take. *form* names
-    the artefact. Where no attempt succeeds before `close`, nothing is written.
+    A driver calls `attempt` at the end of each run, when the outputs are written. The attempt makes
+    the write where the entry's lock is free at that moment and the run has time; else it leaves the
+    write to the next attempt. *payloads* is called once the lock was seen to be free; *compile_ns*
+    is what the compile took, as long as a write may take. *form* names the artefact. Where no
+    attempt succeeds before `close`, nothing is written.
 
     Thread-safe: of attempts at the same time one writes, and the others return at once.
     """
@@ -54,8 +55,8 @@ class PostponedWrite:
 
     @property
     def report(self) -> CacheReport:
-        """What a prepared model says of it by now. `later` is True while an attempt may succeed; the reason says what it
-        waits for.
+        """What a prepared model says of it by now. `later` is True while an attempt may succeed;
+        the reason says what it waits for.
         """
         saved = self._saved
         if saved is None:
@@ -65,8 +66,8 @@ class PostponedWrite:
         )
 
     def attempt(self, deadline_ns: int | None = None) -> bool:
-        """Writes, if the entry's lock is free and the calling run, which is to end at *deadline_ns* of the monotonic clock, has
-        time. Whether this call ended the matter. Never raises.
+        """Writes, if the entry's lock is free and the calling run, which is to end at *deadline_ns*
+        of the monotonic clock, has time. Whether this call ended the matter. Never raises.
         """
         if not self._lock.acquire(blocking=False):
             return False

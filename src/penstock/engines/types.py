@@ -14,12 +14,14 @@ F32: Final = DType.FLOAT32
 
 LEAST_SCALE: Final = 1e-9
 GREATEST_SCALE: Final = 1e4
-"""Scales of values in networks lie between these, with orders of magnitude to spare. Beyond them kernels overflow, or end the
-process.
+"""Scales of values in networks lie between these, with orders of magnitude to spare. Beyond them
+kernels overflow, or end the process.
 """
 
 GREATEST_RATIO: Final = 2.0**20
-"""Of input to output scales: a multiplier that leaves products of 8-bit values within 32 bits, with bits to spare."""
+"""Of input to output scales: a multiplier that leaves products of 8-bit values within 32 bits, with
+bits to spare.
+"""
 
 
 def one_scale(operand: Operand) -> tuple[float, int]:
@@ -38,7 +40,8 @@ SHARES: Final = {
     DType.UINT8: (1 / 256, 0),
     DType.INT16: (1 / 32768, 0),
 }
-"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for given."""
+"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for given.
+"""
 
 
 def require_shares(output: Operand) -> None:
@@ -48,7 +51,9 @@ def require_shares(output: Operand) -> None:
 
 
 def one_scale_a_channel(site: Site, weights: int) -> None:
-    """Refuses weights at input *weights* with more scales than the output has channels, which TFLite leaves out."""
+    """Refuses weights at input *weights* with more scales than the output has channels, which
+    TFLite leaves out.
+    """
     quantization = site.input(weights).quantization
     if quantization is not None:
         count = len(quantization.scales)
@@ -56,7 +61,9 @@ def one_scale_a_channel(site: Site, weights: int) -> None:
 
 
 def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None:
-    """Refuses quantised operands whose scales are so far apart that TFLite's fixed point overflows, which engines do not."""
+    """Refuses quantised operands whose scales are so far apart that TFLite's fixed point overflows,
+    which engines do not.
+    """
     scales = [one_scale(o)[0] for o in given]
     greatest = max([math.prod(scales), *scales])
     for operand in made:
@@ -74,10 +81,10 @@ def activation(site: Site, known: Iterable[str]) -> str:
 def activations(
     site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
-    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or all
-    quantised in 8 bits with one scale each: then it is *quantized*. Each such operation alone is within one step;
-    what rounds otherwise than TFLite's kernels in more than single places is stepwise, for through a
-    network its steps add up.
+    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or
+    all quantised in 8 bits with one scale each: then it is *quantized*. Each such operation alone
+    is within one step; what rounds otherwise than TFLite's kernels in more than single places is
+    stepwise, for through a network its steps add up.
     """
     given = site.inputs if positions is None else [site.input(p) for p in positions]
     operands = [o for o in (*given, *site.outputs) if o is not None]

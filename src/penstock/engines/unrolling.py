@@ -27,8 +27,8 @@ MOST_OPERATIONS: Final = 4096
 
 
 class Unrolled(Struct, frozen=True):
-    """A model without the loops that were written out. *origins* has for each of its operations the index that it, or
-    its loop, had. Operands keep their indexes, those of the rounds follow.
+    """A model without the loops that were written out. *origins* has for each of its operations the
+    index that it, or its loop, had. Operands keep their indexes, those of the rounds follow.
     """
 
     model: Model
@@ -36,7 +36,8 @@ class Unrolled(Struct, frozen=True):
 
 
 def flattened(model: Model) -> Unrolled:
-    """*model* as engines are given it: its loops of known rounds as the operations of each round, and subgraphs of
+    """*model* as engines are given it: its loops of known rounds as the operations of each round, and
+    subgraphs of
     their own shapes for what branches. Without control flow: *model*.
     """
     if not has_control_flow(model):
@@ -49,8 +50,9 @@ def flattened(model: Model) -> Unrolled:
 
 
 def unroll(model: Model) -> Unrolled:
-    """A `settled` model with every WHILE of the entry subgraph whose rounds are known written out, as far as that
-    makes `MOST_OPERATIONS` at most. What a round knows before the run is a constant there.
+    """A `settled` model with every WHILE of the entry subgraph whose rounds are known written out,
+    as far as that makes `MOST_OPERATIONS` at most. What a round knows before the run is a constant
+    there.
     """
     everything = tuple(range(len(model.operations)))
     if all(operation.type != "WHILE" for operation in model.operations):
@@ -137,7 +139,9 @@ class _Writer:
         return len(self.operands) - 1
 
     def _known(self, value: NDArray | None, index: int) -> int:
-        """A constant operand where the *value* of operand *index* is known and small, else that operand."""
+        """A constant operand where the *value* of operand *index* is known and small, else that
+        operand.
+        """
         if value is None or self.operands[index].is_constant or value.nbytes > MAX_COPIED_VALUE:
             return index
         return self._add(constant_of(value))
@@ -161,8 +165,8 @@ def _body(model: Model, operation: Operation) -> Subgraph:
 
 
 def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | None:
-    """The rounds of a loop that can be written out as at most *room* operations: whose values keep type, shape and
-    scale as they go round.
+    """The rounds of a loop that can be written out as at most *room* operations: whose values keep
+    type, shape and scale as they go round.
     """
     body = _body(model, operation)
     rows = zip(

@@ -20,10 +20,11 @@ class Windows(msgspec.Struct, frozen=True):
 
 
 def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str = "hw") -> Windows:
-    """The windows of *extents* over an image of *sizes* (height, width), as the attributes of *site* say.
+    """The windows of *extents* over an image of *sizes* (height, width), as the attributes of
+    *site* say.
 
-    SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at all
-    (NNAPI section 8.1).
+    SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at
+    all (NNAPI section 8.1).
     """
     attributes = site.operation.attributes
     require(
@@ -53,8 +54,9 @@ def pool_extents(site: Site) -> tuple[int, int]:
 
 
 def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
-    """The windows of a TRANSPOSE_CONV, of an image at input 2 and a filter [out, height, width, in] at input 1, whose end
-    padding is what the output's size leaves; and how much the output goes beyond what they reach.
+    """The windows of a TRANSPOSE_CONV, of an image at input 2 and a filter [out, height, width, in]
+    at input 1, whose end padding is what the output's size leaves; and how much the output goes
+    beyond what they reach.
     """
     image, filters, output = site.shape(2), site.shape(1), site.output_shape()
     w = windows(site, output[1:3], filters[1:3])
@@ -68,7 +70,9 @@ def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
 
 
 def cut_windows(site: Site) -> Windows:
-    """The windows of MediaPipe's Convolution2DTransposeBias: what goes beyond its output is cut off both sides."""
+    """The windows of MediaPipe's Convolution2DTransposeBias: what goes beyond its output is cut off
+    both sides.
+    """
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
     options = transpose_conv_bias(site.operation.attributes)
     strides, before, after = [options.stride_h, options.stride_w], [], []

@@ -1,4 +1,6 @@
-"""Compiled forms that were made while a driver was not there: what receipts say of it, and when they are made anew."""
+"""Compiled forms that were made while a driver was not there: what receipts say of it, and when
+they are made anew.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ LOOK_SECONDS: Final = 1.0
 
 
 class Absence:
-    """The *devices* that had no process when a model was compiled for some shapes. They are looked for in a thread: that
-    may start their processes, for which no run waits.
+    """The *devices* that had no process when a model was compiled for some shapes. They are looked
+    for in a thread: that may start their processes, for which no run waits.
     """
 
     def __init__(self, devices: Iterable[Device]) -> None:
@@ -62,7 +64,9 @@ class Absence:
 
 
 def is_absent(refusals: Mapping[str, Refusal]) -> bool:
-    """Whether *refusals*, of devices that did not get an operation, have one that no process could be asked for."""
+    """Whether *refusals*, of devices that did not get an operation, have one that no process could
+    be asked for.
+    """
     return any(map(_is_unasked, refusals.values()))
 
 
@@ -84,7 +88,9 @@ def explained(error: PlacementError) -> PlacementError:
 
 
 def refuse_absent(plan: ExecutionPlan) -> None:
-    """Raises `PlacementError` where a device that *plan* could place on had no process: without it others got the work."""
+    """Raises `PlacementError` where a device that *plan* could place on had no process: without it
+    others got the work.
+    """
     for placement in plan.operations[:1]:
         unasked = {n: r for n, r in placement.refusals.items() if _is_unasked(r)}
         if unasked:
@@ -94,7 +100,9 @@ def refuse_absent(plan: ExecutionPlan) -> None:
 
 
 def mute(plan: ExecutionPlan) -> dict[str, str]:
-    """Why devices that are there, and that *plan* could place on, could not be asked: their drivers are at fault."""
+    """Why devices that are there, and that *plan* could place on, could not be asked: their drivers
+    are at fault.
+    """
     return {
         name: str(why)
         for placement in plan.operations[:1]
@@ -106,7 +114,8 @@ def mute(plan: ExecutionPlan) -> dict[str, str]:
 def absence_of(
     compilation: Compilation, devices: Mapping[str, Device]
 ) -> tuple[Compilation, Absence | None]:
-    """*compilation* with receipts of its steps that name the devices which had no process, and these; None where all had
+    """*compilation* with receipts of its steps that name the devices which had no process, and these;
+    None where all had
     one.
     """
     absent: dict[str, str] = {}

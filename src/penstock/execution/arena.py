@@ -54,7 +54,9 @@ class Places:
 
 
 class Arena(Places):
-    """One block of memory with its slots as arrays; it lies in *raw*, *nbytes* and *alignment* long, where that is given."""
+    """One block of memory with its slots as arrays; it lies in *raw*, *nbytes* and *alignment*
+    long, where that is given.
+    """
 
     __slots__ = ()
 

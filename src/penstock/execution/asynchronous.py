@@ -1,4 +1,6 @@
-"""Runs in threads of their own: futures that can cancel what they stand for, and expire where they wait."""
+"""Runs in threads of their own: futures that can cancel what they stand for, and expire where they
+wait.
+"""
 
 from __future__ import annotations
 
@@ -51,8 +53,9 @@ class LinkedToken(CancelToken):
 class RunFuture(Future[Outputs]):
     """A run that was submitted.
 
-    `cancel` keeps a run that has not begun from beginning, as any future's. One that is under way is told to stop, and
-    `cancel` is true, too: it then ends with `penstock.errors.Cancelled`, soon, or with its outputs where it was faster.
+    `cancel` keeps a run that has not begun from beginning, as any future's. One that is under way
+    is told to stop, and `cancel` is true, too: it then ends with `penstock.errors.Cancelled`, soon,
+    or with its outputs where it was faster.
     """
 
     def __init__(self, token: CancelToken) -> None:
@@ -75,12 +78,16 @@ class RunFuture(Future[Outputs]):
         return self._claim.locked()
 
     def claimed(self) -> bool:
-        """Whether the caller is the first to ask: the thread that is to run it, or the clock that it is too late for."""
+        """Whether the caller is the first to ask: the thread that is to run it, or the clock that
+        it is too late for.
+        """
         return self._claim.acquire(blocking=False)
 
 
 class Submitter:
-    """The threads of one compiled model: a pool for each priority, so that nothing waits behind what may wait longer."""
+    """The threads of one compiled model: a pool for each priority, so that nothing waits behind
+    what may wait longer.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -98,7 +105,9 @@ class Submitter:
         priority: Priority,
         deadline_ns: int | None,
     ) -> RunFuture:
-        """A future of what *run* returns, which gets *token* and has *deadline_ns*. Raises `ClosedError`."""
+        """A future of what *run* returns, which gets *token* and has *deadline_ns*. Raises
+        `ClosedError`.
+        """
         future = RunFuture(token)
         with self._lock:
             pool = self._pools.get(priority)
@@ -117,8 +126,8 @@ class Submitter:
         return future
 
     def close(self, end: float) -> None:
-        """Takes no more and waits for what was taken until *end*, of `time.monotonic`; not from one of its own threads,
-        which cannot wait for itself. What has not ended by then goes on.
+        """Takes no more and waits for what was taken until *end*, of `time.monotonic`; not from one
+        of its own threads, which cannot wait for itself. What has not ended by then goes on.
         """
         with self._ended:
             self._closed = True

@@ -25,11 +25,11 @@ def bound_operands(
     out: Sequence[Any] | None,
     not_computed: Container[int],
 ) -> dict[int, BoundMemory]:
-    """Operand -> what stands for it, of the *given* inputs and the *out* that are no arrays; of the outputs only those
-    that a step computes.
+    """Operand -> what stands for it, of the *given* inputs and the *out* that are no arrays; of the
+    outputs only those that a step computes.
 
-    Raises `InputError` where one is an input and an output of the run, or two outputs (NNAPI section 6.5), and where
-    what is written overlaps other memory of the run.
+    Raises `InputError` where one is an input and an output of the run, or two outputs (NNAPI
+    section 6.5), and where what is written overlaps other memory of the run.
     """
     bound = {i: m for i, m in zip(inputs, given, strict=True) if isinstance(m, BoundMemory)}
     read = [m.owner for m in bound.values()]
@@ -108,8 +108,8 @@ def deliver(
     bound: Mapping[int, BoundMemory],
     copies: list[CopyReceipt],
 ) -> dict[int, Any]:
-    """Position -> what the caller gave, of the *outputs* that go into bound memory: those that no step has put there
-    are copied. The other outputs are in *values* or *constants* afterwards.
+    """Position -> what the caller gave, of the *outputs* that go into bound memory: those that no
+    step has put there are copied. The other outputs are in *values* or *constants* afterwards.
     """
     found: dict[int, BoundMemory] = {}
     copying = Copying(None, "the runtime", copies)

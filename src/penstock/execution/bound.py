@@ -16,11 +16,13 @@ from penstock.ir import NDArray
 
 
 class BoundRun:
-    """`CompiledModel.run` without what it checks of its arguments: that is done once, here, and drivers bind them once
-    (`PreparedModel.create_reusable_execution`).
+    """`CompiledModel.run` without what it checks of its arguments: that is done once, here, and
+    drivers bind them once (`PreparedModel.create_reusable_execution`).
 
-    *inputs* and *out* are as for `run`, in order, and the caller's own: between runs their content may change,
-    nothing else. Raises `InputError` for arrays that do not fit, and where an input's shape is not known.
+    *inputs* and *out* are as for `run`, in order, and the caller's own: between runs their content
+    may change,
+    nothing else. Raises `InputError` for arrays that do not fit, and where an input's shape is not
+    known.
     """
 
     def __init__(
@@ -45,7 +47,9 @@ class BoundRun:
                 self._series = Series(executable.base, Reused)
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order; those given in *out* are these arrays. Raises what `CompiledModel.run` does."""
+        """The outputs, in order; those given in *out* are these arrays. Raises what
+        `CompiledModel.run` does.
+        """
         executable = self._executable
         with executable.gate:
             series = self._series

@@ -16,9 +16,9 @@ from penstock.memory.buffer import DeviceBuffer
 
 
 class BoundState:
-    """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs, or variables, that
-    they are. *state* is the `State` they belong to, None the model's default one. `copies` are those that the last `read`
-    or `write` made, whichever thread called it.
+    """What `CompiledModel.bind_state` gives: the values that go round, by the names of the inputs,
+    or variables, that they are. *state* is the `State` they belong to, None the model's default
+    one. `copies` are those that the last `read` or `write` made, whichever thread called it.
     """
 
     def __init__(self, executable: Executable, feedback: Feedback) -> None:
@@ -34,7 +34,9 @@ class BoundState:
         return f"BoundState({', '.join(self.names) or 'nothing'})"
 
     def device(self, name: str, state: State | None = None) -> str | None:
-        """The device that has the value, None where it is a pool. Raises `InputError` for another name."""
+        """The device that has the value, None where it is a pool. Raises `InputError` for another
+        name.
+        """
         with self._held(name, state) as (buffer, _):
             return buffer.device
 
@@ -46,15 +48,17 @@ class BoundState:
             return value
 
     def write(self, name: str, value: Any, state: State | None = None) -> None:
-        """Another present value: an array, a pool or a device buffer. Raises what `DeviceBuffer.copy_from` does."""
+        """Another present value: an array, a pool or a device buffer. Raises what
+        `DeviceBuffer.copy_from` does.
+        """
         with self._held(name, state) as (buffer, own):
             buffer.copy_from(value)
             self.copies = buffer.copies
             own.written_on_device()
 
     def reset(self, state: State | None = None) -> None:
-        """Back to where it began: what is bound to zeros, the network's own variables to their initial values. As
-        `State.reset`, also of the default state.
+        """Back to where it began: what is bound to zeros, the network's own variables to their
+        initial values. As `State.reset`, also of the default state.
         """
         own = self._state(state)
         with self._executable.gate:
@@ -68,7 +72,9 @@ class BoundState:
 
     @contextmanager
     def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
-        """The buffer with the present value, which no run replaces in this block; and the state that it belongs to."""
+        """The buffer with the present value, which no run replaces in this block; and the state
+        that it belongs to.
+        """
         loop = self._feedback.find(name)
         own = self._state(state)
         with self._executable.gate, own.lock:

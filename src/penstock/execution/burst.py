@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 class Burst(Closing):
     """A series of runs of one compiled model, made by `CompiledModel.burst`.
 
-    What a run needs is kept for the next one: the arguments of every step, the memory of outputs and of what lies
-    between steps, and the drivers' own bursts (NNAPI section 7.1). **The outputs of a run are read-only views that
-    hold until the next run of the burst**, which writes over them; copy what is to be kept longer (`np.array(y)`), or
-    give `out=`. After `close` nothing writes to them any more.
+    What a run needs is kept for the next one: the arguments of every step, the memory of outputs
+    and of what lies between steps, and the drivers' own bursts (NNAPI section 7.1). **The outputs
+    of a run are read-only views that hold until the next run of the burst**, which writes over
+    them; copy what is to be kept longer (`np.array(y)`), or give `out=`. After `close` nothing
+    writes to them any more.
 
-    For one thread at a time: a run beside another raises `StateError`. Several bursts of one model run side by
-    side. `close()`, or leaving the `with` block, lets go of all that was kept; closing the model does so, too.
+    For one thread at a time: a run beside another raises `StateError`. Several bursts of one model
+    run side by side. `close()`, or leaving the `with` block, lets go of all that was kept; closing
+    the model does so, too.
     """
 
     def __init__(
@@ -85,9 +87,11 @@ class Burst(Closing):
     ) -> Outputs:
         """Runs once; the outputs hold until the next run of this burst.
 
-        *inputs* are arrays by position, or one mapping or sequence of them, *named* are inputs by name; the same
+        *inputs* are arrays by position, or one mapping or sequence of them, *named* are inputs by
+        name; the same
         arrays as in the last run, with whatever they hold by now, cost least. All else is as for
-        `CompiledModel.run`, and so are the errors; besides, `StateError` where another thread is in a run of this
+        `CompiledModel.run`, and so are the errors; besides, `StateError` where another thread is in
+        a run of this
         burst, `ClosedError` after `close`.
         """
         run = Run(self._executable.plain, perf_counter_ns())
@@ -140,12 +144,14 @@ class Burst(Closing):
         return Outputs(results, self._names, run.receipt)
 
     def close(self) -> None:
-        """Lets go of what was kept, after a run under way, but returns after at most `CLOSE_SECONDS`; twice is harmless."""
+        """Lets go of what was kept, after a run under way, but returns after at most
+        `CLOSE_SECONDS`; twice is harmless.
+        """
         self.end(_nothing, time.monotonic() + CLOSE_SECONDS)
 
     def end(self, last: Callable[[], None], end: float) -> None:
-        """Closes and waits for a run under way until *end*, of `time.monotonic`. *last* is called once everything is let go
-        of: here, or by that run.
+        """Closes and waits for a run under way until *end*, of `time.monotonic`. *last* is called
+        once everything is let go of: here, or by that run.
         """
         if self._gate.forked:
             return
@@ -287,7 +293,9 @@ class Burst(Closing):
         return targets
 
     def _series_for(self, arrays: Sequence[NDArray], run: Run) -> Series:
-        """The series of a model with unknown dimensions for the shapes of *arrays*, in the place of the last one."""
+        """The series of a model with unknown dimensions for the shapes of *arrays*, in the place of
+        the last one.
+        """
         shapes = tuple([a.shape for a in arrays])
         series = self._series
         if series is None or shapes != self._shapes:

@@ -41,8 +41,8 @@ class Chain:
         out: Sequence[NDArray | None] | None,
         wait_for: Sequence[Fence],
     ) -> list[NDArray]:
-        """The ordinary outputs, once the last fence has signalled. Raises as `Variant.run`; `GeneralFailure` for a fence
-        of *wait_for* that failed.
+        """The ordinary outputs, once the last fence has signalled. Raises as `Variant.run`;
+        `GeneralFailure` for a fence of *wait_for* that failed.
         """
         variant, run, config = self._variant, self._run, self._run.config
         began = perf_counter_ns()
@@ -55,7 +55,8 @@ class Chain:
             try:
                 self._launch(wait_for, launched)
             finally:
-                # Drivers may write until their fences have signalled, whatever has become of the run.
+                # Drivers may write until their fences have signalled, whatever has become of the
+                # run.
                 left = self._settle(launched, into_callers=out is not None)
                 if not left:
                     variant.give_back(arena)
@@ -67,7 +68,8 @@ class Chain:
         except MissedDeadline:
             raise
         except DriverError as error:
-            # What a fence of the caller's failed with is the reason that counts, and no other device could help.
+            # What a fence of the caller's failed with is the reason that counts, and no other
+            # device could help.
             await_fences(wait_for, config)
             run.values = variant.values(run, inputs, out)
             if len(self._steps) == 1:
@@ -78,8 +80,8 @@ class Chain:
         return [run.values[i] for i in variant.outputs]
 
     def _settle(self, launched: Sequence[Launched], *, into_callers: bool) -> bool:
-        """Waits for what was launched to end. Whether it was left to itself, past the deadline of the run or cancelled:
-        only where it writes no memory of the caller's.
+        """Waits for what was launched to end. Whether it was left to itself, past the deadline of
+        the run or cancelled: only where it writes no memory of the caller's.
         """
         for one in launched:
             try:
@@ -124,7 +126,9 @@ class Chain:
             fences = [fence]
 
     def _check(self, launched: Sequence[Launched]) -> None:
-        """Raises the error of the first step that failed; the others have their place in the receipt."""
+        """Raises the error of the first step that failed; the others have their place in the
+        receipt.
+        """
         ended = perf_counter_ns()
         for one in launched:
             prepared = one.step.prepared

@@ -42,7 +42,9 @@ def close(executable: Executable) -> None:
 
 
 def _end_bursts(executable: Executable, end: float) -> None:
-    """Once no other run is in flight: the last burst that has let go, and may be in a run still, releases the rest."""
+    """Once no other run is in flight: the last burst that has let go, and may be in a run still,
+    releases the rest.
+    """
     with executable.lock:
         bursts = list(executable.bursts)
     left = Countdown(len(bursts) + 1, partial(_release, executable, end))

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class CompiledModel(Closing):
     """A model, compiled: the result of `penstock.compile`. Safe from any thread.
 
-    `close()`, or leaving the `with` block, waits for runs in flight, at most 10 seconds; use after it raises
-    `ClosedError`. After `fork` the child's copy raises `StateError` at once. Pickles as a recipe: model
-    and compile arguments, compiled again where it is unpickled.
+    `close()`, or leaving the `with` block, waits for runs in flight, at most 10 seconds; use after
+    it raises `ClosedError`. After `fork` the child's copy raises `StateError` at once. Pickles as a
+    recipe: model and compile arguments, compiled again where it is unpickled.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class CompiledModel(Closing):
 
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
-        """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout` lays them out so."""
+        """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout`
+        lays them out so.
+        """
         entry = self._executable.base.model.entry
         return self._preferences(
             entry.ordinary_inputs, self._executable.exchange.interface.input_positions
@@ -101,8 +103,8 @@ class CompiledModel(Closing):
 
     @property
     def shadow(self) -> Shadow | None:
-        """What shadow verification found by now (`Shadow.report`), and how to wait for it (`Shadow.wait`); None where the
-        policy asks for none.
+        """What shadow verification found by now (`Shadow.report`), and how to wait for it
+        (`Shadow.wait`); None where the policy asks for none.
         """
         return self._executable.base.shadow
 
@@ -126,22 +128,30 @@ class CompiledModel(Closing):
         """Runs once.
 
         *inputs* is a mapping by name or a sequence by position, of anything with `__dlpack__`,
-        `__array__` or the buffer protocol, in the dtypes and shapes of `self.inputs`; with *dequantize*
-        quantised inputs and outputs are float32 real values instead. Where a signature has several names for one
+        `__array__` or the buffer protocol, in the dtypes and shapes of `self.inputs`; with
+        *dequantize*
+        quantised inputs and outputs are float32 real values instead. Where a signature has several
+        names for one
         input, all of them are given, with equal values. *out* receives outputs in
         place: writable C-contiguous arrays of the output's dtype and shape. *state* None uses the
-        model's default State. *timeout* is in seconds. *measure* asks drivers to time their kernels, which
-        the receipt's steps then have, where the driver can. *priority* is for this run instead of the one the model was
-        compiled with: where a device takes only so many executions at a time, those of higher priority go first.
-        *loop_timeout*, in seconds, bounds each evaluation of a WHILE by itself; without it a loop ends only with the run;
-        past it the run raises `MissedDeadlineTransient`. *extension_attributes* are hints of vendors' extensions to every
+        model's default State. *timeout* is in seconds. *measure* asks drivers to time their
+        kernels, which
+        the receipt's steps then have, where the driver can. *priority* is for this run instead of
+        the one the model was
+        compiled with: where a device takes only so many executions at a time, those of higher
+        priority go first.
+        *loop_timeout*, in seconds, bounds each evaluation of a WHILE by itself; without it a loop
+        ends only with the run;
+        past it the run raises `MissedDeadlineTransient`. *extension_attributes* are hints of
+        vendors' extensions to every
         driver that is called; drivers ignore what they do not know.
 
-        Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that are needed, for an array
-        of *out* too small for an output whose shape only the run tells; past the timeout
-        `MissedDeadlinePersistent` where no driver was called yet, else `MissedDeadlineTransient`; `Cancelled` soon
-        after *cancel* is set, `ClosedError`, `StateError`, or the `DriverError` of a step that nothing
-        could repeat; the state is then as before, and the content of *out* undefined.
+        Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that
+        are needed, for an array of *out* too small for an output whose shape only the run tells;
+        past the timeout `MissedDeadlinePersistent` where no driver was called yet, else
+        `MissedDeadlineTransient`; `Cancelled` soon after *cancel* is set, `ClosedError`,
+        `StateError`, or the `DriverError` of a step that nothing could repeat; the state is then as
+        before, and the content of *out* undefined.
         """
         executable = self._executable
         run = Run(executable.plain, perf_counter_ns())
@@ -166,11 +176,14 @@ class CompiledModel(Closing):
         priority: Priority | None = None,
         **kwargs: Any,
     ) -> Future[Outputs]:
-        """Runs in a thread of this model; inputs as in a call, which a mapping names where one is called as a keyword here.
+        """Runs in a thread of this model; inputs as in a call, which a mapping names where one is
+        called as a keyword here.
 
-        *timeout* counts from now. Runs of one *priority* begin in the order they were submitted; each priority has
+        *timeout* counts from now. Runs of one *priority* begin in the order they were submitted;
+        each priority has
         threads of its own. The future's `cancel()` keeps a run from beginning, or stops it: see
-        `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where *timeout* leaves no
+        `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where
+        *timeout* leaves no
         time `MissedDeadlinePersistent`; all else comes out of the future.
         """
         given = call_inputs(args, kwargs)
@@ -201,7 +214,8 @@ class CompiledModel(Closing):
         timeout_after_fence: float | None = None,
         **options: Any,
     ) -> FencedRun:
-        """Starts a run that begins once every fence of *wait_for* has signalled, and has a fence of its own.
+        """Starts a run that begins once every fence of *wait_for* has signalled, and has a fence of
+        its own.
 
         *options* are `run`'s, but for *dequantize*: see `penstock.execution.fenced.start_fenced`.
         """
@@ -217,7 +231,8 @@ class CompiledModel(Closing):
         return initial_state(self._executable.base.model)
 
     def burst(self) -> Burst:
-        """A series of runs for one thread, the fastest way to run again and again: `with compiled.burst() as burst:`.
+        """A series of runs for one thread, the fastest way to run again and again: `with
+        compiled.burst() as burst:`.
 
         The outputs of its runs are views that hold until its next run.
         """
@@ -226,16 +241,18 @@ class CompiledModel(Closing):
         return burst_of(self._executable)
 
     def bind_state(self, bindings: Mapping[str, str] | None = None) -> BoundState:
-        """Outputs that become inputs of the next run, by their names, and stay on the device in between; the network's
-        own variables stay there, too, and with no *bindings* these alone.
+        """Outputs that become inputs of the next run, by their names, and stay on the device in
+        between; the network's own variables stay there, too, and with no *bindings* these alone.
 
-        From then on `inputs` and `outputs` are what is left: `run` neither takes nor gives what is bound. It begins
-        with zeros, where its size is known, or with what `BoundState.write` puts there; it belongs to the `State` of a
-        run. A run that fails leaves it as it was. Where no device has memory of its own the values lie in pools, and
-        receipts say so. Call it once, before the first run.
+        From then on `inputs` and `outputs` are what is left: `run` neither takes nor gives what is
+        bound. It begins with zeros, where its size is known, or with what `BoundState.write` puts
+        there; it belongs to the `State` of a run. A run that fails leaves it as it was. Where no
+        device has memory of its own the values lie in pools, and receipts say so. Call it once,
+        before the first run.
 
-        Raises `InputError` for names that there are not, an output or input that is bound twice, and two that differ
-        in type, quantisation or shape; `StateError` the second time, and where there are bursts.
+        Raises `InputError` for names that there are not, an output or input that is bound twice,
+        and two that differ in type, quantisation or shape; `StateError` the second time, and where
+        there are bursts.
         """
         from penstock.execution.bound_state import bind_state
 
@@ -247,8 +264,8 @@ class CompiledModel(Closing):
         outputs: Sequence[str | int] = (),
         dimensions: Sequence[int | None] | None = None,
     ) -> DeviceBuffer:
-        """Device memory that can be each of these inputs and outputs, by name or position, in runs of this model:
-        `penstock.memory.allocate` with roles of this model alone.
+        """Device memory that can be each of these inputs and outputs, by name or position, in runs
+        of this model: `penstock.memory.allocate` with roles of this model alone.
         """
         from penstock.memory import InputRole, OutputRole, allocate
         from penstock.memory.layout import check_names
@@ -267,10 +284,11 @@ class CompiledModel(Closing):
     def close(self) -> None:
         """Waits for runs in flight and releases the drivers' models; twice is harmless.
 
-        It returns after `closing.CLOSE_SECONDS` at the latest: a run without a timeout, on a driver that does not come back, then
-        keeps what it uses, with the arrays that it was given, and the last such run releases the rest when it ends.
-        A compile in the background whose driver does not stop goes on, and what it makes is closed when it ends.
-        What was submitted and has not begun by then fails with `ClosedError`.
+        It returns after `closing.CLOSE_SECONDS` at the latest: a run without a timeout, on a driver
+        that does not come back, then keeps what it uses, with the arrays that it was given, and the
+        last such run releases the rest when it ends. A compile in the background whose driver does
+        not stop goes on, and what it makes is closed when it ends. What was submitted and has not
+        begun by then fails with `ClosedError`.
         """
         from penstock.execution.closing import close
 

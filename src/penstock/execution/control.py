@@ -1,4 +1,6 @@
-"""IF and WHILE that the runtime carries out itself (NNAPI section 4.5): their branches run as plans of their own."""
+"""IF and WHILE that the runtime carries out itself (NNAPI section 4.5): their branches run as plans
+of their own.
+"""
 
 from __future__ import annotations
 

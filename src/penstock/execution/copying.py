@@ -27,7 +27,9 @@ def copied(
     step: int | None = None,
     operand: int | None = None,
 ) -> NDArray:
-    """*value* in memory of its own; *route* says from where to where, for the receipt that is added to *copies*."""
+    """*value* in memory of its own; *route* says from where to where, for the receipt that is added to
+    *copies*.
+    """
     began = perf_counter_ns()
     kept = np.array(value)
     spent = perf_counter_ns() - began
@@ -77,7 +79,9 @@ class Copying:
         )
 
     def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
-        """The value of *memory*, which the device does not take, in the host's; where the host sees it, as it is."""
+        """The value of *memory*, which the device does not take, in the host's; where the host sees
+        it, as it is.
+        """
         if (array := memory.array) is not None:
             return lent(array)
         began = perf_counter_ns()
@@ -129,7 +133,9 @@ class Copying:
         )
 
     def home(self, value: NDArray, operand: int) -> NDArray:
-        """*value*, which lies in the device's memory, in memory of its own. Strings are objects already."""
+        """*value*, which lies in the device's memory, in memory of its own. Strings are objects
+        already.
+        """
         if value.dtype.hasobject:
             return value
         kept = allocate(value.shape, value.dtype)

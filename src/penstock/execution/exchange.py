@@ -1,4 +1,6 @@
-"""What callers give to the runs of a compiled model, and get: values in their order and under their names."""
+"""What callers give to the runs of a compiled model, and get: values in their order and under their
+names.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class Exchange:
         real: bool,
         copies: list[CopyReceipt],
     ) -> list[NDArray]:
-        """The caller's inputs in the model's order, *real* values quantised; *user* is the compiled model that memory
-        among them must be for. Raises `InputError`.
+        """The caller's inputs in the model's order, *real* values quantised; *user* is the compiled
+        model that memory among them must be for. Raises `InputError`.
         """
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
@@ -66,7 +68,9 @@ class Exchange:
     def deliver(
         self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
-        """The model's outputs as the caller gets them, quantised ones as *real* values where he asked for that."""
+        """The model's outputs as the caller gets them, quantised ones as *real* values where he
+        asked for that.
+        """
         if not self.has_all_outputs:
             places = self.interface.output_positions
             results = [
@@ -87,7 +91,9 @@ class Exchange:
 
 
 def call_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """What a run takes for the arguments of a call: positional arrays, one mapping, or keywords. Raises `InputError`."""
+    """What a run takes for the arguments of a call: positional arrays, one mapping, or keywords.
+    Raises `InputError`.
+    """
     if kwargs:
         if args:
             raise InputError("give inputs by position or by keyword, not both")

@@ -1,4 +1,6 @@
-"""What runs of one compiled model share: its compiled forms, who may use them, and what callers exchange."""
+"""What runs of one compiled model share: its compiled forms, who may use them, and what callers
+exchange.
+"""
 
 from __future__ import annotations
 
@@ -186,7 +188,9 @@ class Executable:
         loop_timeout: float | None,
         extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> ExecutionConfig:
-        """What a caller asks of one run. Raises `InputError`, `MissedDeadlinePersistent`, and what the gate does."""
+        """What a caller asks of one run. Raises `InputError`, `MissedDeadlinePersistent`, and what
+        the gate does.
+        """
         self.gate.check()
         config = execution_config(
             self.plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
@@ -196,8 +200,8 @@ class Executable:
         return config
 
     def welcome(self) -> None:
-        """From when a device is there again that was not for the compile, runs are as for shapes that come with them:
-        compiled anew, with that device.
+        """From when a device is there again that was not for the compile, runs are as for shapes
+        that come with them: compiled anew, with that device.
         """
         if self.awaited is not None and self.awaited.is_over():
             self.is_dynamic, self.awaited = True, None
@@ -222,7 +226,9 @@ class Executable:
         return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
 
     def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
-        """Whether a run of inputs of unknown shape uses memory that was allocated for the base's steps."""
+        """Whether a run of inputs of unknown shape uses memory that was allocated for the base's
+        steps.
+        """
         if out is None and all(type(a) is np.ndarray for a in arrays):
             return False
         from penstock.execution.roles import needs_the_steps_of_its_roles

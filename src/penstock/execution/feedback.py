@@ -1,4 +1,6 @@
-"""Outputs that become inputs of the next run, and a network's own variables, kept on the device between runs."""
+"""Outputs that become inputs of the next run, and a network's own variables, kept on the device
+between runs.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"
 
 
 class Loop(Struct, frozen=True):
-    """One value that goes round: the operand that a run reads it as, and the one that it writes; *position* of that
-    output and *input_position* among the model's ordinary ones, or the *variable* that it is.
+    """One value that goes round: the operand that a run reads it as, and the one that it writes;
+    *position* of that output and *input_position* among the model's ordinary ones, or the
+    *variable* that it is.
     """
 
     name: str
@@ -84,8 +87,8 @@ class Feedback:
         targets: Sequence[NDArray | None] | None,
         state: State,
     ) -> list[NDArray]:
-        """As `Variant.run`, of the inputs that are left; *targets* has a place for every output of the model. The
-        values that go round are those of *state*, and change only by success.
+        """As `Variant.run`, of the inputs that are left; *targets* has a place for every output of
+        the model. The values that go round are those of *state*, and change only by success.
         """
         variant = self._variant
         inputs: list[Any] = [None] * len(variant.model.entry.ordinary_inputs)
@@ -113,7 +116,9 @@ class Feedback:
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
     ) -> Cells:
-        """The memory for *state*, whose variables have *values*; what is copied there is added to *copies*."""
+        """The memory for *state*, whose variables have *values*; what is copied there is added to
+        *copies*.
+        """
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
@@ -153,7 +158,9 @@ class Feedback:
 
 
 class Cells:
-    """Two device buffers for each value that goes round: a run reads the first and writes the second."""
+    """Two device buffers for each value that goes round: a run reads the first and writes the
+    second.
+    """
 
     def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
         self._made = made
@@ -168,7 +175,9 @@ class Cells:
         self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
 
     def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """The present values of the network's own variables, copied to the host, each copy with its receipt."""
+        """The present values of the network's own variables, copied to the host, each copy with its
+        receipt.
+        """
         found = {}
         for loop, (read, _) in self._made.items():
             if loop.variable < 0:

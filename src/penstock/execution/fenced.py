@@ -43,14 +43,17 @@ if TYPE_CHECKING:
 
 
 TELLING_SECONDS: Final = 1.0
-"""How long a result waits for who else is told of the end of its run: a callback may wait for that result."""
+"""How long a result waits for who else is told of the end of its run: a callback may wait for that
+result.
+"""
 
 APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
 
 class FencedRun:
-    """A run that was started behind fences. *fence* signals its end, with the run's error where it failed; any other
-    run may wait for it, and `penstock.hal.as_descriptor` makes it one for another process.
+    """A run that was started behind fences. *fence* signals its end, with the run's error where it
+    failed; any other run may wait for it, and `penstock.hal.as_descriptor` makes it one for another
+    process.
     """
 
     def __init__(self) -> None:
@@ -61,8 +64,9 @@ class FencedRun:
         self._ender = 0
 
     def result(self, timeout: float | None = None) -> Outputs:
-        """The outputs, once the run has ended; raises what it ended with, and `MissedDeadlineTransient` after *timeout*
-        seconds without an end, which leave the run as it is, or `InputError` for a timeout that is no number.
+        """The outputs, once the run has ended; raises what it ended with, and
+        `MissedDeadlineTransient` after *timeout* seconds without an end, which leave the run as it
+        is, or `InputError` for a timeout that is no number.
         """
         if timeout is not None and not is_number(timeout):
             raise InputError(f"timeout must be a number of seconds, not {timeout!r}")
@@ -70,7 +74,8 @@ class FencedRun:
         end = None if forever else time.monotonic_ns() + int((timeout or 0) * 1e9)
         if not self.fence.wait(remaining_ns(end)):
             raise MissedDeadlineTransient(f"the fenced run has not ended within {timeout} s")
-        # Whatever else was told of the fence's signal, a descriptor say, has been; but not where that asks for the result.
+        # Whatever else was told of the fence's signal, a descriptor say, has been; but not where
+        # that asks for the result.
         if threading.get_ident() != self._ender:
             left = remaining_seconds(end)
             self._ended.wait(TELLING_SECONDS if left is None else min(left, TELLING_SECONDS))
@@ -94,7 +99,9 @@ class FencedRun:
 
 
 class BeginToken(LinkedToken):
-    """Set with *other*, and where *gate* is closed while a fence of *wait_for* has not signalled: the run has not begun."""
+    """Set with *other*, and where *gate* is closed while a fence of *wait_for* has not signalled:
+    the run has not begun.
+    """
 
     __slots__ = ("_begun", "_gate", "_wait_for")
 
@@ -137,17 +144,18 @@ def start_fenced(
 ) -> FencedRun:
     """Starts a run that begins once every fence of *wait_for* has signalled, and returns at once.
 
-    The arrays of *inputs* are read, and those of *out* written, until its fence has signalled. *timeout* seconds
-    count from now, *timeout_after_fence* from when all fences have signalled. A fence that failed fails the run with
-    `GeneralFailure`, and nothing is written. The other arguments are `CompiledModel.run`'s. Closing the model before
-    all fences have signalled ends the run with `ClosedError`.
+    The arrays of *inputs* are read, and those of *out* written, until its fence has signalled.
+    *timeout* seconds count from now, *timeout_after_fence* from when all fences have signalled. A
+    fence that failed fails the run with `GeneralFailure`, and nothing is written. The other
+    arguments are `CompiledModel.run`'s. Closing the model before all fences have signalled ends the
+    run with `ClosedError`.
 
-    With *timeout* or *cancel* a run may have to be left to a driver that heeds neither; so that nothing writes to the
-    arrays of *out* after its end, such a run of drivers behind fences computes elsewhere and copies there when it has
-    succeeded, as its receipt says.
+    With *timeout* or *cancel* a run may have to be left to a driver that heeds neither; so that
+    nothing writes to the arrays of *out* after its end, such a run of drivers behind fences
+    computes elsewhere and copies there when it has succeeded, as its receipt says.
 
-    Raises `InputError` for a model with an output of unknown shape, and for arguments that make no sense; all else is
-    the run's.
+    Raises `InputError` for a model with an output of unknown shape, and for arguments that make no
+    sense; all else is the run's.
     """
     _check(executable, wait_for, timeout_after_fence)
     config = executable.config_of(
@@ -290,9 +298,9 @@ def _may_chain(
 ) -> bool:
     """Whether steps may be launched before what they wait for has ended.
 
-    Not those of a plan with values of unknown size between its steps, or control flow, which has to be read; nor those of
-    a state, which would be held while others are to signal; nor where drivers are to tell times, or runs are compared, or
-    what is *given* lies where no array does.
+    Not those of a plan with values of unknown size between its steps, or control flow, which has to
+    be read; nor those of a state, which would be held while others are to signal; nor where drivers
+    are to tell times, or runs are compared, or what is *given* lies where no array does.
     """
     base = executable.base
     return not (

@@ -25,8 +25,9 @@ if hasattr(os, "register_at_fork"):
 class Gate:
     """A context manager around each run.
 
-    `close` lets no new run in and waits for those inside, for a while; the last of them does then what is left to do. In a child process after `fork`, entering
-    raises `StateError` without touching the lock, which another thread may have held.
+    `close` lets no new run in and waits for those inside, for a while; the last of them does then
+    what is left to do. In a child process after `fork`, entering raises `StateError` without
+    touching the lock, which another thread may have held.
     """
 
     __slots__ = (
@@ -46,9 +47,13 @@ class Gate:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self.inside: list[None] = []
-        """One for each run, put in and taken out without the lock: either is a single step of the interpreter."""
+        """One for each run, put in and taken out without the lock: either is a single step of the
+        interpreter.
+        """
         self.shut = self.forked = False
-        """Whether no new run is let in; and whether that is because this process is a child, forked since."""
+        """Whether no new run is let in; and whether that is because this process is a child, forked
+        since.
+        """
         self._closed = False
         self._last: Callable[[], None] | None = None
         _gates.add(self)
@@ -92,8 +97,9 @@ class Gate:
             last()
 
     def close(self, last: Callable[[], None], end: float) -> int:
-        """Closes and waits until *end*, of `time.monotonic`; how many are still inside. *last* is called once none is: here,
-        or by the last of those. A gate that is closed already, or forked, is left as it is.
+        """Closes and waits until *end*, of `time.monotonic`; how many are still inside. *last* is
+        called once none is: here, or by the last of those. A gate that is closed already, or
+        forked, is left as it is.
         """
         if self.forked:
             return 0

@@ -1,4 +1,6 @@
-"""Prepared models as a series of runs executes them: in a burst of the driver's, or by requests bound for reuse."""
+"""Prepared models as a series of runs executes them: in a burst of the driver's, or by requests
+bound for reuse.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,8 @@ class Holding(PreparedModelBase):
 
 
 class InBurst(Holding):
-    """Executes in a burst of the driver's. One that cannot be made is not an error: executions are then ordinary
-    (NNAPI section 7.1).
+    """Executes in a burst of the driver's. One that cannot be made is not an error: executions are
+    then ordinary (NNAPI section 7.1).
     """
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -74,7 +76,9 @@ class InBurst(Holding):
 
 
 class Reused(Holding):
-    """Binds the request that comes again and again; others, and all where the driver will not, execute as they are."""
+    """Binds the request that comes again and again; others, and all where the driver will not,
+    execute as they are.
+    """
 
     def __init__(self, prepared: PreparedModel) -> None:
         super().__init__(prepared)

@@ -1,4 +1,6 @@
-"""From what a caller hands over to arrays a request can lend: checked, never cast, copied only if need be."""
+"""From what a caller hands over to arrays a request can lend: checked, never cast, copied only if
+need be.
+"""
 
 from __future__ import annotations
 
@@ -67,9 +69,10 @@ def _same(a: Any, b: Any) -> bool:
 def as_array(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> NDArray:
     """*value* as a C-contiguous array of the operand's dtype whose shape fits the operand's.
 
-    Takes NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. Memory that
-    is not contiguous is copied, and the copy recorded. Strings, which come in lists too, become an object array
-    of bytes. Raises `InputError` naming the input, what was expected and what was given.
+    Takes NumPy arrays and anything with `__dlpack__`, `__array__` or the buffer protocol. Memory
+    that is not contiguous is copied, and the copy recorded. Strings, which come in lists too,
+    become an object array of bytes. Raises `InputError` naming the input, what was expected and
+    what was given.
     """
     array = value if type(value) is np.ndarray else _import(value, operand, position)
     if operand.dtype is DType.STRING:
@@ -93,7 +96,8 @@ def is_bindable(value: Any) -> bool:
 
 
 def to_stored(value: Any, operand: Operand, position: int, copies: list[CopyReceipt]) -> Any:
-    """What `as_array` takes for *operand*: real values quantised where the operand is, else *value*.
+    """What `as_array` takes for *operand*: real values quantised where the operand is, else
+    *value*.
 
     Real values come in whatever `as_array` imports, in any float dtype; float32 is what counts. The
     copy is recorded. Raises `InputError` naming the input, what was expected and what was given.
@@ -141,8 +145,8 @@ def quantize(value: NDArray, quantization: Quantization, dtype: DType) -> NDArra
 
 
 def dequantize(value: NDArray, quantization: Quantization) -> NDArray:
-    """Stored values to real ones, float32, as TFLite's DEQUANTIZE: scale * (stored - zero point), in
-    float32 for types of up to 16 bits and in float64 for wider ones.
+    """Stored values to real ones, float32, as TFLite's DEQUANTIZE: scale * (stored - zero point),
+    in float32 for types of up to 16 bits and in float64 for wider ones.
     """
     scales, zero_points = _parameters(quantization, value.ndim)
     kind = np.float64 if value.dtype.itemsize > 2 else np.float32

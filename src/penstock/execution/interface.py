@@ -1,4 +1,6 @@
-"""What callers call the inputs and outputs of a compiled model, what they give as it is, and what one run returns."""
+"""What callers call the inputs and outputs of a compiled model, what they give as it is, and what
+one run returns.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Interface(Struct, frozen=True):
     """The caller's inputs and outputs, in order.
 
     *inputs* and *outputs* are operand descriptions under the caller's names; *input_positions* and
-    *output_positions* say which of the model's ordinary inputs and outputs each one is. A signature may have
+    *output_positions* say which of the model's ordinary inputs and outputs each one is. A signature
+    may have
     several names for one of them.
     """
 
@@ -39,10 +42,11 @@ class Interface(Struct, frozen=True):
 
 
 def interface_of(model: Model, signature: str | None) -> Interface:
-    """The interface of the entry subgraph, under the names of *signature* or, without one, of the operands.
+    """The interface of the entry subgraph, under the names of *signature* or, without one, of the
+    operands.
 
-    Raises `UnknownSignature` where the model has none of that name, `InvalidSignature` where it leaves
-    an input out.
+    Raises `UnknownSignature` where the model has none of that name, `InvalidSignature` where it
+    leaves an input out.
     """
     if signature is None:
         return Interface(
@@ -67,7 +71,8 @@ def interface_of(model: Model, signature: str | None) -> Interface:
 
 
 class Ready(Struct, frozen=True):
-    """Recognises inputs that `arrange` and `as_array` would hand on as they are: NumPy arrays of these *kinds*.
+    """Recognises inputs that `arrange` and `as_array` would hand on as they are: NumPy arrays of
+    these *kinds*.
 
     *names* is empty where they do not tell the inputs apart.
     """
@@ -107,7 +112,9 @@ class Ready(Struct, frozen=True):
 def ready_inputs(
     operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]] | None = None
 ) -> Ready | None:
-    """What recognises inputs for *operands*, of *shapes* where given; None where one is a string or of unknown shape."""
+    """What recognises inputs for *operands*, of *shapes* where given; None where one is a string or
+    of unknown shape.
+    """
     if any(operand.dtype is DType.STRING for operand in operands):
         return None
     full = [static_shape(operand.shape) for operand in operands] if shapes is None else shapes
@@ -141,8 +148,9 @@ class Outputs(Sequence[NDArray]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[NDArray]: ...
     def __getitem__(self, key: int | str | slice) -> NDArray | Sequence[NDArray]:
-        """By position or by name. Raises `IndexError` for a position that no output has, `InputError` for a
-        name that no output or more than one has, `TypeError` for what is neither.
+        """By position or by name. Raises `IndexError` for a position that no output has,
+        `InputError` for a name that no output or more than one has, `TypeError` for what is
+        neither.
         """
         if isinstance(key, str):
             return self._arrays[find_name(key, self._names, "output")]
@@ -197,7 +205,9 @@ def _rebuild(arrays: list[NDArray], names: tuple[str, ...], receipt: Receipt) ->
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:
-    """The one position that has *name*; `InputError` naming the positions when none or several have."""
+    """The one position that has *name*; `InputError` naming the positions when none or several
+    have.
+    """
     found = [i for i, known in enumerate(names) if known == name]
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,6 @@
-"""Which runs share a device: where they are of several priorities, they take turns (`penstock.execution.scheduler`)."""
+"""Which runs share a device: where they are of several priorities, they take turns
+(`penstock.execution.scheduler`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,9 @@ from penstock.hal import Device, Priority
 class Lane:
     """What this process runs on *device*.
 
-    Where the device says how many executions it takes, or the knob `concurrent_executions` does, they take turns from
-    the first one on; else from when a second priority is asked for. Safe from any thread.
+    Where the device says how many executions it takes, or the knob `concurrent_executions` does,
+    they take turns from the first one on; else from when a second priority is asked for. Safe from
+    any thread.
     """
 
     def __init__(self, device: Device) -> None:

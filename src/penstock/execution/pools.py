@@ -1,4 +1,6 @@
-"""Handing host arrays to a device that takes pools only: as they lie, or through one pool, copied both ways."""
+"""Handing host arrays to a device that takes pools only: as they lie, or through one pool, copied
+both ways.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def execute_in_pools(
     config: ExecutionConfig,
     copying: Copying,
 ) -> ExecutionResult:
-    """Executes *request*, whose arguments are these *operands*, with its `HostMemory` arguments in pools: those that lie in one that the device maps stay
-    where they are, the others go through an anonymous one, laid out as the device prefers (NNAPI section 6.8).
+    """Executes *request*, whose arguments are these *operands*, with its `HostMemory` arguments in
+    pools: those that lie in one that the device maps stay where they are, the others go through an
+    anonymous one, laid out as the device prefers (NNAPI section 6.8).
 
     Inputs are copied in there and, after a success, outputs out.
     """
@@ -72,7 +75,9 @@ def execute_in_pools(
 def _in_place(
     argument: RequestArgument, pools: list[Memory], kinds: Sequence[str]
 ) -> RequestArgument | None:
-    """How the device gets *argument* without a copy, its pool added to *pools*; None where it must be copied."""
+    """How the device gets *argument* without a copy, its pool added to *pools*; None where it must
+    be copied.
+    """
     if not isinstance(argument, HostMemory):
         return argument
     array = argument.array

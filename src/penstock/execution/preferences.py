@@ -1,4 +1,6 @@
-"""How the devices of a compiled model want its inputs and outputs to lie in memory (NNAPI section 6.8)."""
+"""How the devices of a compiled model want its inputs and outputs to lie in memory (NNAPI section
+6.8).
+"""
 
 from __future__ import annotations
 

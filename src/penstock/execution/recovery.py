@@ -36,9 +36,11 @@ KEPT: Final = "kept for a capsule of the failure"
 
 
 class Recovery:
-    """The devices that may repeat one step, each prepared when it is first needed. Safe from any thread.
+    """The devices that may repeat one step, each prepared when it is first needed. Safe from any
+    thread.
 
-    *devices* maps names to those there are; where a fall-back is not *allowed* none repeats it. With
+    *devices* maps names to those there are; where a fall-back is not *allowed* none repeats it.
+    With
     the *plan* that the step is of, its first failure is kept.
     """
 

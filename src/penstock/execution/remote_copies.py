@@ -1,4 +1,6 @@
-"""What runs on devices in other processes leave in a receipt: copies between the processes, and what happened to them."""
+"""What runs on devices in other processes leave in a receipt: copies between the processes, and
+what happened to them.
+"""
 
 from __future__ import annotations
 

@@ -64,10 +64,11 @@ def breach_of(device: Device, error: BaseException) -> GeneralFailure:
 def check_result(
     result: object, operands: Sequence[Operand], targets: Sequence[NDArray | None]
 ) -> None:
-    """Checks a successful execution's answer against the outputs it was given, None for memory of no known size.
+    """Checks a successful execution's answer against the outputs it was given, None for memory of
+    no known size.
 
-    Shapes are there when any output's was unknown; each is complete, sufficient, as the model declares
-    where it does, and fits the memory.
+    Shapes are there when any output's was unknown; each is complete, sufficient, as the model
+    declares where it does, and fits the memory.
     """
     timing: object = getattr(result, "timing", None)
     if not isinstance(result, ExecutionResult) or not isinstance(timing, Timing):
@@ -94,8 +95,8 @@ def check_result(
 def grown_sizes(
     sizes: Sequence[int], operands: Sequence[Operand], error: OutputInsufficientSize
 ) -> list[int]:
-    """Bytes to give each output after *error*: as many as its reported shape takes, at least twice as many
-    as before.
+    """Bytes to give each output after *error*: as many as its reported shape takes, at least twice
+    as many as before.
     """
     shapes: tuple[object, ...] = error.output_shapes
     if len(shapes) != len(sizes) or not all(isinstance(s, tuple) and len(s) == 2 for s in shapes):
@@ -137,8 +138,9 @@ def _made(
 
 
 def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
-    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an address that is a multiple of 64
-    bytes, as copies are fastest: a device that keeps its own so may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
+    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an
+    address that is a multiple of 64 bytes, as copies are fastest: a device that keeps its own so
+    may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
     """
     sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
     starts, end = [], 0

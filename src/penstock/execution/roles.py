@@ -17,7 +17,9 @@ from penstock.memory.storage import StepUse
 def role_use(
     compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
 ) -> RoleUse:
-    """The caller's input or output *name*, or position, of *compilation*, for runs of *user*. Raises `InputError` where there is none."""
+    """The caller's input or output *name*, or position, of *compilation*, for runs of *user*.
+    Raises `InputError` where there is none.
+    """
     inputs = kind == "input"
     names = interface.input_names if inputs else interface.output_names
     index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
@@ -30,8 +32,8 @@ def role_use(
 
 
 def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
-    """The steps on devices that read or write *operand*, as far as one that is to hold an input, or an output, must
-    know: an output is written by a step, and perhaps read by others.
+    """The steps on devices that read or write *operand*, as far as one that is to hold an input, or
+    an output, must know: an output is written by a step, and perhaps read by others.
     """
     found: list[StepUse] = []
     for prepared in compilation.steps:
@@ -44,7 +46,9 @@ def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[
 
 
 def needs_the_steps_of_its_roles(arrays: Sequence[Any], out: object) -> bool:
-    """Whether a run uses memory of a device, which only the prepared models that it was allocated for can name."""
+    """Whether a run uses memory of a device, which only the prepared models that it was allocated
+    for can name.
+    """
     values = out.values() if isinstance(out, Mapping) else out if isinstance(out, Sequence) else ()
     given = [*(a.owner for a in arrays if isinstance(a, BoundMemory)), *values]
     return any(isinstance(v, DeviceBuffer) and v.device is not None for v in given)

@@ -47,7 +47,9 @@ NO_VALUES: Final[dict[int, NDArray]] = {}
 
 
 class StepTrace(Struct, frozen=True):
-    """One step that ran: where, when (`time.perf_counter_ns`), and which devices had failed at it before."""
+    """One step that ran: where, when (`time.perf_counter_ns`), and which devices had failed at it
+    before.
+    """
 
     prepared: PreparedStep
     began_ns: int
@@ -58,7 +60,9 @@ class StepTrace(Struct, frozen=True):
 
 
 class InnerStep(Struct):
-    """A step of a branch of control flow: its *first* run, how many *runs* it had, and what they took together."""
+    """A step of a branch of control flow: its *first* run, how many *runs* it had, and what they
+    took together.
+    """
 
     part: str
     first: StepTrace
@@ -87,7 +91,9 @@ class InnerSteps:
 
 
 class FoldedCopy(CopyReceipt, frozen=True):
-    """Equal copies of several rounds of a loop as one: *nbytes* and *wall_ns* are sums, *start_ns* is that of the first."""
+    """Equal copies of several rounds of a loop as one: *nbytes* and *wall_ns* are sums, *start_ns*
+    is that of the first.
+    """
 
     def __post_init__(self) -> None:
         """Each of the copies was told of when it was made."""
@@ -254,8 +260,8 @@ def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
 
 
 def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
-    """What the cache did for the step's compile, with what has become of a late write by now: of the first one, or of one that
-    is to put a better form in the place of what was saved or loaded.
+    """What the cache did for the step's compile, with what has become of a late write by now: of
+    the first one, or of one that is to put a better form in the place of what was saved or loaded.
     """
     told = prepared.receipt.cache
     if told.not_saved and not told.is_to_be_written:
@@ -281,7 +287,8 @@ def execution_config(
 ) -> ExecutionConfig:
     """*plain* with what the caller asks for; times are in seconds.
 
-    Raises `InputError` for what makes no sense, `MissedDeadlinePersistent` where *timeout* leaves no time.
+    Raises `InputError` for what makes no sense, `MissedDeadlinePersistent` where *timeout* leaves
+    no time.
     """
     if measure is not False and measure is not True:
         raise InputError(f"measure must be true or false, not {measure!r}")

@@ -1,10 +1,11 @@
 """One scheduler a device: as many executions at a time as it takes, those of higher priority first.
 
-A device has one from when runs of several priorities are asked for there, and from the first run on where it says how many
-executions it takes (`Capabilities.concurrent_executions`), or the knob `concurrent_executions` does
-(`penstock.execution.lanes`). A slot is held for one
-execution of one step and never while something else is waited for, so that no run keeps a slot from another by a lock
-that it holds. Priorities compare whatever runs this process has on the device; equal ones go in the order they came.
+A device has one from when runs of several priorities are asked for there, and from the first run on
+where it says how many executions it takes (`Capabilities.concurrent_executions`), or the knob
+`concurrent_executions` does (`penstock.execution.lanes`). A slot is held for one execution of one
+step and never while something else is waited for, so that no run keeps a slot from another by a
+lock that it holds. Priorities compare whatever runs this process has on the device; equal ones go
+in the order they came.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ if TYPE_CHECKING:
     from penstock.hal import PreparedModel, ReusableExecution
 
 LEAST: Final = 2
-"""Slots of a device that does not say how many it takes, on however few processors: one run that hangs does not stop
-the others.
+"""Slots of a device that does not say how many it takes, on however few processors: one run that
+hangs does not stop the others.
 """
 
 
 class Scheduled(Holding):
-    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns with others on its device.
+    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns with
+    others on its device.
 
     Fenced executions wait for their fences without a slot, then run as others do.
     """

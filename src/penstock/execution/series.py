@@ -1,4 +1,6 @@
-"""A series of runs, one at a time, with everything kept from one to the next: arguments, outputs, drivers' bursts."""
+"""A series of runs, one at a time, with everything kept from one to the next: arguments, outputs,
+drivers' bursts.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ class Series(Variant):
     def repeat(
         self, run: Run, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray] | None:
-        """As `run`, where that is a matter of calling drivers with arrays alone; None where it is more.
+        """As `run`, where that is a matter of calling drivers with arrays alone; None where it is
+        more.
 
         What is in *inputs* and *out* was checked; results that are not the caller's own are
         read-only.
@@ -139,7 +142,9 @@ class Series(Variant):
     def targets(
         self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, run: Run
     ) -> tuple[list[NDArray], list[NDArray | None]]:
-        """For `run`: *inputs*, copied where they lie in an output of this series; and where all outputs go."""
+        """For `run`: *inputs*, copied where they lie in an output of this series; and where all
+        outputs go.
+        """
         apart = list(inputs)
         for k, array in enumerate(inputs):
             if type(array) is np.ndarray and self.owns(array):
@@ -151,7 +156,9 @@ class Series(Variant):
     def delivered(
         self, results: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray]:
-        """*results* of `run` as the caller gets them: read-only, but for those he gave the arrays of in *out*."""
+        """*results* of `run` as the caller gets them: read-only, but for those he gave the arrays of
+        in *out*.
+        """
         given = out or [None] * len(results)
         return [
             r if type(r) is not np.ndarray or (g is not None and r is g) else read_only(r)
@@ -197,8 +204,8 @@ class Series(Variant):
 
 
 class Kept(Places):
-    """What the runs of a *series* whose steps take arrays as they are find in place: inputs too, and
-    the request of every step, which is made again only where an array of it is another.
+    """What the runs of a *series* whose steps take arrays as they are find in place: inputs too,
+    and the request of every step, which is made again only where an array of it is another.
     """
 
     __slots__ = ("_bound", "_inputs", "_out", "_own", "_series", "_users", "is_settled", "results")
@@ -241,7 +248,9 @@ class Kept(Places):
             self.results.append(view if array is None and view is not None else target)
 
     def take(self, inputs: Sequence[NDArray], run: Run) -> None:
-        """Has *inputs* read from now on; one that lies in an output of the series is copied each time."""
+        """Has *inputs* read from now on; one that lies in an output of the series is copied each
+        time.
+        """
         aliased = False
         for at, (operand, array) in enumerate(zip(self._inputs, inputs, strict=True)):
             if array is self._bound[at]:

@@ -20,9 +20,12 @@ POLL_SECONDS: Final = 0.01
 class ShadowReport(Struct, frozen=True):
     """What shadow verification of one compiled model has done so far.
 
-    *chosen* runs were to be compared: so many were *compared* and *departed* from the reference by more than rounding,
-    *dropped* because comparing was behind, *skipped* because there was nothing to compare or no way to, and *failed*
-    because the reference failed at them or the comparison was stopped. The others wait. *verdicts* are those that were
+    *chosen* runs were to be compared: so many were *compared* and *departed* from the reference by
+    more than rounding,
+    *dropped* because comparing was behind, *skipped* because there was nothing to compare or no way
+    to, and *failed*
+    because the reference failed at them or the comparison was stopped. The others wait. *verdicts*
+    are those that were
     found here.
     """
 
@@ -41,8 +44,8 @@ class ShadowReport(Struct, frozen=True):
 
 
 class Shadow:
-    """Chooses runs by *rate*: a share of them (a float, 0 to 1), spread evenly and in step with nothing, or the first so
-    many (an int). Counts what becomes of them. Safe from any thread.
+    """Chooses runs by *rate*: a share of them (a float, 0 to 1), spread evenly and in step with
+    nothing, or the first so many (an int). Counts what becomes of them. Safe from any thread.
     """
 
     def __init__(self, rate: float) -> None:

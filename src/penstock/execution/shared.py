@@ -1,4 +1,6 @@
-"""Memory of a series of runs that processes share, so that what lies there is not copied between them."""
+"""Memory of a series of runs that processes share, so that what lies there is not copied between
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ ALIGNMENT: Final = 64
 
 
 def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
-    """An array for each of the *operands* of known size, all in one pool, which lives as long as any of them.
+    """An array for each of the *operands* of known size, all in one pool, which lives as long as
+    any of them.
 
     Raises `ResourceExhaustedTransient` where there is no room for it.
     """

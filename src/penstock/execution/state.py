@@ -78,13 +78,16 @@ class State:
         self._turns: Turns | None = None
         # Whether nobody else has an array of it, so that runs may write over values that are past.
         self._alone = True
-        # The memory of devices that values go round in; whether it is newer than the values here, or older.
+        # The memory of devices that values go round in; whether it is newer than the values here,
+        # or older.
         self._cells: Any = None
         self._feedback: object = None
         self._away = self._changed = False
 
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
-        """The lock for one run, which waits for those before it no longer than its deadline and its cancel token let it."""
+        """The lock for one run, which waits for those before it no longer than its deadline and its
+        cancel token let it.
+        """
         if config.deadline_ns is None and config.cancel is None:
             return self._lock
         return _Held(self._lock, config)
@@ -95,8 +98,8 @@ class State:
         return self._model
 
     def get(self, variable: int) -> NDArray:
-        """The present value of a variable, to be read only. It stays as it is: later runs put others in its place. Raises
-        `InputError` for a number that no variable has.
+        """The present value of a variable, to be read only. It stays as it is: later runs put
+        others in its place. Raises `InputError` for a number that no variable has.
         """
         self._check(variable)
         self._fetch()
@@ -111,12 +114,16 @@ class State:
             )
 
     def is_assigned(self, variable: int) -> bool:
-        """Whether a variable has a value: an initial one, or one that a run gave it. Raises as `get`."""
+        """Whether a variable has a value: an initial one, or one that a run gave it. Raises as
+        `get`.
+        """
         self._check(variable)
         return variable in self._assigned
 
     def fetch(self, copies: list[CopyReceipt]) -> None:
-        """For a run that has them on no device: brings the values here up to date, each copy added to *copies*."""
+        """For a run that has them on no device: brings the values here up to date, each copy added
+        to *copies*.
+        """
         if self._away:
             self._fetch(copies)
 
@@ -126,9 +133,10 @@ class State:
         self._put(values)
 
     def turn(self, ports: Sequence[TurningPort], copies: list[CopyReceipt] | None) -> Turn | None:
-        """What the next run of a model with *ports* reads and writes, `end_turn` after its success; None where new values
-        must have arrays of their own. Values that were on a device are here then, each copy added to *copies*; without
-        that nothing is copied, and it is None, too. The lock is held.
+        """What the next run of a model with *ports* reads and writes, `end_turn` after its success;
+        None where new values must have arrays of their own. Values that were on a device are here
+        then, each copy added to *copies*; without that nothing is copied, and it is None, too. The
+        lock is held.
         """
         if self._away:
             if copies is None:
@@ -144,7 +152,9 @@ class State:
         return turns.now
 
     def end_turn(self, turn: Turn) -> None:
-        """Puts what *turn* wrote in place, all at once, also where somebody has taken a value meanwhile."""
+        """Puts what *turn* wrote in place, all at once, also where somebody has taken a value
+        meanwhile.
+        """
         if (turns := self._turns) is not None and turns.now is turn:
             turns.pass_on()
         self._values = turn.after
@@ -156,8 +166,8 @@ class State:
     def cells(
         self, feedback: MakesDeviceValues[Values], copies: list[CopyReceipt] | None = None
     ) -> Values:
-        """The memory of devices with the present values of what goes round in *feedback*; what was copied there from
-        the values here is added to *copies*. The lock is held.
+        """The memory of devices with the present values of what goes round in *feedback*; what was
+        copied there from the values here is added to *copies*. The lock is held.
 
         Raises `StateError` where the values are in the memory of another model's feedback.
         """
@@ -190,8 +200,8 @@ class State:
                 self._assigned |= set(cells.variables)
 
     def release(self, feedback: object = None) -> None:
-        """Frees memory of devices, where it is *feedback*'s if one is given; the values are kept, but for those that are
-        bound.
+        """Frees memory of devices, where it is *feedback*'s if one is given; the values are kept,
+        but for those that are bound.
         """
         with self._lock:
             if feedback is not None and self._feedback is not feedback:
@@ -267,7 +277,9 @@ class State:
 
 
 class _Held:
-    """Takes *lock*; `MissedDeadlinePersistent` or `Cancelled` where the run may not wait for it any longer."""
+    """Takes *lock*; `MissedDeadlinePersistent` or `Cancelled` where the run may not wait for it any
+    longer.
+    """
 
     def __init__(self, lock: threading.RLock, config: ExecutionConfig) -> None:
         self._lock, self._config = lock, config

@@ -1,4 +1,6 @@
-"""One step of a plan, executed: its arguments are passed, its driver is called, what failed is recovered."""
+"""One step of a plan, executed: its arguments are passed, its driver is called, what failed is
+recovered.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,9 @@ if TYPE_CHECKING:
 
 
 class Alternatives(NamedTuple):
-    """What may repeat the steps of one compiled form that fail in a run: *devices* by name, prepared
-    with *config*, where a fall-back is *allowed*. Their first failures are kept with the *plan*.
+    """What may repeat the steps of one compiled form that fail in a run: *devices* by name,
+    prepared with *config*, where a fall-back is *allowed*. Their first failures are kept with the
+    *plan*.
     """
 
     devices: Mapping[str, Device]

@@ -25,11 +25,13 @@ def bind_targets(
     inputs: Sequence[Any],
     user: object = None,
 ) -> list[NDArray | None]:
-    """One array, or None, for each of the model's ordinary *outputs*; what stands for memory that is no array.
+    """One array, or None, for each of the model's ordinary *outputs*; what stands for memory that
+    is no array.
 
-    A mapping may name some of them, a sequence gives every one an array or None. Arrays of other libraries are written
-    through DLPack or the buffer protocol. *user* is the compiled model.
-    Raises `InputError` for what does not fit, and for memory that two outputs, or an output and an input, would share.
+    A mapping may name some of them, a sequence gives every one an array or None. Arrays of other
+    libraries are written through DLPack or the buffer protocol. *user* is the compiled model.
+    Raises `InputError` for what does not fit, and for memory that two outputs, or an output and an
+    input, would share.
     """
     if (ready := ready_targets(out, interface, outputs, inputs)) is not None:
         return ready
@@ -70,7 +72,8 @@ def bind_targets(
 def ready_targets(
     out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
 ) -> list[NDArray | None] | None:
-    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order, apart from each other
+    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order, apart
+    from each other
     and from *inputs*. None where it must be looked at more closely.
     """
     if type(out) is not list or not len(out) == len(outputs) == len(interface.outputs):
@@ -99,8 +102,8 @@ def ready_targets(
 def check_room(
     outputs: Sequence[Operand], results: Sequence[NDArray], out: Sequence[NDArray | None]
 ) -> None:
-    """Raises `OutputInsufficientSize`, with the shape of every one of *results*, where an array of *out* is too small for
-    its own, whose shape only the run has told.
+    """Raises `OutputInsufficientSize`, with the shape of every one of *results*, where an array of
+    *out* is too small for its own, whose shape only the run has told.
     """
     enough = [
         not isinstance(target, np.ndarray) or target.nbytes >= result.nbytes
@@ -119,7 +122,9 @@ def check_room(
 def store(
     target: NDArray, result: NDArray, operand: Operand, copies: list[CopyReceipt], index: int
 ) -> NDArray:
-    """Copies *result* into *target*; `InputError` where its shape, known only now, is another. *index* is the operand's."""
+    """Copies *result* into *target*; `InputError` where its shape, known only now, is another.
+    *index* is the operand's.
+    """
     if target.shape != result.shape:
         raise InputError(
             f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"

@@ -124,7 +124,9 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
 
 
 class Buffers:
-    """The *bound* operands of one step: those that its device takes, by argument; the others copied."""
+    """The *bound* operands of one step: those that its device takes, by argument; the others
+    copied.
+    """
 
     def __init__(
         self,
@@ -168,7 +170,9 @@ class Buffers:
             self._bound[index].lost()
 
     def tell_lost(self, error: DeadObject) -> None:
-        """The device's process ended: raises, from *error*, that of the first operand that ended with it, if one did."""
+        """The device's process ended: raises, from *error*, that of the first operand that ended
+        with it, if one did.
+        """
         for index in (*self.inputs, *self.outputs):
             if (gone := self._bound[index].gone()) is not None:
                 gone.copies = error.copies

@@ -1,6 +1,8 @@
-"""Two arrays for each variable that runs change: one run reads the first and writes the second, the next the other way.
+"""Two arrays for each variable that runs change: one run reads the first and writes the second, the
+next the other way.
 
-A run that fails has written only what nobody reads, so that nothing is copied to keep the state as it was.
+A run that fails has written only what nobody reads, so that nothing is copied to keep the state as
+it was.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class TurningPort(Struct, frozen=True):
 
 
 def turning_ports(model: Model) -> tuple[TurningPort, ...]:
-    """The state ports of the entry subgraph; none where a variable's size or whose memory its new value is shows only
-    in a run.
+    """The state ports of the entry subgraph; none where a variable's size or whose memory its new
+    value is shows only in a run.
     """
     entry = model.entry
     apart = [*entry.ordinary_inputs, *entry.ordinary_outputs]
@@ -56,8 +58,8 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
 
 
 class Turn(Places):
-    """What one run reads and writes; *after* are all variables' values once it has succeeded, those among them that it
-    changes *written*.
+    """What one run reads and writes; *after* are all variables' values once it has succeeded, those
+    among them that it changes *written*.
 
     It is *known* that what it writes has a value once a run has.
     """

@@ -1,4 +1,6 @@
-"""One compiled form of a model, for one set of input shapes: everything a run needs, worked out before."""
+"""One compiled form of a model, for one set of input shapes: everything a run needs, worked out
+before.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ class Variant:
     """What compares its runs with the reference, if anything does."""
 
     absence: Absence | None = None
-    """The devices that were not there when it was compiled, if it is to be compiled anew when they are."""
+    """The devices that were not there when it was compiled, if it is to be compiled anew when they
+    are.
+    """
 
     def __init__(
         self,
@@ -89,7 +93,8 @@ class Variant:
         self._turning = () if lends else turning_ports(self.model)
         self._needed = _variables_read(self.model)
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
-        # What lies in a pool is not copied to devices of other processes, nor to those that take pools only.
+        # What lies in a pool is not copied to devices of other processes, nor to those that take
+        # pools only.
         self._crosses = any(
             getattr(s.device, "isolated", False) is True
             or not s.device.capabilities.accepts_host_memory

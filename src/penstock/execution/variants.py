@@ -25,13 +25,15 @@ POLL_SECONDS: Final = 0.02
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 Specialize: TypeAlias = Callable[[dict[int, tuple[int, ...]], ExecutionConfig], Variant]
-"""Compiles the model for full input shapes, by input position, under a run's deadline and cancel token."""
+"""Compiles the model for full input shapes, by input position, under a run's deadline and cancel
+token.
+"""
 
 
 class Variants:
-    """A bounded cache of variants. A shape is compiled once however many runs ask for it at the same time,
-    and outside the lock, so that runs of other shapes go on. What is dropped is closed when its last
-    run has ended.
+    """A bounded cache of variants. A shape is compiled once however many runs ask for it at the
+    same time, and outside the lock, so that runs of other shapes go on. What is dropped is closed
+    when its last run has ended.
     """
 
     def __init__(self, specialize: Specialize) -> None:
@@ -42,7 +44,9 @@ class Variants:
         self._users: dict[Variant, int] = {}
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels compiles in the background; `close` waits for them until *end*, of `time.monotonic`."""
+        """Cancels compiles in the background; `close` waits for them until *end*, of
+        `time.monotonic`.
+        """
         with self._lock:
             every = [*self._ready.values()]
         for variant in every:
@@ -57,7 +61,9 @@ class Variants:
             variant.close()
 
     def take(self, shapes: Shapes, run: Run) -> Variant:
-        """The variant for *shapes*, kept open until it is given back; a compile made for it counts in *run*."""
+        """The variant for *shapes*, kept open until it is given back; a compile made for it counts
+        in *run*.
+        """
         config = run.config
         while True:
             self._renew(shapes)
@@ -135,7 +141,9 @@ class Variants:
 
 
 def _wait(pending: Future[None], config: ExecutionConfig) -> None:
-    """Until another run's compile has ended, well or because it was interrupted; other errors are raised."""
+    """Until another run's compile has ended, well or because it was interrupted; other errors are
+    raised.
+    """
     while True:
         if config.cancel is not None:
             config.cancel.check()

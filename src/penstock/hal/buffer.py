@@ -30,8 +30,10 @@ AFTER: Final[Mapping[tuple[BufferState, BufferEvent], BufferState]] = MappingPro
         ("initialized", "copy_to"): "initialized",
     }
 )
-"""The state of a buffer after what happens to it; what is not there is `GeneralFailure` (NNAPI HAL, `IDevice.allocate`).
-A call that is refused by `InvalidArgument` before the driver begins is no event, except of `copy_from`."""
+"""The state of a buffer after what happens to it; what is not there is `GeneralFailure` (NNAPI HAL,
+`IDevice.allocate`). A call that is refused by `InvalidArgument` before the driver begins is no
+event, except of `copy_from`.
+"""
 
 
 class BufferDesc(msgspec.Struct, frozen=True):
@@ -41,8 +43,8 @@ class BufferDesc(msgspec.Struct, frozen=True):
 
 
 class BufferRole(msgspec.Struct, frozen=True):
-    """One use the buffer must serve: input or output *index* of *prepared*, with a hint of how often,
-    0 < *frequency* <= 1.
+    """One use the buffer must serve: input or output *index* of *prepared*, with a hint of how
+    often, 0 < *frequency* <= 1.
     """
 
     prepared: PreparedModel
@@ -59,8 +61,9 @@ class Buffer(Protocol):
     """
 
     def copy_to(self, destination: Memory) -> None:
-        """Copies the content out. Raises `GeneralFailure` while uninitialised, `InvalidArgument` when
-        sizes differ. After any other error *destination* may hold some, all or none of the bytes.
+        """Copies the content out. Raises `GeneralFailure` while uninitialised, `InvalidArgument`
+        when sizes differ. After any other error *destination* may hold some, all or none of the
+        bytes.
         """
         ...
 
@@ -84,17 +87,23 @@ class OutOfProcessBuffer(Protocol):
         ...
 
     def carries(self, memory: Memory) -> bool:
-        """Whether copying to *memory*, or from it, takes one copy more: the other process would not map it."""
+        """Whether copying to *memory*, or from it, takes one copy more: the other process would not
+        map it.
+        """
         ...
 
 
 def loss_of(buffer: object) -> str:
-    """How the process ended that had *buffer*; empty while it runs, and for a buffer of this process."""
+    """How the process ended that had *buffer*; empty while it runs, and for a buffer of this
+    process.
+    """
     told: str = getattr(buffer, "lost", "")
     return told
 
 
 def needs_copy(buffer: Any, memory: Memory) -> bool:
-    """Whether copying between *buffer* and *memory* takes one copy more; never for a buffer of this process."""
+    """Whether copying between *buffer* and *memory* takes one copy more; never for a buffer of this
+    process.
+    """
     carries = getattr(buffer, "carries", None)
     return carries is not None and bool(carries(memory))

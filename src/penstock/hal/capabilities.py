@@ -11,10 +11,11 @@ import msgspec
 from penstock.hal.extensions import Extension, fault_of_extensions
 
 AccuracyClass: TypeAlias = Literal["exact", "faithful", "stepwise", "relaxed"]
-"""`exact`: integer results bit-identical to TFLite's reference kernels, float results within float32
-rounding of them. `faithful`: quantised results within one step, float as in `exact`, and steps that do not add up through
-a network beyond what LiteRT's own kernels do. `stepwise`: each operation as in `faithful`, whatever its steps add up to.
-`relaxed`: the engine's own arithmetic."""
+"""`exact`: integer results bit-identical to TFLite's reference kernels, float results within
+float32 rounding of them. `faithful`: quantised results within one step, float as in `exact`, and
+steps that do not add up through a network beyond what LiteRT's own kernels do. `stepwise`: each
+operation as in `faithful`, whatever its steps add up to. `relaxed`: the engine's own arithmetic.
+"""
 
 ACCURACY_RANK: Final[dict[str, int]] = {"relaxed": 0, "stepwise": 1, "faithful": 2, "exact": 3}
 
@@ -49,7 +50,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     not named have *default_performance* (None: infinitely slow, as NNAPI's missing entries).
     *shares_host_memory* False means that every boundary copies. *accepts_host_memory* False means
     that the driver takes pools only and never sees `HostMemory`. *memory_kinds* are the names of
-    the `Memory` it can map: `ashmem` and `mmap_fd` always, from feature level 4 on also `hardware_buffer_blob`, never a
+    the `Memory` it can map: `ashmem` and `mmap_fd` always, from feature level 4 on also
+    `hardware_buffer_blob`, never a
     hardware buffer below level 3. *dynamic_outputs*: whether outputs of unknown shape are accepted.
     """
 
@@ -62,34 +64,44 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     memory_kinds: tuple[str, ...] = ("ashmem", "mmap_fd", "hardware_buffer_blob")
     dynamic_outputs: bool = True
     concurrent_executions: int = 0
-    """Executions that it takes at a time, of all its prepared models together; the runtime lets others wait, those of
-    higher priority first. 0 leaves that to the engine: the runtime calls it as it is called, unless runs of different priorities
-    meet there."""
+    """Executions that it takes at a time, of all its prepared models together; the runtime lets
+    others wait, those of higher priority first. 0 leaves that to the engine: the runtime calls it
+    as it is called, unless runs of different priorities meet there.
+    """
     only_when_named: bool = False
     """Whether the device is left out unless the caller names it (test and measuring devices)."""
     alignment: int = 64
     """Preferred alignment of arguments in bytes, a power of two."""
     padding: int = 64
-    """Preferred multiple of argument lengths in bytes, a power of two; below feature level 5 it counts as 1."""
+    """Preferred multiple of argument lengths in bytes, a power of two; below feature level 5 it
+    counts as 1.
+    """
     dispatch_ns: int = 5_000
     """What one execution of a prepared model costs beside its operations."""
     transfer_bytes_per_second: float = 4e9
     """How fast tensor data reaches or leaves a device that does not share host memory."""
     families: tuple[str, ...] = ()
-    """Names of the hardware and engine families the device belongs to ("cuda", "hexagon", "neural_engine"), for who
-    looks for one of a kind rather than for one by name."""
+    """Names of the hardware and engine families the device belongs to ("cuda", "hexagon",
+    "neural_engine"), for who looks for one of a kind rather than for one by name.
+    """
     extensions: tuple[Extension, ...] = ()
-    """The vendor extensions whose operations and operand types the device knows. It is never asked for operations of any
-    other (NNAPI section 8.6)."""
+    """The vendor extensions whose operations and operand types the device knows. It is never asked
+    for operations of any other (NNAPI section 8.6).
+    """
     simulated: bool = False
-    """Whether something else computes in the place of the hardware that the device speaks for: a test double, or a
-    simulator. Receipts say so of each step that ran on it, and whoever looks for a kind of device takes it last."""
+    """Whether something else computes in the place of the hardware that the device speaks for: a
+    test double, or a simulator. Receipts say so of each step that ran on it, and whoever looks for
+    a kind of device takes it last.
+    """
 
     accuracy_basis: str = ""
-    """Which version of the engine the declared accuracy classes were derived with, and how, in words."""
+    """Which version of the engine the declared accuracy classes were derived with, and how, in
+    words.
+    """
     accuracy_doubt: str = ""
-    """Why the declared classes may not hold here: another version of the engine is installed. Empty where it is the one that
-    they were derived with. `penstock doctor`, plans and receipts quote it."""
+    """Why the declared classes may not hold here: another version of the engine is installed. Empty
+    where it is the one that they were derived with. `penstock doctor`, plans and receipts quote it.
+    """
 
     def performance_of(self, dtype: str) -> PerformanceInfo | None:
         """The cost of operations whose first input has this element type."""
@@ -97,8 +109,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryPreference(msgspec.Struct, frozen=True):
-    """How arguments should lie: at multiples of *alignment* bytes, each with room up to a multiple of *padding* bytes,
-    which the driver may overwrite. Both are powers of two (NNAPI section 6.8).
+    """How arguments should lie: at multiples of *alignment* bytes, each with room up to a multiple
+    of *padding* bytes, which the driver may overwrite. Both are powers of two (NNAPI section 6.8).
     """
 
     alignment: int = 16
@@ -108,13 +120,15 @@ class MemoryPreference(msgspec.Struct, frozen=True):
 PADDING_FROM_LEVEL: Final = 5
 HARDWARE_BUFFERS_FROM_LEVEL: Final = 3
 DOMAINS_FROM_LEVEL: Final = 4
-"""The first feature level with memory of a device's own: HAL 1.3 (NNAPI sections 5.1 and 6.4). A device below it is never asked
-for any."""
+"""The first feature level with memory of a device's own: HAL 1.3 (NNAPI sections 5.1 and 6.4). A
+device below it is never asked for any.
+"""
 
 
 class Support(msgspec.Struct, frozen=True):
     """A device's answer for one operation: *reason* says why not, and is empty when supported;
-    *accuracy* is the class its result meets, *distance* in words how far from the reference it was measured to lie where
+    *accuracy* is the class its result meets, *distance* in words how far from the reference it was
+    measured to lie where
     that is `stepwise` or `relaxed`: plans quote it to who asks for more.
     """
 
@@ -132,8 +146,10 @@ _ONE: Final = PerformanceInfo()
 
 
 def checked(capabilities: Capabilities) -> Capabilities:
-    """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct checks nothing when
-    it is made. Raises `msgspec.ValidationError`, which names the field, and `TypeError` for a value of no kind.
+    """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct
+    checks nothing when
+    it is made. Raises `msgspec.ValidationError`, which names the field, and `TypeError` for a value
+    of no kind.
     """
     if capabilities.extensions == () and all(
         _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))
@@ -144,7 +160,9 @@ def checked(capabilities: Capabilities) -> Capabilities:
 
 
 def fault_of(capabilities: Capabilities) -> str | None:
-    """Which claim, of the right type, nobody can work with, and what it has to be; None where there is none."""
+    """Which claim, of the right type, nobody can work with, and what it has to be; None where there
+    is none.
+    """
     for name, cost in _costs(capabilities):
         for part in PerformanceInfo.__struct_fields__:
             if not (value := getattr(cost, part)) > 0:

@@ -26,8 +26,8 @@ NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
 
 
 class CancelToken:
-    """A flag that one thread sets and running work looks at. Setting it twice is harmless; it cannot
-    be cleared.
+    """A flag that one thread sets and running work looks at. Setting it twice is harmless; it
+    cannot be cleared.
     """
 
     __slots__ = ("_event",)
@@ -75,10 +75,13 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
     *binding* is the digest of every derived ingredient of the cache key; both are 32 bytes and
-    meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this driver
+    meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this
+    driver
     alone: one that keeps handles to write later duplicates it too and locks it while it writes
-    (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy* is the class asked for, *num_threads*
-    None leaves the number to the driver. *attributes* are hints to this device for extensions that it offers.
+    (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy* is the
+    class asked for, *num_threads*
+    None leaves the number to the driver. *attributes* are hints to this device for extensions that
+    it offers.
     *progress* and *cancel* are handles.
     """
 
@@ -101,8 +104,10 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of one execution.
 
-    *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a WHILE by itself; with
-    None only the deadline and *cancel* end a loop. *measure* asks for timing in the result. *attributes* are hints as in `PrepareConfig`, for
+    *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a
+    WHILE by itself; with
+    None only the deadline and *cancel* end a loop. *measure* asks for timing in the result.
+    *attributes* are hints as in `PrepareConfig`, for
     this execution.
     """
 

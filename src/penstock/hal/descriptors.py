@@ -1,8 +1,9 @@
 """Fences that are file descriptors: they can be polled beside others, and sent to another process.
 
-A descriptor that is readable has signalled; an error condition or a hang-up is a failure (NNAPI section 7.2,
-the kernel's `sync_file`). Those made here are one end of a socket pair, whose message nobody takes out: every
-duplicate in every process sees it, and it says what failed. One whose other end is closed unsignalled has failed.
+A descriptor that is readable has signalled; an error condition or a hang-up is a failure (NNAPI
+section 7.2, the kernel's `sync_file`). Those made here are one end of a socket pair, whose message
+nobody takes out: every duplicate in every process sees it, and it says what failed. One whose other
+end is closed unsignalled has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from penstock.errors import (
 from penstock.hal.fence import EventFence, Fence, FenceStatus, check_fence, check_wait
 
 MARK: Final = b"penstock.fence\0"
-"""What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a sentence."""
+"""What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a
+sentence.
+"""
 MAX_MESSAGE: Final = 1024
 
 MOST_MS: Final = (1 << 31) - 1
@@ -42,10 +45,12 @@ GONE: Final = "whoever was to signal this fence is gone"
 
 
 class DescriptorFence:
-    """A fence that another process can be sent: any descriptor that is readable once it has signalled.
+    """A fence that another process can be sent: any descriptor that is readable once it has
+    signalled.
 
-    Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for what is no
-    descriptor, `ResourceExhaustedTransient` where this process has none left. Safe from any thread.
+    Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for
+    what is no descriptor, `ResourceExhaustedTransient` where this process has none left. Safe from
+    any thread.
     """
 
     def __init__(self, fd: int) -> None:
@@ -65,8 +70,8 @@ class DescriptorFence:
         return self._fd
 
     def status(self, timeout_ns: int | None = 0) -> FenceStatus:
-        """Looks, for as long as *timeout_ns* while it is active; None waits for good. Raises `InputError` for what is no number
-        of nanoseconds.
+        """Looks, for as long as *timeout_ns* while it is active; None waits for good. Raises
+        `InputError` for what is no number of nanoseconds.
         """
         check_wait(timeout_ns)
         if self._fd < 0:
@@ -113,7 +118,9 @@ class DescriptorFence:
 
 
 class FenceSignal:
-    """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails with `DeadObject`."""
+    """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails
+    with `DeadObject`.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._fd = -1
@@ -123,8 +130,8 @@ class FenceSignal:
         self._lock = threading.Lock()
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing, nor does it matter whether anybody waits. Raises `InputError` for an
-        error that is no `DriverError`.
+        """Signals once; later calls change nothing, nor does it matter whether anybody waits.
+        Raises `InputError` for an error that is no `DriverError`.
         """
         check_kind(
             error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
@@ -166,7 +173,8 @@ def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
 def as_descriptor(fence: Fence) -> DescriptorFence:
     """*fence* as one that can be sent to another process; the same one where it is that already.
 
-    A fence of another kind than `EventFence` is waited for in a thread of its own. Raises `InputError` for what is none.
+    A fence of another kind than `EventFence` is waited for in a thread of its own. Raises
+    `InputError` for what is none.
     """
     if isinstance(fence, DescriptorFence):
         return fence

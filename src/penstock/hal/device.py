@@ -38,12 +38,16 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among the devices of a process; stable across runs; one line of characters that print."""
+        """Unique among the devices of a process; stable across runs; one line of characters that
+        print.
+        """
         ...
 
     @property
     def version(self) -> str:
-        """Not empty, and one line of characters that print; changes whenever compiled artefacts could change."""
+        """Not empty, and one line of characters that print; changes whenever compiled artefacts
+        could change.
+        """
         ...
 
     @property
@@ -69,8 +73,8 @@ class Device(Protocol):
     def supported_operations(self, model: Model) -> Sequence[Support]:
         """One answer for each operation of the entry subgraph, in order, with a reason for each no.
 
-        Pure and quick: equal models give equal answers, and nothing is compiled. An operation with a
-        yes is never refused by `prepare_model`, alone or with any others that have one. Control
+        Pure and quick: equal models give equal answers, and nothing is compiled. An operation with
+        a yes is never refused by `prepare_model`, alone or with any others that have one. Control
         flow is supported only where everything in its subgraphs is.
         """
         ...
@@ -99,7 +103,8 @@ class Device(Protocol):
         ...
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        """Allocates driver-managed memory for *roles*: (token > 0, unique among live buffers; buffer).
+        """Allocates driver-managed memory for *roles*: (token > 0, unique among live buffers;
+        buffer).
 
         Raises `InvalidArgument` where roles contradict each other or *desc*, `GeneralFailure` when
         the driver has no memory domains, `ResourceExhausted*` when it has no room.
@@ -171,8 +176,8 @@ def preferred_memory(device: Device) -> MemoryPreference:
 
 
 def mappable_kinds(device: Device) -> tuple[str, ...]:
-    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3 no hardware
-    buffer.
+    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3
+    no hardware buffer.
     """
     kinds = device.capabilities.memory_kinds
     if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:

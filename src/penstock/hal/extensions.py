@@ -1,4 +1,6 @@
-"""NNAPI's vendor extensions as a driver declares them, and the attributes that calls carry for it (NNAPI section 8.6)."""
+"""NNAPI's vendor extensions as a driver declares them, and the attributes that calls carry for it
+(NNAPI section 8.6).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ MAX_ATTRIBUTES: Final = 256
 
 
 class ExtensionOperandType(msgspec.Struct, frozen=True):
-    """One operand type of an extension: its number *code* within the extension, 0 to 65535, and the *byte_size* of a scalar, or
-    of one element of a tensor.
+    """One operand type of an extension: its number *code* within the extension, 0 to 65535, and the
+    *byte_size* of a scalar, or of one element of a tensor.
     """
 
     code: int
@@ -28,11 +30,12 @@ class ExtensionOperandType(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """An extension that a device offers: its *name*, a reversed domain name (`com.example.fibonacci`), and its operand types.
+    """An extension that a device offers: its *name*, a reversed domain name
+    (`com.example.fibonacci`), and its operand types.
 
-    Two devices that offer an extension of one name declare the same types, in any order; where they do not, nobody can use
-    the extension. Its operations have numbers of 0 to 65535, and are not declared: the device's `supported_operations`
-    says which there are, and for which operands.
+    Two devices that offer an extension of one name declare the same types, in any order; where they
+    do not, nobody can use the extension. Its operations have numbers of 0 to 65535, and are not
+    declared: the device's `supported_operations` says which there are, and for which operands.
     """
 
     name: str
@@ -44,9 +47,11 @@ class Extension(msgspec.Struct, frozen=True):
 
 
 class ExtensionAttribute(msgspec.Struct, frozen=True):
-    """A hint to one device: attribute *code* of the *extension*, and its *value* as bytes that the driver alone understands.
+    """A hint to one device: attribute *code* of the *extension*, and its *value* as bytes that the
+    driver alone understands.
 
-    A driver checks the value. It ignores attributes that it does not know, and values that make no sense.
+    A driver checks the value. It ignores attributes that it does not know, and values that make no
+    sense.
     """
 
     extension: str
@@ -55,7 +60,9 @@ class ExtensionAttribute(msgspec.Struct, frozen=True):
 
 
 def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
-    """Which extension, with fields of the right types, nobody can work with, and why; None where there is none."""
+    """Which extension, with fields of the right types, nobody can work with, and why; None where
+    there is none.
+    """
     if len(extensions) > MAX_EXTENSIONS:
         return f"{len(extensions)} extensions are offered; {MAX_EXTENSIONS} are possible"
     names = set[str]()
@@ -79,8 +86,9 @@ def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
 
 
 def check_attributes(attributes: Iterable[ExtensionAttribute]) -> None:
-    """Raises `InvalidArgument` for attributes that no driver need look at: one that is given twice, has a name or number that
-    no attribute can have, or a value without a byte or of more than `MAX_DATA`.
+    """Raises `InvalidArgument` for attributes that no driver need look at: one that is given twice,
+    has a name or number that no attribute can have, or a value without a byte or of more than
+    `MAX_DATA`.
     """
     seen = set[tuple[str, int]]()
     for attribute in attributes:

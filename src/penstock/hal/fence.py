@@ -21,7 +21,9 @@ CANCEL_POLL_NS: Final = 10_000_000
 
 
 class FenceStatus(enum.Enum):
-    """What a look at a fence says (NNAPI section 7.2). UNKNOWN is that of a descriptor that is none, or closed."""
+    """What a look at a fence says (NNAPI section 7.2). UNKNOWN is that of a descriptor that is
+    none, or closed.
+    """
 
     ACTIVE = "active"
     SIGNALLED = "signalled"
@@ -51,7 +53,9 @@ class EventFence:
         self._waiting: list[Callable[[], None]] = []
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing. Raises `InputError` for an error that is no `DriverError`."""
+        """Signals once; later calls change nothing. Raises `InputError` for an error that is no
+        `DriverError`.
+        """
         check_kind(
             error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
         )
@@ -65,8 +69,8 @@ class EventFence:
             callback()
 
     def when_signalled(self, callback: Callable[[], None]) -> None:
-        """Calls *callback* once: in the thread that signals, or now where that has happened. It must not raise. Raises
-        `InputError` for what cannot be called.
+        """Calls *callback* once: in the thread that signals, or now where that has happened. It
+        must not raise. Raises `InputError` for what cannot be called.
         """
         if not callable(callback):
             raise InputError(f"a fence calls a function, not {type(callback).__name__}")
@@ -130,7 +134,9 @@ def check_wait(timeout_ns: object) -> None:
 
 
 def signals_in_time(fence: Fence, config: ExecutionConfig) -> bool:
-    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set first."""
+    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set
+    first.
+    """
     if config.cancel is None:
         return fence.wait(remaining_ns(config.deadline_ns))
     while True:

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 
 class LeftInChildren:
-    """Objects of an engine with threads. A child process made by `fork` has none of these threads, and to destroy such
-    an object there may wait for them for ever: in the child these objects are left as they are until it ends.
+    """Objects of an engine with threads. A child process made by `fork` has none of these threads,
+    and to destroy such an object there may wait for them for ever: in the child these objects are
+    left as they are until it ends.
 
     Thread-safe; holds its objects weakly, which must allow that.
     """
@@ -32,7 +33,9 @@ class LeftInChildren:
 
 
 def leave(objects: Iterable[object]) -> None:
-    """Keeps *objects* from ever being destroyed: also when the interpreter ends, which a list of them would not."""
+    """Keeps *objects* from ever being destroyed: also when the interpreter ends, which a list of
+    them would not.
+    """
     from ctypes import py_object, pythonapi
 
     for each in objects:

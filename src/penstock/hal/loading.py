@@ -20,7 +20,8 @@ MAX_SHOWN: Final = 300
 def load_devices(
     driver: str, load: Callable[[], Any], origin: str = BY_THE_PROGRAM
 ) -> list[Device]:
-    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that gives the reason.
+    """The devices of what *load* gives; what is no device, or raises, is stood in for by one that
+    gives the reason.
 
     *origin* says which entry point *load* is of: `distribution:name=value`.
     """
@@ -73,7 +74,9 @@ def is_device(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """The start of a driver's value or exception in Python's notation, whatever its own `repr` does."""
+    """The start of a driver's value or exception in Python's notation, whatever its own `repr`
+    does.
+    """
     try:
         return repr(value)[:MAX_SHOWN]
     except FOREIGN:  # as above

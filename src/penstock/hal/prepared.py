@@ -37,9 +37,12 @@ class ReusableExecution(Protocol):
 class CacheReport(msgspec.Struct, frozen=True):
     """What a prepared model says of the cache files that it was given.
 
-    *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" where nothing was asked
-    for, or the driver does not say. *later* means that it kept duplicates of the handles and may write
-    when it has compiled, or compiled better. *artefact* names the form that it executes, where a driver
+    *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" where nothing was
+    asked
+    for, or the driver does not say. *later* means that it kept duplicates of the handles and may
+    write
+    when it has compiled, or compiled better. *artefact* names the form that it executes, where a
+    driver
     has several ("baseline", "optimised").
     """
 
@@ -107,14 +110,16 @@ class PreparedModelBase:
     """The optional methods of `PreparedModel`; a driver's class inherits it and adds `execute`."""
 
     model: Model
-    """The model it was prepared from. Optional; the default `execute_fenced` looks at its outputs."""
+    """The model it was prepared from. Optional; the default `execute_fenced` looks at its outputs.
+    """
 
     cache_report: CacheReport = NO_CACHE_REPORT
     """Optional. The default says nothing."""
 
     loops: bool = True
-    """Optional: whether a run of it may have rounds whose number only the run shows. Where it may, a driver's process gives
-    each run of what was loaded from a cache a cancel token, which is set when the client leaves.
+    """Optional: whether a run of it may have rounds whose number only the run shows. Where it may,
+    a driver's process gives each run of what was loaded from a cache a cancel token, which is set
+    when the client leaves.
     """
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -128,7 +133,9 @@ class PreparedModelBase:
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        """Optional. The default waits in the calling thread, executes, and returns a signalled fence."""
+        """Optional. The default waits in the calling thread, executes, and returns a signalled
+        fence.
+        """
         from penstock.hal.defaults import execute_fenced
 
         return execute_fenced(self, request, wait_for, config, timeout_after_fence_ns)

@@ -47,9 +47,10 @@ class TokenArgument(msgspec.Struct, frozen=True, tag="token"):
 
 
 class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
-    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first. The driver may overwrite
-    what is left up to the next multiple, as the *padding* of a pool's argument, and may keep them until its prepared model
-    is closed. With other arrays it may do neither.
+    """Flat bytes that arrays of `HostMemory` lie in, each at a multiple of 64 bytes from the first.
+    The driver may overwrite what is left up to the next multiple, as the *padding* of a pool's
+    argument, and may keep them until its prepared model is closed. With other arrays it may do
+    neither.
     """
 
 
@@ -87,9 +88,9 @@ class Request(msgspec.Struct, frozen=True, weakref=True):
 
 
 class ProvenRequest(Request, frozen=True):
-    """A request of arguments for which `validate_request` need not look again: the runtime has made or checked each of
-    them, and the prepared model has accepted others of the same dtypes and shapes. Never made of what
-    came from another process.
+    """A request of arguments for which `validate_request` need not look again: the runtime has made
+    or checked each of them, and the prepared model has accepted others of the same dtypes and
+    shapes. Never made of what came from another process.
     """
 
 
@@ -101,8 +102,9 @@ class OutputShape(msgspec.Struct, frozen=True):
 
 
 class OperationTiming(msgspec.Struct, frozen=True):
-    """What one kernel took: the *operations* (indexes into the prepared model's entry subgraph) that it computes,
-    fused or not, the engine's *name* for it, and nanoseconds: *start_ns* counted from the beginning of the execution.
+    """What one kernel took: the *operations* (indexes into the prepared model's entry subgraph)
+    that it computes, fused or not, the engine's *name* for it, and nanoseconds: *start_ns* counted
+    from the beginning of the execution.
     """
 
     operations: tuple[int, ...]
@@ -112,8 +114,9 @@ class OperationTiming(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Nanoseconds; None is unknown. Time on the device is no more than time in the driver. *operations* is what
-    the driver knows of its kernels, in the order they ran; only asked for by `ExecutionConfig.measure`.
+    """Nanoseconds; None is unknown. Time on the device is no more than time in the driver.
+    *operations* is what the driver knows of its kernels, in the order they ran; only asked for by
+    `ExecutionConfig.measure`.
     """
 
     on_device_ns: int | None = None
@@ -134,8 +137,8 @@ class ExecutionResult(msgspec.Struct, frozen=True):
 
 
 class ArgumentCopy(msgspec.Struct, frozen=True):
-    """A copy of one argument on its way to a device or back: of the input, or the output (*out*), number *argument*
-    of the request. *start_ns* is on the clock of `time.perf_counter_ns`.
+    """A copy of one argument on its way to a device or back: of the input, or the output (*out*),
+    number *argument* of the request. *start_ns* is on the clock of `time.perf_counter_ns`.
     """
 
     argument: int
@@ -146,8 +149,8 @@ class ArgumentCopy(msgspec.Struct, frozen=True):
 
 
 class CarriedResult(ExecutionResult, frozen=True):
-    """The result of an execution that another process did: what was copied between the processes, and what else
-    happened on the way, in words.
+    """The result of an execution that another process did: what was copied between the processes,
+    and what else happened on the way, in words.
     """
 
     copies: tuple[ArgumentCopy, ...] = ()

@@ -1,4 +1,6 @@
-"""What `Device.allocate` may be asked for (NNAPI sections 6.4 to 6.7), checked in one place for every driver."""
+"""What `Device.allocate` may be asked for (NNAPI sections 6.4 to 6.7), checked in one place for
+every driver.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from penstock.ir import DType, Model, Operand, Quantization, Shape
 from penstock.ir.types import static_shape
 
 InterfaceOf: TypeAlias = Callable[[Any], "Model | None"]
-"""The model that a prepared model of this driver was made from, or one with the same inputs and outputs; None for
-whatever is no prepared model of it."""
+"""The model that a prepared model of this driver was made from, or one with the same inputs and
+outputs; None for whatever is no prepared model of it.
+"""
 
 
 class ManagedRole(msgspec.Struct, frozen=True):
@@ -29,7 +32,9 @@ class ManagedRole(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What a buffer for *roles* holds: elements of *dtype*, in a *shape* that all of them and the description fit."""
+    """What a buffer for *roles* holds: elements of *dtype*, in a *shape* that all of them and the
+    description fit.
+    """
 
     dtype: DType
     quantization: Quantization | None
@@ -47,17 +52,20 @@ def validate_allocate(
 ) -> Allocation:
     """Checks a request for a buffer.
 
-    Raises `InvalidArgument` without roles, for a role that names no prepared model of this driver, no input or
-    output of it, a frequency outside (0, 1], or another role again; for roles that differ in element type or
-    quantisation; and where their dimensions and those of *desc* contradict each other: nothing said is anything, else
-    ranks are equal, and dimensions where both are known. `GeneralFailure` for elements of no fixed size.
+    Raises `InvalidArgument` without roles, for a role that names no prepared model of this driver,
+    no input or output of it, a frequency outside (0, 1], or another role again; for roles that
+    differ in element type or quantisation; and where their dimensions and those of *desc*
+    contradict each other: nothing said is anything, else ranks are equal, and dimensions where both
+    are known. `GeneralFailure` for elements of no fixed size.
     """
     checked = tuple(_checked(role, place, interface_of) for place, role in enumerate(roles))
     return agreed(desc, checked)
 
 
 def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
-    """What serves all of *roles*, each of which is possible by itself; raises as `validate_allocate`."""
+    """What serves all of *roles*, each of which is possible by itself; raises as
+    `validate_allocate`.
+    """
     if not roles:
         raise InvalidArgument("a buffer needs at least one role")
     first = roles[0].operand
@@ -84,7 +92,9 @@ def check_frequency(frequency: object, place: int) -> None:
 
 
 def merged(one: Shape, other: Shape, where: str) -> Shape:
-    """The shape that says what both say; `InvalidArgument` naming *where* they contradict each other."""
+    """The shape that says what both say; `InvalidArgument` naming *where* they contradict each
+    other.
+    """
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other):

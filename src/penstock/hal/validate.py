@@ -1,4 +1,5 @@
-"""Argument checks that every driver shares (NNAPI sections 5.2 and 6.2). All raise `InvalidArgument`.
+"""Argument checks that every driver shares (NNAPI sections 5.2 and 6.2). All raise
+`InvalidArgument`.
 
 A driver calls them first in `prepare_model` and `execute`: whoever calls it may be another process.
 """
@@ -38,7 +39,8 @@ def validate_prepare(
 ) -> None:
     """Checks what `Device.prepare_model` is given. The model itself is valid by construction.
 
-    Raises `GeneralFailure` for operations that read constants in shareable memory of a kind that is not among the device's
+    Raises `GeneralFailure` for operations that read constants in shareable memory of a kind that is
+    not among the device's
     *memory_kinds*, if it names them: those that `refuse_unmapped` says no to (NNAPI section 6.3).
     """
     if not isinstance(model, Model):
@@ -49,7 +51,9 @@ def validate_prepare(
 
 
 def validate_support(model: Model, answers: Sequence[Support]) -> None:
-    """Raises `GeneralFailure` with the reason for the first operation of *model* that a device's own *answers* refuse."""
+    """Raises `GeneralFailure` with the reason for the first operation of *model* that a device's
+    own *answers* refuse.
+    """
     for index, answer in enumerate(answers):
         if not answer.supported:
             kind = model.operations[index].key
@@ -87,8 +91,8 @@ def check_deadline(deadline_ns: int | None) -> None:
 
 
 def validate_request(model: Model, request: Request, config: ExecutionConfig) -> None:
-    """Checks a request against the entry subgraph of the model it was prepared from, a `ProvenRequest` against the
-    deadline alone.
+    """Checks a request against the entry subgraph of the model it was prepared from, a
+    `ProvenRequest` against the deadline alone.
     """
     if type(request) is ProvenRequest:
         if config.deadline_ns is not None:
@@ -114,7 +118,9 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
 
 
 def validate_fenced(model: Model) -> None:
-    """Checks that *model* may be executed fenced: the shapes of its outputs are known (NNAPI section 5.2)."""
+    """Checks that *model* may be executed fenced: the shapes of its outputs are known (NNAPI
+    section 5.2).
+    """
     entry = model.entry
     for position, index in enumerate(entry.outputs):
         operand = entry.operands[index]

@@ -1,7 +1,9 @@
-"""Memory that a host has of its clients, counted and bounded: for each connection, each user, and all together.
+"""Memory that a host has of its clients, counted and bounded: for each connection, each user, and
+all together.
 
-What counts is what a client makes a host map or keep: pools, rings, models, messages. Memory that is mapped in several
-places is there once, so that each further mapping counts as what its page tables take.
+What counts is what a client makes a host map or keep: pools, rings, models, messages. Memory that
+is mapped in several places is there once, so that each further mapping counts as what its page
+tables take.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ PAGE_TABLE_SHARE: Final = 512
 """Bytes of memory that one byte of a page table maps: pages of 4096 have entries of 8."""
 
 MAX_MAPPED: Final = 1 << 13
-"""Memories that one account may have mapped at a time, each as often as it is: a process has some 65,000 mappings, and
-each takes a descriptor.
+"""Memories that one account may have mapped at a time, each as often as it is: a process has some
+65,000 mappings, and each takes a descriptor.
 """
 
 LEAST_COUNTED: Final = 4096
@@ -49,7 +51,9 @@ class Charge:
         self._returned, self._parts = returned, list(parts)
 
     def release(self) -> None:
-        """They count no more; twice is harmless. A finalizer may call it in the middle of anything: it waits for no lock."""
+        """They count no more; twice is harmless. A finalizer may call it in the middle of anything:
+        it waits for no lock.
+        """
         while self._parts:
             try:
                 self._returned.append(self._parts.pop())
@@ -93,8 +97,8 @@ class _Book:
 
 
 class Account:
-    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room for; *mapped* is how many
-    memories it has mapped. Thread-safe.
+    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room
+    for; *mapped* is how many memories it has mapped. Thread-safe.
     """
 
     def __init__(self, limit: int, whose: str, within: Account | None = None) -> None:
@@ -111,10 +115,11 @@ class Account:
             return self._used
 
     def memory(self, fd: int, end: int) -> Charge:
-        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them or may grow to have them: in full for
-        who first maps them, whoever maps them last.
+        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them or may grow
+        to have them: in full for who first maps them, whoever maps them last.
 
-        Raises `ResourceExhaustedTransient` where there is no room for them. What is no memory counts nothing.
+        Raises `ResourceExhaustedTransient` where there is no room for them. What is no memory
+        counts nothing.
         """
         try:
             status = os.fstat(fd)
@@ -153,7 +158,9 @@ class Account:
         return self.memory(fd, max(0, offset) + max(0, memory.size))
 
     def own(self, nbytes: int) -> Charge:
-        """Counts bytes of the host's own memory. Raises `ResourceExhaustedTransient` where there is no room for them."""
+        """Counts bytes of the host's own memory. Raises `ResourceExhaustedTransient` where there is
+        no room for them.
+        """
         book = self.book
         with book.lock:
             book.settle()
@@ -168,7 +175,9 @@ class Account:
             self._within.pay(nbytes)
 
     def check(self, nbytes: int) -> None:
-        """Raises `ResourceExhaustedTransient` where there is no room for them here or around; under the book's lock."""
+        """Raises `ResourceExhaustedTransient` where there is no room for them here or around; under
+        the book's lock.
+        """
         if nbytes and self._used + nbytes > self._limit:
             raise ResourceExhaustedTransient(
                 f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's process may have "
@@ -179,7 +188,8 @@ class Account:
 
 
 class Accounts:
-    """Those of one host. A connection may have the bytes of the knob `lent_limit_mib`, else half of the memory; of a
+    """Those of one host. A connection may have the bytes of the knob `lent_limit_mib`, else half of
+    the memory; of a
     *service* the connections of one user together as many; and all connections half as much again.
     """
 

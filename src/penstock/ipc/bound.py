@@ -1,4 +1,6 @@
-"""Requests that the device's side of a ring knows by number, and when another request may use the same binding."""
+"""Requests that the device's side of a ring knows by number, and when another request may use the
+same binding.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from penstock.memory import pool_of
 
 
 class BoundRequest:
-    """A request that the device's side knows as *number*, once *payload* has been sent. *pools* are the `id` of each memory
-    that it lies in. It is bound until `drop`.
+    """A request that the device's side knows as *number*, once *payload* has been sent. *pools* are
+    the `id` of each memory that it lies in. It is bound until `drop`.
     """
 
     def __init__(
@@ -47,8 +49,8 @@ class BoundRequest:
         self.incoming = self.outgoing = ()
 
     def takes(self, request: Request) -> bool:
-        """Whether it is bound, and surely for *request* as well: all its arrays lie in NumPy's own memory, as those did that
-        it was made for, and have their types and shapes.
+        """Whether it is bound, and surely for *request* as well: all its arrays lie in NumPy's own
+        memory, as those did that it was made for, and have their types and shapes.
         """
         return (
             self.is_bound
@@ -65,7 +67,9 @@ class BoundRequest:
         self._pools = request.pools
 
     def is_for(self, request: Request) -> bool:
-        """Whether it is bound, and *request* surely of the arguments of the one remembered: arrays are the same objects."""
+        """Whether it is bound, and *request* surely of the arguments of the one remembered: arrays
+        are the same objects.
+        """
         known = self._request
         if known is None or not self.is_bound:
             return False
@@ -112,8 +116,9 @@ _Known: TypeAlias = tuple[Any, tuple[int, ...], tuple[int, ...] | None]
 
 
 def key_of(target: int, request: Request) -> tuple[Any, ...]:
-    """What two requests to *target* share that may use one binding: places and shapes, not contents. Memory is told apart
-    by its `id`: who keeps the key forgets it when the memory is gone.
+    """What two requests to *target* share that may use one binding: places and shapes, not
+    contents. Memory is told apart by its `id`: who keeps the key forgets it when the memory is
+    gone.
     """
     return (
         target,

@@ -27,8 +27,8 @@ class RingBurst:
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         """As `Burst.execute`, and `ClosedError` after `close`.
 
-        After `MissedDeadline*` or `Cancelled` the device may still be writing the outputs that lie in pools, until
-        the next call of this burst has returned.
+        After `MissedDeadline*` or `Cancelled` the device may still be writing the outputs that lie
+        in pools, until the next call of this burst has returned.
         """
         if not self._running.acquire(blocking=False):
             raise GeneralFailure("this burst is executing already")

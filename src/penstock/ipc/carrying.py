@@ -1,7 +1,7 @@
 """Pools that may shrink, as copies that cannot: a driver's process maps nothing else.
 
-What lies in a file, or in memory that is not sealed against shrinking, is read and written here by system calls, which
-fail where a file has become shorter, and do not end the process.
+What lies in a file, or in memory that is not sealed against shrinking, is read and written here by
+system calls, which fail where a file has become shorter, and do not end the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ WHOLE: Final = 1 << 62
 
 
 class Twin:
-    """A *memory* that may shrink, and a copy of it, as yet empty, that is given in its place: `given`."""
+    """A *memory* that may shrink, and a copy of it, as yet empty, that is given in its place:
+    `given`.
+    """
 
     def __init__(self, memory: Memory, fd: int) -> None:
         self._fd, self._offset = fd, 0
@@ -107,10 +109,12 @@ class _Copied(NamedTuple):
 
 
 class Carried(Closing):
-    """A request as a driver's process gets it: `request`. Pools that may shrink are copies there, which are made now and
-    copied home by `finish`; `copies` tells of both. Without *copies* it is *request* as it is.
+    """A request as a driver's process gets it: `request`. Pools that may shrink are copies there,
+    which are made now and copied home by `finish`; `copies` tells of both. Without *copies* it is
+    *request* as it is.
 
-    Raises `GeneralFailure` for a pool that cannot be read, `ResourceExhaustedTransient` where there is no room.
+    Raises `GeneralFailure` for a pool that cannot be read, `ResourceExhaustedTransient` where there
+    is no room.
     """
 
     def __init__(self, request: Request, *, copies: bool = True) -> None:
@@ -189,8 +193,10 @@ class Carried(Closing):
 
 
 class CarriedFence:
-    """*fence*, with what was written copied home before anybody learns that it has signalled. What it tells of copies of
-    arrays is of those of *request*; `incidents` are what else happened, in words, `before` copies for runs that failed
+    """*fence*, with what was written copied home before anybody learns that it has signalled. What it
+    tells of copies of
+    arrays is of those of *request*; `incidents` are what else happened, in words, `before` copies
+    for runs that failed
     then.
     """
 

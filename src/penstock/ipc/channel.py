@@ -71,9 +71,10 @@ class _Waiting:
 class Session:
     """Calls over *connection*, whose host has taken this client on. Of no use after `fork`.
 
-    The calls of one session may come from any threads. One thread at a time, of those that wait, reads for all: there
-    is no thread beside them. *ended* is called once, by whoever finds that the host is gone. *life_fd*, which stays the
-    caller's, becomes readable when it is. *watching* looks at the host until a deadline, for calls that may end early.
+    The calls of one session may come from any threads. One thread at a time, of those that wait,
+    reads for all: there is no thread beside them. *ended* is called once, by whoever finds that the
+    host is gone. *life_fd*, which stays the caller's, becomes readable when it is. *watching* looks
+    at the host until a deadline, for calls that may end early.
     """
 
     def __init__(
@@ -103,8 +104,9 @@ class Session:
         return self._gone
 
     def life(self) -> int | None:
-        """A descriptor, the caller's to close, that becomes readable when the host is gone; None where there is none.
-        Raises `DeadObject` once the session is closed, `ResourceExhaustedTransient` where no descriptor is left.
+        """A descriptor, the caller's to close, that becomes readable when the host is gone; None
+        where there is none. Raises `DeadObject` once the session is closed,
+        `ResourceExhaustedTransient` where no descriptor is left.
         """
         with self._turn:
             if self._closed:
@@ -119,9 +121,10 @@ class Session:
         return DeviceChannel(self, device)
 
     def call(self, device: int, frame: Frame, unit: int = ALIGNMENT) -> Frame:
-        """The answer of the device with that index, for which arrays that are copied lie at multiples of *unit*. Raises `DeadObject` when the host is gone, `MissedDeadlineTransient` when
-        it has not answered by the frame's deadline, `Cancelled` when it does not stop soon after the frame's token was
-        set, `WireError` for handles that no process can be sent.
+        """The answer of the device with that index, for which arrays that are copied lie at
+        multiples of *unit*. Raises `DeadObject` when the host is gone, `MissedDeadlineTransient`
+        when it has not answered by the frame's deadline, `Cancelled` when it does not stop soon
+        after the frame's token was set, `WireError` for handles that no process can be sent.
         """
         self._enter()
         try:
@@ -155,8 +158,8 @@ class Session:
                 table.give_back()
 
     def drop(self, device: int, number: wire.ObjectId) -> None:
-        """Nobody has that object any more. It is told with the next message: a finalizer, which may run in the middle of
-        anything, sends nothing.
+        """Nobody has that object any more. It is told with the next message: a finalizer, which may
+        run in the middle of anything, sends nothing.
         """
         self._later.append(wire.Drop(device, number))
 
@@ -174,8 +177,8 @@ class Session:
                 return
 
     def end(self, reason: str, *, certain: bool = False) -> None:
-        """Fails every call, those under way too, with `DeadObject` and *reason*: the first that was given, but for one
-        that is *certain*. From any thread.
+        """Fails every call, those under way too, with `DeadObject` and *reason*: the first that was
+        given, but for one that is *certain*. From any thread.
         """
         with self._turn:
             first, self._gone = not self._gone, reason if certain else self._gone or reason
@@ -189,7 +192,9 @@ class Session:
                 self._exit()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session; what it has is closed, and *then* called, when the calls under way have returned. Once."""
+        """Ends the session; what it has is closed, and *then* called, when the calls under way have
+        returned. Once.
+        """
         self.end("the connection to the driver's process is closed")
         with self._turn:
             self._closed, self._then = True, then
@@ -202,8 +207,8 @@ class Session:
         self._connection.close()
 
     def _enter(self) -> None:
-        """From here to `_exit` the descriptors stay open, whoever closes the session meanwhile: their numbers may be
-        others' afterwards.
+        """From here to `_exit` the descriptors stay open, whoever closes the session meanwhile:
+        their numbers may be others' afterwards.
         """
         if self._process != os.getpid():
             raise StateError("a connection to a driver's process cannot be used after a fork")
@@ -217,7 +222,8 @@ class Session:
             self._users -= 1
             last = self._closed and not self._users
         if last:
-            # Answers that nobody waits for do not come any more: what they would have written to is free.
+            # Answers that nobody waits for do not come any more: what they would have written to is
+            # free.
             self._calls.clear()
             self._connection.close()
             self.staging.close()
@@ -300,7 +306,9 @@ class Session:
             self._read_or_wait(waiting, until)
 
     def _read_or_wait(self, waiting: _Waiting, until_ns: int | None) -> None:
-        """Until something has come for this call, or that time: reads for everybody unless somebody does."""
+        """Until something has come for this call, or that time: reads for everybody unless somebody
+        does.
+        """
         with self._turn:
             if waiting.answer is not None or waiting.events or self._gone:
                 return

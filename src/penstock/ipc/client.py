@@ -68,8 +68,8 @@ MOST_CHARACTERS: Final = 1024
 class RemoteDevice:
     """A `Device` behind *channel*.
 
-    A value that cannot be sent, or that the other side cannot decode, is `InvalidArgument`; a reply that is no
-    message is `GeneralFailure`.
+    A value that cannot be sent, or that the other side cannot decode, is `InvalidArgument`; a reply
+    that is no message is `GeneralFailure`.
     """
 
     def __init__(self, channel: Channel, deadline_ns: int | None = None) -> None:
@@ -164,7 +164,9 @@ class RemoteDevice:
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
-        """Lets go of what is kept for the next runs; the device, and what was made on it, can be used as before."""
+        """Lets go of what is kept for the next runs; the device, and what was made on it, can be
+        used as before.
+        """
         if self._rings is not None:
             self._rings.trim()
 
@@ -194,7 +196,9 @@ class RemotePreparedModel(RemoteObject):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What became of its cache files by now; once nothing is to be written any more that is known here."""
+        """What became of its cache files by now; once nothing is to be written any more that is
+        known here.
+        """
         if self._report.later and self._close.alive:
             try:
                 told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
@@ -247,8 +251,8 @@ class RemotePreparedModel(RemoteObject):
         return carried_fence(fence, carried, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
-        """One that goes through a ring of its own where the channel tells of the other process's life, and neither side is
-        short of what that takes; made by the deadline.
+        """One that goes through a ring of its own where the channel tells of the other process's
+        life, and neither side is short of what that takes; made by the deadline.
         """
 
         def call(_: Packer) -> wire.Call:
@@ -289,7 +293,9 @@ class RemotePreparedModel(RemoteObject):
 
 
 class RemoteExecution(RemoteObject):
-    """A `ReusableExecution` of *prepared*; one of a *request* whose arrays are copied sends it with each run."""
+    """A `ReusableExecution` of *prepared*; one of a *request* whose arrays are copied sends it with
+    each run.
+    """
 
     def __init__(
         self,
@@ -329,7 +335,9 @@ class RemoteBuffer(RemoteObject):
         return gone
 
     def carries(self, memory: Memory) -> bool:
-        """Whether copying to *memory*, or from it, takes one copy more: another process would not map it."""
+        """Whether copying to *memory*, or from it, takes one copy more: another process would not
+        map it.
+        """
         return self.channel.copies_arrays and may_shrink(memory)
 
     def copy_to(self, destination: Memory) -> None:

@@ -1,7 +1,8 @@
 """HAL values to messages and back: bounded, and total over hostile bytes.
 
-Decoding gives a value or raises `WireError`, whatever the bytes are: lengths are checked against what
-is there before anything is allocated, models are validated, and handles are checked for their kind.
+Decoding gives a value or raises `WireError`, whatever the bytes are: lengths are checked against
+what is there before anything is allocated, models are validated, and handles are checked for their
+kind.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ MOST_TOLD: Final = 1 << 14
 
 
 class Descriptor(NamedTuple):
-    """A file descriptor in a table of handles: the one kind that another process can be sent as it is."""
+    """A file descriptor in a table of handles: the one kind that another process can be sent as it
+    is.
+    """
 
     fd: int
 
@@ -75,9 +78,10 @@ class Opaque(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One message: its bytes, and the handles beside it. A call says by when its answer is wanted (monotonic time), an
-    answer what was copied for it: of each array among the call's handles, by its number. One that *failed* stands for
-    an error. A call that *may_end_early* writes nothing of the caller's: see `penstock.ipc.standstill`.
+    """One message: its bytes, and the handles beside it. A call says by when its answer is wanted
+    (monotonic time), an answer what was copied for it: of each array among the call's handles, by
+    its number. One that *failed* stands for an error. A call that *may_end_early* writes nothing of
+    the caller's: see `penstock.ipc.standstill`.
     """
 
     data: bytes
@@ -106,7 +110,9 @@ class Packer:
         return len(self.handles) - 1
 
     def model(self, model: Model) -> wire.ModelForm:
-        """The one form of *model*, large values of which travel as handles: equal contents give equal bytes."""
+        """The one form of *model*, large values of which travel as handles: equal contents give
+        equal bytes.
+        """
         model = pooled(model)
         return wire.ModelForm(
             model.subgraphs,
@@ -328,8 +334,8 @@ def _cut(text: str) -> str:
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
-    """The error that *message* stands for, of the same class as the one it was made from. What its message would command a
-    terminal is shown.
+    """The error that *message* stands for, of the same class as the one it was made from. What its
+    message would command a terminal is shown.
     """
     text = printable(message.message)
     if isinstance(message, wire.Stopped):
@@ -346,7 +352,9 @@ def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
 def encode(
     message: wire.Call | wire.Reply | wire.Notice | wire.ToHost | wire.ToClient | wire.RingRequest,
 ) -> bytes:
-    """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of them."""
+    """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of
+    them.
+    """
     try:
         data = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -361,8 +369,8 @@ def decode_call(data: bytes) -> wire.Call:
 
 
 def decode_reply(data: bytes) -> wire.Reply:
-    """The reply that *data* is, or `WireError`: no shape in it has more dimensions than a value may have, and no text what would
-    command a terminal.
+    """The reply that *data* is, or `WireError`: no shape in it has more dimensions than a value may
+    have, and no text what would command a terminal.
     """
     return _believed(_decode(_REPLIES, data))
 
@@ -437,8 +445,8 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    """As `_decode`, one at a time, and without the garbage collections that would take most of it: nothing else of this
-    process runs meanwhile, its heart neither.
+    """As `_decode`, one at a time, and without the garbage collections that would take most of it:
+    nothing else of this process runs meanwhile, its heart neither.
     """
     with _large:
         collects = gc.isenabled()

@@ -76,12 +76,13 @@ _made: weakref.WeakKeyDictionary[ConstantPool, _Copy] = weakref.WeakKeyDictionar
 
 
 def sealed_place(pool: ConstantPool) -> SealedPlace:
-    """Where the bytes of *pool* lie in a memfd that is sealed against writing, shrinking and growing; it is good for as long
-    as the pool lives.
+    """Where the bytes of *pool* lie in a memfd that is sealed against writing, shrinking and
+    growing; it is good for as long as the pool lives.
 
-    Memory that is sealed so is given as it is: the file that the model was read into, or a memfd that the caller sealed.
-    Of any other a sealed copy is made, once, which `sealed_copies` tells. Raises `ResourceExhaustedTransient` where there is
-    no room for it, and `GeneralFailure` where the file behind the pool has become shorter.
+    Memory that is sealed so is given as it is: the file that the model was read into, or a memfd
+    that the caller sealed. Of any other a sealed copy is made, once, which `sealed_copies` tells.
+    Raises `ResourceExhaustedTransient` where there is no room for it, and `GeneralFailure` where
+    the file behind the pool has become shorter.
     """
     own = _place_behind(pool)
     if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
@@ -118,11 +119,13 @@ def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
 def mapped(
     fd: int, size: int, kind: str = "", account: Account | None = None, offset: int = 0
 ) -> ConstantPool:
-    """The *size* bytes of *fd* from byte *offset* on, which nobody can change afterwards: mapped where it is sealed, else a
-    copy. Sealed memory of equal content is mapped once, whoever it comes from, and counted in the *account* that was first,
-    for as long as anybody has it. *kind* is the sender's name of the memory.
+    """The *size* bytes of *fd* from byte *offset* on, which nobody can change afterwards: mapped
+    where it is sealed, else a copy. Sealed memory of equal content is mapped once, whoever it comes
+    from, and counted in the *account* that was first, for as long as anybody has it. *kind* is the
+    sender's name of the memory.
 
-    Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient` where there is no room.
+    Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient`
+    where there is no room.
     """
     try:
         available = os.fstat(fd).st_size
@@ -166,7 +169,9 @@ def mapped(
 
 
 def hold(pool: ConstantPool) -> Callable[[], None]:
-    """Lets *pool* count, where it does, until what is given is called, also where nothing maps it any more."""
+    """Lets *pool* count, where it does, until what is given is called, also where nothing maps it
+    any more.
+    """
     counted = _counted.get(pool)
     if counted is None:
         return lambda: None
@@ -175,7 +180,9 @@ def hold(pool: ConstantPool) -> Callable[[], None]:
 
 
 def _shared(fd: int, size: int, kind: str, offset: int) -> tuple[ConstantPool, ConstantPool]:
-    """A new pool of sealed memory, and the one of equal content that there is: itself, where there was none."""
+    """A new pool of sealed memory, and the one of equal content that there is: itself, where there
+    was none.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
@@ -201,7 +208,9 @@ def _read(fd: int, size: int, offset: int) -> memoryview:
 
 
 def _place_behind(pool: ConstantPool) -> SealedPlace | None:
-    """Where the owner of *pool* says that its bytes lie: a `SealedFile`, or the `SharedMemory` of a memory pool."""
+    """Where the owner of *pool* says that its bytes lie: a `SealedFile`, or the `SharedMemory` of a
+    memory pool.
+    """
     if isinstance(fd := getattr(pool.owner, "fd", None), int):
         return SealedPlace(fd, 0)
     memory = getattr(pool.owner, "memory", None)

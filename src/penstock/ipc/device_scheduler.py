@@ -1,4 +1,6 @@
-"""`Scheduler`: runs a limited number of executions on one device, those of higher priority first (NNAPI section 7.3)."""
+"""`Scheduler`: runs a limited number of executions on one device, those of higher priority first
+(NNAPI section 7.3).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class _Waiter:
 class Scheduler:
     """Lets *limit* executions at a time onto *device*. Safe from any thread.
 
-    A thread that is on the device already is let through: its execution is part of one that has a slot.
+    A thread that is on the device already is let through: its execution is part of one that has a
+    slot.
     """
 
     def __init__(self, device: Device, limit: int) -> None:
@@ -54,8 +57,8 @@ class Scheduler:
     def enter(self, config: ExecutionConfig) -> bool:
         """Waits for a slot; True where one is to be given back by `leave`.
 
-        Raises `Cancelled` once the token of *config* is set, `MissedDeadlinePersistent` once its deadline has passed:
-        the driver was not called.
+        Raises `Cancelled` once the token of *config* is set, `MissedDeadlinePersistent` once its
+        deadline has passed: the driver was not called.
         """
         thread = threading.get_ident()
         if thread in self._holders:

@@ -76,10 +76,13 @@ MAX_RINGS: Final = 256
 """Rings of one client whose threads may live at a time."""
 
 MAX_LENT_POOLS: Final = 4096
-"""Pools that one client may lend its rings at a time, those among them that only a bound request still keeps."""
+"""Pools that one client may lend its rings at a time, those among them that only a bound request
+still keeps.
+"""
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
-"""Operations that end only when their data, a deadline, a loop timeout or a cancellation ends them."""
+"""Operations that end only when their data, a deadline, a loop timeout or a cancellation ends them.
+"""
 
 OWNED: Final = b"penstock cache owner\0"
 
@@ -103,9 +106,10 @@ class _Object(NamedTuple):
 class Dispatcher:
     """Answers the calls of one client to *device*. Calls may come from several threads at once.
 
-    A client has the objects and the tokens that it was given, and no others: those of other clients of the same device
-    are `InvalidArgument`, and so is a memory for which *admit* raises `WireError`. Only one that *owns_device* closes it
-    when it is asked to. Cache entries are bound to *owner*: what a client has sealed is nothing to those of another.
+    A client has the objects and the tokens that it was given, and no others: those of other clients
+    of the same device are `InvalidArgument`, and so is a memory for which *admit* raises
+    `WireError`. Only one that *owns_device* closes it when it is asked to. Cache entries are bound
+    to *owner*: what a client has sealed is nothing to those of another.
     """
 
     def __init__(
@@ -133,9 +137,9 @@ class Dispatcher:
     def answer(
         self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
     ) -> Frame:
-        """The reply to the call in *frame*, beside which came what *lease* closes; never raises. *stop* is set when its
-        client leaves, until *lease* is closed: it ends preparations, and executions that could go on for long, also where
-        the call has no cancel token.
+        """The reply to the call in *frame*, beside which came what *lease* closes; never raises.
+        *stop* is set when its client leaves, until *lease* is closed: it ends preparations, and
+        executions that could go on for long, also where the call has no cancel token.
 
         A call that makes no sense gets `InvalidArgument`, one that the device fails gets its error.
         """
@@ -160,8 +164,8 @@ class Dispatcher:
             return refusal(GeneralFailure(f"the device's answer is no message: {error}"))
 
     def close(self) -> None:
-        """Closes every object of the client, rings first and then the newest, but buffers that a run still uses: those are closed when it
-        has ended. The device stays open.
+        """Closes every object of the client, rings first and then the newest, but buffers that a
+        run still uses: those are closed when it has ended. The device stays open.
         """
         with self._lock:
             objects, self._objects = list(self._objects.values()), {}
@@ -178,8 +182,8 @@ class Dispatcher:
                 logger.exception("an object of a client that left could not be closed")
 
     def detach(self, number: wire.ObjectId) -> Callable[[], None] | None:
-        """Takes an object from the client at once; what is given closes it, which may take its time. None where there is
-        nothing to close now.
+        """Takes an object from the client at once; what is given closes it, which may take its
+        time. None where there is nothing to close now.
         """
         found = self._taken(number)
         if found is None:
@@ -402,7 +406,9 @@ class Dispatcher:
         nbytes: int,
         model: Model | None = None,
     ) -> wire.Made:
-        """What *prepare* makes, of *model* or of cache files, kept with its place among the client's: *nbytes* count for it."""
+        """What *prepare* makes, of *model* or of cache files, kept with its place among the
+        client's: *nbytes* count for it.
+        """
         place = Lease(self._prepared.place(lease.account, num_threads, nbytes, model))
         with closing_unless_kept(place):
             prepared = prepare()
@@ -411,8 +417,8 @@ class Dispatcher:
         return made
 
     def executor(self, number: wire.ObjectId) -> Executor:
-        """What executes requests to a prepared model, or a burst, and whether its runs may take long whatever their size.
-        Raises `InvalidArgument` for what is neither.
+        """What executes requests to a prepared model, or a burst, and whether its runs may take
+        long whatever their size. Raises `InvalidArgument` for what is neither.
         """
         found = self._object(number, "prepared model", "burst")
         return found.value.execute, found.loops
@@ -455,8 +461,8 @@ class Dispatcher:
 
     @contextmanager
     def using(self, tokens: Sequence[int]) -> Iterator[None]:
-        """While the block runs the buffers of *tokens*, which must be this client's, are not closed: a driver may give the
-        token of a closed one to another client.
+        """While the block runs the buffers of *tokens*, which must be this client's, are not
+        closed: a driver may give the token of a closed one to another client.
         """
         if not tokens:
             yield
@@ -494,7 +500,9 @@ class Dispatcher:
         return wire.Done()
 
     def _taken(self, number: wire.ObjectId) -> _Object | None:
-        """That object, which the client has no more; None where it is closed later, or is not there."""
+        """That object, which the client has no more; None where it is closed later, or is not
+        there.
+        """
         with self._lock:
             found = self._objects.pop(number, None)
             if found is not None and found.token:

@@ -31,8 +31,9 @@ DIGITS: Final = 13
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """A call that was under way: what it did (*call*), on which device and version, and with which model: its digests of
-    structure and constants in hexadecimal, and its operations, `number (TYPE, name)`.
+    """A call that was under way: what it did (*call*), on which device and version, and with which
+    model: its digests of structure and constants in hexadecimal, and its operations, `number (TYPE,
+    name)`.
     """
 
     call: str
@@ -65,8 +66,8 @@ class Underway(NamedTuple):
 
 
 class Crash(msgspec.Struct, frozen=True):
-    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has died in a row in *program*,
-    which used it and alone keeps to a quarantine.
+    """How the process of a driver ended. *when* is seconds since 1970, *deaths* how often it has
+    died in a row in *program*, which used it and alone keeps to a quarantine.
     """
 
     driver: str

@@ -12,9 +12,9 @@ from penstock.ipc.account import NOTHING, Account, Charge
 
 
 class Lease:
-    """What came beside one call, and is closed after it, or with what the call made where that is *kept*; but never while
-    a run uses it: the number of a descriptor that is closed may be another client's at once. The memory of the call counts
-    in *account* for as long.
+    """What came beside one call, and is closed after it, or with what the call made where that is
+    *kept*; but never while a run uses it: the number of a descriptor that is closed may be another
+    client's at once. The memory of the call counts in *account* for as long.
     """
 
     def __init__(
@@ -37,7 +37,9 @@ class Lease:
         self._close()
 
     def charge(self, memory: Memory) -> Charge:
-        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for it."""
+        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for
+        it.
+        """
         return NOTHING if self.account is None else self.account.charge(memory)
 
     def of_own(self, nbytes: int) -> Lease:
@@ -60,7 +62,9 @@ class Lease:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed already."""
+        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed
+        already.
+        """
         with self._lock:
             if self._over:
                 raise InvalidArgument("a reusable execution was used after it was closed")

@@ -1,8 +1,9 @@
 """Arguments of a request in memory that both sides can map, instead of in the caller's own.
 
-The client's side lends: an array that lies in a live pool goes by its place there, any other is staged, that is
-copied into a pool made for it and, for an output, back. The device's side borrows: it maps the pools and makes
-arrays of the same types and shapes, so that a driver gets `HostMemory` as it would in the caller's process.
+The client's side lends: an array that lies in a live pool goes by its place there, any other is
+staged, that is copied into a pool made for it and, for an output, back. The device's side borrows:
+it maps the pools and makes arrays of the same types and shapes, so that a driver gets `HostMemory`
+as it would in the caller's process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class Staged(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """A request whose arguments all lie in *pools*. *incoming* is copied in before a run, *outgoing* out after it."""
+    """A request whose arguments all lie in *pools*. *incoming* is copied in before a run,
+    *outgoing* out after it.
+    """
 
     inputs: tuple[LentArgument, ...]
     outputs: tuple[LentArgument, ...]
@@ -44,18 +47,22 @@ class Lent(NamedTuple):
 
 
 PlaceOf: TypeAlias = Callable[[NDArray], Any]
-"""`penstock.memory.pool_of`, or its like: the (memory, offset) of the live pool that holds an array, or None."""
+"""`penstock.memory.pool_of`, or its like: the (memory, offset) of the live pool that holds an
+array, or None.
+"""
 
 PoolFor: TypeAlias = Callable[[int], MemoryPool]
 """A pool of at least that many bytes, for arrays that lie in none."""
 
 
 def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
-    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of *unit* bytes from the
+    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of
+    *unit* bytes from the
     first byte of *pool_for* on. Nothing is copied yet.
 
-    Raises `InvalidArgument` for an array that no other process can be given: one that is not C-contiguous, whose
-    elements are Python objects, or an output that cannot be written; and for a pool that *request* has not.
+    Raises `InvalidArgument` for an array that no other process can be given: one that is not
+    C-contiguous, whose elements are Python objects, or an output that cannot be written; and for a
+    pool that *request* has not.
     """
     pools = list(request.pools)
     waiting: list[tuple[bool, int, NDArray, tuple[int, ...] | None, int]] = []
@@ -95,15 +102,18 @@ def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALI
 
 
 class Borrower:
-    """The device's side of lent arrays. *regions* give the flat bytes of each pool of the request, asked once each."""
+    """The device's side of lent arrays. *regions* give the flat bytes of each pool of the request,
+    asked once each.
+    """
 
     def __init__(self, regions: Sequence[Callable[[], NDArray]]) -> None:
         self._regions = regions
         self._mapped: dict[int, NDArray] = {}
 
     def __call__(self, form: wire.LentForm, *, writeable: bool) -> HostMemory:
-        """The argument that *form* describes, an array that can be written where *writeable*. Raises `WireError` for
-        one that does not lie within its pool, or is not of a type that is lent, and what mapping raises.
+        """The argument that *form* describes, an array that can be written where *writeable*.
+        Raises `WireError` for one that does not lie within its pool, or is not of a type that is
+        lent, and what mapping raises.
         """
         dtype = DTYPES.get(form.dtype)
         if dtype is None:

@@ -34,15 +34,18 @@ LINE_BYTES: Final = 4096
 """Bytes of one line of a host's output that enter the log."""
 
 MOST_CHUNKS: Final = 64
-"""Chunks of 64 KiB of a host's output that one look takes: who floods it must not keep its end from being seen."""
+"""Chunks of 64 KiB of a host's output that one look takes: who floods it must not keep its end from
+being seen.
+"""
 
 END_SECONDS: Final = 3.0
-"""How long closing the last connection waits for the host to end, where it is this process's child."""
+"""How long closing the last connection waits for the host to end, where it is this process's child.
+"""
 
 
 class Link:
-    """A host that took this client on. *ended* is told once, from the watching thread or the closing one, when the host
-    has ended otherwise than because this client left: with how.
+    """A host that took this client on. *ended* is told once, from the watching thread or the
+    closing one, when the host has ended otherwise than because this client left: with how.
     """
 
     def __init__(self, place: Place, ended: Callable[[Link, str], None]) -> None:
@@ -101,8 +104,8 @@ class Link:
         return tail(self._started.output)
 
     def close(self) -> None:
-        """Leaves the host, which ends when it has no other client; twice is harmless. In a child process made by `fork` it
-        only closes what was inherited.
+        """Leaves the host, which ends when it has no other client; twice is harmless. In a child
+        process made by `fork` it only closes what was inherited.
         """
         if os.getpid() != self._process:
             self._leave()
@@ -117,7 +120,8 @@ class Link:
         self._release()
 
     def settle(self, deadline_ns: int | None = None) -> bool:
-        """Waits until it is known how a host that is gone ended, for a while, or until the deadline; gives whether it is.
+        """Waits until it is known how a host that is gone ended, for a while, or until the
+        deadline; gives whether it is.
 
         Without a deadline the link is closed then, which may take its time.
         """
@@ -133,8 +137,9 @@ class Link:
         return True
 
     def condemn(self, why: str) -> None:
-        """Ends a host that is of no use any more, for the reason *why*: its clients' calls are `DeadObject`. One that may be
-        somebody else's process lives on, and only this connection ends.
+        """Ends a host that is of no use any more, for the reason *why*: its clients' calls are
+        `DeadObject`. One that may be somebody else's process lives on, and only this connection
+        ends.
         """
         self._condemned = why
         self.session.end(f"the process of driver {self.place.name} ({self.pid}) was killed: {why}")
@@ -213,7 +218,9 @@ class Link:
             self.session.flush(time.monotonic_ns())
 
     def _patience(self) -> float:
-        """Seconds without a sign of life after which a host is hung. Settings that cannot be read change nothing."""
+        """Seconds without a sign of life after which a host is hung. Settings that cannot be read
+        change nothing.
+        """
         try:
             self._limit = knobs.driver_timeout_ms() / 1000
         except InputError:

@@ -1,4 +1,6 @@
-"""Calls of Linux that isolation is made of, typed alike on every platform: elsewhere each raises `OSError`."""
+"""Calls of Linux that isolation is made of, typed alike on every platform: elsewhere each raises
+`OSError`.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def memory_file(name: str, *, sealable: bool = False) -> int:
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of memory, rather than of a file, a pipe or a device: reading it waits for nobody."""
+    """Whether a descriptor is of memory, rather than of a file, a pipe or a device: reading it
+    waits for nobody.
+    """
     if sys.platform != "linux":
         return False
     import fcntl
@@ -45,8 +49,8 @@ def is_memory(fd: int) -> bool:
 
 
 def filesystem_of(fd: int) -> int:
-    """The kind of file system that a descriptor is of, by its number in `linux/magic.h`, which only the kernel gives; 0 where
-    that cannot be told.
+    """The kind of file system that a descriptor is of, by its number in `linux/magic.h`, which only
+    the kernel gives; 0 where that cannot be told.
     """
     if sys.platform != "linux":
         return 0
@@ -60,8 +64,8 @@ def filesystem_of(fd: int) -> int:
 
 
 def connect_within(sock: socket.socket, address: str | bytes, seconds: float) -> None:
-    """Connects a Unix socket. Raises `TimeoutError` where whoever listens takes nobody on for that long, and what
-    connecting raises.
+    """Connects a Unix socket. Raises `TimeoutError` where whoever listens takes nobody on for that
+    long, and what connecting raises.
     """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -117,7 +121,9 @@ def signal_event(fd: int) -> None:
 
 
 def open_process(pid: int) -> int:
-    """A descriptor of a process, which no later process of its number can take over; see pidfd_open(2)."""
+    """A descriptor of a process, which no later process of its number can take over; see
+    pidfd_open(2).
+    """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     return os.pidfd_open(pid)
@@ -133,7 +139,9 @@ def kill_process(pidfd: int) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a Unix socket: of a listening one, those that called `listen`."""
+    """The process and the user at the other end of a Unix socket: of a listening one, those that
+    called `listen`.
+    """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -142,8 +150,8 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def open_peer(sock: socket.socket) -> int:
-    """A descriptor of the process at the other end of a Unix socket. Raises `ProcessLookupError` for one that has ended, and
-    for one that this process's namespace does not show.
+    """A descriptor of the process at the other end of a Unix socket. Raises `ProcessLookupError`
+    for one that has ended, and for one that this process's namespace does not show.
     """
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -202,8 +210,9 @@ if sys.platform == "linux":
     SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
     def is_sealed(fd: int, seals: int = SEALS) -> bool:
-        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told. Memory of huge pages never
-        is: those that its owner punches out may not be there when it is read.
+        """Whether nobody can change *fd* in the ways that *seals* name: all of them, unless told.
+        Memory of huge pages never is: those that its owner punches out may not be there when it is
+        read.
         """
         try:
             held = fcntl.fcntl(fd, fcntl.F_GET_SEALS)

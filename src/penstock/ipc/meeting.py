@@ -1,7 +1,9 @@
-"""Where the processes of drivers are found: sockets in a directory that nobody but their user can enter.
+"""Where the processes of drivers are found: sockets in a directory that nobody but their user can
+enter.
 
-`hosts/MACHINE/` in the state directory has a socket for each process that takes clients on. MACHINE stands for the running
-kernel and this process's namespaces: whoever shares a home directory, but no kernel, shares no process.
+`hosts/MACHINE/` in the state directory has a socket for each process that takes clients on. MACHINE
+stands for the running kernel and this process's namespaces: whoever shares a home directory, but no
+kernel, shares no process.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ MOST_SOCKETS: Final = 64
 """Sockets in a directory before those are removed that nobody listens at any more."""
 
 MOST_DAYS: Final = 30
-"""Directories of other machines, and of times before this system was started, are removed after so many days."""
+"""Directories of other machines, and of times before this system was started, are removed after so
+many days.
+"""
 
 LOCK_SECONDS: Final = 2.0
 """How long others may take to start processes, one after the other."""
@@ -45,7 +49,9 @@ class Taken(Exception):
 
 @contextmanager
 def meeting() -> Iterator[Meeting | None]:
-    """The directory of this user and machine; None where none can be had: a host is then its client's alone."""
+    """The directory of this user and machine; None where none can be had: a host is then its
+    client's alone.
+    """
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     try:

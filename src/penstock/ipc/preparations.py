@@ -1,7 +1,9 @@
-"""What the models that one client has prepared on one device take: their number, their threads, and bytes of a host's memory.
+"""What the models that one client has prepared on one device take: their number, their threads, and
+bytes of a host's memory.
 
-Constants are mapped once, and counted where they are. A driver may have a form of its own of each model: what all models
-read of one pool of constants counts beyond the pool's size, and the pool for as long as any of them lives.
+Constants are mapped once, and counted where they are. A driver may have a form of its own of each
+model: what all models read of one pool of constants counts beyond the pool's size, and the pool for
+as long as any of them lives.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ MOST_THREADS: Final = os.cpu_count() or 1
 
 
 def threads_of_all(processors: int) -> int:
-    """Half of the tasks that Linux has room for unless told otherwise: 1024 a processor, 32,768 at least (`kernel/pid.c`). So
-    512 models may take every processor, however many there are.
+    """Half of the tasks that Linux has room for unless told otherwise: 1024 a processor, 32,768 at
+    least (`kernel/pid.c`). So 512 models may take every processor, however many there are.
     """
     return 512 * max(32, processors)
 
@@ -41,12 +43,16 @@ BYTES_OF_FORM: Final = 16
 
 
 def form_bytes(message_bytes: int) -> int:
-    """What counts for the model of a message of that length; nothing for what is not counted as it comes."""
+    """What counts for the model of a message of that length; nothing for what is not counted as it
+    comes.
+    """
     return BYTES_OF_FORM * message_bytes if message_bytes > LEAST_COUNTED else 0
 
 
 class Preparations:
-    """Those of one client on one device: a host that has several devices counts for each by itself. Thread-safe."""
+    """Those of one client on one device: a host that has several devices counts for each by itself.
+    Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._count = self._threads = 0
@@ -60,9 +66,11 @@ class Preparations:
         nbytes: int,
         model: Model | None = None,
     ) -> Callable[[], None]:
-        """Makes room for a prepared model, of *nbytes* beside its constants; what is given takes the room back, once.
+        """Makes room for a prepared model, of *nbytes* beside its constants; what is given takes
+        the room back, once.
 
-        Raises `ResourceExhaustedTransient` where there is none, with the client or in its *account*.
+        Raises `ResourceExhaustedTransient` where there is none, with the client or in its
+        *account*.
         """
         threads = MOST_THREADS if num_threads is None else max(1, num_threads)
         self._count_one(threads)
@@ -113,7 +121,9 @@ class Preparations:
 
 
 def constants_read(model: Model) -> dict[ConstantPool, int]:
-    """Bytes that the constants of *model* take, by the pool that they lie in; what several name counts once."""
+    """Bytes that the constants of *model* take, by the pool that they lie in; what several name
+    counts once.
+    """
     operands = chain.from_iterable(graph.operands for graph in model.subgraphs)
     items: Iterable[Operand | Variable] = chain(model.variables, operands)
     places = {item.location for item in items if item.location is not None}

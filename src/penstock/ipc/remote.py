@@ -37,23 +37,28 @@ R = TypeVar("R", bound=wire.Reply)
 class Channel(Protocol):
     """Carries one call to the device's side and brings the reply back; safe from any thread.
 
-    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's to close, that
-    becomes readable when that process is gone (a pidfd). Executions then go through shared memory. It may have an
-    `end(reason)` method, which is told that the other process breaks the rules of that, or is gone, and a `gone` that says
-    why nobody is there.
+    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's
+    to close, that becomes readable when that process is gone (a pidfd). Executions then go through
+    shared memory. It may have an `end(reason)` method, which is told that the other process breaks
+    the rules of that, or is gone, and a `gone` that says why nobody is there.
 
-    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent; that side maps no memory
-    that may shrink. It may have a `prefer(preference)` method, which is told how the device would have them lie.
+    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent;
+    that side maps no memory that may shrink. It may have a `prefer(preference)` method, which is
+    told how the device would have them lie.
     """
 
     copies_arrays: bool
 
     def call(self, frame: Frame) -> Frame:
-        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that cannot go there."""
+        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that
+        cannot go there.
+        """
         ...
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closes that object of the device's side, which nobody has any more; called by finalizers, and never raises."""
+        """Closes that object of the device's side, which nobody has any more; called by finalizers,
+        and never raises.
+        """
         ...
 
 
@@ -101,7 +106,9 @@ def open_ring(
     layout: Layout,
     deadline_ns: int | None = None,
 ) -> RemoteRing:
-    """Has a ring served on the side of the device behind *channel*, by the deadline; the descriptors stay the caller's."""
+    """Has a ring served on the side of the device behind *channel*, by the deadline; the
+    descriptors stay the caller's.
+    """
 
     def call(pack: Packer) -> wire.Call:
         return wire.OpenRing(
@@ -116,7 +123,9 @@ def open_ring(
 
 
 def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
-    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one that it does not map."""
+    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one
+    that it does not map.
+    """
     if channel.copies_arrays and may_shrink(memory):
         raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
 
@@ -177,8 +186,8 @@ def ask(
     *,
     may_end_early: bool = False,
 ) -> tuple[R, Unpacker]:
-    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead. *deadline_ns* is that of
-    a message that has none itself; *may_end_early* as in `Frame`.
+    """The reply to what *call* packs, which must be a *kind*; raises the error that came instead.
+    *deadline_ns* is that of a message that has none itself; *may_end_early* as in `Frame`.
     """
     answer = answer_to(channel, call, deadline_ns, may_end_early=may_end_early)
     reply = reply_in(answer, kind)

@@ -1,4 +1,6 @@
-"""Devices of a driver in a process of its own, which live on when that process dies (NNAPI section 5.3)."""
+"""Devices of a driver in a process of its own, which live on when that process dies (NNAPI section
+5.3).
+"""
 
 from __future__ import annotations
 
@@ -58,19 +60,24 @@ from penstock.ir import Model
 T = TypeVar("T")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
-"""Deaths in a row during runs of one prepared model, after which it is not run there for `QUARANTINE_SECONDS`."""
+"""Deaths in a row during runs of one prepared model, after which it is not run there for
+`QUARANTINE_SECONDS`.
+"""
 
 
 class IsolatedDevice:
     """One device of a driver whose process *supervisor* owns.
 
-    A call that finds the process dead is made once more, on the process that takes its place. Where that has another name,
-    version or capabilities the device is of no use any more: every call is a `GeneralFailure`.
+    A call that finds the process dead is made once more, on the process that takes its place. Where
+    that has another name, version or capabilities the device is of no use any more: every call is a
+    `GeneralFailure`.
     """
 
     isolated: Final = True
 
-    """Its driver lives in another process: what it is given is copied there unless it lies in a pool."""
+    """Its driver lives in another process: what it is given is copied there unless it lies in a
+    pool.
+    """
 
     def __init__(self, supervisor: Supervisor, index: int) -> None:
         self.supervisor, self._index = supervisor, index
@@ -138,15 +145,16 @@ class IsolatedDevice:
         return self.twice("allocate", None, call)
 
     def close(self) -> None:
-        """Lets go of what is kept for the next runs. The connection is that of every `IsolatedDevice` of this driver in this
-        process: what was made on the device lives until it is closed itself.
+        """Lets go of what is kept for the next runs. The connection is that of every
+        `IsolatedDevice` of this driver in this process: what was made on the device lives until it
+        is closed itself.
         """
         if not self._link.session.gone:
             self._remote.trim()
 
     def abandon(self, why: str) -> None:
-        """Kills the process, which goes on with a call that nobody waits for any more. It is started again for the next call,
-        and what other clients have under way there is repeated.
+        """Kills the process, which goes on with a call that nobody waits for any more. It is
+        started again for the next call, and what other clients have under way there is repeated.
         """
         self._link.condemn(why)
 
@@ -159,9 +167,10 @@ class IsolatedDevice:
         return self.twice("prepare_model", model, prepare, config.deadline_ns)
 
     def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:
-        """`twice` for a call that no driver needs long for. Raises `DeadObject` where it has not answered within the knob
-        `driver_timeout_ms`, for which its process is killed, however it beats, and `MissedDeadlineTransient` where it has not
-        within half of what the compile has left.
+        """`twice` for a call that no driver needs long for. Raises `DeadObject` where it has not
+        answered within the knob `driver_timeout_ms`, for which its process is killed, however it
+        beats, and `MissedDeadlineTransient` where it has not within half of what the compile has
+        left.
         """
         limit_ms = knobs.driver_timeout_ms()
         limit_ns = time.monotonic_ns() + limit_ms * 1_000_000
@@ -218,8 +227,8 @@ class IsolatedDevice:
             return call(self.remote(half_of(deadline_ns)))
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
-        """The device in the process that lives now. Raises `DeadObject` where there is none, `GeneralFailure` where it
-        is another device than it was.
+        """The device in the process that lives now. Raises `DeadObject` where there is none,
+        `GeneralFailure` where it is another device than it was.
         """
         if not self._link.session.gone:
             return self._remote
@@ -239,13 +248,17 @@ class IsolatedDevice:
             self._lock.release()
 
     def buried(self, deadline_ns: int | None = None) -> None:
-        """Waits until it is known how the process ended, which a call found gone, or until the deadline."""
+        """Waits until it is known how the process ended, which a call found gone, or until the
+        deadline.
+        """
         self.supervisor.died(self._link, deadline_ns)
 
     def noted(
         self, call: str, model: Model | None, deadline_ns: int | None = None
     ) -> AbstractContextManager[None]:
-        """While the block runs, the death of the process has *call* in its record; see `Supervisor.noted`."""
+        """While the block runs, the death of the process has *call* in its record; see
+        `Supervisor.noted`.
+        """
         return self.supervisor.noted(Underway(call, self.name, self.version, model), deadline_ns)
 
     def _same(self, link: Link, deadline_ns: int | None) -> RemoteDevice:
@@ -273,9 +286,11 @@ class IsolatedDevice:
 
 
 class IsolatedPreparedModel:
-    """A prepared model that is made again, from the model that was retained, where its process died.
+    """A prepared model that is made again, from the model that was retained, where its process
+    died.
 
-    One that was loaded from a cache has no model until it is given one to `retain`; without one its death is final.
+    One that was loaded from a cache has no model until it is given one to `retain`; without one its
+    death is final.
     """
 
     def __init__(
@@ -287,7 +302,9 @@ class IsolatedPreparedModel:
     ) -> None:
         self.device, self._model = device, model
         self.ends_with_its_call = False
-        """Whether the process is killed where a run has not ended at its deadline: it may go on for hours."""
+        """Whether the process is killed where a run has not ended at its deadline: it may go on for
+        hours.
+        """
         self._remote, self._home = remote, (remote, session_of(remote))
         self._call = self._underway()
         # What belonged to the one call is not there any more.
@@ -345,10 +362,11 @@ class IsolatedPreparedModel:
         request: Request,
         config: ExecutionConfig,
     ) -> ExecutionResult | DeadObject | None:
-        """What *execute* gives in the process of *session*: `run` where nothing happens, without what that costs.
+        """What *execute* gives in the process of *session*: `run` where nothing happens, without
+        what that costs.
 
-        The error where the process died of it and the run may be made on another; None, with nothing run, where it had
-        died before.
+        The error where the process died of it and the run may be made on another; None, with
+        nothing run, where it had died before.
         """
         if session.gone or self._closed:
             return None
@@ -419,7 +437,8 @@ class IsolatedPreparedModel:
         *,
         tried: DeadObject | None = None,
     ) -> ExecutionResult:
-        """*call*, which executes, once more where the process died of it, unless it was *tried* before with that error; the
+        """*call*, which executes, once more where the process died of it, unless it was *tried* before
+        with that error; the
         result says so.
         """
         try:
@@ -446,11 +465,13 @@ class IsolatedPreparedModel:
         *,
         tried: bool = False,
     ) -> tuple[T, str]:
-        """*call*, and what happened where it had to be made again, or on another process than before. One death during it, or
+        """*call*, and what happened where it had to be made again, or on another process than before.
+        One death during it, or
         while the model is prepared for it, is forgiven, unless it was *tried* before.
         """
         remote, session = self._home
-        # Of a run that was tried before it is told that it was repeated, although another may have had the process started.
+        # Of a run that was tried before it is told that it was repeated, although another may have
+        # had the process started.
         if not tried and (not session.gone or self._closed):
             try:
                 with self.device.noted(name, self._model, half_of(config.deadline_ns)):
@@ -480,7 +501,8 @@ class IsolatedPreparedModel:
         config: ExecutionConfig,
         record_ns: int | None,
     ) -> tuple[T, str]:
-        """*call* in the process that lives now, or is started for it; and what happened to the one before. The record of a
+        """*call* in the process that lives now, or is started for it; and what happened to the one
+        before. The record of a
         death is waited for until *record_ns*.
         """
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
@@ -508,8 +530,8 @@ class IsolatedPreparedModel:
     def may_repeat(
         self, session: Session, request: Request, deadline_ns: int | None = None
     ) -> bool:
-        """Whether a run of *request* that the process of *session* did not answer may be made on another; notes the
-        death, if it is one.
+        """Whether a run of *request* that the process of *session* did not answer may be made on
+        another; notes the death, if it is one.
         """
         if not session.gone:
             return False
@@ -528,8 +550,8 @@ class IsolatedPreparedModel:
     def living(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
     ) -> RemotePreparedModel:
-        """The prepared model in the process that lives now, prepared again if need be; `DeadObject` where somebody else
-        still prepares it at the deadline.
+        """The prepared model in the process that lives now, prepared again if need be; `DeadObject`
+        where somebody else still prepares it at the deadline.
         """
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
@@ -557,7 +579,9 @@ class IsolatedPreparedModel:
 
 
 class _Lost(Generic[T]):
-    """*call*, and what was copied for those of its calls that failed: in `copies`, and in the error that ends the block."""
+    """*call*, and what was copied for those of its calls that failed: in `copies`, and in the error
+    that ends the block.
+    """
 
     def __init__(
         self, call: Callable[[RemotePreparedModel], T], error: DriverError | None = None
@@ -659,7 +683,9 @@ def names_buffers(request: Request) -> bool:
 
 
 def half_of(deadline_ns: int | None) -> int | None:
-    """Half of the time that is left: what a dead process may cost, so that a fall-back has the other half."""
+    """Half of the time that is left: what a dead process may cost, so that a fall-back has the
+    other half.
+    """
     if deadline_ns is None:
         return None
     now = time.monotonic_ns()

@@ -1,9 +1,11 @@
-"""A ring of requests and answers in memory that two processes map: how executions are called without system calls.
+"""A ring of requests and answers in memory that two processes map: how executions are called
+without system calls.
 
-The region has a page of words, each written by one side alone, and then *slots* pairs of slots, one for a request and
-one for its answer, of *slot_bytes* each. Request number n (from 1) lies in pair n modulo *slots*, and so does its
-answer; writing n to the word `REQUESTED`, or `ANSWERED`, publishes it. Numbers only grow. A side that has waited for a
-bounded time writes 1 to its `*_WAITS` word and listens to its doorbell, which the other rings after publishing.
+The region has a page of words, each written by one side alone, and then *slots* pairs of slots, one
+for a request and one for its answer, of *slot_bytes* each. Request number n (from 1) lies in pair n
+modulo *slots*, and so does its answer; writing n to the word `REQUESTED`, or `ANSWERED`, publishes
+it. Numbers only grow. A side that has waited for a bounded time writes 1 to its `*_WAITS` word and
+listens to its doorbell, which the other rings after publishing.
 
 | word | written by | holds |
 |---|---|---|
@@ -13,12 +15,13 @@ bounded time writes 1 to its `*_WAITS` word and listens to its doorbell, which t
 | `ANSWERED` | device's side | the number of the newest answer |
 | `SERVER_WAITS` | device's side | whether it wants to be woken |
 
-Each side takes the other for hostile: a field is copied into private memory once and checked there; a number that
-neither stands still nor is the one that is due ends the ring.
+Each side takes the other for hostile: a field is copied into private memory once and checked there;
+a number that neither stands still nor is the one that is due ends the ring.
 
-Stores become visible in order on x86 (total store order), so that one word publishes what was written before it.
-Nothing in Python orders them elsewhere: there every publication rings the doorbell, and only a doorbell that was heard
-is believed, the system calls being what orders both sides.
+Stores become visible in order on x86 (total store order), so that one word publishes what was
+written before it. Nothing in Python orders them elsewhere: there every publication rings the
+doorbell, and only a doorbell that was heard is believed, the system calls being what orders both
+sides.
 """
 
 from __future__ import annotations
@@ -50,13 +53,14 @@ MIN_SLOT_BYTES: Final = 256
 MAX_SLOT_BYTES: Final = 1 << 20
 
 REQUEST: Final = struct.Struct("<QQQQQQQ")
-"""A request: its number, its kind, the number of the bound request, the deadline (a `time.monotonic_ns()` value; 0: none),
-the loop timeout in nanoseconds (0: none), flags, and the length of the payload that follows.
+"""A request: its number, its kind, the number of the bound request, the deadline (a
+`time.monotonic_ns()` value; 0: none), the loop timeout in nanoseconds (0: none), flags, and the
+length of the payload that follows.
 """
 
 ANSWER: Final = struct.Struct("<QQQqqQ")
-"""An answer: its number, its kind, nanoseconds that it took, nanoseconds on the device and in the driver (-1: unknown),
-and the length of the payload that follows.
+"""An answer: its number, its kind, nanoseconds that it took, nanoseconds on the device and in the
+driver (-1: unknown), and the length of the payload that follows.
 """
 
 LONGEST_LOOP_NS: Final = 2**63 - 1
@@ -67,7 +71,9 @@ EMPTY: Final = 0
 RUN: Final = 1
 """Runs the bound request of this number."""
 BIND: Final = 2
-"""Binds the payload, a `wire.RingRequest`, to this number, in the place of what was bound to it, and runs it."""
+"""Binds the payload, a `wire.RingRequest`, to this number, in the place of what was bound to it,
+and runs it.
+"""
 
 DONE: Final = 1
 """An execution that has nothing to report but its times."""
@@ -98,8 +104,8 @@ LOOKS: Final = range(10)
 """Looks at a word between two at the clock."""
 
 LOOKING_NS: Final = 25_000
-"""How long one side looks before it offers the processor: a pair on one processor needs that to get on, and between two
-processors it gives away what others take for long.
+"""How long one side looks before it offers the processor: a pair on one processor needs that to get
+on, and between two processors it gives away what others take for long.
 """
 
 SLEEP_NS: Final = 500_000_000
@@ -138,8 +144,10 @@ class Region:
     """The mapped region of a ring: *data* its bytes, *words* the same as words."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly as large as
-        *layout* says, or that could shrink under the mapping, `ResourceExhaustedTransient` where there is no room for it.
+        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly as
+        large as
+        *layout* says, or that could shrink under the mapping, `ResourceExhaustedTransient` where
+        there is no room for it.
         """
         layout.check()
         self.layout = layout
@@ -158,7 +166,9 @@ class Region:
         self.words = self.data[:HEAD_BYTES].cast("Q")
 
     def payload(self, at: int, nbytes: int) -> bytes:
-        """A private copy of *nbytes* bytes at *at*, which end within the slot: the caller has checked it."""
+        """A private copy of *nbytes* bytes at *at*, which end within the slot: the caller has
+        checked it.
+        """
         return bytes(self.data[at : at + nbytes])
 
     def close(self) -> None:
@@ -193,7 +203,8 @@ def create_region(layout: Layout) -> int:
 
 
 class Watch:
-    """Waits for the other side's word *index* to change; *waits* is the word by which this side asks to be woken.
+    """Waits for the other side's word *index* to change; *waits* is the word by which this side
+    asks to be woken.
 
     *spin_ns* bounds how long it looks before it sleeps.
     """
@@ -238,7 +249,9 @@ class Watch:
                     return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
-        """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing came."""
+        """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing
+        came.
+        """
         limit = SLEEP_NS if timeout_ns is None else min(timeout_ns, SLEEP_NS)
         words = self._words
         words[self._waits] = 1
@@ -259,8 +272,8 @@ class Watch:
         return value
 
     def order(self) -> None:
-        """Makes this side's stores visible before its next loads: a locked operation, the one way to a full barrier
-        that every interpreter has.
+        """Makes this side's stores visible before its next loads: a locked operation, the one way
+        to a full barrier that every interpreter has.
         """
         self._barrier.acquire(blocking=False)
         self._barrier.release()
@@ -279,7 +292,9 @@ def publish(
 
 
 def spin_budget_ns() -> int:
-    """How long one side looks before it sleeps: the knob `ring_spin_us`, and 0 where looking shows nothing in order."""
+    """How long one side looks before it sleeps: the knob `ring_spin_us`, and 0 where looking shows
+    nothing in order.
+    """
     return knobs.ring_spin_us() * 1000 if TOTAL_STORE_ORDER else 0
 
 
@@ -300,7 +315,9 @@ else:
 
 
 def due(value: int, last: int, newest: int, what: str) -> int:
-    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises `WireError` beyond."""
+    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises `WireError`
+    beyond.
+    """
     if not last <= value <= newest:
         raise WireError(f"{what} number {value} after {last} of {newest}")
     return value

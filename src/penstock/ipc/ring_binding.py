@@ -21,10 +21,14 @@ from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
 
 class LentPool:
-    """A memory that a client has made known, with a descriptor of its own. Mapped at most once, for every request."""
+    """A memory that a client has made known, with a descriptor of its own. Mapped at most once, for
+    every request.
+    """
 
     def __init__(self, memory: Memory) -> None:
-        """Duplicates the descriptor of *memory*; raises `InvalidArgument` for a memory that has none."""
+        """Duplicates the descriptor of *memory*; raises `InvalidArgument` for a memory that has
+        none.
+        """
         match memory.handle:
             case MappedFd(fd, offset, protection):
                 handle: Any = MappedFd(fd := os.dup(fd), offset, protection)
@@ -75,8 +79,9 @@ ChargeMemory: TypeAlias = Callable[[Memory], Charge]
 
 
 class Binding:
-    """A request to *target* that its client runs by number. It counts the pools that the driver maps for it by *charge*, and
-    keeps them until it is released: by its ring, or by a pool that is closed.
+    """A request to *target* that its client runs by number. It counts the pools that the driver
+    maps for it by *charge*, and keeps them until it is released: by its ring, or by a pool that is
+    closed.
 
     Raises `InvalidArgument` for a form that makes no sense, and what mapping its pools raises.
     """
@@ -107,7 +112,9 @@ class Binding:
             raise
 
     def prove(self, request: Request) -> None:
-        """Drivers need not look at *request* again: the same arguments, which nobody else can change, were accepted."""
+        """Drivers need not look at *request* again: the same arguments, which nobody else can
+        change, were accepted.
+        """
         proven = ProvenRequest(request.inputs, request.outputs, request.pools)
         with self._lock:
             if self.request is request:

@@ -42,8 +42,8 @@ LONG_NS: Final = 1_000_000_000
 """Runs that take longer are as long as this to the next call's patience."""
 
 LONG_ENOUGH_NS: Final = 1_000_000
-"""From here on a run is slept through but for its end: waking an idle processor takes longer than looking is worth
-there, and costs less than it saves.
+"""From here on a run is slept through but for its end: waking an idle processor takes longer than
+looking is worth there, and costs less than it saves.
 """
 
 NAP_SHARE: Final = 32
@@ -82,8 +82,9 @@ class Pace:
 
 
 class RingClient:
-    """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it, becomes readable when
-    the device's side is gone; *gone* says why there is nobody to wait for, although that process may live.
+    """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it,
+    becomes readable when the device's side is gone; *gone* says why there is nobody to wait for,
+    although that process may live.
     """
 
     def __init__(
@@ -118,9 +119,10 @@ class RingClient:
     ) -> ExecutionResult:
         """One request and its answer; *pace* is that of what it runs.
 
-        Raises what the device's side answers; `DeadObject` when that side is gone, or has broken the ring's rules,
-        after which this ring is of no use; `MissedDeadlineTransient` and `Cancelled` when it does not answer by
-        then, in which case it may still write the request's outputs until a later call of this ring returns.
+        Raises what the device's side answers; `DeadObject` when that side is gone, or has broken
+        the ring's rules, after which this ring is of no use; `MissedDeadlineTransient` and
+        `Cancelled` when it does not answer by then, in which case it may still write the request's
+        outputs until a later call of this ring returns.
         """
         if self.broken is not None:
             raise DeadObject(self.broken)
@@ -174,7 +176,9 @@ class RingClient:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a request is under way that nobody waits for any more. One that breaks the rules is broken by then."""
+        """Whether a request is under way that nobody waits for any more. One that breaks the rules
+        is broken by then.
+        """
         if self._answered == self._sent or self.broken is not None:
             return False
         with suppress(DeadObject):
@@ -253,9 +257,11 @@ class RingClient:
                     raise self._break("the device rings without an answer")
 
     def _looks(self, pace: Pace) -> bool:
-        """Whether to look for the next answer rather than sleep: where runs are short, and it has cost less.
+        """Whether to look for the next answer rather than sleep: where runs are short, and it has
+        cost less.
 
-        Among processes that keep every processor busy, a wake-up comes sooner than one's turn after giving way.
+        Among processes that keep every processor busy, a wake-up comes sooner than one's turn after
+        giving way.
         """
         if self._watch.spin_ns <= pace.usual_ns:
             return False
@@ -273,8 +279,9 @@ class RingClient:
         given, kind, took_ns, device_ns, driver_ns, nbytes = ANSWER.unpack_from(region.data, at)
         if given != number or nbytes > region.layout.slot_bytes - ANSWER.size:
             raise self._break(f"answer {given} of {nbytes} bytes in the place of {number}")
-        # The time that it took there, not what waking took: one late answer must not keep the next from being looked for.
-        # Quick to believe that runs are short: who sleeps past the end of one pays for two wake-ups, its own and the other's.
+        # The time that it took there, not what waking took: one late answer must not keep the next
+        # from being looked for. Quick to believe that runs are short: who sleeps past the end of
+        # one pays for two wake-ups, its own and the other's.
         took_ns = min(took_ns, LONG_NS)
         longer = took_ns - pace.usual_ns
         pace.usual_ns += longer // (8 if longer > 0 else 2)

@@ -1,7 +1,8 @@
 """`Ring`: executions through one ring, with their arguments in memory that both sides map.
 
-What a call is given is bound on the device's side the first time, and from then on sent as a number. Arrays in pools
-go by their places, the others are copied into a pool of the ring, and out of it again.
+What a call is given is bound on the device's side the first time, and from then on sent as a
+number. Arrays in pools go by their places, the others are copied into a pool of the ring, and out
+of it again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ PAGE: Final = 4096
 
 
 class _Lent(NamedTuple):
-    """A memory that the device's side knows as *pool*; *watch* tells when nobody here has it any more."""
+    """A memory that the device's side knows as *pool*; *watch* tells when nobody here has it any
+    more.
+    """
 
     pool: RemotePool
     watch: weakref.finalize[..., Any]
@@ -68,8 +71,8 @@ class _Lent(NamedTuple):
 class Ring:
     """One ring to the device behind *channel*; for one thread at a time.
 
-    It lends the device's side memory for as long as a bound request lies there, and no longer than somebody in this
-    process has that memory.
+    It lends the device's side memory for as long as a bound request lies there, and no longer than
+    somebody in this process has that memory.
     """
 
     def __init__(self, channel: Channel, client: RingClient, remote: RemoteRing) -> None:
@@ -95,7 +98,9 @@ class Ring:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the device is still at a request that nobody waits for any more, and may write its outputs."""
+        """Whether the device is still at a request that nobody waits for any more, and may write
+        its outputs.
+        """
         return self._client.is_behind
 
     def bind(
@@ -105,10 +110,13 @@ class Ring:
         deadline_ns: int | None = None,
         is_lasting: Callable[[Memory], bool] = lambda _: True,
     ) -> BoundRequest | None:
-        """The binding of *request* to the prepared model, or burst, *target*: made now, by the deadline, if there is none.
+        """The binding of *request* to the prepared model, or burst, *target*: made now, by the
+        deadline, if there is none.
 
-        None for one that no ring can carry: a memory of it cannot be lent, or is not worth it, being none that
-        *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an array that no other process can be
+        None for one that no ring can carry: a memory of it cannot be lent, or is not worth it,
+        being none that
+        *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an array that no
+        other process can be
         given.
         """
         if self._gone:
@@ -148,8 +156,8 @@ class Ring:
     def run(
         self, bound: BoundRequest, request: Request, config: ExecutionConfig, pace: Pace
     ) -> ExecutionResult:
-        """Executes *request*, whose binding *bound* is; *pace* is that of its prepared model. The result tells of what was
-        copied, and so does an error. Raises what `RingClient.call` does.
+        """Executes *request*, whose binding *bound* is; *pace* is that of its prepared model. The
+        result tells of what was copied, and so does an error. Raises what `RingClient.call` does.
         """
         copies: list[ArgumentCopy] = []
         for position, view in bound.incoming:
@@ -180,8 +188,8 @@ class Ring:
             self._drop(key)
 
     def close(self) -> None:
-        """Lets go of everything; the device's side is told with the next message. A child made by `fork` closes its copies
-        alone.
+        """Lets go of everything; the device's side is told with the next message. A child made by
+        `fork` closes its copies alone.
         """
         self._client.close()
         self._bound.clear()
@@ -198,7 +206,8 @@ class Ring:
         if self._client.broken is not None:
             end: Callable[[str], None] | None = getattr(self._channel, "end", None)
             if end is not None:
-                # A ring shows a death before the connection does; a process that breaks the rules has to end.
+                # A ring shows a death before the connection does; a process that breaks the rules
+                # has to end.
                 end(str(error))
             return
         behind = self._client.is_behind
@@ -254,7 +263,9 @@ class Ring:
         self._release(gone)
 
     def _drop(self, key: Any) -> None:
-        """Makes room for another binding, which takes this one's number. Its pools go where no other binding uses them."""
+        """Makes room for another binding, which takes this one's number. Its pools go where no
+        other binding uses them.
+        """
         bound = self._bound.pop(key)
         if self._latest.get(key[0]) is bound:
             del self._latest[key[0]]

@@ -39,10 +39,14 @@ MOST_FALSE_ALARMS: Final = 10_000
 """Times in a row that a client may ring for nothing."""
 
 CLOSING_SECONDS: Final = 1.0
-"""How long closing waits for a run under way; the thread ends after it whether or not anybody waits."""
+"""How long closing waits for a run under way; the thread ends after it whether or not anybody
+waits.
+"""
 
 LINGER_SHARE: Final = 16
-"""The part of a long run's time for which its next one is looked for: who slept through it takes a while to be back."""
+"""The part of a long run's time for which its next one is looked for: who slept through it takes a
+while to be back.
+"""
 
 MOST_LINGER_NS: Final = 1_000_000
 
@@ -56,14 +60,18 @@ Executor: TypeAlias = tuple[Callable[[Request, ExecutionConfig], ExecutionResult
 """What executes requests, and whether its runs may take long whatever their size."""
 
 FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
-"""That of a prepared model, or of a burst, by its number; raises `InvalidArgument` for what is neither."""
+"""That of a prepared model, or of a burst, by its number; raises `InvalidArgument` for what is
+neither.
+"""
 
 UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
 """Keeps buffers open for the length of a run; raises `InvalidArgument` for those of others."""
 
 
 class RingCancel(CancelToken):
-    """A token that the client sets by a word in shared memory, unless *number* is `NEVER`, and by leaving: *is_over*."""
+    """A token that the client sets by a word in shared memory, unless *number* is `NEVER`, and by
+    leaving: *is_over*.
+    """
 
     __slots__ = ("_is_over", "_number", "_words")
 
@@ -90,12 +98,13 @@ class RingCancel(CancelToken):
 
 
 class RingServer:
-    """Serves a ring. *executor* finds what executes a request, at every run: the client may have closed it. *find* gives the
-    pools that the client has lent.
+    """Serves a ring. *executor* finds what executes a request, at every run: the client may have
+    closed it. *find* gives the pools that the client has lent.
 
-    The three descriptors stay the caller's. The thread begins at once and ends with `close`, or when the client breaks
-    the rules of the ring, which the log then says; *ended* is the last that it calls. Runs that may take long stop when
-    the ring is closed. What a bound request has the driver map counts by *charge*.
+    The three descriptors stay the caller's. The thread begins at once and ends with `close`, or
+    when the client breaks the rules of the ring, which the log then says; *ended* is the last that
+    it calls. Runs that may take long stop when the ring is closed. What a bound request has the
+    driver map counts by *charge*.
     """
 
     def __init__(
@@ -183,8 +192,8 @@ class RingServer:
         return watch.sleep(served, None)
 
     def _answer(self, number: int) -> None:
-        """Does what request *number* asks for, and writes the answer beside it. Raises `WireError` for a request that
-        breaks the rules; what the device raises is an answer.
+        """Does what request *number* asks for, and writes the answer beside it. Raises `WireError`
+        for a request that breaks the rules; what the device raises is an answer.
         """
         began, region = monotonic_ns(), self._region
         at, slot_bytes = region.layout.request_at(number), region.layout.slot_bytes
@@ -276,7 +285,9 @@ class RingServer:
         return self._closed
 
     def _bind(self, bound: int, payload: bytes) -> Binding:
-        """The request that is bound from now on. Raises `InvalidArgument`, and what mapping its pools raises."""
+        """The request that is bound from now on. Raises `InvalidArgument`, and what mapping its
+        pools raises.
+        """
         if bound >= MAX_BOUND:
             raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
         self._unbind(bound)

@@ -35,8 +35,8 @@ REFUSED_SECONDS: Final = 1.0
 class Rings:
     """The rings to the device behind *channel*. Thread-safe.
 
-    The ring that was used last is used next, so that a thread alone stays on one. One whose last run is still under way,
-    though nobody waits for it, is not used until that has ended.
+    The ring that was used last is used next, so that a thread alone stays on one. One whose last
+    run is still under way, though nobody waits for it, is not used until that has ended.
     """
 
     def __init__(self, channel: Channel) -> None:
@@ -55,8 +55,8 @@ class Rings:
     def execute(
         self, target: int, request: Request, config: ExecutionConfig, pace: Pace
     ) -> ExecutionResult | None:
-        """Executes *request* to the prepared model *target*, whose *pace* that is; None, with nothing run, where no ring is
-        to be had, or can carry it.
+        """Executes *request* to the prepared model *target*, whose *pace* that is; None, with
+        nothing run, where no ring is to be had, or can carry it.
         """
         found = self._take(config.deadline_ns)
         if found is None:
@@ -68,8 +68,9 @@ class Rings:
             self._put_back(found)
 
     def open(self, deadline_ns: int | None = None) -> Ring | None:
-        """A ring for one user alone, by the deadline; None where the channel does not tell of the other process's death.
-        Raises `ResourceExhaustedTransient` where either side is short of what it takes.
+        """A ring for one user alone, by the deadline; None where the channel does not tell of the
+        other process's death. Raises `ResourceExhaustedTransient` where either side is short of
+        what it takes.
         """
         life: Callable[[], int | None] | None = getattr(self._channel, "life", None)
         life_fd = None if life is None else life()
@@ -145,8 +146,8 @@ class Rings:
             each.close()
 
     def _is_lasting(self, memory: Memory) -> bool:
-        """Whether *memory* has been here before: one that comes once goes with its message, which takes less than lending
-        it to a ring.
+        """Whether *memory* has been here before: one that comes once goes with its message, which
+        takes less than lending it to a ring.
         """
         if self._seen.get(id(memory)) is memory:
             return True

@@ -1,8 +1,10 @@
-"""What a driver's process asks its parent to seal and to verify: neither the key nor a registry is in the driver's reach.
+"""What a driver's process asks its parent to seal and to verify: neither the key nor a registry is
+in the driver's reach.
 
-A message is its length in 4 bytes, little-endian, and a MessagePack map. The driver asks one thing at a time and the parent
-answers it. Payloads stay with the driver, which hashes what it wrote and what it reads; what the parent seals, it seals
-for the origin that the host was started for, whatever the driver says.
+A message is its length in 4 bytes, little-endian, and a MessagePack map. The driver asks one thing
+at a time and the parent answers it. Payloads stay with the driver, which hashes what it wrote and
+what it reads; what the parent seals, it seals for the origin that the host was started for,
+whatever the driver says.
 """
 
 from __future__ import annotations
@@ -134,7 +136,9 @@ def send(sock: socket.socket, value: Any) -> None:
 
 
 def receive(sock: socket.socket, most: int) -> bytes:
-    """The next message. Raises `EOFError` at the end, `WireError` for one of more than *most* bytes, and `OSError`."""
+    """The next message. Raises `EOFError` at the end, `WireError` for one of more than *most*
+    bytes, and `OSError`.
+    """
     (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
     if length > most:
         raise WireError(f"a message of {length} bytes announced; the limit is {most}")

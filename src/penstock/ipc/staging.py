@@ -1,4 +1,6 @@
-"""Shared memory for arrays of the caller that go to another process, and which memory that process has already."""
+"""Shared memory for arrays of the caller that go to another process, and which memory that process
+has already.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from penstock.memory import MemoryPool, pool_of
 from penstock.memory.regions import region_of
 
 ALIGNMENT: Final = 64
-"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device that prefers no more."""
+"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device
+that prefers no more.
+"""
 
 MOST_ALIGNMENT: Final = 4096
 """More is not to be had: memory begins with a page."""
@@ -31,12 +35,14 @@ MOST_FREE: Final = 4
 """Pools kept for the next calls."""
 
 Lender = Callable[[int, int, int, int | None], None]
-"""Tells the other side that it has memory: number, descriptor, size; raises `TimeoutError` at a deadline."""
+"""Tells the other side that it has memory: number, descriptor, size; raises `TimeoutError` at a
+deadline.
+"""
 
 
 def unit_of(preference: MemoryPreference) -> int:
-    """What arrays for a device of that *preference*, which a hostile one may have told, begin at multiples of, and are
-    padded to.
+    """What arrays for a device of that *preference*, which a hostile one may have told, begin at
+    multiples of, and are padded to.
     """
     wanted = max(preference.alignment, preference.padding, ALIGNMENT)
     return wanted if wanted <= MOST_ALIGNMENT and not wanted & (wanted - 1) else MOST_ALIGNMENT
@@ -49,7 +55,9 @@ class _Pool(NamedTuple):
 
 
 class _Lent(NamedTuple):
-    """Memory of the caller that the other side has, by its *number*: a pool lies there from byte *begin* on."""
+    """Memory of the caller that the other side has, by its *number*: a pool lies there from byte
+    *begin* on.
+    """
 
     number: wire.MemoryId
     begin: int
@@ -58,8 +66,9 @@ class _Lent(NamedTuple):
 class Staging:
     """The shared memory of one connection.
 
-    An array that lies in a memory pool goes as the pool's descriptor, once, and as a place in it afterwards; any other is
-    copied into a pool of this object's own. *lend* and *release* tell the other side. Thread-safe.
+    An array that lies in a memory pool goes as the pool's descriptor, once, and as a place in it
+    afterwards; any other is copied into a pool of this object's own. *lend* and *release* tell the
+    other side. Thread-safe.
     """
 
     def __init__(self, lend: Lender, release: Callable[[wire.MemoryId], None]) -> None:
@@ -73,7 +82,8 @@ class Staging:
     def stage(
         self, arrays: Sequence[NDArray], deadline_ns: int | None = None, unit: int = ALIGNMENT
     ) -> Staged:
-        """*arrays* as the other side finds them, those that are copied at multiples of *unit* bytes. Raises `WireError` for an array that no operand has, `TimeoutError` where it
+        """*arrays* as the other side finds them, those that are copied at multiples of *unit* bytes.
+        Raises `WireError` for an array that no operand has, `TimeoutError` where it
         has not been told of the memory by the deadline.
         """
         staged = Staged(self, arrays, deadline_ns, unit)
@@ -252,8 +262,8 @@ def check(array: NDArray) -> None:
 
 
 def _lendable(memory: Memory) -> tuple[int, int] | None:
-    """The descriptor by which all of *memory* is lent, and where in it the memory begins; None for what may shrink while
-    another process reads it.
+    """The descriptor by which all of *memory* is lent, and where in it the memory begins; None for
+    what may shrink while another process reads it.
     """
     match memory.name, memory.handle:
         case "ashmem", int(fd):

@@ -1,4 +1,6 @@
-"""Processes that stand still: none of their threads will do anything before somebody continues them (`SIGSTOP`)."""
+"""Processes that stand still: none of their threads will do anything before somebody continues them
+(`SIGSTOP`).
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,19 @@ from penstock.errors import DeadObject
 
 LOOK_NS: Final = 100_000_000
 SHORTEST_LOOK_NS: Final = 5_000_000
-"""How often a process is looked at while a call waits for it: eight times until the deadline, within these limits."""
+"""How often a process is looked at while a call waits for it: eight times until the deadline,
+within these limits.
+"""
 
 AGAIN_NS: Final = 1_000_000_000
 """The least that starting a process in place of another, and asking it, takes."""
 
 
 class Standstill:
-    """Looks at the process of a driver, in words *who*, during one call that has a deadline and leaves nothing behind in
-    the caller's memory. From half of the time on such a call is given up where the process stands still, and would
-    be found to hang, which takes *limit_ns*, too late for another one: the rest is the fall-back's.
+    """Looks at the process of a driver, in words *who*, during one call that has a deadline and
+    leaves nothing behind in the caller's memory. From half of the time on such a call is given up
+    where the process stands still, and would be found to hang, which takes *limit_ns*, too late for
+    another one: the rest is the fall-back's.
     """
 
     def __init__(

@@ -1,4 +1,6 @@
-"""Finding the host of a driver, or starting one: processes of one user with equal settings share it."""
+"""Finding the host of a driver, or starting one: processes of one user with equal settings share
+it.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,14 @@ from penstock.logs import Log
 log = Log("penstock.ipc")
 
 ABOVE: Final = 16
-"""Descriptors on their way into a new process have this number at least: above those that they are to have there, so that none
-takes another's place."""
+"""Descriptors on their way into a new process have this number at least: above those that they are
+to have there, so that none takes another's place.
+"""
 
 ATTEMPTS: Final = 20
-"""How often a client meets a host that is just ending, or another client that is just starting one, before it gives up."""
+"""How often a client meets a host that is just ending, or another client that is just starting one,
+before it gives up.
+"""
 
 END_SECONDS: Final = 3.0
 """How long a host that was killed may take to end."""
@@ -77,7 +82,9 @@ KEPT: Final = (
     "PYTHONPYCACHEPREFIX",
 )
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
-"""What a host gets of its client's environment: settings of Penstock and of numerical libraries, and where things are."""
+"""What a host gets of its client's environment: settings of Penstock and of numerical libraries,
+and where things are.
+"""
 
 TAIL_BYTES: Final = 16_384
 
@@ -91,8 +98,9 @@ class Place(NamedTuple):
 
 
 class NotStarted(DeviceUnavailable):
-    """No process took this client on; *output* is the end of what the one that was started wrote. None *died* of it where
-    there was none, or it lives on and refuses, as one does whose driver cannot be loaded.
+    """No process took this client on; *output* is the end of what the one that was started wrote.
+    None *died* of it where there was none, or it lives on and refuses, as one does whose driver
+    cannot be loaded.
     """
 
     def __init__(self, message: str, output: str = "", *, died: bool = True) -> None:
@@ -109,9 +117,10 @@ class _Silent(Exception):
 
 
 class Started(NamedTuple):
-    """A connection to a host that took this client on. *pid* is the driver's process, as it says; *broker* the parent of that,
-    and this process's where it is a *child*. *pidfd* refers to the parent where it is known for sure; *page* is the
-    heart's, *output* what the driver's process writes.
+    """A connection to a host that took this client on. *pid* is the driver's process, as it says;
+    *broker* the parent of that, and this process's where it is a *child*. *pidfd* refers to the
+    parent where it is known for sure; *page* is the heart's, *output* what the driver's process
+    writes.
     """
 
     connection: Connection
@@ -167,7 +176,9 @@ def environment() -> dict[str, str]:
 
 
 def address_of(place: Place, settings: Mapping[str, str]) -> str:
-    """The name by which the host of *place* is found: the same for all processes of this user that would start it alike."""
+    """The name by which the host of *place* is found: the same for all processes of this user that
+    would start it alike.
+    """
     digest = hashlib.sha256()
     parts = [sys.executable, *place, str(wire.WIRE_VERSION)]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
@@ -180,11 +191,13 @@ def address_of(place: Place, settings: Mapping[str, str]) -> str:
 def connect(place: Place) -> Started:
     """A connection to the host of *place*, which is started unless it runs.
 
-    One that is stopped, or does not answer in the time that a start may take, is killed and replaced; where it is not surely
-    a host, or there is no directory to find it in (`meeting`), there is one for this client alone.
+    One that is stopped, or does not answer in the time that a start may take, is killed and
+    replaced; where it is not surely a host, or there is no directory to find it in (`meeting`),
+    there is one for this client alone.
 
-    Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver cannot be started, or does
-    not take this client on, with the reason; `NotStarted` where a process was there.
+    Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver
+    cannot be started, or does not take this client on, with the reason; `NotStarted` where a
+    process was there.
     """
     if reason := unavailable():
         raise NotAvailable(reason)
@@ -206,7 +219,8 @@ def _connected(place: Place, found: Meeting | None) -> Started:
             continue
         except OSError as error:
             if found is not None and isinstance(error, PermissionError | TimeoutError):
-                # Another user's, or somebody who takes nobody on: one of our own that nobody else can find.
+                # Another user's, or somebody who takes nobody on: one of our own that nobody else
+                # can find.
                 found = None
                 continue
             told = f"{NO_DESCRIPTOR_LEFT} ({error})" if error.errno in NO_DESCRIPTOR else error
@@ -254,7 +268,9 @@ def _served(place: Place, path: str) -> Started:
 def _reach(
     found: Meeting | None, name: str, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket, int | None, int]:
-    """A socket to the host; and the process, and what it writes, where this call started it. Raises `Taken`: try again."""
+    """A socket to the host; and the process, and what it writes, where this call started it. Raises
+    `Taken`: try again.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if found is None:
@@ -293,8 +309,8 @@ def _started(
 
 
 def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], output: int) -> int:
-    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone. *passed* is the socket of
-    its first client, and what others connect to where they can.
+    """Starts the process, in a session of its own: a terminal's interrupt is for its client alone.
+    *passed* is the socket of its first client, and what others connect to where they can.
     """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
@@ -324,8 +340,8 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
 
 
 def _known(started: Started, found: Meeting, name: str, place: Place) -> Started:
-    """A connection to the same host, by which the kernel tells its process: at the first it was not yet the one that
-    listens. The first, where that cannot be.
+    """A connection to the same host, by which the kernel tells its process: at the first it was not
+    yet the one that listens. The first, where that cannot be.
     """
     try:
         sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
@@ -342,7 +358,9 @@ def _known(started: Started, found: Meeting, name: str, place: Place) -> Started
 
 
 def _end(process: int, place: Place) -> bool:
-    """Kills a host of *place* that is of no use any more; False for what is none, or cannot be killed."""
+    """Kills a host of *place* that is of no use any more; False for what is none, or cannot be
+    killed.
+    """
     try:
         pidfd = open_process(process)
     except OSError:
@@ -366,8 +384,9 @@ def _end(process: int, place: Place) -> bool:
 def _greeted(
     connection: Connection, sock: socket.socket, place: Place, patience: float | None
 ) -> Received:
-    """What answers a greeting. Raises `DeviceUnavailable` where nothing does in the time that a start may take; `_Silent`
-    where it is a process of this user's, which need not be waited for once it is stopped, but for *patience*.
+    """What answers a greeting. Raises `DeviceUnavailable` where nothing does in the time that a
+    start may take; `_Silent` where it is a process of this user's, which need not be waited for
+    once it is stopped, but for *patience*.
     """
     limit = knobs.driver_start_ms()
     until = time.monotonic_ns() + limit * 1_000_000
@@ -496,7 +515,9 @@ def how_ended(status: int | None) -> str:
 
 
 def wrote_last(output: str) -> str:
-    """What follows `how_ended` in a sentence: the last line of *output*, the end of what a host wrote; empty without one."""
+    """What follows `how_ended` in a sentence: the last line of *output*, the end of what a host
+    wrote; empty without one.
+    """
     lines = output.splitlines()
     return f"; it wrote last: {lines[-1].strip()[:MAX_SHOWN]}" if lines else ""
 

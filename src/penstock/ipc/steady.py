@@ -1,5 +1,5 @@
-"""Memory that another process owns and cannot make shorter: no other is mapped, for touching what was taken away under a
-mapping ends the process that does.
+"""Memory that another process owns and cannot make shorter: no other is mapped, for touching what
+was taken away under a mapping ends the process that does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ DMA_BUF_MAGIC: Final = 0x444D4142
 
 
 def is_steady(fd: int) -> bool:
-    """Whether no process can make the memory behind *fd* shorter: a memfd sealed against shrinking, or a dma-buf."""
+    """Whether no process can make the memory behind *fd* shorter: a memfd sealed against shrinking,
+    or a dma-buf.
+    """
     return is_sealed(fd, SHRINK) or filesystem_of(fd) == DMA_BUF_MAGIC
 
 
@@ -35,7 +37,9 @@ def descriptor_in(memory: Memory) -> int | None:
 
 
 def may_shrink(memory: Memory) -> bool:
-    """Whether somebody could make *memory* shorter while it is mapped. One without an open descriptor cannot be mapped."""
+    """Whether somebody could make *memory* shorter while it is mapped. One without an open
+    descriptor cannot be mapped.
+    """
     fd = descriptor_in(memory)
     return fd is not None and not is_steady(fd)
 

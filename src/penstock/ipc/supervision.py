@@ -1,4 +1,6 @@
-"""The owner of a driver's host in a client: starts it, and starts it again when it has died, less and less often."""
+"""The owner of a driver's host in a client: starts it, and starts it again when it has died, less
+and less often.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,18 @@ log = Log("penstock.ipc")
 
 FIRST_PAUSE: Final = 0.2
 MOST_PAUSE: Final = 10.0
-"""Seconds before the process is started again, from the second death in a row on: doubled each time."""
+"""Seconds before the process is started again, from the second death in a row on: doubled each
+time.
+"""
 
 MOST_WAITED: Final = 2.0
-"""Seconds of such a pause that a call waits for; where it is longer, or ends after the call's deadline, the call fails at once."""
+"""Seconds of such a pause that a call waits for; where it is longer, or ends after the call's
+deadline, the call fails at once.
+"""
 
 MOST_DEATHS: Final = 6
-"""Deaths in a row, without a call that succeeded in between, after which the driver is quarantined."""
+"""Deaths in a row, without a call that succeeded in between, after which the driver is quarantined.
+"""
 
 QUARANTINE_SECONDS: Final = 600.0
 
@@ -99,9 +106,11 @@ class Supervisor:
         return link if link is not None and not link.session.gone else None
 
     def link(self, deadline_ns: int | None = None) -> Link:
-        """The host, started if need be; a short pause after deaths in a row is waited for, where it ends before the deadline.
+        """The host, started if need be; a short pause after deaths in a row is waited for, where it
+        ends before the deadline.
 
-        Raises `DeadObject` where it may not be started yet, could not be, or is not there by the deadline.
+        Raises `DeadObject` where it may not be started yet, could not be, or is not there by the
+        deadline.
         """
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")
@@ -143,7 +152,9 @@ class Supervisor:
         return start.link
 
     def _begin(self, start: _Start) -> None:
-        """Starts the host in a thread of its own: it is there for later calls, whoever gave up waiting for it."""
+        """Starts the host in a thread of its own: it is there for later calls, whoever gave up
+        waiting for it.
+        """
         late = None
         try:
             link = self.running or self._started()
@@ -194,8 +205,8 @@ class Supervisor:
         return link
 
     def died(self, link: Link, deadline_ns: int | None = None) -> None:
-        """A call found *link* gone; waits until its end is known, so that the record is complete, for which it has until
-        the deadline. One that lives is left.
+        """A call found *link* gone; waits until its end is known, so that the record is complete,
+        for which it has until the deadline. One that lives is left.
         """
         if link.session.gone and not link.settle(deadline_ns):
             # Whoever gives up is in the record all the same.
@@ -211,8 +222,9 @@ class Supervisor:
 
     @contextmanager
     def noted(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
-        """While the block runs, the death of the process has *call* in its record, which is complete when the block ends,
-        unless the deadline comes first. A `DeadObject` says how it ended.
+        """While the block runs, the death of the process has *call* in its record, which is
+        complete when the block ends, unless the deadline comes first. A `DeadObject` says how it
+        ended.
         """
         key = id(call)
         self.underway[key] = call
@@ -231,7 +243,9 @@ class Supervisor:
             self.underway.pop(key, None)
 
     def close(self) -> None:
-        """Leaves the host for good; twice is harmless. One that is still being started is left as soon as it is there."""
+        """Leaves the host for good; twice is harmless. One that is still being started is left as
+        soon as it is there.
+        """
         with self._forgiven:
             self._closed = True
             start = self._start
@@ -265,8 +279,8 @@ class Supervisor:
         self._bury(link.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
-        """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the same refusal one. *pid*
-        is 0 where there never was a process that answered.
+        """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the
+        same refusal one. *pid* is 0 where there never was a process that answered.
         """
         known = not died and how == self._last
         self._count(how, died=died)

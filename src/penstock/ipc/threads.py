@@ -1,7 +1,7 @@
 """Threads that are begun without waiting for them, or not for long.
 
-`threading.Thread.start` waits until the new thread runs. One that finds no memory for its first step dies before that,
-and whoever starts it waits for ever.
+`threading.Thread.start` waits until the new thread runs. One that finds no memory for its first
+step dies before that, and whoever starts it waits for ever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _unborn: set[object] = set()
 
 
 def begin(work: Callable[..., object], *arguments: Any) -> None:
-    """Has *work* done in a thread of its own, which keeps no process from ending. It may never run: see `unborn`.
+    """Has *work* done in a thread of its own, which keeps no process from ending. It may never run:
+    see `unborn`.
 
     Raises `RuntimeError` or `MemoryError` where there is no room for a thread.
     """
@@ -40,8 +41,8 @@ def begin_or_do(work: Callable[..., object], *arguments: Any) -> None:
 
 
 class PatientThread(threading.Thread):
-    """A daemon thread whose `start` waits until it runs, but no longer than *seconds*; raises `RuntimeError` then, also where
-    there is no room for a thread. It may run later all the same.
+    """A daemon thread whose `start` waits until it runs, but no longer than *seconds*; raises
+    `RuntimeError` then, also where there is no room for a thread. It may run later all the same.
     """
 
     def __init__(self, work: Callable[..., object], *arguments: Any, name: str) -> None:

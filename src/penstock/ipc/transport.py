@@ -1,7 +1,9 @@
-"""Frames and descriptors over a Unix stream socket, between two processes of which neither trusts the other.
+"""Frames and descriptors over a Unix stream socket, between two processes of which neither trusts
+the other.
 
-A frame is a header, the number of its descriptors and of its bytes, and the bytes. Descriptors travel by
-`SCM_RIGHTS` with the header, further ones with a byte each for as many as one message of the kernel takes.
+A frame is a header, the number of its descriptors and of its bytes, and the bytes. Descriptors
+travel by `SCM_RIGHTS` with the header, further ones with a byte each for as many as one message of
+the kernel takes.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ CHUNK: Final = 1 << 20
 
 
 class Received(NamedTuple):
-    """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch (`penstock.ipc.untouchable`);
-    not *complete* means that this process had no room for them, and has none.
+    """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch
+    (`penstock.ipc.untouchable`); not *complete* means that this process had no room for them, and
+    has none.
     """
 
     data: bytes
@@ -48,8 +51,8 @@ class Received(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """What one message of the kernel takes of a frame, at least one byte; of what is kept for later the descriptors are
-    duplicates.
+    """What one message of the kernel takes of a frame, at least one byte; of what is kept for later
+    the descriptors are duplicates.
     """
 
     data: memoryview
@@ -72,11 +75,14 @@ class _Partial:
 class Connection:
     """One end of a stream. Any thread may `send`; one thread at a time may `receive`.
 
-    A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next `receive`, and what could be sent
-    by halves only is sent before anything else, so that a deadline missed leaves the stream in order.
+    A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next
+    `receive`, and what could be sent by halves only is sent before anything else, so that a
+    deadline missed leaves the stream in order.
 
-    *most* descriptors may come beside one frame; the kernel closes what comes beyond. `expect` is called with the length of
-    a message of more than `CHUNK` bytes before memory is taken for it, and raises `WireError` where there is none.
+    *most* descriptors may come beside one frame; the kernel closes what comes beyond. `expect` is
+    called with the length of
+    a message of more than `CHUNK` bytes before memory is taken for it, and raises `WireError` where
+    there is none.
     """
 
     expect: Callable[[int], None]
@@ -99,9 +105,9 @@ class Connection:
     ) -> None:
         """Sends one frame; the descriptors stay the caller's.
 
-        Raises `WireError` for one that is too large, `GeneralFailure` for a descriptor that is not open,
-        `ResourceExhaustedTransient` where the kernel lets no more travel, `TimeoutError` when the other end has not taken it
-        by the deadline, `EOFError` when there is no other end.
+        Raises `WireError` for one that is too large, `GeneralFailure` for a descriptor that is not
+        open, `ResourceExhaustedTransient` where the kernel lets no more travel, `TimeoutError` when
+        the other end has not taken it by the deadline, `EOFError` when there is no other end.
         """
         wire.frame_header(len(data))
         if len(descriptors) > wire.MAX_HANDLES:
@@ -124,8 +130,9 @@ class Connection:
             self._sending.release()
 
     def receive(self, deadline_ns: int | None = None) -> Received:
-        """The next frame. Raises `TimeoutError` when it is not all there by the deadline, `EOFError` when there is no
-        other end, `WireError` for what is no frame: the stream is of no further use then.
+        """The next frame. Raises `TimeoutError` when it is not all there by the deadline,
+        `EOFError` when there is no other end, `WireError` for what is no frame: the stream is of no
+        further use then.
         """
         partial = self._partial
         while len(partial.header) < HEADER.size:
@@ -177,7 +184,9 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket, and what came by halves; twice is harmless. Nobody may send or receive meanwhile."""
+        """Closes the socket, and what came by halves; twice is harmless. Nobody may send or receive
+        meanwhile.
+        """
         self._socket.close()
         while self._unsent:
             close_all(self._unsent.popleft().descriptors)
@@ -204,8 +213,8 @@ class Connection:
                 self._unsent.appendleft(_Part(part.data[sent:], ()))
 
     def _send_parts(self, parts: list[_Part], deadline_ns: int | None) -> None:
-        """Sends one frame. Of one that has begun the rest is kept at the deadline, for whoever sends next; where that
-        cannot be, the stream is over.
+        """Sends one frame. Of one that has begun the rest is kept at the deadline, for whoever
+        sends next; where that cannot be, the stream is over.
         """
         begun = False
         try:
@@ -266,7 +275,9 @@ class Connection:
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
     def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Some bytes, at most *nbytes*. Descriptors that come with them have no receiver: the kernel closes them."""
+        """Some bytes, at most *nbytes*. Descriptors that come with them have no receiver: the
+        kernel closes them.
+        """
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         while True:

@@ -1,5 +1,5 @@
-"""What calls that are part of a greater one, as `Device.supported_operations` is of a compile, have of it: its deadline, and
-a place to say that a process was started again for them.
+"""What calls that are part of a greater one, as `Device.supported_operations` is of a compile, have
+of it: its deadline, and a place to say that a process was started again for them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ _deadline: Final[ContextVar[int | None]] = ContextVar("penstock.ipc.until", defa
 
 @contextmanager
 def until(deadline_ns: int | None) -> Iterator[None]:
-    """In this block, and thread, calls to other processes that have no deadline have this one; None changes nothing."""
+    """In this block, and thread, calls to other processes that have no deadline have this one; None
+    changes nothing.
+    """
     if deadline_ns is None:
         yield
         return
@@ -30,8 +32,8 @@ def until(deadline_ns: int | None) -> Iterator[None]:
 
 @contextmanager
 def gathering(restarts: dict[str, str]) -> Iterator[None]:
-    """In this block, and thread, *restarts* gets the name of each device whose process is started again for a call that has
-    no receipt of its own, and how the one before ended.
+    """In this block, and thread, *restarts* gets the name of each device whose process is started
+    again for a call that has no receipt of its own, and how the one before ended.
     """
     token = _restarts.set(restarts)
     try:

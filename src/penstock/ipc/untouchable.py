@@ -1,9 +1,10 @@
-"""Descriptors that no process may touch: any call on a file of a FUSE file system, `fstat` and `close` among them, lasts for
-as long as the program behind it likes, and cannot be interrupted.
+"""Descriptors that no process may touch: any call on a file of a FUSE file system, `fstat` and
+`close` among them, lasts for as long as the program behind it likes, and cannot be interrupted.
 
-What a descriptor is of is told by what the kernel knows without asking that program: seals, the link in `/proc/self/fd`,
-and the mount, whose number stands in `/proc/self/fdinfo`. Where this process does not see the mount, in another namespace,
-a thread asks for the kind of the file system, and nobody waits for it for long.
+What a descriptor is of is told by what the kernel knows without asking that program: seals, the
+link in `/proc/self/fd`, and the mount, whose number stands in `/proc/self/fdinfo`. Where this
+process does not see the mount, in another namespace, a thread asks for the kind of the file system,
+and nobody waits for it for long.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ logger: Final = logging.getLogger(__name__)
 UNTOUCHABLE: Final = "a descriptor of a FUSE file system, or of one that does not answer, is not taken: any call on it may last for ever"
 
 FUSE_MAGIC: Final = 0x65735546
-"""Of `linux/magic.h`: what the kernel says of every FUSE file system, whatever its program answers."""
+"""Of `linux/magic.h`: what the kernel says of every FUSE file system, whatever its program answers.
+"""
 
 PATIENCE_SECONDS: Final = 1.0
 """How long a file system that this process does not see may take to answer."""
@@ -57,7 +59,9 @@ def accepted(fd: int) -> int:
 
 
 def may_last(fd: int) -> bool:
-    """Whether calls on *fd* may wait for another program's file system. What cannot be told counts as no."""
+    """Whether calls on *fd* may wait for another program's file system. What cannot be told counts
+    as no.
+    """
     if sys.platform != "linux" or is_memory(fd):
         return False
     try:

@@ -1,9 +1,10 @@
 """Waking another process: a doorbell for each direction, heard together with the other's death.
 
-The other process has the same open file and may do with it what it likes: clear its flags, fill it, close it, at any
-moment. So no ringing and no hearing goes by flags, or looks first: each is one system call that is itself told not to
-wait. A pipe's is `pwritev2` with RWF_NOWAIT, which Linux has from 6.4 on; elsewhere a doorbell is a pair of sockets, and
-the call `send` with MSG_DONTWAIT. An eventfd, cheaper than sockets, has none.
+The other process has the same open file and may do with it what it likes: clear its flags, fill it,
+close it, at any moment. So no ringing and no hearing goes by flags, or looks first: each is one
+system call that is itself told not to wait. A pipe's is `pwritev2` with RWF_NOWAIT, which Linux has
+from 6.4 on; elsewhere a doorbell is a pair of sockets, and the call `send` with MSG_DONTWAIT. An
+eventfd, cheaper than sockets, has none.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 
 class Doorbell:
-    """One direction. *listen_fd* is the end that is heard, *ring_fd* the one that is rung; -1 where the other
-    process alone has that end. Both descriptors belong to it, also where it cannot be made.
+    """One direction. *listen_fd* is the end that is heard, *ring_fd* the one that is rung; -1 where
+    the other process alone has that end. Both descriptors belong to it, also where it cannot be
+    made.
 
     Raises `InvalidArgument` for what is neither a pipe nor a socket of a pair.
     """
@@ -65,7 +67,9 @@ class Doorbell:
 
     @classmethod
     def create(cls) -> Self:
-        """A new one with both ends; raises `ResourceExhaustedTransient` where no descriptor is left."""
+        """A new one with both ends; raises `ResourceExhaustedTransient` where no descriptor is
+        left.
+        """
         if sys.platform == "win32":
             raise OSError(NOT_ON_WINDOWS)
         try:
@@ -77,7 +81,9 @@ class Doorbell:
         return cls(listener.detach(), ringer.detach())
 
     def ring(self) -> None:
-        """Wakes who listens. One that is full needs no more ringing; one whose listener is gone gets none."""
+        """Wakes who listens. One that is full needs no more ringing; one whose listener is gone
+        gets none.
+        """
         try:
             end = self._sockets.get(self.ring_fd)
             if end is not None:
@@ -121,8 +127,8 @@ def pipes_take_no_wait() -> bool:
 
 
 class Listener:
-    """Waits for *bell*, and for *life_fd* (a pidfd, or any descriptor that becomes readable when the other process is
-    gone; None without one). For one thread at a time.
+    """Waits for *bell*, and for *life_fd* (a pidfd, or any descriptor that becomes readable when
+    the other process is gone; None without one). For one thread at a time.
     """
 
     _bell: Doorbell
@@ -143,7 +149,9 @@ class Listener:
         self._fds = fds if max(fds) < FD_SETSIZE else []
 
     def wait(self, timeout_ns: int | None) -> Heard:
-        """What happens first; ringing is forgotten once it is heard. A bell that nobody can ring any more is a death."""
+        """What happens first; ringing is forgotten once it is heard. A bell that nobody can ring
+        any more is a death.
+        """
         if timeout_ns is None:
             found = [fd for fd, _ in self._poll.poll()]
         elif self._fds:

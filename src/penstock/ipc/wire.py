@@ -1,9 +1,10 @@
 """Every message between the runtime and a device that is not in its process.
 
-A call is answered by one reply. What cannot be bytes (descriptors, cancel tokens, callbacks, fences, host
-arrays, pools of constants) travels beside a message in a table of handles, and the message holds its
-index there. Objects of the device (prepared models, bursts, executions, buffers) have numbers that the
-device's side gives out. `penstock.ipc.codec` turns HAL values into these forms and back.
+A call is answered by one reply. What cannot be bytes (descriptors, cancel tokens, callbacks,
+fences, host arrays, pools of constants) travels beside a message in a table of handles, and the
+message holds its index there. Objects of the device (prepared models, bursts, executions, buffers)
+have numbers that the device's side gives out. `penstock.ipc.codec` turns HAL values into these
+forms and back.
 """
 
 from __future__ import annotations
@@ -38,15 +39,17 @@ WIRE_VERSION: Final = 6
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
-"""Bytes of the largest message: constants and tensors are not in it, and while one is read the interpreter does nothing
-else.
+"""Bytes of the largest message: constants and tensors are not in it, and while one is read the
+interpreter does nothing else.
 """
 
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
 
 MAX_RANK: Final = 32
-"""Dimensions that an argument or a buffer may be said to have: the product of many large ones takes for ever."""
+"""Dimensions that an argument or a buffer may be said to have: the product of many large ones takes
+for ever.
+"""
 
 HEADER_BYTES: Final = 8
 
@@ -66,7 +69,9 @@ MemoryId: TypeAlias = int
 
 
 def frame_header(nbytes: int) -> bytes:
-    """What goes before a message of *nbytes* bytes on a stream; raises `WireError` beyond `MAX_FRAME`."""
+    """What goes before a message of *nbytes* bytes on a stream; raises `WireError` beyond
+    `MAX_FRAME`.
+    """
     if nbytes > MAX_FRAME:
         raise WireError(f"a message of {nbytes} bytes; the limit is {MAX_FRAME}")
     return nbytes.to_bytes(HEADER_BYTES, "little")
@@ -95,7 +100,9 @@ class ModelForm(Form, frozen=True):
 
 
 class MemoryForm(Form, frozen=True):
-    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`, *buffer* what a hardware buffer holds."""
+    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`, *buffer* what a hardware
+    buffer holds.
+    """
 
     name: str
     handle: Handle
@@ -112,8 +119,9 @@ class HostForm(msgspec.Struct, frozen=True, tag="host"):
 
 
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
-    """A `HostMemory` whose bytes lie in shared memory: an array of *dtype* (its name) and *shape* at *location* in the
-    request's pools. The device's side maps it, and the driver gets an array as in process.
+    """A `HostMemory` whose bytes lie in shared memory: an array of *dtype* (its name) and *shape*
+    at *location* in the request's pools. The device's side maps it, and the driver gets an array as
+    in process.
     """
 
     location: DataLocation
@@ -131,8 +139,8 @@ class RequestForm(Form, frozen=True):
 
 
 class RingRequest(Form, frozen=True):
-    """A `Request` to *target*, a prepared model or a burst, in a slot of a ring, which carries no handles: *pools* are
-    numbers of lent pools.
+    """A `Request` to *target*, a prepared model or a burst, in a slot of a ring, which carries no
+    handles: *pools* are numbers of lent pools.
     """
 
     target: ObjectId
@@ -275,10 +283,11 @@ class Report(Form, frozen=True, tag="report"):
 
 
 class OpenRing(Form, frozen=True, tag="open_ring"):
-    """Shared memory through which executions go, of any prepared model and burst of the device: answered by `Made`, and
-    over with `Close`.
+    """Shared memory through which executions go, of any prepared model and burst of the device:
+    answered by `Made`, and over with `Close`.
 
-    *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and *slot_bytes*; *to_device*
+    *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and
+    *slot_bytes*; *to_device*
     and *to_client* are the ends of the two doorbells that the device's side needs.
     """
 
@@ -290,8 +299,8 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
 
 
 class LendPool(Form, frozen=True, tag="lend_pool"):
-    """Makes a memory known to the device's side for the requests of rings: answered by `Made`. `Close` unbinds the requests
-    that use it.
+    """Makes a memory known to the device's side for the requests of rings: answered by `Made`.
+    `Close` unbinds the requests that use it.
     """
 
     memory: MemoryForm
@@ -379,7 +388,9 @@ class Done(Form, frozen=True, tag="done"):
 
 
 class Failure(Form, frozen=True, tag="failure"):
-    """A `DriverError`: the class of *status*, its message, and the shapes of `OutputInsufficientSize`."""
+    """A `DriverError`: the class of *status*, its message, and the shapes of
+    `OutputInsufficientSize`.
+    """
 
     status: ErrorStatus
     message: str
@@ -425,8 +436,8 @@ class Signalled(Form, frozen=True, tag="signalled"):
 Notice: TypeAlias = Progress | Signalled
 
 
-# What a table of handles is on a stream between processes. Only descriptors really travel, beside the frame, and
-# a form holds its place among them.
+# What a table of handles is on a stream between processes. Only descriptors really travel, beside
+# the frame, and a form holds its place among them.
 
 
 class DescriptorForm(Form, frozen=True, tag="fd"):
@@ -436,8 +447,9 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: the *size* bytes of a memfd from byte *offset* on, which its receiver maps where it is sealed and
-    copies where it is not. *kind* names the memory that they lie in on the sender's side.
+    """A pool of constants: the *size* bytes of a memfd from byte *offset* on, which its receiver
+    maps where it is sealed and copies where it is not. *kind* names the memory that they lie in on
+    the sender's side.
     """
 
     place: int
@@ -473,8 +485,8 @@ class FenceForm(Form, frozen=True, tag="fence"):
 
 
 class ValueForm(Form, frozen=True, tag="value"):
-    """The handle of a memory that has no descriptor: its driver refuses it. What it is stays with the client, for a number
-    would name a descriptor of the host.
+    """The handle of a memory that has no descriptor: its driver refuses it. What it is stays with
+    the client, for a number would name a descriptor of the host.
     """
 
 
@@ -516,8 +528,8 @@ class Drop(Form, frozen=True, tag="drop"):
 
 
 class Lend(Form, frozen=True, tag="lend"):
-    """Memory that a client lends until its `Release`: the first *size* bytes of the descriptor beside it, which is
-    sealed against shrinking.
+    """Memory that a client lends until its `Release`: the first *size* bytes of the descriptor
+    beside it, which is sealed against shrinking.
     """
 
     memory: MemoryId
@@ -531,11 +543,12 @@ class Release(Form, frozen=True, tag="release"):
 
 
 class Welcome(Form, frozen=True, tag="welcome"):
-    """The host takes the client on: it has *devices* devices, and is the process *pid*, a child of *broker*, which ends as it
-    does. Beside it travel the page in which the host's heart beats, and what the process writes to its standard output
-    and error, both read-only.
+    """The host takes the client on: it has *devices* devices, and is the process *pid*, a child of
+    *broker*, which ends as it does. Beside it travel the page in which the host's heart beats, and
+    what the process writes to its standard output and error, both read-only.
 
-    *refused* are devices that could not be made, and why. *sandbox* says for each measure what became of it.
+    *refused* are devices that could not be made, and why. *sandbox* says for each measure what
+    became of it.
     """
 
     wire_version: int
@@ -553,8 +566,8 @@ class Refused(Form, frozen=True, tag="refused"):
 
 
 class Answer(Form, frozen=True, tag="answer"):
-    """The reply to a call; *body* is a `Reply`, one that stands for an error where the call *failed*; *handles* is
-    its table.
+    """The reply to a call; *body* is a `Reply`, one that stands for an error where the call
+    *failed*; *handles* is its table.
     """
 
     call: CallId

@@ -89,8 +89,8 @@ class SubgraphBuilder:
         quantization: Quantization | None = None,
         dtype: DType | None = None,
     ) -> int:
-        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays). Raises `InputError` for
-        what is no array of such elements.
+        """Adds a constant; *dtype* where the array's own does not say it (int4 in int8 arrays).
+        Raises `InputError` for what is no array of such elements.
         """
         return self.operand(self._model.constant_operand(value, name, quantization, dtype))
 
@@ -103,8 +103,9 @@ class SubgraphBuilder:
         name: str = "",
         quantization: Quantization | None = None,
     ) -> int:
-        """Adds a constant whose bytes lie in *pool* from *offset* on, packed as in a model file, and stay there; up to
-        128 are copied into the model (NNAPI section 6.1). Raises `InvalidOperand` where they are not in the pool.
+        """Adds a constant whose bytes lie in *pool* from *offset* on, packed as in a model file,
+        and stay there; up to 128 are copied into the model (NNAPI section 6.1). Raises
+        `InvalidOperand` where they are not in the pool.
 
         Whoever can write the pool must not while the model is used.
         """
@@ -125,7 +126,9 @@ class SubgraphBuilder:
         outputs: Sequence[Operand | tuple[DType, Shape] | tuple[DType, Shape, Quantization | None]],
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> list[int]:
-        """Appends an operation, its outputs as new temporaries; missing attributes get the row's defaults."""
+        """Appends an operation, its outputs as new temporaries; missing attributes get the row's
+        defaults.
+        """
         check_kind(kind, str, "an operation's type is text")
         row = OPERATIONS.get(kind)
         if row is None:
@@ -142,8 +145,8 @@ class SubgraphBuilder:
         self._states.append((variable, input, output))
 
     def finish(self, outputs: Sequence[int]) -> Subgraph:
-        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT. Raises `InputError` for
-        what is no list of indexes, `IndexOutOfRange` for one of no operand.
+        """The subgraph; temporaries among *outputs* and the state outputs become SUBGRAPH_OUTPUT.
+        Raises `InputError` for what is no list of indexes, `IndexOutOfRange` for one of no operand.
         """
         check_kind(outputs, Sequence, "outputs are a list of operand indexes")
         for index in outputs:
@@ -198,7 +201,9 @@ class ModelBuilder(SubgraphBuilder):
         return len(self._variables) - 1
 
     def pool(self, pool: ConstantPool) -> int:
-        """Adds memory that constants lie in already, and returns its index for `located`; once for each."""
+        """Adds memory that constants lie in already, and returns its index for `located`; once for
+        each.
+        """
         if pool not in self._given:
             self._given.append(pool)
         return self._given.index(pool) + 1

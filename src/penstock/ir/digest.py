@@ -1,9 +1,9 @@
 """The canonical digest of a model: SHA-256 of its structure and of its constants.
 
 Two models have equal digests when they compute the same by the same operations, however they were
-built: operands are numbered in the order in which the operations meet them, so that unused operands,
-operand order, pool layout, names, origins, signatures and metadata do not count. Every field is
-length-framed, so that no two different models give the hash the same bytes.
+built: operands are numbered in the order in which the operations meet them, so that unused
+operands, operand order, pool layout, names, origins, signatures and metadata do not count. Every
+field is length-framed, so that no two different models give the hash the same bytes.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ def digest_structure(model: ModelParts) -> bytes:
 
 
 class Form(Struct, frozen=True):
-    """What kind of work an operation is: *digest*, as digits, of its type and attributes, and of each operand's element type
-    and quantisation, and whether it is constant; of an IF or WHILE also of what its subgraphs do. *shapes* are the
-    operands' shapes, None for what is not known. Neither names nor the values of constants count.
+    """What kind of work an operation is: *digest*, as digits, of its type and attributes, and of
+    each operand's element type and quantisation, and whether it is constant; of an IF or WHILE also
+    of what its subgraphs do. *shapes* are the operands' shapes, None for what is not known. Neither
+    names nor the values of constants count.
     """
 
     digest: str

@@ -1,8 +1,10 @@
-"""NNAPI's vendor extensions in the IR: named operations and operand types that their vendor alone defines.
+"""NNAPI's vendor extensions in the IR: named operations and operand types that their vendor alone
+defines.
 
-An extension operation is an `Operation` of the type EXTENSION: its attributes name the extension and the operation's number
-within it. An operand of an extension's type is a uint8 array: the bytes of each element are its last dimension, and
-`Operand.extension` says whose type it is. (NNAPI section 8.6.)
+An extension operation is an `Operation` of the type EXTENSION: its attributes name the extension
+and the operation's number within it. An operand of an extension's type is a uint8 array: the bytes
+of each element are its last dimension, and `Operand.extension` says whose type it is. (NNAPI
+section 8.6.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ EXTENSION: Final = "EXTENSION"
 """The type of every extension operation."""
 
 MAX_CODE: Final = 0xFFFF
-"""The largest number of an operation, operand type or attribute within its extension: they have 16 bits."""
+"""The largest number of an operation, operand type or attribute within its extension: they have 16
+bits.
+"""
 
 MAX_NAME: Final = 255
 """Characters of an extension's name."""
@@ -33,11 +37,12 @@ _NAME: Final = re.compile(r"[a-z0-9_]+(?:\.[a-z0-9_]+)+")
 
 
 class ExtensionType(Struct, frozen=True):
-    """What an operand of an extension's type is: type number *code* of the *extension*, *byte_size* bytes an element.
+    """What an operand of an extension's type is: type number *code* of the *extension*, *byte_size*
+    bytes an element.
 
-    A scalar (*is_tensor* False) has the shape (byte_size,), a tensor its dimensions and byte_size behind them. *data* is
-    what belongs to the operand beside its value, such as the parameters of a quantisation: bytes that the driver alone
-    understands.
+    A scalar (*is_tensor* False) has the shape (byte_size,), a tensor its dimensions and byte_size
+    behind them. *data* is what belongs to the operand beside its value, such as the parameters of a
+    quantisation: bytes that the driver alone understands.
     """
 
     extension: str
@@ -57,9 +62,11 @@ class ExtensionType(Struct, frozen=True):
 
 
 def name_fault(name: object) -> str:
-    """What is wrong with the name of an extension; empty for a reversed domain name such as `com.example.fibonacci`.
+    """What is wrong with the name of an extension; empty for a reversed domain name such as
+    `com.example.fibonacci`.
 
-    Lower-case letters, digits and underscores, in at least two words with dots between (NNAPI section 5.2).
+    Lower-case letters, digits and underscores, in at least two words with dots between (NNAPI
+    section 5.2).
     """
     if not isinstance(name, str):
         return f"the name of an extension is text, not {type(name).__name__}"
@@ -81,7 +88,9 @@ def code_fault(code: object, what: str) -> str:
 
 
 def type_fault(kind: ExtensionType) -> str:
-    """What is wrong with *kind*, whose fields have the types that they are declared with; empty where nothing is."""
+    """What is wrong with *kind*, whose fields have the types that they are declared with; empty
+    where nothing is.
+    """
     if fault := name_fault(kind.extension) or code_fault(kind.code, "the number of a type"):
         return fault
     if type(kind.byte_size) is not int or not 0 < kind.byte_size <= MAX_ELEMENT:

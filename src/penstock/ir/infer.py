@@ -59,8 +59,8 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
 
 
 class Inferred(Struct):
-    """What was found out about the subgraphs of one model, for whoever infers several of them: each is inferred once for
-    the same input shapes.
+    """What was found out about the subgraphs of one model, for whoever infers several of them: each
+    is inferred once for the same input shapes.
     """
 
     shapes: dict[Call, list[Shape]] = field(default_factory=dict)
@@ -74,8 +74,9 @@ class Inferred(Struct):
 def infer_subgraph(
     model: Model, subgraph: int, inputs: Sequence[Shape], known: Inferred | None = None
 ) -> Subgraph:
-    """A subgraph with the shape of every operand inferred from those of its inputs; itself where all are as they
-    were. Raises `ShapeMismatch` as `infer_shapes` does. *known* is of earlier calls for the same model, and is added to.
+    """A subgraph with the shape of every operand inferred from those of its inputs; itself where
+    all are as they were. Raises `ShapeMismatch` as `infer_shapes` does. *known* is of earlier calls
+    for the same model, and is added to.
     """
     graph = model.subgraphs[subgraph]
     shapes = _run(model, (subgraph, tuple(inputs)), Inferred() if known is None else known)
@@ -91,7 +92,9 @@ def infer_subgraph(
 
 
 def _run(model: Model, call: Call, known: Inferred) -> list[Shape]:
-    """The shapes of all operands of a subgraph. Not recursive: subgraphs may be nested deeper than Python's stack."""
+    """The shapes of all operands of a subgraph. Not recursive: subgraphs may be nested deeper than
+    Python's stack.
+    """
     if call in known.shapes:
         return known.shapes[call]
     stack = [_Inference(model, call, known)]
@@ -133,7 +136,9 @@ class _Inference:
             self.shapes[index] = shape
 
     def run(self) -> None:
-        """Infers the shapes of all operands; goes on at the operation that has raised `_NeededFirst`."""
+        """Infers the shapes of all operands; goes on at the operation that has raised
+        `_NeededFirst`.
+        """
         operations = self.subgraph.operations
         while self._next < len(operations):
             checkpoint()
@@ -226,11 +231,13 @@ class _Context:
 def follow(
     model: Model, subgraph: int, given: Mapping[int, NDArray], wanted: Collection[int]
 ) -> dict[int, NDArray]:
-    """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, from constants and from the
-    values *given* of other operands: what small computations on plain numbers give, by the rows' `fold`.
+    """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, from
+    constants and from the values *given* of other operands: what small computations on plain
+    numbers give, by the rows' `fold`.
 
-    Of the operations only those that the wanted values depend on are looked at. The subgraph's shapes are taken
-    as they stand (`infer_shapes`); where they contradict each other nothing follows.
+    Of the operations only those that the wanted values depend on are looked at. The subgraph's
+    shapes are taken as they stand (`infer_shapes`); where they contradict each other nothing
+    follows.
     """
     graph = model.subgraphs[subgraph]
     known = Inferred()

@@ -85,7 +85,8 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
     @property
     def digest(self) -> Digest:
         """SHA-256 of structure and of constants (`penstock.ir.digest`); computed once."""
-        # `cached_property` of Python 3.11 holds one lock for all models meanwhile, also in a forked child.
+        # `cached_property` of Python 3.11 holds one lock for all models meanwhile, also in a forked
+        # child.
         known: Digest | None = self.__dict__.get("_digest")
         if known is None:
             from penstock.ir.digest import digest_model
@@ -103,7 +104,9 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
         return constant_array(self.pools, operand)
 
     def signature_model(self, name: str) -> Model:
-        """The same model, entered through signature *name* (`UnknownSignature` lists the known ones)."""
+        """The same model, entered through signature *name* (`UnknownSignature` lists the known
+        ones).
+        """
         check_kind(name, str, "a signature is named by text")
         if name not in self.signatures:
             known = ", ".join(map(repr, self.signatures)) or "none"

@@ -15,8 +15,8 @@ MAX_COPIED_VALUE: Final = 128
 
 
 class Lifetime(enum.Enum):
-    """Who writes an operand, and when. A subgraph output may also be an input or a constant: it then
-    keeps that lifetime and merely stands in `outputs` too.
+    """Who writes an operand, and when. A subgraph output may also be an input or a constant: it
+    then keeps that lifetime and merely stands in `outputs` too.
     """
 
     TEMPORARY_VARIABLE = "temporary"
@@ -44,7 +44,8 @@ class DataLocation(Struct, frozen=True):
 class Origin(Struct, frozen=True):
     """Where an item stood in the file it was loaded from; never part of the digest.
 
-    *opcode* is the file's operator code number and *version* its operator version (operations only).
+    *opcode* is the file's operator code number and *version* its operator version (operations
+    only).
     """
 
     subgraph: int
@@ -58,13 +59,16 @@ class Operand(Struct, frozen=True, eq=False, gc=False):
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
     *location*; a NO_VALUE operand stands for an omitted optional input. String constants are
-    stored in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count when
+    stored in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count
+    when
     operands are compared.
 
-    *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and stays so when *shape* is
+    *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and
+    stays so when *shape* is
     inferred: LiteRT chooses kernels by what the file has.
 
-    *extension* is the type of an operand whose values only the driver of a vendor's extension understands. Such an operand
+    *extension* is the type of an operand whose values only the driver of a vendor's extension
+    understands. Such an operand
     is uint8, and the bytes of each element are its last dimension.
     """
 

@@ -102,8 +102,8 @@ NO_ATTRIBUTES: Final = Attributes()
 class Operation(Struct, frozen=True, eq=False, gc=False):
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
     operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
-    `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the attributes `extension` and
-    `code`. Origins do not count when operations are compared.
+    `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the
+    attributes `extension` and `code`. Origins do not count when operations are compared.
     """
 
     type: str
@@ -123,7 +123,9 @@ class Operation(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def key(self) -> str:
-        """What kernels, policies and the operation table know it by: the type, CUSTOM:<code>, or EXTENSION:<name>:<number>."""
+        """What kernels, policies and the operation table know it by: the type, CUSTOM:<code>, or
+        EXTENSION:<name>:<number>.
+        """
         if self.type == "CUSTOM":
             return f"CUSTOM:{self.attributes.text('custom_code')}"
         if self.type == EXTENSION:

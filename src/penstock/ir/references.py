@@ -16,8 +16,8 @@ from penstock.ir.validate import subgraph_references
 
 
 def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
-    """The subgraphs of *model* that *operations* refer to, directly or not: their index there -> their place, from
-    1 on, behind a subgraph 0 of these operations.
+    """The subgraphs of *model* that *operations* refer to, directly or not: their index there ->
+    their place, from 1 on, behind a subgraph 0 of these operations.
     """
     found: dict[int, int] = {}
     pending = deque(target for operation in operations for target in subgraph_references(operation))
@@ -32,7 +32,9 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
 
 
 def entered_from(model: Model, index: int) -> list[int]:
-    """The subgraphs of *model* that subgraph *index* enters, directly or not, each once and after all it enters itself."""
+    """The subgraphs of *model* that subgraph *index* enters, directly or not, each once and after
+    all it enters itself.
+    """
     order: list[int] = []
     pending, seen = [(index, False)], set[int]()
     while pending:
@@ -61,7 +63,9 @@ def refer_anew(operation: Operation, subgraphs: Mapping[int, int]) -> Operation:
 
 
 def carried(model: Model, subgraphs: Mapping[int, int]) -> list[Subgraph]:
-    """The subgraphs that `referenced_by` found, in their new places, with references among them to match."""
+    """The subgraphs that `referenced_by` found, in their new places, with references among them to
+    match.
+    """
     return [
         replace(graph, operations=tuple(refer_anew(o, subgraphs) for o in graph.operations))
         for graph in (model.subgraphs[old] for old in polled(subgraphs))

@@ -1,7 +1,7 @@
 """Which float values a network rounds later on, and the order of sums that decides which way.
 
-A last bit of a float is nothing to most networks. Before an operation that quantises it, or takes the place of the
-greatest of several, it decides what comes after.
+A last bit of a float is nothing to most networks. Before an operation that quantises it, or takes
+the place of the greatest of several, it decides what comes after.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from penstock.ir.operation import Operation
 from penstock.ir.subgraph import Subgraph
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
-"""How a float layer adds up. `any`: as is quickest. `ordered`: as TFLite's reference kernels, from zero, product by
-product, each rounded. `fused`: as XNNPACK, from the bias, each product added before it is rounded.
+"""How a float layer adds up. `any`: as is quickest. `ordered`: as TFLite's reference kernels, from
+zero, product by product, each rounded. `fused`: as XNNPACK, from the bias, each product added
+before it is rounded.
 """
 
 OPTION: Final = "sums"
-"""The name in `PrepareConfig.options` under which a step's device learns what is rounded beyond it."""
+"""The name in `PrepareConfig.options` under which a step's device learns what is rounded beyond it.
+"""
 
 
 def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict[int, Sums]:
-    """The order of sums of each float operand whose values reach an operation that rounds them; *later* has that of
-    operands which do so outside *subgraph*.
+    """The order of sums of each float operand whose values reach an operation that rounds them;
+    *later* has that of operands which do so outside *subgraph*.
     """
     reached: dict[int, Sums] = dict(later or {})
     for operation in polled(reversed(subgraph.operations)):
@@ -52,7 +54,9 @@ def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
 
 
 def told(sums: Mapping[int, Sums]) -> tuple[tuple[str, str], ...]:
-    """The options that tell a device the sums of its outputs, by their positions; none where any will do."""
+    """The options that tell a device the sums of its outputs, by their positions; none where any
+    will do.
+    """
     if not sums:
         return ()
     return ((OPTION, " ".join(f"{at}={sums[at]}" for at in sorted(sums))),)

@@ -44,9 +44,12 @@ def branches_of(operation: Operation) -> tuple[int, int]:
 
 
 def settled(model: Model) -> Model:
-    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes are those of the
-    values that this operation gives. Operations that give one subgraph the same shapes share its copy. One whose values
-    are of unknown shape keeps the subgraphs it has, and so do those for which `MOST_COPIED` leaves no room. Without
+    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes are
+    those of the
+    values that this operation gives. Operations that give one subgraph the same shapes share its
+    copy. One whose values
+    are of unknown shape keeps the subgraphs it has, and so do those for which `MOST_COPIED` leaves
+    no room. Without
     control flow: *model*.
     """
     if not has_control_flow(model):
@@ -59,7 +62,9 @@ def settled(model: Model) -> Model:
 
 
 class _Settling:
-    """The subgraphs of one model as they become; *copies* is where each is that was copied, by index and input shapes."""
+    """The subgraphs of one model as they become; *copies* is where each is that was copied, by
+    index and input shapes.
+    """
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -71,7 +76,8 @@ class _Settling:
 
     def run(self) -> Model:
         model = self.model
-        # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits to be settled.
+        # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits
+        # to be settled.
         pending = [(model.main, model.entry)]
         while pending:
             checkpoint()

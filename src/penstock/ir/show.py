@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def show_model(model: ModelParts, digest: str) -> str:
-    """The listing: variables, then each subgraph with its operations; constants by shape, not value."""
+    """The listing: variables, then each subgraph with its operations; constants by shape, not
+    value.
+    """
     lines = [f"model {digest}"]
     for index, variable in enumerate(model.variables):
         lines.append(

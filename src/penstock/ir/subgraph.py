@@ -18,7 +18,8 @@ from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, eleme
 class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
     """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive.
 
-    *kind* names the shareable memory that they lie in, as `penstock.hal.Memory` does: a device that does not map it
+    *kind* names the shareable memory that they lie in, as `penstock.hal.Memory` does: a device that
+    does not map it
     cannot prepare a model with constants there. Empty is memory of this process.
     """
 
@@ -41,8 +42,8 @@ class Variable(Struct, frozen=True):
     """One piece of network state and its value before the first run.
 
     The initial value is *value* or *location* (packed, as a constant operand's), else all zeros;
-    dimensions unknown in *shape* count as 0 in the zeros. One that is not *assigned* has none: no run
-    may read it before another gave it a value.
+    dimensions unknown in *shape* count as 0 in the zeros. One that is not *assigned* has none: no
+    run may read it before another gave it a value.
     """
 
     name: str
@@ -68,8 +69,8 @@ class StatePort(Struct, frozen=True):
 
 
 class Subgraph(Struct, frozen=True, eq=False):
-    """Operands, and operations in an order in which every operand is written before it is read. Names do
-    not count when subgraphs are compared.
+    """Operands, and operations in an order in which every operand is written before it is read.
+    Names do not count when subgraphs are compared.
     """
 
     operands: tuple[Operand, ...]
@@ -210,7 +211,9 @@ def _unpack(data: memoryview, dtype: DType, shape: tuple[int, ...]) -> NDArray:
 
 
 def unpack_strings(data: memoryview, shape: tuple[int, ...]) -> NDArray:
-    """An object array of bytes from TFLite's string-tensor layout; `InvalidOperand` if it is not one."""
+    """An object array of bytes from TFLite's string-tensor layout; `InvalidOperand` if it is not
+    one.
+    """
     header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
     count = int(header[0]) if header.size else 0
     if count < 0 or header.size < count + 2 or count != element_count(shape):

@@ -15,7 +15,9 @@ from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidQuantization, ShapeOverflow
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"
-"""Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown rank."""
+"""Dimensions; None in a place is an unknown dimension (0 is a real one), None as a whole unknown
+rank.
+"""
 
 NDArray: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,7 +72,9 @@ class DType(enum.Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of arrays of this type: ml-dtypes' for those NumPy lacks, object for strings."""
+        """The NumPy dtype of arrays of this type: ml-dtypes' for those NumPy lacks, object for
+        strings.
+        """
         return _numpy_dtype(self)
 
     @property
@@ -139,7 +143,9 @@ def dtype_of(array_dtype: np.dtype[Any]) -> DType | None:
 
 
 def is_masked(value: object) -> bool:
-    """Whether *value* is an array that hides some of its values (`numpy.ma`); one that hides none is as any other."""
+    """Whether *value* is an array that hides some of its values (`numpy.ma`); one that hides none
+    is as any other.
+    """
     return isinstance(value, np.ndarray) and bool(np.any(getattr(value, "mask", False)))
 
 
@@ -168,7 +174,9 @@ def element_count(shape: Iterable[int | None]) -> int:
 
 
 def byte_size(dtype: DType, shape: Iterable[int | None]) -> int | None:
-    """Bytes a packed constant of this type and known shape takes; None where elements have no fixed size."""
+    """Bytes a packed constant of this type and known shape takes; None where elements have no fixed
+    size.
+    """
     if (bits := dtype.bits) is None:
         return None
     size = (element_count(shape) * bits + 7) // 8

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from penstock.ir.operation import Operation
 
 MAX_RANK = 32
-"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8."""
+"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8.
+"""
 
 
 MAX_DEPTH: Final = 128
@@ -343,7 +344,9 @@ RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STA
 
 
 def _check_calls(model: ModelParts) -> None:
-    """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI section 8.5)."""
+    """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI
+    section 8.5).
+    """
     for index, subgraph in enumerate(model.subgraphs):
         for at, operation in enumerate(subgraph.operations):
             if operation.type not in RUNS_SUBGRAPHS:
@@ -436,14 +439,15 @@ def _check_signature(
 
 
 def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
-    """The subgraphs in an order in which each stands after all it enters; *calls* has the indexes that each
-    one enters.
+    """The subgraphs in an order in which each stands after all it enters; *calls* has the indexes
+    that each one enters.
 
-    Raises `CyclicModel` where one is entered again from within itself, `LimitExceeded` where they are nested more than
-    `MAX_DEPTH` deep. Each is looked at once, however often it is entered.
+    Raises `CyclicModel` where one is entered again from within itself, `LimitExceeded` where they
+    are nested more than `MAX_DEPTH` deep. Each is looked at once, however often it is entered.
     """
     order: list[int] = []
-    # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many as it holds.
+    # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many
+    # as it holds.
     depths: dict[int, int] = {}
     for root in range(len(calls)):
         if root in depths:

@@ -7,9 +7,10 @@
         def relu(self, site, x):
             return np.maximum(x, 0)
 
-The base class answers what is supported and why not, checks what comes in and goes out, binds memory of every
-kind, reports shapes, stops when it is told to and says which operation failed. It is the shortest way to a driver that
-keeps every promise of `penstock.hal`; one that compiles whole models implements `penstock.hal.Device` itself.
+The base class answers what is supported and why not, checks what comes in and goes out, binds
+memory of every kind, reports shapes, stops when it is told to and says which operation failed. It
+is the shortest way to a driver that keeps every promise of `penstock.hal`; one that compiles whole
+models implements `penstock.hal.Device` itself.
 """
 
 from penstock.kernels.device import KernelDevice, PreparedKernels

@@ -1,4 +1,6 @@
-"""Between a request's arguments and arrays: memory of every kind mapped, viewed, and written at the end."""
+"""Between a request's arguments and arrays: memory of every kind mapped, viewed, and written at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def deliver(
     results: Sequence[NDArray],
     regions: Sequence[NDArray],
 ) -> tuple[OutputShape, ...]:
-    """Writes *results* where the request wants them, and gives their shapes where one was not known.
+    """Writes *results* where the request wants them, and gives their shapes where one was not
+    known.
 
     Raises `OutputInsufficientSize` before anything is written.
     """

@@ -46,20 +46,25 @@ CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
     "RELU6": (0.0, 6.0),
     "RELU_N1_TO_1": (-1.0, 1.0),
 }
-"""Fused activations that are applied to what a kernel returns, for float results: least and greatest value."""
+"""Fused activations that are applied to what a kernel returns, for float results: least and
+greatest value.
+"""
 
 MAX_MESSAGE: Final = 300
 
 
 class KernelDevice(DeviceBase):
-    """A device whose operations are its methods marked with `kernel`; a subclass adds `name` and `version`.
+    """A device whose operations are its methods marked with `kernel`; a subclass adds `name` and
+    `version`.
 
-    An operation is supported when a kernel is marked for it, every operand has an element type the kernel is marked
-    with, a fused activation is one of `CLIPS` (on floats), and `refuse` has nothing against it. A kernel gets its
-    inputs read-only, in the shapes of the run, and returns new arrays or views of them in the element types and shapes
-    that the operation's outputs have; anything else, and any exception, fails the execution naming the operation.
+    An operation is supported when a kernel is marked for it, every operand has an element type the
+    kernel is marked with, a fused activation is one of `CLIPS` (on floats), and `refuse` has
+    nothing against it. A kernel gets its inputs read-only, in the shapes of the run, and returns
+    new arrays or views of them in the element types and shapes that the operation's outputs have;
+    anything else, and any exception, fails the execution naming the operation.
 
-    A class with two kernels for one type is an `InputError`; a subclass may give a type a kernel of its own.
+    A class with two kernels for one type is an `InputError`; a subclass may give a type a kernel of
+    its own.
 
     *accuracy* is the class that the kernels meet.
     """
@@ -87,7 +92,8 @@ class KernelDevice(DeviceBase):
         cls._kernels = {**cls._kernels, **own}
 
     def refuse(self, site: Site) -> str:
-        """Why this operation cannot be computed, where its types alone do not say so; empty: it can.
+        """Why this operation cannot be computed, where its types alone do not say so; empty: it
+        can.
 
         Optional. It depends on *site* alone; the default has nothing against any.
         """
@@ -108,7 +114,9 @@ class KernelDevice(DeviceBase):
         return PreparedKernels(self, model, sites)
 
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
-        """The results of one operation, activation applied. Raises `GeneralFailure` for whatever is no result."""
+        """The results of one operation, activation applied. Raises `GeneralFailure` for whatever is
+        no result.
+        """
         name, _ = self._kernels[site.operation.key]
         try:
             made: Any = getattr(self, name)(site, *inputs)
@@ -212,7 +220,9 @@ def _activation(site: Site) -> str:
 
 
 def _check(array: NDArray, operand: Operand) -> None:
-    """Raises `GeneralFailure` for a result of another element type or shape than the operation's output has."""
+    """Raises `GeneralFailure` for a result of another element type or shape than the operation's
+    output has.
+    """
     wanted = operand.dtype.numpy
     declared = operand.shape
     fits = declared is None or (

@@ -15,7 +15,9 @@ from penstock.ir.extension import split_key
 from penstock.ir.operations import OPERATIONS
 
 Kernel: TypeAlias = Callable[..., "NDArray | Sequence[NDArray]"]
-"""`kernel(self, site, *inputs)`: an array an input, None for one left out; returns an array, or one an output."""
+"""`kernel(self, site, *inputs)`: an array an input, None for one left out; returns an array, or one
+an output.
+"""
 
 MARK: Final = "_penstock_kernel"
 CUSTOM: Final = "CUSTOM:"
@@ -33,8 +35,10 @@ class Mark(Struct, frozen=True):
 class Site(Struct, frozen=True):
     """An operation as its kernel sees it: operation *index* of *model*'s entry subgraph.
 
-    *inputs* and *outputs* are operands: element type, shape (None: unknown until run time), quantisation; an input
-    that is left out is None. *hints* are the attributes of extensions that came with the compile, and with the run.
+    *inputs* and *outputs* are operands: element type, shape (None: unknown until run time),
+    quantisation; an input
+    that is left out is None. *hints* are the attributes of extensions that came with the compile,
+    and with the run.
     """
 
     model: Model
@@ -50,7 +54,8 @@ class Site(Struct, frozen=True):
         return self.operation.attributes
 
     def hint(self, extension: str, code: int) -> bytes | None:
-        """The value of an attribute of an extension, that of the run before that of the compile; None where there is none.
+        """The value of an attribute of an extension, that of the run before that of the compile;
+        None where there is none.
 
         It is whatever a caller gave: a kernel ignores a value that makes no sense.
         """
@@ -60,7 +65,9 @@ class Site(Struct, frozen=True):
         return None
 
     def constant(self, position: int) -> NDArray | None:
-        """The value of an input that is a constant, read-only; None where it is not, or is left out."""
+        """The value of an input that is a constant, read-only; None where it is not, or is left
+        out.
+        """
         operand = self.inputs[position] if position < len(self.inputs) else None
         return self.model.constant(operand) if operand is not None and operand.is_constant else None
 
@@ -68,9 +75,11 @@ class Site(Struct, frozen=True):
 def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K]:
     """Marks a method of a `KernelDevice` as the kernel of operations of these *types*.
 
-    *types* are rows of the operation table (`CUSTOM:<code>` for custom operators, `EXTENSION:<name>:<number>` for operations of
+    *types* are rows of the operation table (`CUSTOM:<code>` for custom operators,
+    `EXTENSION:<name>:<number>` for operations of
     an extension, whose own operand types are arrays of uint8); *dtypes* the element types that
-    every input and output may have. Raises `InputError` for no type, and for a type or an element type that does not exist.
+    every input and output may have. Raises `InputError` for no type, and for a type or an element
+    type that does not exist.
     """
     known = {d.value: d for d in DType}
     if not types or not all(isinstance(t, str) for t in types):

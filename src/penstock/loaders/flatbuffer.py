@@ -1,7 +1,9 @@
-"""A verifying FlatBuffers reader: bytes nobody vouches for become plain Python values, or a named defect.
+"""A verifying FlatBuffers reader: bytes nobody vouches for become plain Python values, or a named
+defect.
 
-Driven by a `Schema`; every offset, vtable, vector length and string is checked before use, in integers that
-cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the FlatBuffers documentation).
+Driven by a `Schema`; every offset, vtable, vector length and string is checked before use, in
+integers that cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the
+FlatBuffers documentation).
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from penstock.interrupts import polled
 MAX_DEPTH: Final = 32
 MEMORY_PER_BYTE: Final = 44
 MEMORY_ALLOWANCE: Final = 1 << 20
-"""What the content of a buffer may take in memory unless its reader says otherwise: so much for each of its bytes, and so
-much for any.
+"""What the content of a buffer may take in memory unless its reader says otherwise: so much for
+each of its bytes, and so much for any.
 """
 
 TABLE_MEMORY: Final = 112
@@ -39,10 +41,10 @@ EXHAUSTED: Final = "the file refers to more content than it has room for"
 Values: TypeAlias = "dict[str, Any]"
 """One table: field name to value.
 
-Scalars are int, float or bool; strings str; vectors of numbers NumPy arrays that view the file, of `uint8`
-a `Blob`; tables are `Values`, vectors of tables and of strings lists. Absent scalars have their default,
-other absent fields are None. A union is the pair `<name>_type` (the discriminant) and `<name>` (None for
-a discriminant that the schema does not know).
+Scalars are int, float or bool; strings str; vectors of numbers NumPy arrays that view the file, of
+`uint8` a `Blob`; tables are `Values`, vectors of tables and of strings lists. Absent scalars have
+their default, other absent fields are None. A union is the pair `<name>_type` (the discriminant)
+and `<name>` (None for a discriminant that the schema does not know).
 """
 
 HEADER_BYTES: Final = 8
@@ -72,8 +74,9 @@ class _Defect(Exception):
 
 
 def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
-    """Raises what `Reader.root` does for a file of *size* bytes (None: unknown) whose first 8 bytes or more are *head*, where
-    these are at fault already: its length, its identifier, or the place of its root.
+    """Raises what `Reader.root` does for a file of *size* bytes (None: unknown) whose first 8 bytes
+    or more are *head*, where these are at fault already: its length, its identifier, or the place
+    of its root.
     """
     if not len(head):
         raise NotAModel("the file is empty; copy or download it again")
@@ -92,9 +95,10 @@ def check_header(head: memoryview, size: int | None, schema: Schema) -> None:
 class Reader:
     """Reads one FlatBuffer of *schema* in *data*.
 
-    Everything is charged for the memory it takes, each time that something refers to it, so that vectors
-    which share their elements cannot make a small file large: `LimitExceeded` when *memory* bytes are used
-    up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`. So is a text of more than *text* bytes.
+    Everything is charged for the memory it takes, each time that something refers to it, so that
+    vectors which share their elements cannot make a small file large: `LimitExceeded` when *memory*
+    bytes are used up, by default `MEMORY_PER_BYTE` for each byte of *data* and `MEMORY_ALLOWANCE`.
+    So is a text of more than *text* bytes.
     """
 
     def __init__(
@@ -117,8 +121,9 @@ class Reader:
     def root(self) -> Values:
         """The root table, with everything it refers to.
 
-        Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content that
-        lies outside the file, `LimitExceeded`; each with the path of the field and the file offset.
+        Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content
+        that lies outside the file, `LimitExceeded`; each with the path of the field and the file
+        offset.
         """
         check_header(self.data[:8], self.size, self.schema)
         try:
@@ -131,7 +136,9 @@ class Reader:
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
     def charge(self, amount: int, user: str) -> None:
-        """Charges *amount* bytes for what is made of the content; *user* names it in `LimitExceeded`."""
+        """Charges *amount* bytes for what is made of the content; *user* names it in
+        `LimitExceeded`.
+        """
         self.memory_left -= amount
         if self.memory_left < 0:
             raise LimitExceeded(self._exhausted, where=user)

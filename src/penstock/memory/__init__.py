@@ -1,4 +1,6 @@
-"""Bytes and who owns them: client-managed pools, hardware buffers, and mapping them on the driver's side."""
+"""Bytes and who owns them: client-managed pools, hardware buffers, and mapping them on the driver's
+side.
+"""
 
 from typing import TYPE_CHECKING
 

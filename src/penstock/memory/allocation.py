@@ -33,8 +33,8 @@ log = Log(__name__)
 
 
 class RoleUse(Struct, frozen=True, eq=False):
-    """What a role comes down to: the *index*-th input or output of runs of *user*, its *operand*, and the steps that
-    read or write it.
+    """What a role comes down to: the *index*-th input or output of runs of *user*, its *operand*,
+    and the steps that read or write it.
     """
 
     user: object
@@ -52,7 +52,8 @@ class RoleUser(Protocol):
 
 
 class InputRole(Struct, frozen=True, eq=False):
-    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of its runs, (0, 1].
+    """The buffer is to be input *name* (or position) of *compiled*, in a share of *frequency* of
+    its runs, (0, 1].
 
     Raises `InputError` for another frequency.
     """
@@ -84,12 +85,17 @@ def allocate(
 ) -> DeviceBuffer:
     """Memory that serves all of *roles*, on the device that runs them.
 
-    *dimensions* say more of the shape than the models do, None where they know no more; empty is anything. The
-    device is that of all steps that read or write the value; where they are on several, where it refuses, where it is below
-    feature level 4, and where it has no memory of its own, the buffer is a pool, and says so, as do the receipts of runs with it. Without
-    *fallback* that raises instead: what the device said, or `PlacementError` where there is not one device.
+    *dimensions* say more of the shape than the models do, None where they know no more; empty is
+    anything. The
+    device is that of all steps that read or write the value; where they are on several, where it
+    refuses, where it is below
+    feature level 4, and where it has no memory of its own, the buffer is a pool, and says so, as do
+    the receipts of runs with it. Without
+    *fallback* that raises instead: what the device said, or `PlacementError` where there is not one
+    device.
 
-    Raises `InputError` without roles, for one that names no input or output of a compiled model, or is there twice, for roles that differ in element type or quantisation, and for dimensions that
+    Raises `InputError` without roles, for one that names no input or output of a compiled model, or
+    is there twice, for roles that differ in element type or quantisation, and for dimensions that
     contradict each other.
     """
     if not isinstance(roles, Iterable):

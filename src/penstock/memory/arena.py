@@ -36,8 +36,8 @@ class ArenaRequest(Struct, frozen=True):
 class ArenaLayout(Struct, frozen=True):
     """Where each value lies: *offsets* maps its key to (offset, length) in bytes.
 
-    The block takes *nbytes* bytes and must start at a multiple of *alignment*. *dynamic* are the keys
-    that have no place because their size is known at run time only. Pickles.
+    The block takes *nbytes* bytes and must start at a multiple of *alignment*. *dynamic* are the
+    keys that have no place because their size is known at run time only. Pickles.
     """
 
     offsets: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -60,8 +60,8 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
 
     Largest first, each in the lowest gap that fits (greedy by size: Pisarchyk and Lee, "Efficient
     Memory Management for Deep Neural Net Inference", 2020, section 5.2). Equal requests give equal
-    layouts, in whatever order they come. Raises `InputError` for a request that contradicts itself or
-    comes twice, `ShapeOverflow` where the block would exceed 64-bit sizes.
+    layouts, in whatever order they come. Raises `InputError` for a request that contradicts itself
+    or comes twice, `ShapeOverflow` where the block would exceed 64-bit sizes.
     """
     ordered = sorted(requests, key=lambda r: (-r.nbytes, r.first, r.last, r.key))
     if not ordered:
@@ -93,7 +93,8 @@ def plan_arena(requests: Iterable[ArenaRequest], dynamic: Iterable[int] = ()) ->
 def lay_out(
     sizes: Iterable[int], preference: MemoryPreference, start: int = 0
 ) -> tuple[list[tuple[int, int]], int]:
-    """(offset, padding) of values of *sizes* bytes one after the other, and where the last one with its padding ends.
+    """(offset, padding) of values of *sizes* bytes one after the other, and where the last one with
+    its padding ends.
 
     Raises `ShapeOverflow` beyond 64-bit sizes.
     """
@@ -109,8 +110,8 @@ def lay_out(
 
 
 def array_nbytes(operand: Operand) -> int | None:
-    """Bytes an array of this operand takes (packed types one byte an element); None where its shape is
-    not fully known or its elements have no fixed size (strings, resources).
+    """Bytes an array of this operand takes (packed types one byte an element); None where its shape
+    is not fully known or its elements have no fixed size (strings, resources).
     """
     shape = operand.shape
     if shape is None or not is_static(shape) or operand.dtype.bits is None:

@@ -1,4 +1,6 @@
-"""What stands for a value of one run that is no array of the host: a device buffer, or a pool that drivers map."""
+"""What stands for a value of one run that is no array of the host: a device buffer, or a pool that
+drivers map.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ class Bindable(Protocol):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it in one run of *user*, a compiled model, as its input or output *index*, which *operand*
-        describes: an array over it, where the host can view it, else a `BoundMemory`.
+        """What stands for it in one run of *user*, a compiled model, as its input or output
+        *index*, which *operand* describes: an array over it, where the host can view it, else a
+        `BoundMemory`.
 
-        Raises `InputError` where it may not be used so, `StateError` for an input without a value, `ClosedError`.
+        Raises `InputError` where it may not be used so, `StateError` for an input without a value,
+        `ClosedError`.
         """
         ...
 
@@ -32,8 +36,10 @@ class Bindable(Protocol):
 class BoundMemory:
     """One use of memory by one run. What is not overridden says that no device takes it as it is.
 
-    *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is the value's, None
-    for an output whose shape the run tells. *staged* is how many copies the last `read` or `write` made besides the one.
+    *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is
+    the value's, None
+    for an output whose shape the run tells. *staged* is how many copies the last `read` or `write`
+    made besides the one.
     """
 
     __slots__ = ("name", "owner", "shape", "staged")
@@ -44,8 +50,8 @@ class BoundMemory:
 
     @property
     def array(self) -> NDArray | None:
-        """The value where it lies, to be read or written there; None where the host does not see it, or its shape is
-        not known.
+        """The value where it lies, to be read or written there; None where the host does not see
+        it, or its shape is not known.
         """
         return None
 
@@ -62,10 +68,11 @@ class BoundMemory:
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
-        """How *prepared* gets it as its *position*-th input or output; None where it has to be copied.
+        """How *prepared* gets it as its *position*-th input or output; None where it has to be
+        copied.
 
-        Pools that the argument needs are added to *pools*, those of the request. Raises `DriverError` where the
-        device can neither take it nor the host copy it.
+        Pools that the argument needs are added to *pools*, those of the request. Raises
+        `DriverError` where the device can neither take it nor the host copy it.
         """
         return None
 
@@ -74,7 +81,9 @@ class BoundMemory:
         raise GeneralFailure(f"{self.name} cannot be read by the host")
 
     def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
-        """Memory of the host from which `write` copies soonest; None where there is nothing better than any."""
+        """Memory of the host from which `write` copies soonest; None where there is nothing better
+        than any.
+        """
         return None
 
     def write(self, value: NDArray) -> None:
@@ -123,7 +132,9 @@ class BoundPool(BoundMemory):
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
-        """As `BoundMemory.argument`; `GeneralFailure` where the device does not map this kind of memory."""
+        """As `BoundMemory.argument`; `GeneralFailure` where the device does not map this kind of
+        memory.
+        """
         from penstock.hal import PoolArgument
         from penstock.ir import DataLocation
 

@@ -32,18 +32,24 @@ T = TypeVar("T")
 ASKED: Final = "the caller copies the value of a device buffer"
 
 OFTEN: Final = 3
-"""After so many runs that all were followed, or preceded, by a copy of the host's, a receipt remarks on it."""
+"""After so many runs that all were followed, or preceded, by a copy of the host's, a receipt
+remarks on it.
+"""
 
 
 class DeviceBuffer(Closing):
-    """One value in a device's memory, or in a pool where no device would have it; made by `penstock.memory.allocate`.
+    """One value in a device's memory, or in a pool where no device would have it; made by
+    `penstock.memory.allocate`.
 
-    It is given where an array is, as the inputs and outputs that it was allocated for, and stays on the device between
-    runs. Where that device's process ends, every use raises `DeadObject`. It has no value at first: copy one in, or let a run write it; a run that fails leaves it without. Buffers
-    whose shape was not known take that of what is written. Any number of runs may read it at the same time; what
-    others read while one writes is one of the values, whole, on a device; of a pool it may be parts of both.
+    It is given where an array is, as the inputs and outputs that it was allocated for, and stays on
+    the device between runs. Where that device's process ends, every use raises `DeadObject`. It has
+    no value at first: copy one in, or let a run write it; a run that fails leaves it without.
+    Buffers whose shape was not known take that of what is written. Any number of runs may read it
+    at the same time; what others read while one writes is one of the values, whole, on a device; of
+    a pool it may be parts of both.
 
-    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it is one. `copies` are
+    *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it
+    is one. `copies` are
     those that the last `copy_to`, `copy_from` or `numpy` of it made, whichever thread called it.
     """
 
@@ -93,11 +99,12 @@ class DeviceBuffer(Closing):
         return self._shape is not None and not self._storage.lost
 
     def copy_to(self, destination: MemoryPool | DeviceBuffer | NDArray | Any) -> None:
-        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, an array of its dtype and
-        shape, also one of another library that DLPack or the buffer protocol shows, or another device buffer.
+        """Copies the value out: to a pool, or hardware buffer with bytes, of exactly its size, an
+        array of its dtype and shape, also one of another library that DLPack or the buffer protocol
+        shows, or another device buffer.
 
-        Raises `StateError` without a value, `InputError` for what does not fit, `ClosedError`, `DriverError`. After an
-        error *destination* may hold some, all or none of the bytes.
+        Raises `StateError` without a value, `InputError` for what does not fit, `ClosedError`,
+        `DriverError`. After an error *destination* may hold some, all or none of the bytes.
         """
         self._check_usable()
         if isinstance(destination, DeviceBuffer):
@@ -121,11 +128,12 @@ class DeviceBuffer(Closing):
         source: MemoryPool | DeviceBuffer | NDArray | Any,
         dimensions: Sequence[int] | None = None,
     ) -> None:
-        """Copies a value in, of the kinds that `copy_to` takes. *dimensions* are its shape, needed for a pool where the
-        buffer's is not known.
+        """Copies a value in, of the kinds that `copy_to` takes. *dimensions* are its shape, needed
+        for a pool where the buffer's is not known.
 
-        Raises `InputError` for what does not fit, `StateError` for a device buffer without a value, `ClosedError`,
-        `DriverError`; the buffer then has no value, unless it was refused before anything was copied.
+        Raises `InputError` for what does not fit, `StateError` for a device buffer without a value,
+        `ClosedError`, `DriverError`; the buffer then has no value, unless it was refused before
+        anything was copied.
         """
         self._check_usable()
         if source is self:
@@ -159,14 +167,16 @@ class DeviceBuffer(Closing):
         return value
 
     def value_shape(self) -> tuple[int, ...]:
-        """The shape of its value. Raises `StateError` without one, `DeadObject` where it is lost with its device."""
+        """The shape of its value. Raises `StateError` without one, `DeadObject` where it is lost
+        with its device.
+        """
         if (gone := self.gone()) is not None:
             raise gone
         return self._initialized()
 
     def bind_argument(self, user: object, kind: Kind, index: int, operand: Operand) -> BoundMemory:
-        """As `penstock.memory.bound.Bindable`: `InputError` for a use that it was not allocated for, `StateError` for an
-        input without a value.
+        """As `penstock.memory.bound.Bindable`: `InputError` for a use that it was not allocated
+        for, `StateError` for an input without a value.
         """
         self._check_usable()
         roles = self._allocation.roles

@@ -17,7 +17,8 @@ _watchers: list[Callable[[CopyReceipt], None]] = []
 class CopyReceipt(msgspec.Struct, frozen=True):
     """One copy of tensor data made by the runtime.
 
-    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's entry
+    *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's
+    entry
     subgraph; None where the copy belongs to no step.
     """
 

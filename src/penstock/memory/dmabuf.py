@@ -1,6 +1,8 @@
-"""Linux's dma-bufs: allocated from a dma-heap or of a memfd by udmabuf, and told when the CPU uses them.
+"""Linux's dma-bufs: allocated from a dma-heap or of a memfd by udmabuf, and told when the CPU uses
+them.
 
-The requests and structures are those of `linux/dma-heap.h`, `linux/udmabuf.h` and `linux/dma-buf.h`.
+The requests and structures are those of `linux/dma-heap.h`, `linux/udmabuf.h` and
+`linux/dma-buf.h`.
 """
 
 from __future__ import annotations
@@ -62,10 +64,11 @@ LINUX: Final = LinuxKernel()
 def allocate(
     nbytes: int, make_memfd: Callable[[int], int], kernel: Kernel = LINUX
 ) -> tuple[int, str]:
-    """A descriptor of at least *nbytes* zero bytes, and what holds them: "dma_heap", "udmabuf", or "memfd" where the
-    system gives neither to this process.
+    """A descriptor of at least *nbytes* zero bytes, and what holds them: "dma_heap", "udmabuf", or
+    "memfd" where the system gives neither to this process.
 
-    *make_memfd* makes the memory behind the last two, sealed against shrinking. Raises what it raises.
+    *make_memfd* makes the memory behind the last two, sealed against shrinking. Raises what it
+    raises.
     """
     rounded = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     for heap in HEAPS:
@@ -83,8 +86,8 @@ def allocate(
 
 
 def begin(fd: int, *, write: bool, kernel: Kernel = LINUX) -> bool:
-    """Says that the CPU starts to read, and perhaps *write*, the dma-buf *fd*; `end` must follow. False for what is
-    none, of which nothing need be said.
+    """Says that the CPU starts to read, and perhaps *write*, the dma-buf *fd*; `end` must follow.
+    False for what is none, of which nothing need be said.
     """
     return _sync(kernel, fd, SYNC_READ | SYNC_WRITE * write)
 

@@ -1,11 +1,12 @@
-"""A driver's own memory: the buffers of `Device.allocate`, their tokens, their state, and their use by executions.
+"""A driver's own memory: the buffers of `Device.allocate`, their tokens, their state, and their use
+by executions.
 
-A driver makes one `MemoryDomain`, hands `Device.allocate` on to it, and claims the buffers of a request for the time
-of an execution. NNAPI sections 6.4 to 6.7 are kept here.
+A driver makes one `MemoryDomain`, hands `Device.allocate` on to it, and claims the buffers of a
+request for the time of an execution. NNAPI sections 6.4 to 6.7 are kept here.
 
-A value is never changed once it is there: whoever writes puts another in its place. So any number of executions and
-copies may use a buffer at the same time, and each reads one value whole; which one, where somebody writes
-meanwhile, is not promised.
+A value is never changed once it is there: whoever writes puts another in its place. So any number
+of executions and copies may use a buffer at the same time, and each reads one value whole; which
+one, where somebody writes meanwhile, is not promised.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ ALIGNMENT: Final = 64
 
 
 class Stored(Struct, eq=False):
-    """One value of a buffer: *content* in the driver's form, the *shape* it has, and how many use it now."""
+    """One value of a buffer: *content* in the driver's form, the *shape* it has, and how many use
+    it now.
+    """
 
     content: Any
     shape: tuple[int, ...]
@@ -58,8 +61,10 @@ class Stored(Struct, eq=False):
 class MemoryDomain:
     """The buffers of one device. Thread-safe.
 
-    *interface_of* tells the device's own prepared models. Without *dynamic*, buffers whose size is not known when
-    they are allocated are refused; *capacity* is how many bytes all buffers may have together, None for any number. A
+    *interface_of* tells the device's own prepared models. Without *dynamic*, buffers whose size is
+    not known when
+    they are allocated are refused; *capacity* is how many bytes all buffers may have together, None
+    for any number. A
     driver that lays values out in another way overrides `encode` and `decode`.
     """
 
@@ -85,11 +90,12 @@ class MemoryDomain:
         return token, buffer
 
     def claim(self, prepared: object, request: Request) -> Claim:
-        """The buffers of *request* to *prepared*, for the time of a `with` block around the execution.
+        """The buffers of *request* to *prepared*, for the time of a `with` block around the
+        execution.
 
-        Raises `InvalidArgument` for a token of no live buffer, one that has no such role, dimensions at odds with
-        the buffer's, and a buffer that is written and used otherwise; `GeneralFailure` for an input without a
-        value. No buffer changes by that.
+        Raises `InvalidArgument` for a token of no live buffer, one that has no such role,
+        dimensions at odds with the buffer's, and a buffer that is written and used otherwise;
+        `GeneralFailure` for an input without a value. No buffer changes by that.
         """
         return Claim(self, prepared, request)
 
@@ -115,7 +121,9 @@ class MemoryDomain:
         return array
 
     def reserve(self, nbytes: int, instead_of: int = 0) -> None:
-        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient` where there is no room."""
+        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient` where there is no
+        room.
+        """
         try:
             check_bytes(nbytes, "a device buffer")
         except LimitExceeded as error:
@@ -279,8 +287,8 @@ class ManagedBuffer:
 class Claim:
     """The buffers of one execution: `inputs` are the values by position, and results go to `put`.
 
-    When the block ends well, the results are the buffers' values; by an error every buffer that was to be written
-    loses its own.
+    When the block ends well, the results are the buffers' values; by an error every buffer that was
+    to be written loses its own.
     """
 
     def __init__(self, domain: MemoryDomain, prepared: object, request: Request) -> None:
@@ -386,7 +394,9 @@ def has_tokens(request: Request) -> bool:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    """Fresh memory that starts at a multiple of `ALIGNMENT`; `ResourceExhaustedTransient` when there is none."""
+    """Fresh memory that starts at a multiple of `ALIGNMENT`; `ResourceExhaustedTransient` when
+    there is none.
+    """
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     try:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)

@@ -1,4 +1,6 @@
-"""What the handle of a hardware buffer is: a descriptor, and Android's description of what it holds (NNAPI section 6.3)."""
+"""What the handle of a hardware buffer is: a descriptor, and Android's description of what it holds
+(NNAPI section 6.3).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from msgspec import Struct
 
 
 class HardwareBufferFormat(enum.IntEnum):
-    """Layouts of a hardware buffer, with Android's numbers (`AHardwareBuffer_Format`); a buffer may have others."""
+    """Layouts of a hardware buffer, with Android's numbers (`AHardwareBuffer_Format`); a buffer may
+    have others.
+    """
 
     R8G8B8A8_UNORM = 0x1
     R8G8B8X8_UNORM = 0x2
@@ -52,8 +56,10 @@ class HardwareBufferUsage(enum.IntFlag):
 class HardwareBufferDescription(Struct, frozen=True):
     """The shape of a hardware buffer (`AHardwareBuffer_Desc`).
 
-    *width*, *height* and *stride* count pixels, *stride* from the start of one row to that of the next; of a BLOB,
-    *width* counts bytes and *height* and *layers* are 1. *format* is a `HardwareBufferFormat` or a vendor's number,
+    *width*, *height* and *stride* count pixels, *stride* from the start of one row to that of the
+    next; of a BLOB,
+    *width* counts bytes and *height* and *layers* are 1. *format* is a `HardwareBufferFormat` or a
+    vendor's number,
     *usage* `HardwareBufferUsage` bits.
     """
 
@@ -71,8 +77,8 @@ class HardwareBufferDescription(Struct, frozen=True):
 
 
 class HardwareBufferHandle(NamedTuple):
-    """Handle of a `hardware_buffer_blob` or `hardware_buffer` memory: the descriptor of a dma-buf, or of the memfd
-    that stands in for one, and what it holds.
+    """Handle of a `hardware_buffer_blob` or `hardware_buffer` memory: the descriptor of a dma-buf,
+    or of the memfd that stands in for one, and what it holds.
     """
 
     fd: int

@@ -1,4 +1,6 @@
-"""`HardwareBuffer`: memory that cameras, GPUs and drivers share: a dma-buf, or a memfd that stands in for one."""
+"""`HardwareBuffer`: memory that cameras, GPUs and drivers share: a dma-buf, or a memfd that stands
+in for one.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,12 @@ BITS_PER_PIXEL: Final[dict[int, int]] = {
 
 
 class HardwareBuffer(Closing, DescribedBuffer):
-    """One buffer of a hardware allocator, made by `allocate`, or around one that others made by `wrap`.
+    """One buffer of a hardware allocator, made by `allocate`, or around one that others made by
+    `wrap`.
 
-    A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image: the runtime never
-    maps it, and it serves as an input or an output of an execution only (NNAPI section 6.3).
+    A BLOB is bytes, and `MemoryPool.from_hardware_buffer` views it. Any other format is an image:
+    the runtime never maps it, and it serves as an input or an output of an execution only (NNAPI
+    section 6.3).
     """
 
     def __init__(self, shared: SharedMemory, backing: str) -> None:
@@ -87,13 +91,15 @@ class HardwareBuffer(Closing, DescribedBuffer):
         layers: int = 1,
         usage: int = Usage.CPU_READ_OFTEN | Usage.CPU_WRITE_OFTEN,
     ) -> HardwareBuffer:
-        """A new buffer of zeros: *width* bytes of a BLOB, else *layers* images of *width* x *height* pixels.
+        """A new buffer of zeros: *width* bytes of a BLOB, else *layers* images of *width* x
+        *height* pixels.
 
-        From a dma-heap or of udmabuf where the system has one that this process may open, else in a memfd that stands
-        in for a dma-buf: `backing` says which.
+        From a dma-heap or of udmabuf where the system has one that this process may open, else in a
+        memfd that stands in for a dma-buf: `backing` says which.
 
-        Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or layer and a format
-        of unknown size, `ResourceExhaustedTransient` when the system has no room or no descriptor left.
+        Raises `InputError` for dimensions that are not positive, a BLOB of more than one row or
+        layer and a format of unknown size, `ResourceExhaustedTransient` when the system has no room
+        or no descriptor left.
         """
         _check_whole(format)
         bits = BITS_PER_PIXEL.get(format)
@@ -108,11 +114,13 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @classmethod
     def wrap(cls, fd: int, description: HardwareBufferDescription) -> HardwareBuffer:
-        """The buffer behind *fd*, a dma-buf that others made (V4L2, PipeWire, a GPU's driver), or the memfd that
-        stands in for one. The descriptor is duplicated: the caller keeps, and closes, its own.
+        """The buffer behind *fd*, a dma-buf that others made (V4L2, PipeWire, a GPU's driver), or
+        the memfd that stands in for one. The descriptor is duplicated: the caller keeps, and
+        closes, its own.
 
-        Raises `InputError` for a description that contradicts itself or needs more bytes than are there, and for
-        what is no descriptor of memory; `ResourceExhaustedTransient` when no descriptor is left.
+        Raises `InputError` for a description that contradicts itself or needs more bytes than are
+        there, and for what is no descriptor of memory; `ResourceExhaustedTransient` when no
+        descriptor is left.
         """
         if not isinstance(description, HardwareBufferDescription):
             raise InputError(
@@ -141,7 +149,9 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def memory(self) -> Memory:
-        """The buffer as drivers get it; its descriptor is good until `close`, and while a pool or view of it lives."""
+        """The buffer as drivers get it; its descriptor is good until `close`, and while a pool or
+        view of it lives.
+        """
         return self.shared.memory
 
     @property
@@ -151,7 +161,9 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def backing(self) -> str:
-        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped" for what others made."""
+        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped" for what
+        others made.
+        """
         return self._backing
 
     @property
@@ -168,9 +180,11 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @contextmanager
     def lock(self, *, write: bool = False) -> Iterator[NDArray]:
-        """The bytes of the buffer, of any format, as flat uint8 for the time of the block: read-only unless *write*.
+        """The bytes of the buffer, of any format, as flat uint8 for the time of the block:
+        read-only unless *write*.
 
-        Raises `InputError` where the memory cannot be mapped so, `ResourceExhaustedTransient`, `ClosedError`.
+        Raises `InputError` where the memory cannot be mapped so, `ResourceExhaustedTransient`,
+        `ClosedError`.
         """
         if write is not False and write is not True:
             raise InputError(f"write must be true or false, not {write!r}")
@@ -183,10 +197,11 @@ class HardwareBuffer(Closing, DescribedBuffer):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is the contract.
+        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is
+        the contract.
 
-        A BLOB is used from its first byte on and may be longer than the value; an image is given to the device as it
-        is, which decides whether it fits.
+        A BLOB is used from its first byte on and may be longer than the value; an image is given to
+        the device as it is, which decides whether it fits.
         """
         from penstock.memory.bound import BoundPool
         from penstock.memory.lending import LentPool, extent_of, place_of
@@ -196,7 +211,8 @@ class HardwareBuffer(Closing, DescribedBuffer):
         if self.description.is_blob:
             shape, nbytes = extent_of(memory, kind, operand)
             if self.is_dma_buf:
-                # Whoever maps it tells the kernel when the CPU uses it; a view that is kept does not.
+                # Whoever maps it tells the kernel when the CPU uses it; a view that is kept does
+                # not.
                 return BoundPool(self, memory, operand.dtype, shape, nbytes=nbytes)
             pool = MemoryPool.from_hardware_buffer(self)
             return LentPool(self, pool, memory, operand, shape, nbytes)

@@ -30,11 +30,12 @@ PIXELS: Final[dict[int, tuple[str, int]]] = {
 
 
 def map_image(memory: Memory) -> Mapping:
-    """Maps a `hardware_buffer`: an array of shape (layers, height, width, numbers a pixel), of the format's dtype.
+    """Maps a `hardware_buffer`: an array of shape (layers, height, width, numbers a pixel), of the
+    format's dtype.
 
-    Its rows may lie apart. The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure`
-    for other memory, a description at odds with the name or with the buffer's size, a format whose pixels are no
-    numbers side by side, and what cannot be mapped.
+    Its rows may lie apart. The CPU's use of a dma-buf is announced until the mapping is closed.
+    Raises `GeneralFailure` for other memory, a description at odds with the name or with the
+    buffer's size, a format whose pixels are no numbers side by side, and what cannot be mapped.
     """
     description: object = None
     match memory.name, memory.handle:

@@ -1,4 +1,6 @@
-"""Values side by side in one pool, aligned and padded as the devices that use them prefer (NNAPI section 6.8)."""
+"""Values side by side in one pool, aligned and padded as the devices that use them prefer (NNAPI
+section 6.8).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from penstock.memory.arena import lay_out
 from penstock.memory.pool import MemoryPool
 
 PLAIN = MemoryPreference()
-"""What holds where nobody prefers anything: the strictest alignment of a scalar in C, and no padding."""
+"""What holds where nobody prefers anything: the strictest alignment of a scalar in C, and no
+padding.
+"""
 
 
 class Preferring(Protocol):
@@ -45,7 +49,8 @@ class PoolPlan(Struct, frozen=True):
 
 
 class PoolLayout:
-    """Where the values named in `places` lie in a pool of `nbytes` bytes; `views` gives them as arrays.
+    """Where the values named in `places` lie in a pool of `nbytes` bytes; `views` gives them as
+    arrays.
 
     The pool itself begins at a page, so that an offset is aligned as its address is.
     """
@@ -62,10 +67,11 @@ class PoolLayout:
         inputs: Iterable[str] | None = None,
         outputs: Iterable[str] | None = None,
     ) -> PoolLayout:
-        """The layout of these inputs and outputs of a compiled model, None for all of them, by name.
+        """The layout of these inputs and outputs of a compiled model, None for all of them, by
+        name.
 
-        Raises `InputError` for what is no compiled model or no list of names, for a name that is not there or comes twice,
-        and for a value whose size is not known before a run.
+        Raises `InputError` for what is no compiled model or no list of names, for a name that is
+        not there or comes twice, and for a value whose size is not known before a run.
         """
         if not hasattr(compiled, "input_memory"):
             raise InputError(f"a layout is of a compiled model, not of {type(compiled).__name__}")
@@ -119,7 +125,9 @@ class PoolLayout:
 
 
 def strictest(preferences: Iterable[MemoryPreference]) -> MemoryPreference:
-    """What satisfies all of them: the greatest alignment and the greatest padding, 16 and 1 at least."""
+    """What satisfies all of them: the greatest alignment and the greatest padding, 16 and 1 at
+    least.
+    """
     alignment, padding = PLAIN.alignment, PLAIN.padding
     for preference in preferences:
         alignment = max(alignment, preference.alignment)

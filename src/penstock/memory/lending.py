@@ -1,4 +1,6 @@
-"""Pools and hardware buffers as the inputs and outputs of one run, given to devices that map their kind."""
+"""Pools and hardware buffers as the inputs and outputs of one run, given to devices that map their
+kind.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,8 @@ class Viewed(Protocol):
 
 
 class LentPool(BoundPool):
-    """A pool whose bytes the host may see, too: a device that takes memory of the host gets them without mapping the
-    pool anew. It must map the pool's kind all the same.
+    """A pool whose bytes the host may see, too: a device that takes memory of the host gets them
+    without mapping the pool anew. It must map the pool's kind all the same.
     """
 
     __slots__ = ("_pool",)
@@ -70,7 +72,8 @@ class LentPool(BoundPool):
     ) -> RequestArgument | None:
         self.check(device)
         capabilities = device.capabilities
-        # Memory that may shrink is lent to another process by what it is, not by where it is mapped here.
+        # Memory that may shrink is lent to another process by what it is, not by where it is mapped
+        # here.
         elsewhere = self._memory.name != ASHMEM and is_isolated(device)
         if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
             return super().argument(device, prepared, kind, position, pools)

@@ -1,7 +1,7 @@
 """How large a single array may be: what a model asks for is checked before it is allocated.
 
-A file of a few hundred bytes may ask for an array of any size (FILL, BROADCAST_TO, RANGE). Systems that hand out
-memory before they have it would end the process, or another, when it is written.
+A file of a few hundred bytes may ask for an array of any size (FILL, BROADCAST_TO, RANGE). Systems
+that hand out memory before they have it would end the process, or another, when it is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def most_bytes() -> int:
 
 def check_bytes(size: int, what: str) -> None:
     """Raises `LimitExceeded` for an array of more bytes than one may take."""
-    # What every limit allows is let through without a look at the settings: models have many small arrays.
+    # What every limit allows is let through without a look at the settings: models have many small
+    # arrays.
     if size > MIB and size > most_bytes():
         raise LimitExceeded(
             f"{what} takes {size} bytes; the limit is {most_bytes()} (knob tensor_limit_mib)"
@@ -40,7 +41,9 @@ def check_bytes(size: int, what: str) -> None:
 
 
 def explained(error: OSError) -> OSError:
-    """*error* of memory that the system keeps as a file; where its size has met the limit of files, with words that say so."""
+    """*error* of memory that the system keeps as a file; where its size has met the limit of files,
+    with words that say so.
+    """
     return OSError(errno.EFBIG, BEYOND_FILE_LIMIT) if error.errno == errno.EFBIG else error
 
 

@@ -81,9 +81,12 @@ class Mapping(Closing):
 def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
     """Maps *memory* by its name, if that is of the *kinds* that a device maps.
 
-    The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for a name that is of
-    no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that has fewer bytes than
-    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address space left for it;
+    The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for
+    a name that is of
+    no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that
+    has fewer bytes than
+    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address
+    space left for it;
     `InputError` for what is no `Memory`.
     """
     check_kind(memory, Memory, "a hal.Memory is mapped")
@@ -108,8 +111,8 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
 
 
 def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
-    """The first *nbytes* > 0 of *fd*, for its owner. Raises `InputError` where it cannot be mapped so,
-    `ResourceExhaustedTransient`.
+    """The first *nbytes* > 0 of *fd*, for its owner. Raises `InputError` where it cannot be mapped
+    so, `ResourceExhaustedTransient`.
     """
     access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
     try:
@@ -121,8 +124,9 @@ def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
 
 
 def announce(owner: object, fd: int, *, write: bool = True) -> Callable[[], object] | None:
-    """Says that the CPU uses the dma-buf *fd*, until what is returned is called, or *owner* dies. None where *fd* is
-    none, of which nothing need be said. Raises `ResourceExhaustedTransient` where no descriptor is left.
+    """Says that the CPU uses the dma-buf *fd*, until what is returned is called, or *owner* dies.
+    None where *fd* is none, of which nothing need be said. Raises `ResourceExhaustedTransient`
+    where no descriptor is left.
     """
     from penstock.memory import dmabuf
 
@@ -146,7 +150,9 @@ def _end(fd: int, write: bool) -> None:
 
 
 def size_of(fd: int) -> int:
-    """How many bytes *fd* has: a file's, a memfd's, or a dma-buf's. Raises `OSError` and `OverflowError`."""
+    """How many bytes *fd* has: a file's, a memfd's, or a dma-buf's. Raises `OSError` and
+    `OverflowError`.
+    """
     if size := os.fstat(fd).st_size:
         return size
     try:
@@ -173,7 +179,9 @@ def _check_blob(memory: Memory) -> None:
 
 
 def region_of(memory: Memory, fd: int) -> NDArray:
-    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises as `map_memory`."""
+    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises as
+    `map_memory`.
+    """
     return _region(memory, fd, 0, PROT_READ | PROT_WRITE, fall_back=True)
 
 
@@ -194,7 +202,8 @@ def _region(memory: Memory, fd: int, offset: int, protection: int, *, fall_back:
     kinds = [mmap.ACCESS_WRITE] if protection & PROT_WRITE else []
     if fall_back or not kinds:
         kinds += [mmap.ACCESS_READ, mmap.ACCESS_COPY]
-    # Its words alone: an error that is kept keeps its frames, and what is in them, until the next garbage collection.
+    # Its words alone: an error that is kept keeps its frames, and what is in them, until the next
+    # garbage collection.
     told = ""
     for kind in kinds:
         try:

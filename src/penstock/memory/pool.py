@@ -40,10 +40,12 @@ BOTH = PROT_READ | PROT_WRITE
 
 
 class MemoryPool(Closing):
-    """Shareable memory of fixed size, made by `anonymous`, `sealed`, `from_file` or `from_hardware_buffer`.
+    """Shareable memory of fixed size, made by `anonymous`, `sealed`, `from_file` or
+    `from_hardware_buffer`.
 
-    `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is unmapped, and its
-    descriptor closed, when the pool is closed and its last view has died; views stay good after `close`.
+    `memory` is what goes into a `hal.Request`; `view` gives NumPy arrays of it. The region is
+    unmapped, and its descriptor closed, when the pool is closed and its last view has died; views
+    stay good after `close`.
     """
 
     def __init__(self, shared: SharedMemory, fd: int, offset: int = 0, prot: int = BOTH) -> None:
@@ -53,8 +55,8 @@ class MemoryPool(Closing):
 
     @classmethod
     def anonymous(cls, nbytes: int) -> MemoryPool:
-        """A pool of *nbytes* zero bytes that belongs to no file: a memfd sealed against resizing, or an
-        unlinked temporary file where there are none. Its memory is `ashmem`.
+        """A pool of *nbytes* zero bytes that belongs to no file: a memfd sealed against resizing,
+        or an unlinked temporary file where there are none. Its memory is `ashmem`.
 
         Raises `InputError` for a size that is negative or beyond `MAX_POOL_BYTES`,
         `ResourceExhaustedTransient` when the system has no room or no descriptor left.
@@ -66,14 +68,15 @@ class MemoryPool(Closing):
 
     @classmethod
     def sealed(cls, content: NDArray | bytes | bytearray | memoryview) -> MemoryPool:
-        """A pool of the bytes of *content*, copied once, that nobody can write afterwards: views are read-only. Its memory is
-        `ashmem`.
+        """A pool of the bytes of *content*, copied once, that nobody can write afterwards: views
+        are read-only. Its memory is `ashmem`.
 
-        On Linux it is a memfd sealed against writing and resizing, so that constants in it are not copied for drivers in other
-        processes; elsewhere only the views are protected.
+        On Linux it is a memfd sealed against writing and resizing, so that constants in it are not
+        copied for drivers in other processes; elsewhere only the views are protected.
 
-        Raises `InputError` for what is no C-contiguous buffer, holds Python objects, or is beyond `MAX_POOL_BYTES`,
-        `ResourceExhaustedTransient` when the system has no room or no descriptor left.
+        Raises `InputError` for what is no C-contiguous buffer, holds Python objects, or is beyond
+        `MAX_POOL_BYTES`, `ResourceExhaustedTransient` when the system has no room or no descriptor
+        left.
         """
         flat = _flat(content)
         check_size(flat.nbytes)
@@ -88,15 +91,19 @@ class MemoryPool(Closing):
         nbytes: int | None = None,
         prot: int = BOTH,
     ) -> MemoryPool:
-        """The *nbytes* of *file* (a path, or a descriptor, which is duplicated) from byte *offset* on, None for all
-        that are there. Its memory is `mmap_fd` (NNAPI's `ANeuralNetworksMemory_createFromFd`).
+        """The *nbytes* of *file* (a path, or a descriptor, which is duplicated) from byte *offset*
+        on, None for all that are there. Its memory is `mmap_fd` (NNAPI's
+        `ANeuralNetworksMemory_createFromFd`).
 
-        *offset* need not be aligned. *prot* is 0 or made of `PROT_READ` and `PROT_WRITE`: without `PROT_READ` there
-        are no views, without `PROT_WRITE` they are read-only. What is written goes to the file. Whoever else can
-        write or shorten the file changes what the pool holds, or ends a process that reads beyond its new end.
+        *offset* need not be aligned. *prot* is 0 or made of `PROT_READ` and `PROT_WRITE`: without
+        `PROT_READ` there
+        are no views, without `PROT_WRITE` they are read-only. What is written goes to the file.
+        Whoever else can
+        write or shorten the file changes what the pool holds, or ends a process that reads beyond
+        its new end.
 
-        Raises `InputError` for a negative offset, a size that is not positive or not in the file, a *prot* of other
-        bits, and what cannot be mapped; `OSError` where the path cannot be opened;
+        Raises `InputError` for a negative offset, a size that is not positive or not in the file, a
+        *prot* of other bits, and what cannot be mapped; `OSError` where the path cannot be opened;
         `ResourceExhaustedTransient` when no descriptor is left.
         """
         if prot not in range(BOTH + 1):
@@ -112,9 +119,11 @@ class MemoryPool(Closing):
 
     @classmethod
     def from_hardware_buffer(cls, buffer: DescribedBuffer) -> MemoryPool:
-        """The bytes of *buffer*, which must be a BLOB. Its memory is `hardware_buffer_blob`. *buffer* may be closed.
+        """The bytes of *buffer*, which must be a BLOB. Its memory is `hardware_buffer_blob`.
+        *buffer* may be closed.
 
-        Raises `InputError` for another format: an image is never mapped, but lent to drivers as it is.
+        Raises `InputError` for another format: an image is never mapped, but lent to drivers as it
+        is.
         """
         if not isinstance(buffer, DescribedBuffer):
             raise InputError(f"a pool is made of a HardwareBuffer, not of {type(buffer).__name__}")
@@ -133,7 +142,9 @@ class MemoryPool(Closing):
 
     @property
     def memory(self) -> Memory:
-        """The pool as drivers get it; its descriptor is good until `close`, and while any view lives."""
+        """The pool as drivers get it; its descriptor is good until `close`, and while any view
+        lives.
+        """
         return self._open().memory
 
     @property
@@ -149,9 +160,11 @@ class MemoryPool(Closing):
         return bool(self._prot & PROT_READ)
 
     def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
-        """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable unless `readonly`.
+        """An array of *dtype* and *shape* over the pool's bytes from *offset* on, writable unless
+        `readonly`.
 
-        Raises `InputError` where it would not fit, holds Python objects, or the pool cannot be read.
+        Raises `InputError` where it would not fit, holds Python objects, or the pool cannot be
+        read.
         """
         size = self.nbytes
         try:
@@ -179,8 +192,8 @@ class MemoryPool(Closing):
 
     @property
     def buffer(self) -> memoryview:
-        """All bytes by Python's buffer protocol, read-only where the pool is. From Python 3.12 on, `memoryview(pool)`
-        is the same.
+        """All bytes by Python's buffer protocol, read-only where the pool is. From Python 3.12 on,
+        `memoryview(pool)` is the same.
         """
         return memoryview(self._map().data)
 
@@ -192,7 +205,8 @@ class MemoryPool(Closing):
         return np.array(self._map(), dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """All bytes as flat uint8 for a consumer of DLPack; *options* are those of the array API's `__dlpack__`.
+        """All bytes as flat uint8 for a consumer of DLPack; *options* are those of the array API's
+        `__dlpack__`.
 
         A read-only pool needs a consumer that knows DLPack 1.0 (`max_version`), else `BufferError`.
         """
@@ -204,7 +218,8 @@ class MemoryPool(Closing):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is the contract.
+        """What stands for it as an input or output of one run; `penstock.memory.bound.Bindable` is
+        the contract.
 
         The value is at the pool's first byte, and the pool may be longer.
         """
@@ -220,16 +235,18 @@ class MemoryPool(Closing):
         return LentPool(self, self, memory, operand, shape, nbytes)
 
     def constants(self) -> ConstantPool:
-        """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied. It must not be
-        written as long as a model with constants in it is used.
+        """The pool as memory that constants of a model lie in (`ModelBuilder.located`), not copied.
+        It must not be written as long as a model with constants in it is used.
 
-        A driver in another process gets a pool that `sealed` made, or of a memfd that was sealed against writing and
-        resizing, by its descriptor. Of any other it gets a copy, which the receipt of the compile shows.
+        A driver in another process gets a pool that `sealed` made, or of a memfd that was sealed
+        against writing and resizing, by its descriptor. Of any other it gets a copy, which the
+        receipt of the compile shows.
         """
         return ConstantPool(self.buffer.toreadonly(), self._open(), self.memory.name)
 
     def flush(self) -> None:
-        """Writes what views have changed to the file behind the pool, and waits for it; nothing else needs it.
+        """Writes what views have changed to the file behind the pool, and waits for it; nothing
+        else needs it.
 
         Raises `OSError` where the file cannot be written.
         """

@@ -33,8 +33,8 @@ class _Placed(NamedTuple):
 
 
 class _Table:
-    """What lies where. A finalizer may change it in the middle of anything: each operation is one step of the
-    interpreter's, and none waits for a lock.
+    """What lies where. A finalizer may change it in the middle of anything: each operation is one
+    step of the interpreter's, and none waits for a lock.
     """
 
     def __init__(self) -> None:
@@ -66,11 +66,12 @@ _table: Final = _Table()
 
 
 def pool_of(array: NDArray) -> PoolPlace | None:
-    """The place of *array* in a pool of this process: of a `MemoryPool`, or a hardware buffer, that has been viewed.
+    """The place of *array* in a pool of this process: of a `MemoryPool`, or a hardware buffer, that
+    has been viewed.
 
-    None where its bytes are not all in one, where it has none, and where it is not C-contiguous. The descriptor in
-    the place's memory is good for as long as *array* lives, whether or not its pool is closed meanwhile. Raises
-    `InputError` for what is no array.
+    None where its bytes are not all in one, where it has none, and where it is not C-contiguous.
+    The descriptor in the place's memory is good for as long as *array* lives, whether or not its
+    pool is closed meanwhile. Raises `InputError` for what is no array.
     """
     check_kind(array, np.ndarray, "the place of a NumPy array is looked for")
     found = _placed(array)
@@ -78,7 +79,9 @@ def pool_of(array: NDArray) -> PoolPlace | None:
 
 
 def region_of(array: NDArray) -> Region | None:
-    """The mapping that *array* lies in, where `pool_of` knows its place: the same for all views, however they were made."""
+    """The mapping that *array* lies in, where `pool_of` knows its place: the same for all views,
+    however they were made.
+    """
     found = _placed(array)
     return None if found is None else found[0].region()
 
@@ -112,7 +115,9 @@ class Region(mmap.mmap):
 
     @property
     def array(self) -> NDArray:
-        """The bytes that were asked for, flat uint8. The region lives for as long as any view of it."""
+        """The bytes that were asked for, flat uint8. The region lives for as long as any view of
+        it.
+        """
         array: NDArray = np.frombuffer(self, np.uint8)[self.skipped :]
         if not self.writable:
             array.flags.writeable = False
@@ -120,7 +125,8 @@ class Region(mmap.mmap):
 
 
 def map_region(fd: int, nbytes: int, access: int, offset: int = 0, owner: object = None) -> Region:
-    """*nbytes* > 0 of *fd* from byte *offset* (any) on, mapped and counted. Raises `OSError`, `ValueError` and
+    """*nbytes* > 0 of *fd* from byte *offset* (any) on, mapped and counted. Raises `OSError`,
+    `ValueError` and
     `OverflowError` as `mmap` does.
     """
     skipped = offset % mmap.ALLOCATIONGRANULARITY

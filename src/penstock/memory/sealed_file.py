@@ -1,7 +1,7 @@
 """A file read once into memory that nobody can write afterwards.
 
-On Linux the copy stands in a sealed memfd, mapped read-only, so that another process can be handed the
-descriptor and still cannot change a byte; elsewhere it is a private `bytes` object.
+On Linux the copy stands in a sealed memfd, mapped read-only, so that another process can be handed
+the descriptor and still cannot change a byte; elsewhere it is a private `bytes` object.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HEAD: Final = 4096
 """Bytes at the beginning of a file that are judged before the rest is read."""
 
 Judge: TypeAlias = Callable[[bytes, "int | None"], None]
-"""Is given the first `HEAD` bytes of a file, or all where it has fewer, and its size where that is known before it is read.
-Raises for a file that is not to be read.
+"""Is given the first `HEAD` bytes of a file, or all where it has fewer, and its size where that is
+known before it is read. Raises for a file that is not to be read.
 """
 
 HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
@@ -39,13 +39,17 @@ _lock = threading.Lock()
 _open: set[int] = set()
 
 _DESCRIPTORS = ("/dev/", "/proc/")
-"""Where descriptors that are open already have a path: `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N`."""
+"""Where descriptors that are open already have a path: `/dev/stdin`, `/dev/fd/N`,
+`/proc/self/fd/N`.
+"""
 
 
 def open_file(name: str) -> io.FileIO:
-    """The file at *name*, open for reading: a regular file, or a pipe that this process was handed as a descriptor.
+    """The file at *name*, open for reading: a regular file, or a pipe that this process was handed
+    as a descriptor.
 
-    Raises `OSError`; with EINVAL for a device, which may never end, and for a named pipe, which may never be written.
+    Raises `OSError`; with EINVAL for a device, which may never end, and for a named pipe, which may
+    never be written.
     """
     # Without O_NONBLOCK, opening a named pipe waits until somebody opens its other end.
     file = open(name, "rb", buffering=0, opener=_without_waiting)  # noqa: SIM115  # the caller closes it
@@ -78,7 +82,8 @@ def _is_descriptor(name: str) -> bool:
 class SealedFile:
     """The bytes of a file, read-only: *view* for as long as any view of it lives.
 
-    *fd* is the sealed memfd behind it, or None where there is none (private memory, or a plain mapping).
+    *fd* is the sealed memfd behind it, or None where there is none (private memory, or a plain
+    mapping).
     The descriptor is closed when this object dies; the memory stays until the last view of it dies.
     """
 
@@ -110,8 +115,8 @@ def _takes_all(head: bytes, size: int | None) -> None:
 
 
 def read_path(path: str | os.PathLike[str], judge: Judge = _takes_all) -> SealedFile:
-    """Reads the file at *path* once, where *judge* lets it. Raises as `read_file`, `OSError` also when it cannot be opened,
-    and `InputError` for what is no path.
+    """Reads the file at *path* once, where *judge* lets it. Raises as `read_file`, `OSError` also
+    when it cannot be opened, and `InputError` for what is no path.
 
     Devices and named pipes are refused (`OSError`, EINVAL): they may never end.
     """
@@ -122,14 +127,15 @@ def read_path(path: str | os.PathLike[str], judge: Judge = _takes_all) -> Sealed
 def map_path(path: str | os.PathLike[str]) -> SealedFile:
     """Maps the file at *path* instead of reading it.
 
-    Whoever can write the file changes what later readers of the view see, and truncating it makes them
-    die with SIGBUS: only for files that nobody touches.
+    Whoever can write the file changes what later readers of the view see, and truncating it makes
+    them die with SIGBUS: only for files that nobody touches.
     """
     with open_file(path_of(path, "a file is named by a path")) as file:
         if os.fstat(file.fileno()).st_size == 0:
             return SealedFile(memoryview(b""))
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        # Another process is handed what nobody can change as it is: `/proc/self/fd/N` of a sealed memfd.
+        # Another process is handed what nobody can change as it is: `/proc/self/fd/N` of a sealed
+        # memfd.
         fd = os.dup(file.fileno()) if is_write_sealed(file.fileno()) else None
     return SealedFile(memoryview(mapping), fd, mapped=True)
 
@@ -137,8 +143,9 @@ def map_path(path: str | os.PathLike[str]) -> SealedFile:
 def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
     """Reads *file* from where it stands to its end, in chunks, where *judge* lets it.
 
-    Raises what *judge* does, `OSError` when it cannot be read, and `LimitExceeded` for more than there may be: of a file,
-    as much as the machine has memory; of what does not tell its size, what the knob `stream_limit_mib` says.
+    Raises what *judge* does, `OSError` when it cannot be read, and `LimitExceeded` for more than
+    there may be: of a file, as much as the machine has memory; of what does not tell its size, what
+    the knob `stream_limit_mib` says.
     """
     size = _rest_of(file)
     if sys.platform != "win32" and HAS_MEMFD and isinstance(file, io.FileIO) and size is not None:
@@ -152,7 +159,9 @@ def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
 
 
 def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_all) -> SealedFile:
-    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used as they are."""
+    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used as
+    they are.
+    """
     flat = memoryview(content).cast("B")
     judge(bytes(flat[:HEAD]), flat.nbytes)
     if isinstance(content, bytes):

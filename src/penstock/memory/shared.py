@@ -1,4 +1,6 @@
-"""A descriptor of shareable memory and what it stands for, kept for as long as anything of it is used."""
+"""A descriptor of shareable memory and what it stands for, kept for as long as anything of it is
+used.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ MOST_WRITTEN: Final = 1 << 26
 
 
 class SharedMemory:
-    """*fd*, taken over, and the *memory* it stands for. Both are good until the last of this object, and of the views
+    """*fd*, taken over, and the *memory* it stands for. Both are good until the last of this object,
+    and of the views
     that `map` gave, dies.
     """
 
@@ -44,10 +47,11 @@ class SharedMemory:
         weakref.finalize(self, os.close, fd)
 
     def map(self, fd: int, offset: int = 0, *, writable: bool = True) -> NDArray:
-        """All bytes of the memory, which start at *offset* of *fd*, as flat uint8; `pool_of` finds what lies in them.
+        """All bytes of the memory, which start at *offset* of *fd*, as flat uint8; `pool_of` finds
+        what lies in them.
 
-        Mapped once for as long as any view lives. Raises `ResourceExhaustedTransient` where there is no room for it,
-        `InputError` where the descriptor cannot be mapped so.
+        Mapped once for as long as any view lives. Raises `ResourceExhaustedTransient` where there
+        is no room for it, `InputError` where the descriptor cannot be mapped so.
         """
         if self.memory.size == 0:
             return np.empty(0, np.uint8)
@@ -57,7 +61,8 @@ class SharedMemory:
                 return region.array
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             if not writable and is_write_sealed(fd):
-                # Before Linux 6.7 it can be mapped privately only; nobody can change it, so that both are the same.
+                # Before Linux 6.7 it can be mapped privately only; nobody can change it, so that
+                # both are the same.
                 access = mmap.ACCESS_COPY
             try:
                 region = map_region(fd, self.memory.size, access, offset, self)
@@ -72,7 +77,9 @@ class SharedMemory:
             return region.array
 
     def flush(self) -> None:
-        """Writes what was changed through views to the file behind, and waits for it. Raises `OSError`."""
+        """Writes what was changed through views to the file behind, and waits for it. Raises
+        `OSError`.
+        """
         region = None if self._region is None else self._region()
         if region is not None and region.writable:
             region.flush()
@@ -115,7 +122,8 @@ def duplicate(fd: object, what: str) -> int:
 
 
 def kept_memory(memory: Memory) -> SharedMemory | None:
-    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close his; None for another kind.
+    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close his;
+    None for another kind.
     Raises `InputError` and `ResourceExhaustedTransient` as `duplicate`.
     """
     match memory.handle:
@@ -132,8 +140,8 @@ def kept_memory(memory: Memory) -> SharedMemory | None:
 
 
 def anonymous_fd(nbytes: int, name: str) -> int:
-    """A descriptor of *nbytes* zero bytes that belong to no file: a memfd sealed against resizing, or an unlinked
-    temporary file where there are none. Raises `ResourceExhaustedTransient`.
+    """A descriptor of *nbytes* zero bytes that belong to no file: a memfd sealed against resizing,
+    or an unlinked temporary file where there are none. Raises `ResourceExhaustedTransient`.
     """
     try:
         return _anonymous_fd(nbytes, name)
@@ -144,8 +152,9 @@ def anonymous_fd(nbytes: int, name: str) -> int:
 
 
 def sealed_fd(content: memoryview, name: str) -> int:
-    """A descriptor of memory that holds *content*, sealed against writing and resizing where there are seals. Raises
-    `ResourceExhaustedTransient`, and `GeneralFailure` where *content* lies in a file that has become shorter.
+    """A descriptor of memory that holds *content*, sealed against writing and resizing where there
+    are seals. Raises `ResourceExhaustedTransient`, and `GeneralFailure` where *content* lies in a
+    file that has become shorter.
     """
     try:
         return _sealed_fd(content, name)
@@ -159,7 +168,9 @@ def sealed_fd(content: memoryview, name: str) -> int:
 
 
 def write_all(fd: int, content: memoryview) -> None:
-    """Writes the bytes of *content* to *fd*. Raises `OSError`: EFAULT where they lie in a mapping that lost its memory."""
+    """Writes the bytes of *content* to *fd*. Raises `OSError`: EFAULT where they lie in a mapping
+    that lost its memory.
+    """
     rest = content.cast("B")
     while rest.nbytes:
         rest = rest[os.write(fd, rest[:MOST_WRITTEN]) :]

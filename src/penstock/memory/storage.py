@@ -1,4 +1,6 @@
-"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool where no device would have it."""
+"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool where no device would have
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ log = Log("penstock.memory")
 
 
 class StepUse(Struct, frozen=True, eq=False):
-    """A step of a compiled model that reads or writes a value: input or output *position* of *prepared*, on *device*."""
+    """A step of a compiled model that reads or writes a value: input or output *position* of
+    *prepared*, on *device*.
+    """
 
     device: Device
     prepared: PreparedModel
@@ -246,7 +250,9 @@ class InPool:
 
 
 def is_or_holds(prepared: object, one: PreparedModel) -> bool:
-    """Whether *prepared* is *one*, or something around it: a burst of it, or what waits for its turn."""
+    """Whether *prepared* is *one*, or something around it: a burst of it, or what waits for its
+    turn.
+    """
     while prepared is not None:
         if prepared is one:
             return True
@@ -263,7 +269,9 @@ def staging(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[Memo
 
 
 def place_of(array: NDArray) -> Memory | None:
-    """The bytes of *array* as memory of their own, where they lie in a pool that may be given in part."""
+    """The bytes of *array* as memory of their own, where they lie in a pool that may be given in
+    part.
+    """
     place = pool_of(array)
     if place is None:
         return None
@@ -279,8 +287,8 @@ def place_of(array: NDArray) -> Memory | None:
 
 
 def viewed(value: Any) -> Any:
-    """The memory of another library's array as NumPy's, by DLPack or the buffer protocol; *value* itself where it is a
-    pool or the like, or cannot be seen so.
+    """The memory of another library's array as NumPy's, by DLPack or the buffer protocol; *value*
+    itself where it is a pool or the like, or cannot be seen so.
     """
     if isinstance(value, np.ndarray | Memory) or hasattr(value, "memory"):
         return value

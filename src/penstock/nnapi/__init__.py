@@ -1,5 +1,5 @@
-"""NNAPI: its object model with its states and result codes, its models as values (`description`), and their
-lowering into the IR (`lowering`).
+"""NNAPI: its object model with its states and result codes, its models as values (`description`),
+and their lowering into the IR (`lowering`).
 
     from penstock import nnapi
 

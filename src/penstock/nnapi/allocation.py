@@ -54,7 +54,9 @@ def allocate(desc: object) -> tuple[Store, Rules]:
 
 
 def _on_device(desc: MemoryDesc, devices: Sequence[HalDevice]) -> DeviceBuffer:
-    """Memory of the one of *devices*; `PlacementError` where there is not exactly one that can have any."""
+    """Memory of the one of *devices*; `PlacementError` where there is not exactly one that can have
+    any.
+    """
     if len(devices) != 1:
         names = ", ".join(device.name for device in devices)
         raise PlacementError(
@@ -79,6 +81,8 @@ def _devices(roles: Sequence[Role]) -> list[HalDevice]:
 
 
 def _takes_blobs(device: HalDevice) -> bool:
-    """Whether a hardware buffer may stand in for memory of *device*: below the level of such memory none does."""
+    """Whether a hardware buffer may stand in for memory of *device*: below the level of such memory
+    none does.
+    """
     kinds = device.capabilities.memory_kinds
     return device.feature_level >= DOMAINS_FROM_LEVEL and "hardware_buffer_blob" in kinds

@@ -77,7 +77,9 @@ def index(value: object, what: str, count: int) -> int:
 
 
 def dimensions(values: object, *, tensor: bool) -> Shape:
-    """The dimensions of an operand: 0 and None are unknown ones; none at all is a scalar, or an unknown rank."""
+    """The dimensions of an operand: 0 and None are unknown ones; none at all is a scalar, or an
+    unknown rank.
+    """
     given = [] if values is None else listed(values, "the dimensions")
     found = tuple(None if v is None else whole(v, "a dimension", 0) or None for v in given)
     return None if tensor and not found else found
@@ -89,7 +91,8 @@ def code_within(value: object, what: str) -> int:
 
 
 def extension_bytes(data: object, length: object, what: str) -> bytes:
-    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for an empty buffer and for more
+    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for an
+    empty buffer and for more
     than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
     """
     size = None if length is None else whole(length, f"the length of {what}", 0, 2**63)

@@ -102,10 +102,11 @@ def _renumbered(
 def in_run_order(
     operands: Sequence[OperandSlot], operations: Sequence[NnapiOperation]
 ) -> list[int]:
-    """The operations in an order in which each comes after those whose results it reads (NNAPI section 1.5).
+    """The operations in an order in which each comes after those whose results it reads (NNAPI
+    section 1.5).
 
-    Of those that are ready, the one that became so last comes first. Raises BAD_DATA where there is none:
-    operations that wait for each other, or for what nobody writes.
+    Of those that are ready, the one that became so last comes first. Raises BAD_DATA where there is
+    none: operations that wait for each other, or for what nobody writes.
     """
     computed = {NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT}
     readers: dict[int, list[int]] = {}

@@ -1,4 +1,6 @@
-"""Arguments of an execution: which bytes an input is read from, or an output written to (NNAPI sections 1.4, 6.2)."""
+"""Arguments of an execution: which bytes an input is read from, or an output written to (NNAPI
+sections 1.4, 6.2).
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One argument: a caller's *content* (flat uint8), *length* bytes from byte *offset* of a *memory*, or neither,
-    for what is left out. *shape* is the request's, None or with None in a place for an output that a run decides.
+    """One argument: a caller's *content* (flat uint8), *length* bytes from byte *offset* of a
+    *memory*, or neither, for what is left out. *shape* is the request's, None or with None in a
+    place for an output that a run decides.
     """
 
     port: Port
@@ -52,7 +55,9 @@ class Binding:
         return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
-        """The bytes that the value lies in, with what pads them. UNMAPPABLE where there is no view of them."""
+        """The bytes that the value lies in, with what pads them. UNMAPPABLE where there is no view
+        of them.
+        """
         if self.content is not None:
             return self.content
         if self.memory is None:
@@ -66,8 +71,8 @@ class Binding:
         return found
 
     def array(self) -> NDArray | None:
-        """The value's place as an array of its type and shape; None where the shape is not known, or the place does not
-        suit the type's alignment.
+        """The value's place as an array of its type and shape; None where the shape is not known,
+        or the place does not suit the type's alignment.
         """
         shape = static_shape(self.shape)
         return None if shape is None else self.array_of(shape)
@@ -106,7 +111,9 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 def bind_buffer(
     port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
 ) -> Binding:
-    """*port* in a caller's own *buffer*, *length* bytes of it, None for all; None without a length leaves it out."""
+    """*port* in a caller's own *buffer*, *length* bytes of it, None for all; None without a length
+    leaves it out.
+    """
     size = None if length is None else arguments.whole(length, "the length", 0, MAX_LENGTH)
     if buffer is None:
         if size:
@@ -135,7 +142,9 @@ def bind_memory(
     *,
     padded: bool,
 ) -> Binding:
-    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used as a whole."""
+    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used as
+    a whole.
+    """
     found = usable_memory(memory)
     start = arguments.whole(offset, "the offset", 0, MAX_LENGTH)
     size = arguments.whole(length, "the length", 0, MAX_LENGTH)
@@ -166,7 +175,9 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
 
 
 def _lent(buffer: Any, port: Port) -> NDArray:
-    """The caller's own bytes, flat: an array of the operand's dtype or of bytes, or any other buffer."""
+    """The caller's own bytes, flat: an array of the operand's dtype or of bytes, or any other
+    buffer.
+    """
     operand_type = port.operand.type
     kind = operand_type.dtype.numpy
     if (

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Burst(Closing):
-    """Resources kept between executions of *compilation*, which is finished, else BAD_STATE: `ANeuralNetworksBurst`
-    (NNAPI section 7.1).
+    """Resources kept between executions of *compilation*, which is finished, else BAD_STATE:
+    `ANeuralNetworksBurst` (NNAPI section 7.1).
 
-    One execution at a time uses it. It may be closed before or after the memories that its executions use.
+    One execution at a time uses it. It may be closed before or after the memories that its
+    executions use.
     """
 
     def __init__(self, compilation: Compilation) -> None:
@@ -36,8 +37,8 @@ class Burst(Closing):
             self._burst = compilation.compiled.burst()
 
     def enter(self, compilation: Compilation) -> CompiledBurst:
-        """Begins an execution of *compilation*, which `leave` ends: BAD_DATA for another one than the burst's, BAD_STATE
-        where one is under way, or the burst is closed.
+        """Begins an execution of *compilation*, which `leave` ends: BAD_DATA for another one than
+        the burst's, BAD_STATE where one is under way, or the burst is closed.
         """
         if compilation is not self.compilation:
             raise bad_data("the burst is another compilation's")

@@ -1,4 +1,5 @@
-"""NNAPI's numbers: result codes, levels, preferences, priorities, types of devices, operations (NNAPI section 1.1).
+"""NNAPI's numbers: result codes, levels, preferences, priorities, types of devices, operations
+(NNAPI section 1.1).
 
 Values are those of NNAPI's C header, so that ports may pass them as they are.
 """
@@ -80,8 +81,8 @@ class DeviceType(IntEnum):
 
 
 class DurationCode(IntEnum):
-    """What `Execution.get_duration` tells: time on the device or in its driver, FENCED ones without what a run waited for
-    its dependencies.
+    """What `Execution.get_duration` tells: time on the device or in its driver, FENCED ones without
+    what a run waited for its dependencies.
     """
 
     ON_HARDWARE = 0
@@ -107,7 +108,9 @@ class PaddingCode(IntEnum):
 
 
 class OperationCode(IntEnum):
-    """Operations by number; OEM_OPERATION is deprecated, DENSIFY experimental: no model may use either."""
+    """Operations by number; OEM_OPERATION is deprecated, DENSIFY experimental: no model may use
+    either.
+    """
 
     ADD = 0
     AVERAGE_POOL_2D = 1

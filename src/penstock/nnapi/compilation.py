@@ -49,11 +49,13 @@ LEAST_PADDING: Final = 1
 
 
 class Compilation(Closing, Ported):
-    """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section 1.4).
+    """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section
+    1.4).
 
-    `Compilation(model)` places *model* on every device, and the reference device repeats what another
-    fails at; `create_for_devices` keeps to the devices it is given. *model* is finished, else BAD_STATE.
-    Every call raises `NnapiError`: BAD_STATE after `finish`, or before it where its result is asked for.
+    `Compilation(model)` places *model* on every device, and the reference device repeats what
+    another fails at; `create_for_devices` keeps to the devices it is given. *model* is finished,
+    else BAD_STATE. Every call raises `NnapiError`: BAD_STATE after `finish`, or before it where its
+    result is asked for.
 
     Not to be used by two threads until it is finished.
     """
@@ -83,10 +85,11 @@ class Compilation(Closing, Ported):
     def create_for_devices(
         cls, model: Model, devices: Sequence[Device | HalDevice | DeviceInfo | str]
     ) -> Self:
-        """A compilation on *devices* alone, in order of preference: handles, names or device objects.
+        """A compilation on *devices* alone, in order of preference: handles, names or device
+        objects.
 
-        Nothing falls back, neither now nor in a run. UNEXPECTED_NULL for None among them, BAD_DATA for an
-        empty list, a device that is listed twice, is unknown or cannot be used.
+        Nothing falls back, neither now nor in a run. UNEXPECTED_NULL for None among them, BAD_DATA
+        for an empty list, a device that is listed twice, is unknown or cannot be used.
         """
         made = cls(model)
         made._wanted, made._devices = choose_devices(devices)
@@ -104,8 +107,8 @@ class Compilation(Closing, Ported):
         self._priority = arguments.code(Priority, priority, "the priority")
 
     def set_timeout(self, duration: int) -> None:
-        """Nanoseconds that `finish` may take; 0 is no limit. Only for a single device that was named,
-        else BAD_DATA; devices below feature level 4 know no deadlines.
+        """Nanoseconds that `finish` may take; 0 is no limit. Only for a single device that was
+        named, else BAD_DATA; devices below feature level 4 know no deadlines.
         """
         self._check_open()
         nanoseconds = arguments.whole(duration, "the timeout", 0, 2**64 - 1)
@@ -118,12 +121,14 @@ class Compilation(Closing, Ported):
         token: bytes,
         trust_token: bool = False,
     ) -> None:
-        """Keeps what is compiled in *directory*, under 32 bytes that the caller chose for the model.
+        """Keeps what is compiled in *directory*, under 32 bytes that the caller chose for the
+        model.
 
-        A directory that cannot be used means that nothing is kept; the receipt says so, and the log where
-        the name is none that a directory can have. What the token was given to is checked: another model's entry is a miss. *trust_token* leaves that check out, for
-        models too large to read at each start: the token must then be another one whenever anything of
-        the model is, or answers may be the other model's (`docs/nnapi.md` has how to choose one).
+        A directory that cannot be used means that nothing is kept; the receipt says so, and the log
+        where the name is none that a directory can have. What the token was given to is checked:
+        another model's entry is a miss. *trust_token* leaves that check out, for models too large
+        to read at each start: the token must then be another one whenever anything of the model is,
+        or answers may be the other model's (`docs/nnapi.md` has how to choose one).
         """
         self._check_open()
         if directory is None:
@@ -147,10 +152,12 @@ class Compilation(Closing, Ported):
     def set_caching_from_fds(
         self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes
     ) -> None:
-        """As `set_caching`, in files that the caller has opened read-write; they are duplicated now.
+        """As `set_caching`, in files that the caller has opened read-write; they are duplicated
+        now.
 
-        As many as the device needs (`hal.Device.cache_files_needed`): another number means that nothing is
-        loaded or saved. BAD_DATA for what is no open descriptor. For a plan of one step only.
+        As many as the device needs (`hal.Device.cache_files_needed`): another number means that
+        nothing is loaded or saved. BAD_DATA for what is no open descriptor. For a plan of one step
+        only.
         """
         self._check_open()
         lists = [
@@ -181,11 +188,13 @@ class Compilation(Closing, Ported):
         data: object,
         length: int | None = None,
     ) -> None:
-        """Adds a hint for the device: attribute number *attribute_code_within_extension* of an extension, with *length* bytes of
-        the buffer *data* as its value, all of it where *length* is None. They are copied now, and are part of the cache's key.
+        """Adds a hint for the device: attribute number *attribute_code_within_extension* of an
+        extension, with *length* bytes of the buffer *data* as its value, all of it where *length*
+        is None. They are copied now, and are part of the cache's key.
 
-        Only for a single device that was named, which offers the extension, and once for each attribute: else BAD_DATA, as for
-        an empty value. A driver ignores what it does not know. UNEXPECTED_NULL where *data* is None.
+        Only for a single device that was named, which offers the extension, and once for each
+        attribute: else BAD_DATA, as for an empty value. A driver ignores what it does not know.
+        UNEXPECTED_NULL where *data* is None.
         """
         self._check_open()
         device = self.only_device("an extension's attribute")
@@ -198,8 +207,8 @@ class Compilation(Closing, Ported):
     def finish(self) -> None:
         """Compiles. A second call is BAD_STATE, also where the first one failed.
 
-        BAD_DATA where an operation has no device; else the result code of the driver that failed, where
-        nothing could take its place.
+        BAD_DATA where an operation has no device; else the result code of the driver that failed,
+        where nothing could take its place.
         """
         self._check_open()
         self._sealed = "has failed"
@@ -249,8 +258,9 @@ class Compilation(Closing, Ported):
         return port(kind, index, self.ports(kind))
 
     def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
-        """What was compiled, for executions that leave these inputs out, which stand for optional operands: each
-        such set is compiled once, when it is first asked for. BAD_DATA where an operation needs one of them.
+        """What was compiled, for executions that leave these inputs out, which stand for optional
+        operands: each such set is compiled once, when it is first asked for. BAD_DATA where an
+        operation needs one of them.
         """
         whole = self.compiled
         if not omitted:
@@ -276,7 +286,9 @@ class Compilation(Closing, Ported):
         return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "input"))])
 
     def get_preferred_memory_padding_for_input(self, index: int) -> int:
-        """Bytes, a power of two, to a multiple of which memory for input *index* is best rounded up."""
+        """Bytes, a power of two, to a multiple of which memory for input *index* is best rounded
+        up.
+        """
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
 
     def get_preferred_memory_alignment_for_output(self, index: int) -> int:

@@ -1,7 +1,8 @@
 """An NNAPI model as a frozen value: operands with NNAPI's types, operations, subgraphs.
 
-This is what the object model of NNAPI builds and what files of NNAPI models hold. Nothing is checked on
-construction; `penstock.nnapi.lowering.lower` checks it against NNAPI's rules (NNAPI sections 8.1 to 8.5).
+This is what the object model of NNAPI builds and what files of NNAPI models hold. Nothing is
+checked on construction; `penstock.nnapi.lowering.lower` checks it against NNAPI's rules (NNAPI
+sections 8.1 to 8.5).
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class OperandType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
-    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes an element (NNAPI section
+    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes an
+    element (NNAPI section
     8.6). Only drivers that offer the extension know what the bytes mean.
     """
 
@@ -182,10 +184,14 @@ class ChannelQuantization:
 class NnapiOperand:
     """One operand.
 
-    *dimensions* is () for a scalar; None in a place is an unknown dimension (NNAPI writes 0), None as a
-    whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A CONSTANT_COPY has
-    *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH has *subgraph*, an index
-    into `NnapiModel.referenced`. *extension_data* is what an operand of an extension's type has beside its value.
+    *dimensions* is () for a scalar; None in a place is an unknown dimension (NNAPI writes 0), None
+    as a
+    whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A
+    CONSTANT_COPY has
+    *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH has *subgraph*, an
+    index
+    into `NnapiModel.referenced`. *extension_data* is what an operand of an extension's type has
+    beside its value.
     """
 
     type: AnyType
@@ -203,8 +209,8 @@ class NnapiOperand:
 
 @dataclass(frozen=True, slots=True)
 class NnapiOperation:
-    """One operation: NNAPI's name of it, or the key of an extension's (`penstock.ir.extension.extension_key`), and operand
-    indexes.
+    """One operation: NNAPI's name of it, or the key of an extension's
+    (`penstock.ir.extension.extension_key`), and operand indexes.
     """
 
     type: str
@@ -214,7 +220,9 @@ class NnapiOperation:
 
 @dataclass(frozen=True, slots=True)
 class NnapiSubgraph:
-    """Operands, operations in an order in which every operand is written before it is read, inputs and outputs."""
+    """Operands, operations in an order in which every operand is written before it is read, inputs
+    and outputs.
+    """
 
     operands: tuple[NnapiOperand, ...]
     operations: tuple[NnapiOperation, ...]

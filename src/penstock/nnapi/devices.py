@@ -48,7 +48,9 @@ class Device:
         return FeatureLevel.of(self.info.feature_level)
 
     def get_extension_support(self, name: str) -> bool:
-        """Whether it offers the extension of that name; False too where another device declares other operand types for it."""
+        """Whether it offers the extension of that name; False too where another device declares
+        other operand types for it.
+        """
         return is_supported(self.info, arguments.text(name, "the extension's name"))
 
     def wait(self) -> None:
@@ -73,7 +75,9 @@ def get_device(index: int) -> Device:
 
 
 def get_device_by_name(name: str) -> Device:
-    """The usable device of that name, also one that is used only when it is named; BAD_DATA where there is none."""
+    """The usable device of that name, also one that is used only when it is named; BAD_DATA where
+    there is none.
+    """
     wanted = arguments.text(name, "the device's name")
     for info in usable_infos():
         if info.name == wanted:
@@ -87,10 +91,11 @@ def get_runtime_feature_level() -> FeatureLevel:
 
 
 def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
-    """What a caller lists, handles, names or device objects, as the runtime takes it, and as devices.
+    """What a caller lists, handles, names or device objects, as the runtime takes it, and as
+    devices.
 
-    UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, one that is listed twice, unknown or
-    unusable.
+    UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, one that is listed twice,
+    unknown or unusable.
     """
     found = arguments.listed(devices, "the devices")
     if any(device is None for device in found):
@@ -101,8 +106,9 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
 
 
 def register_extensions(device: HalDevice) -> None:
-    """Makes the extensions of *device* known: an object that is given to `Compilation.create_for_devices`, and that no
-    installed driver has. Another device of its name takes its place.
+    """Makes the extensions of *device* known: an object that is given to
+    `Compilation.create_for_devices`, and that no installed driver has. Another device of its name
+    takes its place.
 
     BAD_DATA for what is no usable device.
     """

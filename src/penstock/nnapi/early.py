@@ -28,8 +28,8 @@ UNUSED: Final = NnapiOperand(OperandType.FLOAT32, (), NnapiLifetime.SUBGRAPH_INP
 
 
 def check_operation(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> None:
-    """Raises BAD_DATA for an operation that no model can have: numbers and types of its operands, and,
-    where its scalars and optional operands are given by now, dimensions, scales and ranges.
+    """Raises BAD_DATA for an operation that no model can have: numbers and types of its operands,
+    and, where its scalars and optional operands are given by now, dimensions, scales and ranges.
     """
     inputs = [operands[i] for i in operation.inputs]
     outputs = [operands[i] for i in operation.outputs]
@@ -54,7 +54,9 @@ def _is_settled(
     inputs: Sequence[OperandSlot],
     outputs: Sequence[OperandSlot],
 ) -> bool:
-    """Whether nothing that a caller may still set changes what is valid, and the operation can stand alone."""
+    """Whether nothing that a caller may still set changes what is valid, and the operation can
+    stand alone.
+    """
     written = set(operation.outputs)
     optional = {match.inputs.get(a.name) for a in match.form.inputs if a.optional}
     return (
@@ -74,7 +76,9 @@ def _is_settled(
 
 
 def _alone(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> FinishedSubgraph:
-    """The model of one operation. Large constants are inputs of it: they are read once, by `Model.finish`."""
+    """The model of one operation. Large constants are inputs of it: they are read once, by
+    `Model.finish`.
+    """
     packing, places = Packing(), {}
     listed, fed = [UNUSED], [0]
     for index in dict.fromkeys((*operation.inputs, *operation.outputs)):

@@ -24,9 +24,11 @@ from penstock.nnapi.failures import (
 
 
 class Event(Closing):
-    """Something that ends once, well or with a result code: `ANeuralNetworksEvent` (NNAPI section 7.2).
+    """Something that ends once, well or with a result code: `ANeuralNetworksEvent` (NNAPI section
+    7.2).
 
-    Made by `Execution.start_compute`, by `Execution.start_compute_with_dependencies`, or by `create_from_sync_fence_fd`.
+    Made by `Execution.start_compute`, by `Execution.start_compute_with_dependencies`, or by
+    `create_from_sync_fence_fd`.
     """
 
     def __init__(self, ending: Ending) -> None:
@@ -35,8 +37,9 @@ class Event(Closing):
 
     @classmethod
     def create_from_sync_fence_fd(cls, sync_fence_fd: int) -> Self:
-        """The event of a sync fence, any descriptor that `poll` finds readable once it is signalled, and in error where
-        it failed. It is duplicated. BAD_DATA for a negative descriptor and one that is not open.
+        """The event of a sync fence, any descriptor that `poll` finds readable once it is
+        signalled, and in error where it failed. It is duplicated. BAD_DATA for a negative
+        descriptor and one that is not open.
         """
         number = arguments.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
         if number < 0:
@@ -45,8 +48,8 @@ class Event(Closing):
             return cls(ForeignFence(number))
 
     def wait(self) -> None:
-        """Waits for the end. Raises the `NnapiError` of an execution that failed, each time it is called; OP_FAILED for a
-        fence that says no more than that it failed.
+        """Waits for the end. Raises the `NnapiError` of an execution that failed, each time it is
+        called; OP_FAILED for a fence that says no more than that it failed.
         """
         failure = self.outcome(None)
         if failure is not None:
@@ -67,15 +70,18 @@ class Event(Closing):
         return None if failure is None else NnapiError(failure.code, failure.message)
 
     def get_sync_fence_fd(self) -> int:
-        """A descriptor that `poll` finds readable after the end; the caller closes it. What is made of it by
-        `create_from_sync_fence_fd`, in whichever process, also knows whether the end was well. Only an execution that
-        was started with dependencies has one, and what was made of one: BAD_DATA for others.
+        """A descriptor that `poll` finds readable after the end; the caller closes it. What is made
+        of it by `create_from_sync_fence_fd`, in whichever process, also knows whether the end was
+        well. Only an execution that was started with dependencies has one, and what was made of
+        one: BAD_DATA for others.
         """
         self._check_open()
         return self._ending.fence_fd()
 
     def close(self) -> None:
-        """Waits for an execution under way, whatever comes of it, and frees the event; twice is harmless."""
+        """Waits for an execution under way, whatever comes of it, and frees the event; twice is
+        harmless.
+        """
         if not self._closed:
             self._closed = True
             self._ending.close()

@@ -55,9 +55,12 @@ class State(enum.Enum):
 class Execution(Closing):
     """Arguments being set, and then a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
 
-    *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run, and each argument
-    once: BAD_STATE otherwise. A run needs all of them. One execution runs once, unless it is reusable; it runs by
-    `compute`, `start_compute`, `start_compute_with_dependencies` or `burst_compute`, and only one run is under way at
+    *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run,
+    and each argument
+    once: BAD_STATE otherwise. A run needs all of them. One execution runs once, unless it is
+    reusable; it runs by
+    `compute`, `start_compute`, `start_compute_with_dependencies` or `burst_compute`, and only one
+    run is under way at
     a time. The caller's buffers are read and written by each run, and not copied.
     """
 
@@ -89,11 +92,13 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Input *index* is the value in *buffer*: an array of the operand's dtype, or any other contiguous buffer of its
-        bytes. None leaves an optional operand out.
+        """Input *index* is the value in *buffer*: an array of the operand's dtype, or any other
+        contiguous buffer of its bytes. None leaves an optional operand out.
 
-        *length* in bytes is that of the buffer where it is not given; it is the value's size exactly, or more where
-        padding is enabled. *type* says the dimensions that the model leaves open, which must all be known then.
+        *length* in bytes is that of the buffer where it is not given; it is the value's size
+        exactly, or more where
+        padding is enabled. *type* says the dimensions that the model leaves open, which must all be
+        known then.
         """
         self._bind(
             "input",
@@ -111,8 +116,8 @@ class Execution(Closing):
     ) -> None:
         """Output *index* is written to *buffer*, as for an input; None drops it.
 
-        Where the shape is not known, *buffer* may have any length of 1 byte and more: a value that does not fit is
-        OUTPUT_INSUFFICIENT_SIZE of the run.
+        Where the shape is not known, *buffer* may have any length of 1 byte and more: a value that
+        does not fit is OUTPUT_INSUFFICIENT_SIZE of the run.
         """
         self._bind(
             "output",
@@ -131,8 +136,8 @@ class Execution(Closing):
     ) -> None:
         """Input *index* is the value in *length* bytes of *memory* from byte *offset* on.
 
-        Both are 0 for hardware buffers that are no BLOBs and for memory made from a descriptor, which must have the
-        role. BAD_DATA for bytes that *memory* does not have.
+        Both are 0 for hardware buffers that are no BLOBs and for memory made from a descriptor,
+        which must have the role. BAD_DATA for bytes that *memory* does not have.
         """
         self._bind_memory("input", index, memory, offset, length, type)
 
@@ -149,8 +154,8 @@ class Execution(Closing):
         self._bind_memory("output", index, memory, offset, length, type)
 
     def set_timeout(self, duration: int) -> None:
-        """Nanoseconds that a run may take; 0 is no limit. Only for a compilation for a single device, else BAD_DATA;
-        devices below feature level 4 know no deadlines.
+        """Nanoseconds that a run may take; 0 is no limit. Only for a compilation for a single
+        device, else BAD_DATA; devices below feature level 4 know no deadlines.
         """
         with self._preparing():
             nanoseconds = arguments.whole(duration, "the timeout", 0, GREATEST_DURATION)
@@ -164,7 +169,9 @@ class Execution(Closing):
             self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Whether runs are timed, for `get_duration`. Only for a compilation for a single device, else BAD_DATA."""
+        """Whether runs are timed, for `get_duration`. Only for a compilation for a single device,
+        else BAD_DATA.
+        """
         with self._preparing():
             wanted = arguments.flag(measure, "measure")
             self._compilation.only_device("a measurement")
@@ -176,8 +183,8 @@ class Execution(Closing):
             self._reusable = arguments.flag(reusable, "reusable")
 
     def enable_input_and_output_padding(self, enable: bool) -> None:
-        """Whether buffers may be longer than their values, and what is beyond them scratch space of the device. Before
-        any argument is set, else BAD_STATE.
+        """Whether buffers may be longer than their values, and what is beyond them scratch space of
+        the device. Before any argument is set, else BAD_STATE.
         """
         with self._preparing():
             wanted = arguments.flag(enable, "enable")
@@ -192,8 +199,8 @@ class Execution(Closing):
         data: object,
         length: int | None = None,
     ) -> None:
-        """Adds a hint for the device to each run: as `Compilation.add_extension_attribute`, for a compilation for a single device
-        that was named.
+        """Adds a hint for the device to each run: as `Compilation.add_extension_attribute`, for a
+        compilation for a single device that was named.
         """
         with self._preparing():
             self._attributes = with_attribute(
@@ -205,9 +212,10 @@ class Execution(Closing):
     def compute(self) -> None:
         """Runs, and returns when the outputs are written.
 
-        Raises BAD_STATE, BAD_DATA for an argument that is not set, OP_FAILED for an input whose memory holds no
-        value or one of another shape, OUTPUT_INSUFFICIENT_SIZE where an output does not fit (its
-        shape can be asked for then), a missed deadline, or the result code of the device that failed.
+        Raises BAD_STATE, BAD_DATA for an argument that is not set, OP_FAILED for an input whose
+        memory holds no value or one of another shape, OUTPUT_INSUFFICIENT_SIZE where an output does
+        not fit (its shape can be asked for then), a missed deadline, or the result code of the
+        device that failed.
         """
         self._begin()
         self._carry_out(self._deadline_ns())
@@ -220,11 +228,12 @@ class Execution(Closing):
     def start_compute_with_dependencies(
         self, dependencies: Sequence[Event], duration: int = 0
     ) -> Event:
-        """Runs once every event of *dependencies* has ended well; the event that is returned has a sync fence.
+        """Runs once every event of *dependencies* has ended well; the event that is returned has a
+        sync fence.
 
-        A dependency that failed fails the run with OP_FAILED. *duration* is the nanoseconds that the run may take from
-        then on, 0 for any; it is for compilations for a single device, else BAD_DATA. So is an output whose shape is not
-        known beforehand.
+        A dependency that failed fails the run with OP_FAILED. *duration* is the nanoseconds that
+        the run may take from then on, 0 for any; it is for compilations for a single device, else
+        BAD_DATA. So is an output whose shape is not known beforehand.
         """
         events = check_events(dependencies)
         after_ns = arguments.whole(duration, "the duration", 0, GREATEST_DURATION)
@@ -236,7 +245,9 @@ class Execution(Closing):
         return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
-        """As `compute`, in *burst*: BAD_DATA for one of another compilation, BAD_STATE where it is executing."""
+        """As `compute`, in *burst*: BAD_DATA for one of another compilation, BAD_STATE where it is
+        executing.
+        """
         used = usable_burst(burst)
         entered = used.enter(self._compilation)
         try:
@@ -246,8 +257,8 @@ class Execution(Closing):
             used.leave()
 
     def get_output_operand_rank(self, index: int) -> int:
-        """The rank of output *index* as the last run found it, also where it did not fit; BAD_STATE before a run
-        has succeeded, or failed for want of room.
+        """The rank of output *index* as the last run found it, also where it did not fit; BAD_STATE
+        before a run has succeeded, or failed for want of room.
         """
         return len(self._shape(index))
 
@@ -259,15 +270,15 @@ class Execution(Closing):
         return shape
 
     def is_output_sufficient(self, index: int) -> bool:
-        """Whether there was room for output *index* in the last run. Where there was not, NNAPI answers
-        OUTPUT_INSUFFICIENT_SIZE beside rank and dimensions.
+        """Whether there was room for output *index* in the last run. Where there was not, NNAPI
+        answers OUTPUT_INSUFFICIENT_SIZE beside rank and dimensions.
         """
         answer, place = self._answered(index)
         return answer.sufficient[place]
 
     def get_duration(self, duration_code: DurationCode | int) -> int:
-        """Nanoseconds of the last run, `UNKNOWN_DURATION` where the device did not say; BAD_STATE unless it was measured
-        and has succeeded.
+        """Nanoseconds of the last run, `UNKNOWN_DURATION` where the device did not say; BAD_STATE
+        unless it was measured and has succeeded.
         """
         code = arguments.code(DurationCode, duration_code, "the duration's code")
         with self._changed:

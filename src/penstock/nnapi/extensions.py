@@ -1,9 +1,10 @@
-"""The vendor extensions of this process: which devices offer them, and the numbers that stand for their types (NNAPI section
+"""The vendor extensions of this process: which devices offer them, and the numbers that stand for
+their types (NNAPI section
 8.6).
 
-An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the number of the operation or
-operand type within the extension. An extension gets its prefix when it is first asked for, and keeps it for the life of the
-process.
+An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the
+number of the operation or operand type within the extension. An extension gets its prefix when it
+is first asked for, and keeps it for the life of the process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ MAX_PREFIX: Final = 0x7FFF
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An extension that is offered by the device *first*, and whether others agree: *conflict* says how one does not."""
+    """An extension that is offered by the device *first*, and whether others agree: *conflict* says
+    how one does not.
+    """
 
     extension: Extension
     first: str
@@ -76,8 +79,8 @@ class Registry:
         return self._names[prefix - 1] if 0 < prefix <= len(self._names) else None
 
     def offers(self) -> Mapping[str, Offer]:
-        """Every extension that a usable device offers, by name; of two devices' declarations that differ the log has a warning,
-        once.
+        """Every extension that a usable device offers, by name; of two devices' declarations that
+        differ the log has a warning, once.
         """
         found: dict[str, Offer] = {}
         for device, extensions in self._devices():
@@ -127,13 +130,17 @@ def is_supported(info: DeviceInfo, name: str) -> bool:
 
 
 def identifier(name: str, code: int) -> int:
-    """The identifier of operation or operand type *code* of an extension. BAD_DATA unless a device offers the extension."""
+    """The identifier of operation or operand type *code* of an extension. BAD_DATA unless a device
+    offers the extension.
+    """
     usable_offer(name)
     return registry.prefix_of(name) << TYPE_BITS | code
 
 
 def usable_offer(name: str) -> Offer:
-    """The extension of that name; BAD_DATA where no device offers it, or two devices contradict each other."""
+    """The extension of that name; BAD_DATA where no device offers it, or two devices contradict
+    each other.
+    """
     if fault := name_fault(name):
         raise bad_data(fault)
     offer = registry.offers().get(name)
@@ -145,7 +152,9 @@ def usable_offer(name: str) -> Offer:
 
 
 def operand_type_of(number: int) -> ExtensionType | None:
-    """The operand type with that identifier; None for a number without a prefix. BAD_DATA where it stands for none."""
+    """The operand type with that identifier; None for a number without a prefix. BAD_DATA where it
+    stands for none.
+    """
     if number >> TYPE_BITS == 0:
         return None
     return _declared(*_split(number))
@@ -167,8 +176,8 @@ def _declared(name: str, code: int) -> ExtensionType:
 
 
 def operation_of(number: int) -> str | None:
-    """The key of the operation with that identifier; None for a number without a prefix. BAD_DATA for an unknown prefix.
-    Whether the extension has such an operation its driver alone knows.
+    """The key of the operation with that identifier; None for a number without a prefix. BAD_DATA
+    for an unknown prefix. Whether the extension has such an operation its driver alone knows.
     """
     if number >> TYPE_BITS == 0:
         return None
@@ -182,7 +191,8 @@ def with_attribute(
     device: HalDevice,
     given: tuple[object, object, object, object],
 ) -> tuple[ExtensionAttribute, ...]:
-    """*attributes* and one more for *device*: the extension's name, the number, the value and its length, as a caller passes
+    """*attributes* and one more for *device*: the extension's name, the number, the value and its
+    length, as a caller passes
     them. BAD_DATA or UNEXPECTED_NULL as `Compilation.add_extension_attribute` says.
     """
     name = arguments.text(given[0], "the extension's name")
@@ -205,7 +215,9 @@ def with_attribute(
 
 
 def operand_type(value: object) -> AnyType:
-    """An operand type by its member or number, of an extension by the number that stands for it in this process."""
+    """An operand type by its member or number, of an extension by the number that stands for it in
+    this process.
+    """
     if value is None:
         raise unexpected_null("the operand's type")
     if isinstance(value, OperandType):
@@ -222,8 +234,8 @@ def operand_type(value: object) -> AnyType:
 
 
 def operation_type(value: object) -> str:
-    """The type of an operation that is given by its member, number or name, or by the number that stands for one of an
-    extension's in this process: NNAPI's name, or the extension's key.
+    """The type of an operation that is given by its member, number or name, or by the number that
+    stands for one of an extension's in this process: NNAPI's name, or the extension's key.
     """
     if isinstance(value, str):
         if value in OperationCode.__members__:

@@ -62,7 +62,9 @@ def code_of(error: PenstockError | MemoryError) -> ResultCode:
 
 
 def driver_error(error: NnapiError) -> DriverError:
-    """The driver's error that *error* is told as where no result codes are known: `GeneralFailure` for most."""
+    """The driver's error that *error* is told as where no result codes are known: `GeneralFailure`
+    for most.
+    """
     statuses = {
         code: status for status, code in STATUS_CODES.items() if status is not ErrorStatus.NONE
     }

@@ -21,11 +21,11 @@ BOTH: Final = PROT_READ | PROT_WRITE
 
 
 class Memory(Closing):
-    """Memory made by `create_from_fd`, `create_from_hardware_buffer` or `create_from_desc`: `ANeuralNetworksMemory`
-    (NNAPI section 6.3).
+    """Memory made by `create_from_fd`, `create_from_hardware_buffer` or `create_from_desc`:
+    `ANeuralNetworksMemory` (NNAPI section 6.3).
 
-    Constants, inputs and outputs lie in it. It outlives what uses it: `close` lets go of it, and views that
-    executions under way have of it stay good.
+    Constants, inputs and outputs lie in it. It outlives what uses it: `close` lets go of it, and
+    views that executions under way have of it stay good.
     """
 
     def __init__(self, store: Store, rules: Rules) -> None:
@@ -38,9 +38,12 @@ class Memory(Closing):
     def create_from_fd(cls, size: int, protect: int, fd: int, offset: int = 0) -> Self:
         """The *size* bytes of *fd* from byte *offset* on, shared with whoever else maps them.
 
-        *protect* is made of `PROT_READ` and `PROT_WRITE` of `mmap`, or 0. *fd* is duplicated. Nothing is mapped before
-        a value is read or written; what cannot be is UNMAPPABLE then. BAD_DATA for a size of 0, a negative
-        descriptor or one that is not open, other protections, a negative offset, and bytes that are not there.
+        *protect* is made of `PROT_READ` and `PROT_WRITE` of `mmap`, or 0. *fd* is duplicated.
+        Nothing is mapped before
+        a value is read or written; what cannot be is UNMAPPABLE then. BAD_DATA for a size of 0, a
+        negative
+        descriptor or one that is not open, other protections, a negative offset, and bytes that are
+        not there.
         """
         nbytes = arguments.whole(size, "the size", 0, 2**63 - 1)
         bits = arguments.whole(protect, "the protection")
@@ -59,9 +62,9 @@ class Memory(Closing):
 
     @classmethod
     def create_from_hardware_buffer(cls, buffer: HardwareBuffer) -> Self:
-        """The bytes of *buffer* where it is a BLOB, else the image that it is: an input or an output of an execution as
-        a whole, never a constant, and never copied. *buffer* may be closed where it is a BLOB, else it outlives the
-        memory.
+        """The bytes of *buffer* where it is a BLOB, else the image that it is: an input or an
+        output of an execution as a whole, never a constant, and never copied. *buffer* may be
+        closed where it is a BLOB, else it outlives the memory.
         """
         if buffer is None:
             raise unexpected_null("the hardware buffer")
@@ -77,9 +80,10 @@ class Memory(Closing):
 
     @classmethod
     def create_from_desc(cls, desc: MemoryDesc) -> Self:
-        """Memory for the roles of *desc*, which is finished: the device's own, where one device serves them all and
-        has memory domains. Else, or where the device refuses, a pool of the same size: only if no compilation names
-        its devices and the size is known; OP_FAILED otherwise.
+        """Memory for the roles of *desc*, which is finished: the device's own, where one device
+        serves them all and has memory domains. Else, or where the device refuses, a pool of the
+        same size: only if no compilation names its devices and the size is known; OP_FAILED
+        otherwise.
 
         It is used in the declared roles alone, as a whole, and holds no value at first.
         """
@@ -94,7 +98,9 @@ class Memory(Closing):
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds a value: what was made from a descriptor holds none until one is put there."""
+        """Whether it holds a value: what was made from a descriptor holds none until one is put
+        there.
+        """
         return self._rules.initialized
 
     @property
@@ -103,12 +109,13 @@ class Memory(Closing):
         return isinstance(self._store, DeviceStore)
 
     def copy(self, destination: Memory) -> None:
-        """Copies the value over that of *destination*: `ANeuralNetworksMemory_copy` (NNAPI section 6.6).
+        """Copies the value over that of *destination*: `ANeuralNetworksMemory_copy` (NNAPI section
+        6.6).
 
-        BAD_DATA where this memory holds no value, or the two have different types, shapes or sizes; UNMAPPABLE
-        where one was made without the protection it takes; OP_FAILED for hardware buffers that are no BLOBs. A copy that fails
-        leaves *destination* without a value, where it was made from a descriptor. A memory copied over itself
-        counts as holding one.
+        BAD_DATA where this memory holds no value, or the two have different types, shapes or sizes;
+        UNMAPPABLE where one was made without the protection it takes; OP_FAILED for hardware
+        buffers that are no BLOBs. A copy that fails leaves *destination* without a value, where it
+        was made from a descriptor. A memory copied over itself counts as holding one.
         """
         source = usable_memory(self)
         target = usable_memory(destination)
@@ -154,7 +161,9 @@ class Memory(Closing):
 
 
 def _array_shape(memory: Memory) -> tuple[int, ...] | None:
-    """The shape of the array that a device has for the value of *memory*; None where it is not known."""
+    """The shape of the array that a device has for the value of *memory*; None where it is not
+    known.
+    """
     metadata = memory.rules.metadata
     shape = metadata.shape
     if metadata.operand is not None:

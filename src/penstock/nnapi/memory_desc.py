@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 class MemoryDesc(Closing):
-    """A descriptor being filled, and then finished: `ANeuralNetworksMemoryDesc` (NNAPI section 6.4).
+    """A descriptor being filled, and then finished: `ANeuralNetworksMemoryDesc` (NNAPI section
+    6.4).
 
-    Each role is an input or an output of a finished compilation, and all describe one operand: their types, scales,
-    zero points and scales of channels are equal, their dimensions agree. Any number of memories is made of one
-    (`Memory.create_from_desc`). Every call raises `NnapiError`: BAD_STATE after `finish`, and for `finish` twice.
+    Each role is an input or an output of a finished compilation, and all describe one operand:
+    their types, scales, zero points and scales of channels are equal, their dimensions agree. Any
+    number of memories is made of one (`Memory.create_from_desc`). Every call raises `NnapiError`:
+    BAD_STATE after `finish`, and for `finish` twice.
 
     Not to be used by two threads until it is finished.
     """
@@ -33,10 +35,12 @@ class MemoryDesc(Closing):
         self._sealed = ""
 
     def add_input_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
-        """The memory will be input *index* of executions of *compilation*, in that share of them: 0 < *frequency* <= 1.
+        """The memory will be input *index* of executions of *compilation*, in that share of them: 0
+        < *frequency* <= 1.
 
-        BAD_DATA for a compilation that is not finished, an index it does not have, a frequency out of range, the
-        same role twice, and an operand at odds with those before or with the dimensions that were set.
+        BAD_DATA for a compilation that is not finished, an index it does not have, a frequency out
+        of range, the same role twice, and an operand at odds with those before or with the
+        dimensions that were set.
         """
         self._add(compilation, "input", index, frequency)
 
@@ -45,8 +49,8 @@ class MemoryDesc(Closing):
         self._add(compilation, "output", index, frequency)
 
     def set_dimensions(self, dimensions: Sequence[int | None]) -> None:
-        """What is known of the shape beside what the roles say: 0 or None for an unknown dimension, none at all for
-        nothing. BAD_DATA where they contradict each other; a scalar has none.
+        """What is known of the shape beside what the roles say: 0 or None for an unknown dimension,
+        none at all for nothing. BAD_DATA where they contradict each other; a scalar has none.
         """
         self._check_open()
         given = arguments.dimensions(arguments.listed(dimensions, "the dimensions"), tensor=True)

@@ -37,10 +37,11 @@ from penstock.runtime.planning import trusted
 class Model(Closing):
     """A model being built, and then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
 
-    Operands are numbered as they are added. `finish` validates the model and lowers it; before it the model
-    can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE at the wrong
-    time, UNEXPECTED_NULL for a None that means nothing, BAD_DATA for what breaks a rule; the model is then as
-    before, save after `finish`, which makes a model that it refuses invalid for good.
+    Operands are numbered as they are added. `finish` validates the model and lowers it; before it
+    the model can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE
+    at the wrong time, UNEXPECTED_NULL for a None that means nothing, BAD_DATA for what breaks a
+    rule; the model is then as before, save after `finish`, which makes a model that it refuses
+    invalid for good.
 
     Not to be used by two threads until it is finished.
     """
@@ -68,8 +69,10 @@ class Model(Closing):
     ) -> int:
         """Adds an operand and returns its index.
 
-        *type* may be the number of an extension's (`get_extension_operand_type`). *dimensions* of a tensor: 0 or None for an
-        unknown one, none at all for an unknown rank; a scalar has none. *name* is what the compiled model calls it where it is an input or an output.
+        *type* may be the number of an extension's (`get_extension_operand_type`). *dimensions* of a
+        tensor: 0 or None for an
+        unknown one, none at all for an unknown rank; a scalar has none. *name* is what the compiled
+        model calls it where it is an input or an output.
         """
         self._check_open()
         kind = operand_type(type)
@@ -89,7 +92,9 @@ class Model(Closing):
     def set_operand_symm_per_channel_quant_params(
         self, index: int, channel_dim: int, scales: Sequence[float]
     ) -> None:
-        """The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of dimension *channel_dim*."""
+        """The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of dimension
+        *channel_dim*.
+        """
         self._check_open()
         slot = self._slot(index)
         dimension = arguments.whole(channel_dim, "the channel dimension", 0)
@@ -101,9 +106,12 @@ class Model(Closing):
     def set_operand_value(self, index: int, value: object, length: int | None = None) -> None:
         """Makes the operand a constant; None leaves an optional operand out.
 
-        *value* is a NumPy array of the operand's dtype, any buffer of raw little-endian bytes, or for a
-        scalar one number. Up to 128 bytes are copied now; of more, the memory stays the caller's, who
-        leaves it alone until `finish` has copied it. *length*, in bytes, is what *value* has where it is not given.
+        *value* is a NumPy array of the operand's dtype, any buffer of raw little-endian bytes, or
+        for a
+        scalar one number. Up to 128 bytes are copied now; of more, the memory stays the caller's,
+        who
+        leaves it alone until `finish` has copied it. *length*, in bytes, is what *value* has where
+        it is not given.
         Setting a value again replaces it.
         """
         self._check_open()
@@ -129,8 +137,10 @@ class Model(Closing):
     ) -> None:
         """Makes the operand a constant that lies in *memory*, *length* bytes from byte *offset* on.
 
-        *memory* is a `Memory`, a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an `mmap`, an array). It
-        is not copied: it outlives the model, and its bytes do not change from `finish` on. BAD_DATA for bytes that
+        *memory* is a `Memory`, a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an
+        `mmap`, an array). It
+        is not copied: it outlives the model, and its bytes do not change from `finish` on. BAD_DATA
+        for bytes that
         it does not have, hardware buffers that are no BLOBs, and memory made from a descriptor.
         """
         self._check_open()
@@ -146,7 +156,9 @@ class Model(Closing):
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
-        """Makes the operand stand for *model*, which is finished: a branch of IF, condition or body of WHILE."""
+        """Makes the operand stand for *model*, which is finished: a branch of IF, condition or body
+        of WHILE.
+        """
         self._check_open()
         slot = self._slot(index)
         slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model)._finished)  # noqa: SLF001  # of its own class
@@ -154,11 +166,12 @@ class Model(Closing):
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None
     ) -> None:
-        """Gives an operand of an extension's type what belongs to it beside its value: *length* bytes of the buffer *data*, all
-        of it where *length* is None. They are copied now. None takes them away again.
+        """Gives an operand of an extension's type what belongs to it beside its value: *length*
+        bytes of the buffer *data*, all of it where *length* is None. They are copied now. None
+        takes them away again.
 
-        BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB; UNEXPECTED_NULL for a *length* without
-        a buffer.
+        BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB;
+        UNEXPECTED_NULL for a *length* without a buffer.
         """
         self._check_open()
         slot = self._slot(index)
@@ -170,17 +183,20 @@ class Model(Closing):
     def get_extension_operand_type(
         self, extension_name: str, operand_code_within_extension: int
     ) -> int:
-        """The number that stands for an operand type of an extension in this process, for `add_operand`.
+        """The number that stands for an operand type of an extension in this process, for
+        `add_operand`.
 
-        BAD_DATA for an extension that no usable device offers, or that devices contradict each other about.
+        BAD_DATA for an extension that no usable device offers, or that devices contradict each
+        other about.
         """
         return self._identifier(extension_name, operand_code_within_extension, "operand type")
 
     def get_extension_operation_type(
         self, extension_name: str, operation_code_within_extension: int
     ) -> int:
-        """The number that stands for an operation of an extension, for `add_operation`, likewise. Whether there is such an
-        operation its device decides: see `get_supported_operations_for_devices`.
+        """The number that stands for an operation of an extension, for `add_operation`, likewise.
+        Whether there is such an operation its device decides: see
+        `get_supported_operations_for_devices`.
         """
         return self._identifier(extension_name, operation_code_within_extension, "operation")
 
@@ -191,8 +207,9 @@ class Model(Closing):
     def add_operation(
         self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
-        """Adds an operation, in any order. Numbers and types of its operands are checked at once, and so is
-        all else that does not depend on what is still to be set; the rest is checked by `finish`.
+        """Adds an operation, in any order. Numbers and types of its operands are checked at once,
+        and so is all else that does not depend on what is still to be set; the rest is checked by
+        `finish`.
         """
         self._check_open()
         operation = NnapiOperation(
@@ -206,8 +223,8 @@ class Model(Closing):
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Names the operands that a run brings and those that it gives, in their order. None of them has a
-        value, or is named already.
+        """Names the operands that a run brings and those that it gives, in their order. None of
+        them has a value, or is named already.
         """
         self._check_open()
         named = (
@@ -235,8 +252,8 @@ class Model(Closing):
         self._inputs, self._outputs = named[0][0], named[1][0]
 
     def relax_computation_float32_to_float16(self, allow: bool) -> None:
-        """Whether float32 may be computed with the range and precision of float16. Compilations then take
-        every device's own arithmetic (the accuracy class "relaxed").
+        """Whether float32 may be computed with the range and precision of float16. Compilations
+        then take every device's own arithmetic (the accuracy class "relaxed").
         """
         self._check_open()
         self._relaxed = arguments.flag(allow, "allow")
@@ -269,7 +286,9 @@ class Model(Closing):
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
     ) -> list[bool]:
-        """For each operation, in the order in which they were added, whether *devices* together can run it."""
+        """For each operation, in the order in which they were added, whether *devices* together can
+        run it.
+        """
         model = self.lowered
         _, chosen = choose_devices(devices)
         with translated():
@@ -337,8 +356,8 @@ def finished_model(model: object) -> Model:
 
 
 def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
-    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or not. Nothing falls back to
-    the processor for a model that uses extensions (NNAPI section 4.6).
+    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or
+    not. Nothing falls back to the processor for a model that uses extensions (NNAPI section 4.6).
     """
     accuracy: AccuracyClass = "relaxed" if model.is_relaxed else "faithful"
     allow = allow_fallback and not uses_extensions(model.lowered)

@@ -28,8 +28,8 @@ PER_CHANNEL: Final = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 @dataclass(frozen=True, slots=True)
 class FinishedSubgraph:
-    """One finished model without those it refers to: pool and subgraph numbers of its operands count *pools*
-    and *referenced*.
+    """One finished model without those it refers to: pool and subgraph numbers of its operands
+    count *pools* and *referenced*.
     """
 
     subgraph: NnapiSubgraph
@@ -39,8 +39,8 @@ class FinishedSubgraph:
 
 @dataclass(slots=True)
 class OperandSlot:
-    """One operand on its way: its type, and of *value* (copied, or read when the model is finished), *memory*
-    with *offset* and *length*, and *model* at most one.
+    """One operand on its way: its type, and of *value* (copied, or read when the model is
+    finished), *memory* with *offset* and *length*, and *model* at most one.
     """
 
     type: AnyType
@@ -75,7 +75,9 @@ class OperandSlot:
         self.set(self.lifetime)
 
     def check_type(self) -> None:
-        """Raises BAD_DATA where dimensions, scale and zero point are not those of its type (NNAPI section 8.1)."""
+        """Raises BAD_DATA where dimensions, scale and zero point are not those of its type (NNAPI
+        section 8.1).
+        """
         alone = NnapiOperand(
             self.type, self.dimensions, scale=self.scale, zero_point=self.zero_point
         )

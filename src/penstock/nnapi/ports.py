@@ -1,4 +1,6 @@
-"""Inputs and outputs of a compiled model as NNAPI describes them, and what a caller may say of their shapes."""
+"""Inputs and outputs of a compiled model as NNAPI describes them, and what a caller may say of
+their shapes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ MAX_LENGTH: Final = 0xFFFFFFFF
 class OperandDesc:
     """What an operand is, said once more: `ANeuralNetworksOperandType`.
 
-    *type* and *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An execution takes it where the
+    *type* and *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An
+    execution takes it where the
     model leaves dimensions open.
     """
 
@@ -83,8 +86,8 @@ def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
 def refined(port: Port, given: OperandDesc | None) -> Shape:
     """The shape of *port* in one execution, which says *given* of it (NNAPI section 1.4).
 
-    Raises BAD_DATA where *given* is of another type, scale or zero point, has another rank, or says something else
-    of a dimension that the model knows.
+    Raises BAD_DATA where *given* is of another type, scale or zero point, has another rank, or says
+    something else of a dimension that the model knows.
     """
     operand = port.operand
     known = operand.dimensions
@@ -113,8 +116,8 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
 
 
 def merged(one: Shape, other: Shape, what: str) -> Shape:
-    """NNAPI's merge rule: nothing said is anything, else ranks and known dimensions are equal; BAD_DATA where they
-    are not (NNAPI section 6.4).
+    """NNAPI's merge rule: nothing said is anything, else ranks and known dimensions are equal;
+    BAD_DATA where they are not (NNAPI section 6.4).
     """
     if one is None or other is None:
         return other if one is None else one

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is known of the value in a memory: of what *operand* and *shape* it is, and how many bytes it has, 0
-    where that is not known.
+    """What is known of the value in a memory: of what *operand* and *shape* it is, and how many
+    bytes it has, 0 where that is not known.
     """
 
     size: int = 0
@@ -120,8 +120,8 @@ class Role:
 class DeviceRules:
     """Of memory that was made for *roles*, values of *operand* and of shapes that refine *initial*.
 
-    It holds nothing at first. A value that a copy or an execution has put there can be read, in its own shape,
-    until one fails to put another there.
+    It holds nothing at first. A value that a copy or an execution has put there can be read, in its
+    own shape, until one fails to put another there.
     """
 
     def __init__(self, roles: Collection[Role], operand: NnapiOperand, initial: Shape) -> None:

@@ -29,7 +29,9 @@ from penstock.nnapi.codes import ResultCode
 from penstock.nnapi.failures import NnapiError, translated
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
-"""Runs a compiled model on inputs in order, with places for its outputs, or None for each or all of them."""
+"""Runs a compiled model on inputs in order, with places for its outputs, or None for each or all of
+them.
+"""
 
 
 LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, and one is left out"
@@ -58,7 +60,9 @@ class Waiting:
         out: list[Any] | None,
         settings: dict[str, Any],
     ) -> Outputs:
-        """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run` has the *settings*)."""
+        """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run`
+        has the *settings*).
+        """
         from penstock.execution.chain import await_fences
         from penstock.execution.fenced import run_fenced
 
@@ -82,12 +86,14 @@ class Waiting:
 def carry_out(
     inputs: Sequence[Binding], outputs: Sequence[Binding], operands: Sequence[Operand], run: Run
 ) -> Answer:
-    """Runs on *inputs*, those left out apart, and writes *outputs*, which *operands* describe as they were compiled.
+    """Runs on *inputs*, those left out apart, and writes *outputs*, which *operands* describe as
+    they were compiled.
 
-    With an input left out, memory of a device is copied: it was made for the model with all of its inputs.
+    With an input left out, memory of a device is copied: it was made for the model with all of its
+    inputs.
 
-    An output without enough room is not written. Raises `NnapiError`: OP_FAILED where an output has another shape than
-    its argument says, or what the run answers.
+    An output without enough room is not written. Raises `NnapiError`: OP_FAILED where an output has
+    another shape than its argument says, or what the run answers.
     """
     copies: list[CopyReceipt] = []
     direct = not any(binding.is_omitted for binding in inputs)
@@ -139,7 +145,9 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
 
 
 def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
-    """Where a run writes an output at once; None where its shape is not known, or its place is odd or too small."""
+    """Where a run writes an output at once; None where its shape is not known, or its place is odd
+    or too small.
+    """
     if binding.is_omitted:
         return None
     if (place := binding.place()) is not None:

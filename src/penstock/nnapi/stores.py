@@ -1,4 +1,6 @@
-"""Where the bytes of a `Memory` lie: in a pool, in an image that only devices read, in a device's own memory."""
+"""Where the bytes of a `Memory` lie: in a pool, in an image that only devices read, in a device's
+own memory.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ class DeviceStore:
         raise NnapiError(ResultCode.UNMAPPABLE, "memory of a device is never mapped")
 
     def place(self, kind: str) -> Any:
-        """The buffer; OP_FAILED for an input where the device has no value in it, DEAD_OBJECT where it is lost with it."""
+        """The buffer; OP_FAILED for an input where the device has no value in it, DEAD_OBJECT where
+        it is lost with it.
+        """
         if (gone := self.buffer.gone()) is not None:
             with translated():
                 raise gone
@@ -129,10 +133,11 @@ Store: TypeAlias = PoolStore | ImageStore | DeviceStore
 def copy_bytes(
     source: Store, destination: Store, shape: tuple[int, ...] | None
 ) -> tuple[CopyReceipt, ...]:
-    """Copies what *source* holds over *destination*, which is of *shape* then (NNAPI section 6.6); gives what was copied.
+    """Copies what *source* holds over *destination*, which is of *shape* then (NNAPI section 6.6);
+    gives what was copied.
 
-    Raises BAD_DATA where they differ in size, UNMAPPABLE where the host has no view that it takes, OP_FAILED for images,
-    or what the device answers.
+    Raises BAD_DATA where they differ in size, UNMAPPABLE where the host has no view that it takes,
+    OP_FAILED for images, or what the device answers.
     """
     if isinstance(source, ImageStore) or isinstance(destination, ImageStore):
         raise NnapiError(ResultCode.OP_FAILED, "a hardware buffer that is no BLOB cannot be copied")

@@ -33,8 +33,10 @@ SCALARS: Final = {
 def value_bytes(value: object, kind: AnyType) -> memoryview:
     """The bytes of a constant, read-only and of the caller's own memory where that is contiguous.
 
-    *value* is a NumPy array of the operand's dtype, any other buffer, which is taken for raw bytes (so
-    is an array of uint8, and any array for an extension's type), or for a scalar operand one number.
+    *value* is a NumPy array of the operand's dtype, any other buffer, which is taken for raw bytes
+    (so
+    is an array of uint8, and any array for an extension's type), or for a scalar operand one
+    number.
     """
     if isinstance(value, bool | int | float) and isinstance(kind, OperandType) and kind in SCALARS:
         return memoryview(_packed(value, kind))
@@ -54,10 +56,11 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
 
 
 def constant_pool(memory: object) -> ConstantPool:
-    """Constants in *memory*, not copied: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any contiguous buffer (an mmap).
+    """Constants in *memory*, not copied: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any
+    contiguous buffer (an mmap).
 
-    Raises UNEXPECTED_NULL for None, BAD_DATA for memory of a device, hardware buffers that are no BLOBs and what is no
-    memory, UNMAPPABLE for what cannot be mapped.
+    Raises UNEXPECTED_NULL for None, BAD_DATA for memory of a device, hardware buffers that are no
+    BLOBs and what is no memory, UNMAPPABLE for what cannot be mapped.
     """
     if memory is None:
         raise unexpected_null("the memory")

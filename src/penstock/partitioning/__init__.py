@@ -1,4 +1,6 @@
-"""The partition stage: decides who runs what. Pure functions from model, devices and policy to a plan."""
+"""The partition stage: decides who runs what. Pure functions from model, devices and policy to a
+plan.
+"""
 
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement

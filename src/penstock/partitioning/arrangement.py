@@ -1,8 +1,9 @@
 """The arrangement that is predicted to cost least, within the policy's limits.
 
-Proposals come from dynamic programming, from NNAPI's greedy rule and from each single device with the others
-behind it; the judge prices each with the partitions it really makes. The cheapest that the policy allows is
-taken, so that no plan is predicted to cost more than that of the best single device.
+Proposals come from dynamic programming, from NNAPI's greedy rule and from each single device with
+the others behind it; the judge prices each with the partitions it really makes. The cheapest that
+the policy allows is taken, so that no plan is predicted to cost more than that of the best single
+device.
 """
 
 from __future__ import annotations
@@ -38,13 +39,17 @@ MOST_VISITS: Final = 50_000
 """Operations that are looked at for it, at most."""
 
 BIASES: Final = (4.0, 16.0, 64.0)
-"""What the reference's time counts, step by step, where a plan leaves it more than `min_coverage` allows."""
+"""What the reference's time counts, step by step, where a plan leaves it more than `min_coverage`
+allows.
+"""
 
 MOST_WAYS: Final = 2_000_000
 """Transitions of dynamic programming that counts steps, at most."""
 
 DEARER: Final = tuple(2.0**power for power in range(1, 17, 2))
-"""What a step costs, times its price, in further plans where a plan has too many steps or too small ones."""
+"""What a step costs, times its price, in further plans where a plan has too many steps or too small
+ones.
+"""
 
 
 class Proposal(Struct, frozen=True):
@@ -77,8 +82,8 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
 def arrange_as(
     table: SupportTable, judge: Judge, assignment: Sequence[str], policy: Policy
 ) -> Arrangement | None:
-    """The arrangement that gives each operation to the device of that name; None where a device refuses one,
-    or the policy forbids the result.
+    """The arrangement that gives each operation to the device of that name; None where a device
+    refuses one, or the policy forbids the result.
     """
     position = {candidate.name: k for k, candidate in enumerate(table.candidates)}
     if len(assignment) != len(table.model.operations) or not position.keys() >= set(assignment):
@@ -92,8 +97,9 @@ def arrange_as(
 def arrangements(
     table: SupportTable, judge: Judge, policy: Policy
 ) -> list[tuple[str, Arrangement]]:
-    """Arrangements worth to be measured, each once, with a name: single devices first, then `arrange_by_cost`,
-    then what would be cheapest if a step or a device cost more or less than is believed.
+    """Arrangements worth to be measured, each once, with a name: single devices first, then
+    `arrange_by_cost`, then what would be cheapest if a step or a device cost more or less than is
+    believed.
     """
     predicted = arrange_by_cost(table, judge, policy)
     found: dict[tuple[int, ...], tuple[str, Arrangement]] = {}
@@ -154,7 +160,9 @@ def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
 
 
 def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
-    """The arrangement that leaves the reference as little as can be: who checks the coverage says what is missing."""
+    """The arrangement that leaves the reference as little as can be: who checks the coverage says
+    what is missing.
+    """
     try:
         found = _within_limits(covered, judge, policy)
     except PlacementError:
@@ -165,8 +173,9 @@ def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Pol
 def _within_limits(table: SupportTable, judge: Judge, policy: Policy) -> Arrangement | None:
     """The cheapest arrangement that the policy allows; None where no proposal has its coverage.
 
-    Where the cheapest breaks a limit, plans are proposed for which steps cost more; then, as NNAPI's rule is kept to the
-    limits, what breaks one is refused where it is, and all is asked for again.
+    Where the cheapest breaks a limit, plans are proposed for which steps cost more; then, as
+    NNAPI's rule is kept to the limits, what breaks one is refused where it is, and all is asked for
+    again.
     """
     asked = table
     best: tuple[float, Arrangement | None] = (math.inf, None)
@@ -230,8 +239,8 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
 
 
 def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iterator[Proposal]:
-    """Plans of fewer steps: the cheapest along the model's order with as many as the policy allows, where that
-    is not too many ways to look at, and those for which steps cost ever more.
+    """Plans of fewer steps: the cheapest along the model's order with as many as the policy allows,
+    where that is not too many ways to look at, and those for which steps cost ever more.
     """
     order = range(len(table.model.operations))
     most = policy.max_partitions
@@ -250,7 +259,9 @@ def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iter
 def _along(
     table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
 ) -> Proposal:
-    """What dynamic programming along *order* proposes. Every operation has a device, so there is a way."""
+    """What dynamic programming along *order* proposes. Every operation has a device, so there is a
+    way.
+    """
     assignment = cheapest(table, judge, order, reference_bias=reference_bias)
     if assignment is None:
         raise PlacementError("an operation has no device", {})
@@ -280,7 +291,9 @@ def _cheapest_alone(table: SupportTable, judge: Judge, index: int) -> int:
 
 
 def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
-    """Moves whole partitions to other devices as long as that makes the plan cheaper, within bounds."""
+    """Moves whole partitions to other devices as long as that makes the plan cheaper, within
+    bounds.
+    """
     count = len(best.assignment)
     left = min(MOST_MOVES, MOST_VISITS // max(1, count))
     improving = len(best.partitions) > 1

@@ -1,4 +1,6 @@
-"""IF and WHILE that the runtime carries out itself, so that their subgraphs can be spread over devices too."""
+"""IF and WHILE that the runtime carries out itself, so that their subgraphs can be spread over
+devices too.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ MOST_DEPTH: Final = 4
 """Control flow within control flow that is taken apart; below that it is placed whole."""
 
 MOST_TAKEN_APART: Final = 1 << 12
-"""Operands and operations of the branches that one placement plans by themselves, each as often as it is planned, beyond
-`MOST_DEPTH` times those of the model.
+"""Operands and operations of the branches that one placement plans by themselves, each as often as
+it is planned, beyond `MOST_DEPTH` times those of the model.
 """
 
 PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
@@ -44,7 +46,9 @@ class Room:
         self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(_size, model.subgraphs))
 
     def takes(self, model: Model, subgraph: int) -> bool:
-        """Whether there is room for *subgraph* of *model*, with all that it enters: then it is taken."""
+        """Whether there is room for *subgraph* of *model*, with all that it enters: then it is
+        taken.
+        """
         if self._left <= 0:
             return False
         every = (*entered_from(model, subgraph), subgraph)
@@ -59,7 +63,8 @@ _KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
 
 
 class Apart(Struct, frozen=True):
-    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take in nanoseconds,
+    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take in
+    nanoseconds,
     *cost* the same in the unit of the prices.
     """
 
@@ -78,14 +83,15 @@ def take_apart(
     *,
     energy: bool,
 ) -> dict[int, Apart]:
-    """The operations of the entry subgraph that the runtime carries out itself where they are the reference's
-    (NNAPI section 4.3).
+    """The operations of the entry subgraph that the runtime carries out itself where they are the
+    reference's (NNAPI section 4.3).
 
-    Those that the reference may run and whose values all have known shapes and are no handles, where taking them
-    apart puts anything on another device, and under "cost" is also predicted to be cheaper. *place* plans a
-    subgraph; *depth* is how many such operations are around. Limits on partitions are on whole plans: with one,
-    nothing is taken apart. A subgraph that several operations enter with the same shapes is planned once, and nothing is
-    taken apart any more once there is no *room*.
+    Those that the reference may run and whose values all have known shapes and are no handles,
+    where taking them apart puts anything on another device, and under "cost" is also predicted to
+    be cheaper. *place* plans a subgraph; *depth* is how many such operations are around. Limits on
+    partitions are on whole plans: with one, nothing is taken apart. A subgraph that several
+    operations enter with the same shapes is planned once, and nothing is taken apart any more once
+    there is no *room*.
     """
     if depth >= MOST_DEPTH:
         return {}
@@ -108,7 +114,9 @@ def take_apart(
 
 
 def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
-    """*prices* with what operations cost on the reference, the last candidate, when they are taken apart."""
+    """*prices* with what operations cost on the reference, the last candidate, when they are taken
+    apart.
+    """
     if not costs:
         return prices
     rows = tuple(
@@ -119,8 +127,9 @@ def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
 
 
 class _Branches:
-    """The subgraphs of one model as models with their shapes inferred, and their plans: None where something is not known
-    before a run, or no plan is possible. Each is made once for the same shapes.
+    """The subgraphs of one model as models with their shapes inferred, and their plans: None where
+    something is not known before a run, or no plan is possible. Each is made once for the same
+    shapes.
     """
 
     def __init__(self, model: Model, place: PlaceBranch, room: Room) -> None:
@@ -175,7 +184,9 @@ def _leaves_reference(plan: ExecutionPlan) -> bool:
 def _keys(
     branches: _Branches, operation: Operation, kind: str, subgraphs: Sequence[int]
 ) -> list[tuple[Key, Model]] | None:
-    """The two subgraphs as models with their shapes inferred; None where something is not known before a run."""
+    """The two subgraphs as models with their shapes inferred; None where something is not known
+    before a run.
+    """
     model = branches.model
     given = [model.operands[i] for i in operation.inputs]
     results = [model.operands[i] for i in operation.outputs]

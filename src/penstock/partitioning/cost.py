@@ -12,7 +12,9 @@ from penstock.partitioning.support import SupportTable
 from penstock.partitioning.work import callees_first
 
 Costs: TypeAlias = "tuple[tuple[float, ...], ...]"
-"""Cost of each operation on each candidate, relative to the reference; `inf` where none is declared."""
+"""Cost of each operation on each candidate, relative to the reference; `inf` where none is
+declared.
+"""
 
 IF_SHARE: Final = 0.5
 """Each branch of an IF counts as taken half of the time."""
@@ -20,7 +22,8 @@ IF_SHARE: Final = 0.5
 
 def measure(table: SupportTable, preference: Preference) -> Costs:
     """The performance value of every operation on every candidate: the power usage that its
-    capabilities declare for "low_power", else the execution time, by the element type of the first input.
+    capabilities declare for "low_power", else the execution time, by the element type of the first
+    input.
     """
     columns = [_Pricing(table.model, c.capabilities, preference).entry() for c in table.candidates]
     return tuple(zip(*columns, strict=True))

@@ -1,6 +1,8 @@
-"""What a run of a model asks for by its shapes: the bytes that are held at a time, and limits for them.
+"""What a run of a model asks for by its shapes: the bytes that are held at a time, and limits for
+them.
 
-Shapes that are known at run time only count as nothing: a run for which they are known is looked at by itself.
+Shapes that are known at run time only count as nothing: a run for which they are known is looked at
+by itself.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from penstock.partitioning.work import LEAST_LIMIT
 
 
 class Peak(Struct, frozen=True):
-    """The most *nbytes* that values of a model take at a time, constants left out, and the operation of its entry subgraph
-    that runs then; None where its inputs and outputs alone take most.
+    """The most *nbytes* that values of a model take at a time, constants left out, and the
+    operation of its entry subgraph that runs then; None where its inputs and outputs alone take
+    most.
     """
 
     nbytes: int = 0
@@ -31,15 +34,17 @@ class Peak(Struct, frozen=True):
 
 
 def run_limit() -> int:
-    """Bytes that the values of one run may take at a time: the knob `max_run_mib`, else half of `available_memory`, and
-    `LEAST_LIMIT` at least.
+    """Bytes that the values of one run may take at a time: the knob `max_run_mib`, else half of
+    `available_memory`, and `LEAST_LIMIT` at least.
     """
     wanted = knobs.max_run_mib()
     return wanted * MIB if wanted else max(LEAST_LIMIT, available_memory() // 2)
 
 
 def check_memory(model: Model) -> None:
-    """Raises `LimitExceeded`, with the operation, where a run of *model* would hold more bytes than `run_limit` at a time."""
+    """Raises `LimitExceeded`, with the operation, where a run of *model* would hold more bytes than
+    `run_limit` at a time.
+    """
     limit, peak = run_limit(), peak_of(model)
     if peak.nbytes <= limit:
         return
@@ -57,7 +62,9 @@ def check_memory(model: Model) -> None:
 
 
 def peak_of(model: Model) -> Peak:
-    """What a run holds where each value is dropped after its last reader, and inputs and outputs are held throughout."""
+    """What a run holds where each value is dropped after its last reader, and inputs and outputs
+    are held throughout.
+    """
     inner: dict[int, int] = {}
     for index in entered_from(model, model.main):
         inner[index] = _peak(model.subgraphs[index], inner).nbytes

@@ -1,9 +1,9 @@
-"""The cheapest assignment of operations to devices along one order: dynamic programming over "which device
-ran the operation before".
+"""The cheapest assignment of operations to devices along one order: dynamic programming over "which
+device ran the operation before".
 
-Exact where every operation reads only what the one before it wrote. Elsewhere a value from further back is
-priced by the device that the cheapest way so far gave its writer, and what runs between two parts of one
-device opens a new step: an approximation, which the judge of plans corrects.
+Exact where every operation reads only what the one before it wrote. Elsewhere a value from further
+back is priced by the device that the cheapest way so far gave its writer, and what runs between two
+parts of one device opens a new step: an approximation, which the judge of plans corrects.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ Path: TypeAlias = "tuple[int, Path | None]"
 """The device of the last operation, and the path before it."""
 
 _Front: TypeAlias = "dict[tuple[int, int], tuple[float, Path | None]]"
-"""The cheapest cost and path by the device of the last operation and the steps so far (0: not counted)."""
+"""The cheapest cost and path by the device of the last operation and the steps so far (0: not
+counted).
+"""
 
 
 def is_chain(model: Model) -> bool:
@@ -56,9 +58,10 @@ def cheapest(
 ) -> list[int] | None:
     """The candidate of each operation along *order*, which must be one in which they can run.
 
-    Each operation has a candidate that may run it. What the reference takes counts *reference_bias* times. Of
-    equal costs the reference goes first, then the first candidate. With *most_steps* the way opens no more steps
-    than these, each counted with the device before; None where there is none.
+    Each operation has a candidate that may run it. What the reference takes counts *reference_bias*
+    times. Of equal costs the reference goes first, then the first candidate. With *most_steps* the
+    way opens no more steps than these, each counted with the device before; None where there is
+    none.
     """
     search = _Search(table, judge, order, reference_bias, most_steps)
     front: _Front = {}
@@ -103,8 +106,8 @@ class _Search:
         }
 
     def extend(self, front: _Front, at: int) -> _Front:
-        """The cheapest way to every device for the operation at position *at*, for each number of steps where
-        that is bounded.
+        """The cheapest way to every device for the operation at position *at*, for each number of
+        steps where that is bounded.
         """
         index = self.order[at]
         row, opening = self.prices.operations[index], self.prices.steps

@@ -18,8 +18,9 @@ Needs: TypeAlias = "Mapping[str, frozenset[ExtensionType]]"
 
 
 def extension_needs(model: Model) -> dict[int, Needs]:
-    """What operations of the entry subgraph need of extensions: by themselves, by the types of their operands, and by what is
-    in the subgraphs that they refer to. Operations that need nothing are left out.
+    """What operations of the entry subgraph need of extensions: by themselves, by the types of
+    their operands, and by what is in the subgraphs that they refer to. Operations that need nothing
+    are left out.
     """
     if not any(map(_has_extensions, model.subgraphs)):
         return {}
@@ -41,7 +42,9 @@ def uses_extensions(model: Model) -> bool:
 
 
 def extension_refusal(needs: Needs, capabilities: Capabilities) -> str:
-    """Why a device with *capabilities* is not asked for an operation that needs these extensions; empty: it is."""
+    """Why a device with *capabilities* is not asked for an operation that needs these extensions;
+    empty: it is.
+    """
     offered = {extension.name: extension for extension in capabilities.extensions}
     for name, kinds in needs.items():
         if name not in offered:

@@ -1,4 +1,6 @@
-"""Which devices may repeat a step that fails: what the policy says of it, known before anything fails."""
+"""Which devices may repeat a step that fails: what the policy says of it, known before anything
+fails.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,17 @@ def permit_fallback(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> tuple[ExecutionStep, ...]:
-    """*steps* with their `fallbacks`: the other candidates in order, then the reference device, named or not.
+    """*steps* with their `fallbacks`: the other candidates in order, then the reference device, named
+    or not.
 
-    *table* holds the candidates' answers before partitions were refused for their size: a candidate must
-    have said yes to every operation of the step. A reference device that is not among them is held to
-    *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that it may
-    repeat, the smallest go first while `min_coverage` holds with all of them on it. After a reference device in a process of
+    *table* holds the candidates' answers before partitions were refused for their size: a candidate
+    must
+    have said yes to every operation of the step. A reference device that is not among them is held
+    to
+    *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that it
+    may
+    repeat, the smallest go first while `min_coverage` holds with all of them on it. After a
+    reference device in a process of
     its own comes the one of this process, `LAST_RESORT`.
     """
     if not policy.allow_fallback:
@@ -128,8 +135,9 @@ def _reference_may_run(table: SupportTable, operation: int, policy: Policy) -> b
 
 
 def may_run_whole(plan: ExecutionPlan) -> bool:
-    """Whether the reference device may run all of *plan* where one of its steps cannot be repeated by itself:
-    it may repeat every step that is not there already, and this is more than to repeat the one step.
+    """Whether the reference device may run all of *plan* where one of its steps cannot be repeated
+    by itself: it may repeat every step that is not there already, and this is more than to repeat
+    the one step.
     """
     guests = [step for step in plan.steps if step.device != FALLBACK_DEVICE]
     apart = any(step.control is not None for step in plan.steps)

@@ -1,5 +1,5 @@
-"""NNAPI's local greedy rule (NNAPI sections 4.3 and 4.4): the best device for each operation by itself,
-then partitions by draining one queue of ready operations after another.
+"""NNAPI's local greedy rule (NNAPI sections 4.3 and 4.4): the best device for each operation by
+itself, then partitions by draining one queue of ready operations after another.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from penstock.partitioning.support import HANDLES, Partition, SupportTable
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:
-    """The candidate with the smallest value; of equals the first, save that the reference device beats
-    them all. None where no candidate may run the operation.
+    """The candidate with the smallest value; of equals the first, save that the reference device
+    beats them all. None where no candidate may run the operation.
     """
     best: int | None = None
     for position in table.takers(operation):
@@ -74,10 +74,10 @@ def partitions_of(
 ) -> list[Partition]:
     """The partitions of an assignment (operation -> candidate), in an order in which they can run.
 
-    One first-in-first-out queue of ready operations for each candidate. The last candidate whose queue
-    is not empty, or with *first* the first one, opens a partition and drains its queue, what becomes ready
-    meanwhile included: the other candidates get more chances to gather inputs. *followers* is
-    `followers_of` the model, where it is known already.
+    One first-in-first-out queue of ready operations for each candidate. The last candidate whose
+    queue is not empty, or with *first* the first one, opens a partition and drains its queue, what
+    becomes ready meanwhile included: the other candidates get more chances to gather inputs.
+    *followers* is `followers_of` the model, where it is known already.
     """
     opening = min if first else max
     followers = followers_of(model) if followers is None else followers
@@ -105,8 +105,8 @@ def partitions_of(
 
 
 def handle_users(model: Model) -> list[int]:
-    """The operations of the entry subgraph that touch a handle. What they do to each other shows in no
-    value, so they keep the model's order and stay together.
+    """The operations of the entry subgraph that touch a handle. What they do to each other shows in
+    no value, so they keep the model's order and stay together.
     """
     opaque = {index for index, operand in enumerate(model.operands) if operand.dtype in HANDLES}
     return [

@@ -1,8 +1,9 @@
-"""What the policy and the values allow of an arrangement: sizes, numbers and boundaries of partitions.
+"""What the policy and the values allow of an arrangement: sizes, numbers and boundaries of
+partitions.
 
-A partition that may not stay is refused on its device, with that as the reason, and the rule is asked
-again: its operations go to their next best device, in the end the reference. Refusals only grow, so
-this ends.
+A partition that may not stay is refused on its device, with that as the reason, and the rule is
+asked again: its operations go to their next best device, in the end the reference. Refusals only
+grow, so this ends.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def require_homes(table: SupportTable) -> None:
 
 
 def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
-    """What a caller may ask for where only the accuracy class keeps a device from each of the operations *homeless*; "" where
-    more does.
+    """What a caller may ask for where only the accuracy class keeps a device from each of the
+    operations *homeless*; "" where more does.
     """
     if not homeless:
         return ""

@@ -51,27 +51,31 @@ def place(
     preference: Preference = "fast_single_answer",
     assignment: Sequence[str] | None = None,
 ) -> ExecutionPlan:
-    """Decides which of *devices* runs each operation of *model*'s entry subgraph, and cuts it accordingly.
+    """Decides which of *devices* runs each operation of *model*'s entry subgraph, and cuts it
+    accordingly.
 
-    With `Policy(placement="cost")` the plan is the one predicted to take the least time, or for "low_power" the
-    least energy, of those looked at; it never is predicted to cost more than any device by itself with
-    the others behind it. On a chain of operations no plan is cheaper. With "nnapi" each operation by itself
-    goes to the device whose capabilities declare the smallest execution time (power usage) for the element
-    type of its first input (NNAPI section 4.3). Of equals the first device in order gets it, but "reference" before
-    all. An IF or WHILE on "reference" is taken apart where that is better and puts anything on another device:
-    the runtime carries it out, and its subgraphs are planned likewise (`ExecutionStep.control`). Composites are
+    With `Policy(placement="cost")` the plan is the one predicted to take the least time, or for
+    "low_power" the least energy, of those looked at; it never is predicted to cost more than any
+    device by itself with the others behind it. On a chain of operations no plan is cheaper. With
+    "nnapi" each operation by itself goes to the device whose capabilities declare the smallest
+    execution time (power usage) for the element type of its first input (NNAPI section 4.3). Of
+    equals the first device in order gets it, but "reference" before all. An IF or WHILE on
+    "reference" is taken apart where that is better and puts anything on another device: the runtime
+    carries it out, and its subgraphs are planned likewise (`ExecutionStep.control`). Composites are
     placed whole. Shapes are taken as the model has them: infer them first.
 
-    *assignment* gives the device of each operation instead of a rule, where devices and policy allow it.
+    *assignment* gives the device of each operation instead of a rule, where devices and policy
+    allow it.
 
-    An operation of which nothing is read in the end is neither priced nor run, and no limit counts it; it may even be one
-    that no device takes. The plan shows it on a device that would take it.
+    An operation of which nothing is read in the end is neither priced nor run, and no limit counts
+    it; it may even be one that no device takes. The plan shows it on a device that would take it.
 
     Pure: equal arguments give equal plans. Devices are asked what they support, nothing else.
 
-    Raises `PlacementError` for an operation that no device may run, naming its place and each device's
-    reason, and where the limits of *policy* cannot be met; `InputError` for a preference that does
-    not exist, what is no device, two devices of one name, and policy keys that mean nothing in this model.
+    Raises `PlacementError` for an operation that no device may run, naming its place and each
+    device's reason, and where the limits of *policy* cannot be met; `InputError` for a preference
+    that does not exist, what is no device, two devices of one name, and policy keys that mean
+    nothing in this model.
     """
     ground = _ground(collect_support(model, devices, policy), policy, preference)
     if assignment is not None and len(assignment) == len(model.operations) and ground.live:
@@ -90,9 +94,9 @@ def candidates(
     policy: Policy = DEFAULT_POLICY,
     preference: Preference = "fast_single_answer",
 ) -> list[tuple[str, ExecutionPlan]]:
-    """Plans worth to be measured, each with a name, no two alike: every device by itself, with the others behind
-    it for what it does not take, then the plan of `place`, then cheapest plans under other beliefs about
-    what a step and each device cost. Only such as *policy* allows.
+    """Plans worth to be measured, each with a name, no two alike: every device by itself, with the
+    others behind it for what it does not take, then the plan of `place`, then cheapest plans under
+    other beliefs about what a step and each device cost. Only such as *policy* allows.
 
     Raises as `place` does.
     """
@@ -108,8 +112,8 @@ def candidates(
 
 
 class _Ground(Struct, frozen=True):
-    """What one call places on: the devices' answers for every operation (*asked*) and for those that are run (*table*),
-    the prices, and control flow that can be taken apart.
+    """What one call places on: the devices' answers for every operation (*asked*) and for those
+    that are run (*table*), the prices, and control flow that can be taken apart.
     """
 
     asked: SupportTable
@@ -318,7 +322,9 @@ def _place(ground: _Ground) -> ExecutionPlan:
 
 
 def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
-    """Everything on the one candidate, where there is but one, it takes everything, and nothing is left out."""
+    """Everything on the one candidate, where there is but one, it takes everything, and nothing is
+    left out.
+    """
     entry = table.model.entry
     every = tuple(range(len(entry.operations)))
     if (
@@ -344,7 +350,9 @@ def _placement(
 
 
 def _unread(asked: SupportTable, index: int) -> Placement:
-    """The placement of an operation that is not run: on the first device that would take it, or the last one."""
+    """The placement of an operation that is not run: on the first device that would take it, or the
+    last one.
+    """
     takers = [asked.candidates[position] for position in asked.takers(index)]
     home = (takers or asked.candidates)[0 if takers else -1]
     reasons = {

@@ -1,4 +1,6 @@
-"""`ExecutionPlan`: the partition stage's value. Who runs what, in which order, and why nobody else does."""
+"""`ExecutionPlan`: the partition stage's value. Who runs what, in which order, and why nobody else
+does.
+"""
 
 from __future__ import annotations
 
@@ -47,20 +49,22 @@ class Placement(Struct, frozen=True):
 
 
 class Control(Struct, frozen=True):
-    """An IF or a WHILE that the runtime carries out itself (NNAPI sections 4.3 to 4.5), with each subgraph that it
-    runs planned as a model of its own.
+    """An IF or a WHILE that the runtime carries out itself (NNAPI sections 4.3 to 4.5), with each
+    subgraph that it runs planned as a model of its own.
 
-    *kind* "IF" has the *branches* (then, else), "WHILE" has (condition, body). The entry inputs and outputs of
+    *kind* "IF" has the *branches* (then, else), "WHILE" has (condition, body). The entry inputs and
+    outputs of
     each branch's model are the subgraph's, in order, and have no state; their shapes are known.
 
-    "IF": the first element of the operation's first input chooses. The branch's inputs are the operation's other
-    inputs, its outputs the operation's outputs; the other branch does not run.
+    "IF": the first element of the operation's first input chooses. The branch's inputs are the
+    operation's other inputs, its outputs the operation's outputs; the other branch does not run.
 
-    "WHILE": evaluating, running, done. The carried values begin as the operation's inputs. Evaluating runs the
-    condition on them; where its only output's first element is false the carried values are the operation's
-    outputs, and it is done. Else, once the time since the loop began has been compared with the loop timeout
-    of the run (past it `MissedDeadlineTransient`, which nothing repeats), running the body on them makes the
-    next ones, and it evaluates again. What the body writes never lies where it reads.
+    "WHILE": evaluating, running, done. The carried values begin as the operation's inputs.
+    Evaluating runs the condition on them; where its only output's first element is false the
+    carried values are the operation's outputs, and it is done. Else, once the time since the loop
+    began has been compared with the loop timeout of the run (past it `MissedDeadlineTransient`,
+    which nothing repeats), running the body on them makes the next ones, and it evaluates again.
+    What the body writes never lies where it reads.
 
     An error of a branch is the step's.
     """
@@ -75,8 +79,9 @@ class Control(Struct, frozen=True):
 
 
 class Worst(Struct, frozen=True):
-    """What a step may take any engine at worst, in nanoseconds of one processor core: all of its operations together
-    (*total*), and *most* of them the operation with the index *operation* (`penstock.partitioning.work.times_of`).
+    """What a step may take any engine at worst, in nanoseconds of one processor core: all of its
+    operations together (*total*), and *most* of them the operation with the index *operation*
+    (`penstock.partitioning.work.times_of`).
     """
 
     total: float
@@ -89,11 +94,14 @@ class ExecutionStep(Struct, frozen=True):
     subgraph) that *device* runs as one *model*.
 
     *inputs* and *outputs* give, for each of the step model's entry inputs and outputs (state ports
-    included) in order, the operand of the planned model's entry subgraph that it stands for. No operand
+    included) in order, the operand of the planned model's entry subgraph that it stands for. No
+    operand
     is listed twice, and every output is computed by an operation of the step.
 
-    *fallbacks* names the devices that may repeat the step where *device* fails, in the order in which they
-    are tried, "reference" the last: the policy lets each of them run every operation, and the plan keeps
+    *fallbacks* names the devices that may repeat the step where *device* fails, in the order in
+    which they
+    are tried, "reference" the last: the policy lets each of them run every operation, and the plan
+    keeps
     its coverage whichever steps go to "reference".
     """
 
@@ -105,15 +113,18 @@ class ExecutionStep(Struct, frozen=True):
     outputs: tuple[int, ...]
     fallbacks: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
-    """What the step's device is told beside the model, as part of `PrepareConfig.options`: which of its outputs are
-    rounded in another step (`penstock.ir.rounding`)."""
+    """What the step's device is told beside the model, as part of `PrepareConfig.options`: which of
+    its outputs are rounded in another step (`penstock.ir.rounding`).
+    """
 
     predicted_ns: int | None = None
-    """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included; None where
-    its device declares no execution time."""
+    """Nanoseconds that a run of the step is predicted to take, its dispatch and transfers included;
+    None where its device declares no execution time.
+    """
     control: Control | None = None
-    """How the runtime carries the step out, which then is one IF or WHILE. *device*, "reference", may run *model* as a
-    whole all the same: it is the same computation."""
+    """How the runtime carries the step out, which then is one IF or WHILE. *device*, "reference",
+    may run *model* as a whole all the same: it is the same computation.
+    """
     no_fallback: str = ""
     """Why *fallbacks* is empty, in words; empty where it is not."""
     worst: Worst | None = None
@@ -123,7 +134,8 @@ class ExecutionStep(Struct, frozen=True):
 class Alternative(Struct, frozen=True):
     """The plan of one device alone, with the others behind it for what it does not take.
 
-    *operations* is how many it takes, *steps* how many the plan has; *predicted_ns* and *predicted_energy*
+    *operations* is how many it takes, *steps* how many the plan has; *predicted_ns* and
+    *predicted_energy*
     are as of `ExecutionPlan`.
     """
 
@@ -137,9 +149,12 @@ class Alternative(Struct, frozen=True):
 class Measured(Struct, frozen=True):
     """One candidate placement as it was measured.
 
-    *name* says which: a device's name for that device with the others behind it, "predicted" for the plan that was
-    predicted to be best, else what it was made to try. *median_ns* and *spread_ns*, the distance between the
-    quartiles, are of a run, out of so many *runs*; *energy_uj* and its spread are microjoules, where they were
+    *name* says which: a device's name for that device with the others behind it, "predicted" for
+    the plan that was
+    predicted to be best, else what it was made to try. *median_ns* and *spread_ns*, the distance
+    between the
+    quartiles, are of a run, out of so many *runs*; *energy_uj* and its spread are microjoules,
+    where they were
     counted. *error* says why it is out.
     """
 
@@ -157,12 +172,13 @@ PREDICTED: Final = "predicted"
 
 
 class Tuned(Struct, frozen=True):
-    """What measuring placements on this machine gave: the *candidates*, the *winner* among them by name, and why.
+    """What measuring placements on this machine gave: the *candidates*, the *winner* among them by
+    name, and why.
 
-    No *candidates* where nothing was measured; the plan is then the predicted one, and *reason* says why. *created* is
-    when they were measured, in seconds since the epoch. *compiles* is how many driver compiles that took; *stored* says
-    that an earlier call measured them. *outcome* is "only" where there is no other placement, "unmeasured" where nothing
-    was measured.
+    No *candidates* where nothing was measured; the plan is then the predicted one, and *reason*
+    says why. *created* is when they were measured, in seconds since the epoch. *compiles* is how
+    many driver compiles that took; *stored* says that an earlier call measured them. *outcome* is
+    "only" where there is no other placement, "unmeasured" where nothing was measured.
     """
 
     candidates: tuple[Measured, ...]
@@ -177,7 +193,8 @@ class Tuned(Struct, frozen=True):
 class ExecutionPlan(Struct, frozen=True):
     """How *model* runs on *devices* (NNAPI section 4.4).
 
-    *devices* are the names that were considered, in the order of placement. The *steps* run one after
+    *devices* are the names that were considered, in the order of placement. The *steps* run one
+    after
     another; each finds its inputs among the model's inputs and what earlier steps wrote.
     *operations* has one `Placement` for each operation of the entry subgraph. *temporaries* gives a
     place to each operand that one step writes and a later one reads, save entry outputs.
@@ -185,10 +202,13 @@ class ExecutionPlan(Struct, frozen=True):
     A step that would compute nothing that is read is left out; its operations stand in *operations*
     all the same.
 
-    *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares no
-    execution time for something it runs. *predicted_energy* is given for "low_power": the energy that the
+    *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares
+    no
+    execution time for something it runs. *predicted_energy* is given for "low_power": the energy
+    that the
     reference takes in so many nanoseconds. *alternatives* has each device considered, by itself.
-    *tuned* is there where the placement was measured. *accuracy* is the class that the policy asks for: every
+    *tuned* is there where the placement was measured. *accuracy* is the class that the policy asks
+    for: every
     operation's own is at least as strict.
     """
 
@@ -206,37 +226,40 @@ class ExecutionPlan(Struct, frozen=True):
     """(device, why) of each device of a step whose declared accuracy classes may not hold here
     (`Capabilities.accuracy_doubt`)."""
     apart: tuple[tuple[str, str], ...] = ()
-    """(device, why) of each device that runs in a process of its own for this plan alone: what it runs here may take longer
-    than a call without an end may in the caller's process."""
+    """(device, why) of each device that runs in a process of its own for this plan alone: what it
+    runs here may take longer than a call without an end may in the caller's process.
+    """
 
     @property
     def forwards(self) -> tuple[tuple[int, int], ...]:
-        """(position among the entry outputs, operand) of each output, state outputs included, that no
-        operation computes: it is an input or a constant, and whoever runs the plan passes it on.
+        """(position among the entry outputs, operand) of each output, state outputs included, that
+        no operation computes: it is an input or a constant, and whoever runs the plan passes it on.
         """
         entry = self.model.entry
         computed = {o for operation in entry.operations for o in operation.outputs}
         return tuple((k, i) for k, i in enumerate(entry.outputs) if i not in computed)
 
     def show(self) -> str:
-        """The plan as text in 80 columns: a table of the steps, then where the operations run and each other
-        device's reason against them. Operations that differ in nothing but predicted durations share a line.
+        """The plan as text in 80 columns: a table of the steps, then where the operations run and
+        each other device's reason against them. Operations that differ in nothing but predicted
+        durations share a line.
         """
         from penstock.partitioning.show import show_plan
 
         return show_plan(self)
 
     def summary(self) -> str:
-        """The plan in one line, without a line end. It names the accuracy class where the policy asks for another than the
-        default.
+        """The plan in one line, without a line end. It names the accuracy class where the policy
+        asks for another than the default.
         """
         from penstock.partitioning.show import summarize_plan
 
         return summarize_plan(self)
 
     def to_json(self) -> str:
-        """Everything but the models, as one JSON object: `devices`, `steps`, `operations`, `forwards`, `temporaries`,
-        `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`, `accuracy`, `doubts`, `apart`.
+        """Everything but the models, as one JSON object: `devices`, `steps`, `operations`,
+        `forwards`, `temporaries`, `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`,
+        `accuracy`, `doubts`, `apart`.
         """
         from penstock.partitioning.encoding import plan_to_json
 
@@ -256,7 +279,9 @@ class ExecutionPlan(Struct, frozen=True):
 
 
 class Ports(Struct, frozen=True):
-    """The arguments of a step: the plan's operand that each one is, and how the step's model describes it."""
+    """The arguments of a step: the plan's operand that each one is, and how the step's model
+    describes it.
+    """
 
     step: int
     inputs: tuple[tuple[int, Operand], ...]

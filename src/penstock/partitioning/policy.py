@@ -19,28 +19,35 @@ Constraint: TypeAlias = Mapping[str, "str | Collection[str]"]
 ANY_OPERATION: Final = "*"
 
 FALLBACK_DEVICE: Final = "reference"
-"""The name of the device of last resort, NNAPI's CPU path: it runs what no other device can, or what another failed at."""
+"""The name of the device of last resort, NNAPI's CPU path: it runs what no other device can, or
+what another failed at.
+"""
 
 
 class Policy(Struct, frozen=True):
     """Demands on placement and on runs; immutable, comparable, and it pickles.
 
     *placement* chooses the rule that spreads operations over devices. "cost" takes the plan that is
-    predicted to take least as a whole, dispatch and transfers at every boundary counted, or one that was
+    predicted to take least as a whole, dispatch and transfers at every boundary counted, or one
+    that was
     measured before; "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which counts neither.
 
-    *accuracy* is the class every operation's device must meet. *require* and *forbid* map an operation
+    *accuracy* is the class every operation's device must meet. *require* and *forbid* map an
+    operation
     type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several: an
-    operation runs only on devices that the most specific matching entry of *require* lists (name before
+    operation runs only on devices that the most specific matching entry of *require* lists (name
+    before
     type before `"*"`), and on none that any matching entry of *forbid* lists.
 
     *min_coverage* is the share of operations, 0 to 1, that must not be on the device "reference".
     *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the
-    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets the other
+    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets the
+    other
     devices, and last "reference", repeat what one failed to compile or to run.
 
     *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or
-    an int for the first so many runs. What is found wrong is refused on that version of its driver from then on
+    an int for the first so many runs. What is found wrong is refused on that version of its driver
+    from then on
     (docs/shadow.md). *while_compiling* says what a run does that comes before the
     compile is done.
 
@@ -82,7 +89,9 @@ class Policy(Struct, frozen=True):
         return hash(tuple(v for v in values if not isinstance(v, Mapping)))
 
     def required(self, kinds: Collection[str], name: str) -> tuple[str, ...] | None:
-        """The devices that an operation of these type names and this name must run on one of; None: any."""
+        """The devices that an operation of these type names and this name must run on one of; None:
+        any.
+        """
         for key in (name, *kinds, ANY_OPERATION):
             if key in self.require:
                 return _names(self.require[key])

@@ -1,8 +1,9 @@
 """What a plan is predicted to cost: the judge of placements.
 
-A plan costs what its steps cost, one after another. A step costs its operations on its device, one dispatch,
-the runtime's own work for a step, and, on a device that does not share host memory, the transfer of
-every value that enters or leaves it. Between devices that share host memory nothing is moved.
+A plan costs what its steps cost, one after another. A step costs its operations on its device, one
+dispatch, the runtime's own work for a step, and, on a device that does not share host memory, the
+transfer of every value that enters or leaves it. Between devices that share host memory nothing is
+moved.
 """
 
 from __future__ import annotations
@@ -32,19 +33,25 @@ HOST_BYTES_PER_SECOND: Final = 8e9
 """How fast the runtime copies in host memory."""
 
 UNDECLARED: Final = 1e15
-"""Added for an operation on a device that declares no cost for it: more than any that is declared."""
+"""Added for an operation on a device that declares no cost for it: more than any that is declared.
+"""
 
 
 LONGEST: Final = UNDECLARED / 1e3
-"""What subgraphs cost at most, those of loops within loops: whatever is declared stays below what is not."""
+"""What subgraphs cost at most, those of loops within loops: whatever is declared stays below what
+is not.
+"""
 
 
 class Prices(Struct, frozen=True):
     """Costs in nanoseconds, or in what the reference consumes in a nanosecond.
 
-    *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps* what
-    opening one step costs on each candidate, *moving* what a byte costs that enters or leaves it, *nbytes*
-    the size of each operand. *worst* has the nanoseconds that each operation may take any engine, subgraphs included
+    *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps*
+    what
+    opening one step costs on each candidate, *moving* what a byte costs that enters or leaves it,
+    *nbytes*
+    the size of each operand. *worst* has the nanoseconds that each operation may take any engine,
+    subgraphs included
     (`times_of`).
     """
 
@@ -59,10 +66,10 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
     """The prices of every operation, step and byte of *table*, in time or in *energy*.
 
     Time: the reference's estimated time for the operation, times the execution time that the device
-    declares for the element type of its first input. Energy: the same estimate, times the power usage it
-    declares, which is the energy that the device takes for the work in relation to the reference
-    (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's power. What an IF or a
-    WHILE runs has the shapes of the values that it is given.
+    declares for the element type of its first input. Energy: the same estimate, times the power
+    usage it declares, which is the energy that the device takes for the work in relation to the
+    reference (NNAPI section 4.3); dispatch and transfer are the host's time at the reference's
+    power. What an IF or a WHILE runs has the shapes of the values that it is given.
     """
     model = table.model
     if any(operation.type in {"IF", "WHILE"} for operation in model.operations):
@@ -90,7 +97,9 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
 
 
 def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:
-    """Of each operation of the entry subgraph what it may take at worst, with all that it enters, once."""
+    """Of each operation of the entry subgraph what it may take at worst, with all that it enters,
+    once.
+    """
     sums: dict[int, float] = {}
     for index in order:
         times = worst[index]
@@ -102,7 +111,9 @@ def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) ->
 
 
 def byte_ns(capabilities: Capabilities) -> float:
-    """Nanoseconds for a byte that enters or leaves the device: transfer, and each copy that the runtime makes."""
+    """Nanoseconds for a byte that enters or leaves the device: transfer, and each copy that the
+    runtime makes.
+    """
     total = 0.0
     if not capabilities.shares_host_memory:
         rate = capabilities.transfer_bytes_per_second
@@ -218,7 +229,9 @@ def _column(
 def _factor(
     model: Model, subgraph: int, operation: Operation, capabilities: Capabilities, energy: bool
 ) -> float:
-    """The declared cost of *operation* in relation to the reference; infinite where none is declared."""
+    """The declared cost of *operation* in relation to the reference; infinite where none is
+    declared.
+    """
     performance: PerformanceInfo | None
     if operation.type == "IF":
         performance = capabilities.if_performance

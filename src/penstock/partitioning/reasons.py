@@ -14,8 +14,8 @@ from penstock.partitioning.support import Arrangement
 class Reasons:
     """Reasons for every operation of one arrangement.
 
-    An operation that could run elsewhere is priced there, with what its move would change at the boundaries:
-    the steps it would open or end, and the values that would travel.
+    An operation that could run elsewhere is priced there, with what its move would change at the
+    boundaries: the steps it would open or end, and the values that would travel.
     """
 
     def __init__(self, arrangement: Arrangement, judge: Judge, *, energy: bool = False) -> None:

@@ -1,4 +1,6 @@
-"""A plan as text: one line, or a table of its steps and of where each operation runs and why nowhere else."""
+"""A plan as text: one line, or a table of its steps and of where each operation runs and why
+nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ UNITS: Final = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 class Group(Struct, frozen=True):
-    """Operations of one type that run on one device and have equal reasons against the others, save for the
-    durations in them: *reasons* has these as ranges.
+    """Operations of one type that run on one device and have equal reasons against the others, save
+    for the durations in them: *reasons* has these as ranges.
     """
 
     type: str
@@ -101,7 +103,9 @@ def reasons_against(tuned: Tuned) -> list[str]:
 
 
 def describe_accuracy(plan: ExecutionPlan) -> str:
-    """How many operations run where the default accuracy class would not let them; empty where that class is kept."""
+    """How many operations run where the default accuracy class would not let them; empty where that
+    class is kept.
+    """
     if ACCURACY_RANK[plan.accuracy] >= ACCURACY_RANK[DEFAULT_CLASS]:
         return ""
     least = ACCURACY_RANK[DEFAULT_CLASS]
@@ -174,7 +178,9 @@ def summarize_plan(plan: ExecutionPlan) -> str:
 
 
 def describe_prediction(plan: ExecutionPlan) -> str:
-    """What a run is predicted to take, as planned and on each device alone; empty where nothing is predicted."""
+    """What a run is predicted to take, as planned and on each device alone; empty where nothing is
+    predicted.
+    """
     if plan.predicted_ns is None:
         return ""
     text = f"predicted: {duration(plan.predicted_ns)} a run"
@@ -204,7 +210,9 @@ def describe_prediction(plan: ExecutionPlan) -> str:
 
 
 def step_row(plan: ExecutionPlan, step: ExecutionStep) -> tuple[str, str, str, str, str, str, str]:
-    """Number, device, operations, inputs, outputs, prediction, and where it goes when its device fails."""
+    """Number, device, operations, inputs, outputs, prediction, and where it goes when its device
+    fails.
+    """
     return (
         str(step.index),
         step.device,
@@ -246,7 +254,9 @@ def ranges(indexes: Iterable[int]) -> str:
 
 
 def _steps(plan: ExecutionPlan, width: int) -> list[str]:
-    """The table of steps, its columns of operations, fall-backs and devices wrapped so that it fits."""
+    """The table of steps, its columns of operations, fall-backs and devices wrapped so that it
+    fits.
+    """
     rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
     kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in kept]

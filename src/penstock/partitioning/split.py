@@ -1,8 +1,9 @@
-"""Cuts: some operations of a model as a model of their own, with the values that cross the boundary.
+"""Cuts: some operations of a model as a model of their own, with the values that cross the
+boundary.
 
-The order of a cut's inputs and outputs is NNAPI's (section 4.4): inputs are main inputs, then values
-of other cuts, then main outputs that other cuts write; outputs are main outputs, then values for other
-cuts. Within each group it is the model's own order.
+The order of a cut's inputs and outputs is NNAPI's (section 4.4): inputs are main inputs, then
+values of other cuts, then main outputs that other cuts write; outputs are main outputs, then values
+for other cuts. Within each group it is the model's own order.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from penstock.ir import Lifetime, Model, Operand, Subgraph
 from penstock.ir.references import carried, refer_anew, referenced_by
 
 MOST_CARRIED: Final = 1 << 18
-"""Operands and operations of subgraphs that the cuts of one model may carry together, beyond those that the model has."""
+"""Operands and operations of subgraphs that the cuts of one model may carry together, beyond those
+that the model has.
+"""
 
 
 class Cut(Struct, frozen=True):
@@ -56,7 +59,8 @@ class Cutter:
     def cut(self, operations: Sequence[int]) -> Cut:
         """The cut with these operations, which must be in an order in which they can run.
 
-        It has copies of all subgraphs that they enter: `LimitExceeded` where those of all cuts are too many.
+        It has copies of all subgraphs that they enter: `LimitExceeded` where those of all cuts are
+        too many.
         """
         entry = self._entry
         inside = frozenset(operations)
@@ -113,7 +117,9 @@ class Cutter:
 
 
 def extract(model: Model, index: int) -> Model:
-    """Subgraph *index* as a model of its own, with what it refers to: inputs and outputs are the subgraph's."""
+    """Subgraph *index* as a model of its own, with what it refers to: inputs and outputs are the
+    subgraph's.
+    """
     subgraph = model.subgraphs[index]
     referenced = referenced_by(model, subgraph.operations)
     own = replace(

@@ -29,7 +29,9 @@ from penstock.partitioning.policy import ANY_OPERATION, FALLBACK_DEVICE, Policy
 from penstock.partitioning.split import Cutter
 
 LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
-"""The name of the device of last resort in the caller's process, where the one of the plan runs in another process."""
+"""The name of the device of last resort in the caller's process, where the one of the plan runs in
+another process.
+"""
 
 SHAPE_UNKNOWN: Final = "known only when it runs"
 """Stands in the reasons of drivers that need a shape which the model does not tell: they have no
@@ -40,7 +42,9 @@ HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
 
 class Answer(Support, frozen=True):
-    """What the table says of an operation on a device: the device's own answer, or why it was turned into a *refusal*."""
+    """What the table says of an operation on a device: the device's own answer, or why it was
+    turned into a *refusal*.
+    """
 
     refusal: Refusal | None = None
 
@@ -51,8 +55,8 @@ def refused(refusal: Refusal, accuracy: AccuracyClass = "faithful") -> Answer:
 
 
 class Candidate(Struct, frozen=True):
-    """A device with its *answers*, one for each operation of the entry subgraph. A device that could
-    not be asked refuses everything, with what went wrong as its reason.
+    """A device with its *answers*, one for each operation of the entry subgraph. A device that
+    could not be asked refuses everything, with what went wrong as its reason.
     """
 
     device: Device
@@ -66,9 +70,11 @@ class Candidate(Struct, frozen=True):
 
 
 class SupportTable(Struct, frozen=True):
-    """The candidates in order of placement: as given, the reference device last (NNAPI section 4.1).
+    """The candidates in order of placement: as given, the reference device last (NNAPI section
+    4.1).
 
-    *numbers* are the indexes that the operations of *model* have in the model that is planned; none: their own.
+    *numbers* are the indexes that the operations of *model* have in the model that is planned;
+    none: their own.
     """
 
     model: Model
@@ -115,7 +121,9 @@ class Partition(Struct, frozen=True):
 
 
 class Arrangement(Struct, frozen=True):
-    """The support table with the refusals that were added, the candidate of each operation, and the partitions."""
+    """The support table with the refusals that were added, the candidate of each operation, and the
+    partitions.
+    """
 
     table: SupportTable
     assignment: tuple[int, ...]
@@ -127,14 +135,16 @@ def collect_support(
 ) -> SupportTable:
     """Asks every device for every operation of the entry subgraph.
 
-    A device sees only the operations of its feature level, and of extensions only those that it offers: the others are cut
-    out before it is asked, and refused for it (NNAPI sections 4.2 and 8.6). An answer of the wrong length or kind, or any
-    exception, makes that device refuse everything. To a yes the rule about constants in memory that the device does not map
-    (`refuse_unmapped`, by the kinds that may be given to it), the policy's accuracy class, the unknown-shape rule
-    (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this order.
+    A device sees only the operations of its feature level, and of extensions only those that it
+    offers: the others are cut out before it is asked, and refused for it (NNAPI sections 4.2 and
+    8.6). An answer of the wrong length or kind, or any exception, makes that device refuse
+    everything. To a yes the rule about constants in memory that the device does not map
+    (`refuse_unmapped`, by the kinds that may be given to it), the policy's accuracy class, the
+    unknown-shape rule (`Capabilities.dynamic_outputs`), *forbid* and *require* are applied, in this
+    order.
 
-    Raises `InputError` for what is no device, for two devices of one name, and with *check_keys* for a key of *require* or *forbid* that
-    is neither in the model nor an operation type.
+    Raises `InputError` for what is no device, for two devices of one name, and with *check_keys*
+    for a key of *require* or *forbid* that is neither in the model nor an operation type.
     """
     check_kind(model, Model, "a plan is made of a Model")
     check_kind(devices, (list, tuple), "a plan is made of a list of Devices")
@@ -155,8 +165,8 @@ def collect_support(
 
 
 def live_operations(model: Model) -> tuple[int, ...]:
-    """The operations of the entry subgraph that an entry output depends on, and those on handles, of which no
-    operand says who depends on them, with what these read. In order.
+    """The operations of the entry subgraph that an entry output depends on, and those on handles,
+    of which no operand says who depends on them, with what these read. In order.
     """
     operands = model.operands
     needed = set(model.entry.outputs)

@@ -15,8 +15,9 @@ def plan_temporaries(
 ) -> ArenaLayout:
     """A place for each operand that a step writes and a later one reads, save entry outputs.
 
-    It lives from the step that writes it to the last that reads it, is aligned as the most demanding of
-    these steps' devices prefers (*capabilities*, by name), and padded likewise (NNAPI section 6.8).
+    It lives from the step that writes it to the last that reads it, is aligned as the most
+    demanding of these steps' devices prefers (*capabilities*, by name), and padded likewise (NNAPI
+    section 6.8).
     """
     users: dict[int, list[ExecutionStep]] = {}
     outputs = frozenset(model.entry.outputs)

@@ -1,7 +1,9 @@
-"""How much an operation computes and touches, from its shapes, and how long the reference takes for that.
+"""How much an operation computes and touches, from its shapes, and how long the reference takes for
+that.
 
-Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are in
-nanoseconds and bytes. What joins them is an estimate of the reference's own time for each operation.
+Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are
+in nanoseconds and bytes. What joins them is an estimate of the reference's own time for each
+operation.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from penstock.ir.types import Shape, static_shape
 from penstock.ir.validate import subgraph_references
 
 LEAST_LIMIT: Final = 1 << 30
-"""Bytes that the values of a run may take on the smallest machine, unless the knob `max_run_mib` says otherwise."""
+"""Bytes that the values of a run may take on the smallest machine, unless the knob `max_run_mib`
+says otherwise.
+"""
 
 GUESSED_BATCH: Final = 1
 """Stands for a first dimension that is known at run time only."""
@@ -49,7 +53,9 @@ RECURRENT_WEIGHT: Final = 16.0
 """The same of a recurrent operation, whose time steps follow one another."""
 
 ELEMENT_NS: Final = 1.0
-"""What an element of any other operation, or of a window that is gone over, takes an engine at worst."""
+"""What an element of any other operation, or of a window that is gone over, takes an engine at
+worst.
+"""
 
 FLOAT_BYTE_NS: Final = 0.4
 INTEGER_BYTE_NS: Final = 2.0
@@ -57,7 +63,8 @@ INTEGER_BYTE_NS: Final = 2.0
 
 
 class Work(Struct, frozen=True):
-    """*macs* multiply-accumulates, or operations of like weight, and *nbytes* of values read and written,
+    """*macs* multiply-accumulates, or operations of like weight, and *nbytes* of values read and
+    written,
     constants left out.
     """
 
@@ -84,8 +91,8 @@ def nbytes_of(operand: Operand) -> float:
 
 
 def most_bytes(model: Model) -> float:
-    """No less than what the values of all subgraphs take together, constants left out; each element counts as a byte at
-    least, and guesses count where shapes are not known.
+    """No less than what the values of all subgraphs take together, constants left out; each element
+    counts as a byte at least, and guesses count where shapes are not known.
     """
     found = 0.0
     for subgraph in model.subgraphs:
@@ -98,8 +105,8 @@ def most_bytes(model: Model) -> float:
 def work_of(subgraph: Subgraph, operation: Operation) -> Work:
     """The work of *operation* itself, without that of subgraphs it refers to.
 
-    Every operation type has an answer: matrix products and convolutions by their shapes, the others by the
-    elements they write or read, weighted by what is computed for each.
+    Every operation type has an answer: matrix products and convolutions by their shapes, the others
+    by the elements they write or read, weighted by what is computed for each.
     """
     inputs = [subgraph.operands[i] for i in operation.inputs]
     outputs = [subgraph.operands[i] for i in operation.outputs]
@@ -121,8 +128,8 @@ def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
 
 
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
-    """`reference_ns`, and the nanoseconds that any engine should take for *operation* at worst, on one processor core: a
-    bound to decide by, no prediction.
+    """`reference_ns`, and the nanoseconds that any engine should take for *operation* at worst, on
+    one processor core: a bound to decide by, no prediction.
     """
     work = work_of(subgraph, operation)
     ports = operation.inputs or operation.outputs
@@ -156,8 +163,9 @@ def callees_first(model: Model) -> list[int]:
 
 
 def workspace_of(subgraph: Subgraph, operation: Operation) -> int:
-    """Bytes that engines keep beside the values of a convolution or a pool of pictures: a place in memory for each element
-    of the window, for each pixel of the result. A window beyond twice the picture's size counts as that.
+    """Bytes that engines keep beside the values of a convolution or a pool of pictures: a place in
+    memory for each element of the window, for each pixel of the result. A window beyond twice the
+    picture's size counts as that.
     """
     place = CONVOLUTIONS.get(operation.type, 0)
     if operation.type in CONVOLUTIONS:
@@ -206,7 +214,9 @@ def _dimension(operand: Operand, axis: int) -> int:
 
 
 def _filtered(axis: int, source: int | None = None, weight: float = 1.0) -> Rule:
-    """Each element of the output, or of input *source*, meets the filter's elements but those of *axis*."""
+    """Each element of the output, or of input *source*, meets the filter's elements but those of
+    *axis*.
+    """
 
     def rule(site: Site) -> float:
         kernel = site.inputs[1]

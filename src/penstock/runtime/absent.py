@@ -1,4 +1,6 @@
-"""What stands in for a device whose driver's process is not there, and could not be asked yet what its devices are."""
+"""What stands in for a device whose driver's process is not there, and could not be asked yet what
+its devices are.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class AbsentDevice(DeviceBase):
-    """Answers every call with *error*, a `DeadObject` or `MissedDeadlineTransient`, and is found anew once *supervisor* has the process
-    (`there`).
+    """Answers every call with *error*, a `DeadObject` or `MissedDeadlineTransient`, and is found
+    anew once *supervisor* has the process (`there`).
     """
 
     isolated: Final = True

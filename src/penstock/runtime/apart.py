@@ -1,5 +1,6 @@
-"""Devices that run in processes of their own for one plan: what it gives them may take longer than a call can be ended in this
-process. Engines look at a deadline between two operations at most; a process can be ended at any time.
+"""Devices that run in processes of their own for one plan: what it gives them may take longer than
+a call can be ended in this process. Engines look at a deadline between two operations at most; a
+process can be ended at any time.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ if TYPE_CHECKING:
     from penstock.runtime.discovery import Manager
 
 STEP_SHARE: Final = 10
-"""How often the time of one operation a whole step may take: real networks have many operations of like size."""
+"""How often the time of one operation a whole step may take: real networks have many operations of
+like size.
+"""
 
 
 def demanding(
     plan: ExecutionPlan, devices: Sequence[Device], config: PrepareConfig
 ) -> dict[str, str]:
-    """Device name -> why what *plan* gives it should not run in this process, for those of *devices* that do.
+    """Device name -> why what *plan* gives it should not run in this process, for those of
+    *devices* that do.
 
-    Of a step with too many operations an engine's compiler is what cannot be ended: that counts where *config* has a
-    deadline or a token. The reference looks at both between two operations.
+    Of a step with too many operations an engine's compiler is what cannot be ended: that counts
+    where *config* has a deadline or a token. The reference looks at both between two operations.
     """
     here = {d.name for d in devices if not is_isolated(d)}
     longest = knobs.max_in_process_ms() * 1e6
@@ -99,7 +103,8 @@ def set_apart(
     manager: Manager,
     deadline_ns: int | None,
 ) -> tuple[list[Device], dict[str, str], list[str]]:
-    """*chosen* with the devices of *reasons* in processes of their own where that can be; those that are, each with its
+    """*chosen* with the devices of *reasons* in processes of their own where that can be; those that
+    are, each with its
     reason; and a sentence for each that is not. Raises `MissedDeadline*`.
     """
     devices, apart, notes = list(chosen), dict[str, str](), list[str]()
@@ -122,7 +127,8 @@ def set_apart(
 def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
-    """*device* in a process of its own; where that process is not there for now, an `AbsentDevice`, for others to step in.
+    """*device* in a process of its own; where that process is not there for now, an `AbsentDevice`,
+    for others to step in.
     Raises `NotAvailable` or `PlacementError` where there can be no such process.
     """
     if isolate is False:
@@ -135,7 +141,9 @@ def isolated(
 
 
 def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
-    """Has each process of *apart* killed where a run of *compilation* has not ended at its deadline there."""
+    """Has each process of *apart* killed where a run of *compilation* has not ended at its deadline
+    there.
+    """
     for step in compilation.steps:
         if step.device.name in apart and hasattr(step.prepared, "ends_with_its_call"):
             step.prepared.ends_with_its_call = True
@@ -145,8 +153,8 @@ def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> No
 
 @contextmanager
 def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Iterator[None]:
-    """A block that compiles on *devices*: where it does not end in time, the processes of *apart* are killed, whose engines'
-    compilers cannot be ended.
+    """A block that compiles on *devices*: where it does not end in time, the processes of *apart*
+    are killed, whose engines' compilers cannot be ended.
     """
     try:
         yield
@@ -159,8 +167,8 @@ def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Ite
 
 
 def _forgive_driver(name: str | None) -> None:
-    """Forgets the deaths of that driver's process: those at deadlines are no fault of it, and would keep it from being
-    started again.
+    """Forgets the deaths of that driver's process: those at deadlines are no fault of it, and would
+    keep it from being started again.
     """
     from penstock.runtime.isolation import supervisors
 

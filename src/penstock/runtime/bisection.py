@@ -1,11 +1,12 @@
 """Finding the operation whose result departs: a device against the reference, by bisection.
 
-Every operation is first computed by the reference, from its real inputs. The device then gets its parts of the
-model, each fed the reference's values and with every result inside it as an output, so that nothing an operation
-does wrong is hidden by a later one. A part that departs is halved, and the first of its halves that departs halved
-again, down to one operation. Where none departs alone and yet the device's own run does, parts are halved as they
-are compiled in earnest, without the results in between. What is found then departs only together, and by more than
-the roundings of its operations, each within its class, come to.
+Every operation is first computed by the reference, from its real inputs. The device then gets its
+parts of the model, each fed the reference's values and with every result inside it as an output, so
+that nothing an operation does wrong is hidden by a later one. A part that departs is halved, and
+the first of its halves that departs halved again, down to one operation. Where none departs alone
+and yet the device's own run does, parts are halved as they are compiled in earnest, without the
+results in between. What is found then departs only together, and by more than the roundings of its
+operations, each within its class, come to.
 """
 
 from __future__ import annotations
@@ -35,13 +36,19 @@ from penstock.runtime.operations import (
 )
 
 COARSE_SHARE: Final = 1 / 127
-"""Of the largest value: a step of 8 bits, which floats computed from quantised values may be off by."""
+"""Of the largest value: a step of 8 bits, which floats computed from quantised values may be off
+by.
+"""
 AMPLIFIED: Final = 3.0
-"""How many times what its operations come to one by one a part may be off when it is compiled as one."""
+"""How many times what its operations come to one by one a part may be off when it is compiled as
+one.
+"""
 
 
 class Search:
-    """One device, one model, and the values that its operations are fed. *only* leaves the device its other operations."""
+    """One device, one model, and the values that its operations are fed. *only* leaves the device
+    its other operations.
+    """
 
     def __init__(
         self,
@@ -81,8 +88,8 @@ class Search:
             self.values |= dict(zip(cut.outputs, case.expected, strict=True))
 
     def whole(self) -> tuple[Distance, Departure | None]:
-        """The distance of the model's outputs when each part gets what the device itself gave before, and the
-        part that failed at it.
+        """The distance of the model's outputs when each part gets what the device itself gave
+        before, and the part that failed at it.
         """
         written = {o for p in self.model.operations for o in p.outputs}
         own = {i: v for i, v in self.values.items() if i not in written}
@@ -121,8 +128,8 @@ class Search:
         return None
 
     def severity(self, operations: Sequence[int]) -> float:
-        """How many times the limit the results of *operations*, compiled anew as one and fed the reference's values, are
-        off; 0 where that fails.
+        """How many times the limit the results of *operations*, compiled anew as one and fed the
+        reference's values, are off; 0 where that fails.
         """
         cut = self._natural.cut(list(operations))
         part = range(operations[0], operations[-1] + 1)
@@ -183,8 +190,9 @@ class Search:
         return any(o.quantization is not None and o.dtype.is_integer for o in operands)
 
     def _chained(self, part: range, cut: Cut) -> float:
-        """How far off the device is at the outputs of *part* when it runs its operations one by one, each on what
-        it gave before: the severity that rounding alone, within each operation's class, comes to.
+        """How far off the device is at the outputs of *part* when it runs its operations one by
+        one, each on what it gave before: the severity that rounding alone, within each operation's
+        class, comes to.
         """
         own = dict(self.values)
         for index in part:
@@ -220,8 +228,8 @@ class Search:
     def worst(
         self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
     ) -> Distance:
-        """The worst distance among *operands*, each judged as a result of the operation that writes it; floats are
-        allowed *share* of their largest value at least.
+        """The worst distance among *operands*, each judged as a result of the operation that writes
+        it; floats are allowed *share* of their largest value at least.
         """
         writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
         worst = NOTHING

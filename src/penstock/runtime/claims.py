@@ -30,8 +30,8 @@ def named_sources() -> dict[str, str]:
 
 
 def holder(name: str, claimed: Iterable[str]) -> str | None:
-    """Which of the distributions that have *claimed* the name has it: Penstock's own, else the one that the knob
-    `driver_sources` names, else the only one. None where nobody has it.
+    """Which of the distributions that have *claimed* the name has it: Penstock's own, else the one
+    that the knob `driver_sources` names, else the only one. None where nobody has it.
     """
     every = set(claimed)
     if DISTRIBUTION in every:

@@ -18,9 +18,12 @@ from penstock.runtime.operations import OperationCase
 class Departure(Struct, frozen=True):
     """Where a device's results depart first.
 
-    *operations* are the indexes of one operation, or of the fewest found that depart only when they are compiled
-    together. *type* and *name* are the first one's. *distance* is what was measured; with *error*, what the device
-    raised instead of giving a result, there is none. *case* is the cut-out model with its inputs and what is
+    *operations* are the indexes of one operation, or of the fewest found that depart only when they
+    are compiled
+    together. *type* and *name* are the first one's. *distance* is what was measured; with *error*,
+    what the device
+    raised instead of giving a result, there is none. *case* is the cut-out model with its inputs
+    and what is
     expected of it.
     """
 
@@ -46,9 +49,12 @@ class Departure(Struct, frozen=True):
 class Comparison(Struct, frozen=True):
     """What came of comparing *device* with *against*.
 
-    *operations* counts the model's operations, *supported* those that the device takes in the class *accuracy*;
-    *refused* says of the others why not, by index. *outputs* is the distance of the model's own outputs when the
-    device runs what it supports, everything it gets computed by itself: roundings of many operations add up in it,
+    *operations* counts the model's operations, *supported* those that the device takes in the class
+    *accuracy*;
+    *refused* says of the others why not, by index. *outputs* is the distance of the model's own
+    outputs when the
+    device runs what it supports, everything it gets computed by itself: roundings of many
+    operations add up in it,
     and only a *departure* is a fault. *runs* counts the device's compiles for the search.
     """
 
@@ -126,8 +132,9 @@ TAKEN: Final = frozenset({"file", "allow_pickle"})
 
 
 def case_arrays(case: OperationCase, *, as_file: bool = True) -> dict[str, NDArray]:
-    """The arrays of *case* by name, as `numpy.savez` takes them: inputs under their own names, or `input0`, `input1`, ...
-    where those do not tell them apart, and the expected outputs likewise, after `expected/`.
+    """The arrays of *case* by name, as `numpy.savez` takes them: inputs under their own names, or
+    `input0`, `input1`, ... where those do not tell them apart, and the expected outputs likewise,
+    after `expected/`.
 
     *as_file* gives those of `case.tflite()`, where some state is inside, else all.
     """

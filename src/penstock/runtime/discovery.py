@@ -1,4 +1,6 @@
-"""Finding devices: the entry-point group `penstock.drivers`, each entry with its reason when unusable."""
+"""Finding devices: the entry-point group `penstock.drivers`, each entry with its reason when
+unusable.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +31,22 @@ log = Log(__name__)
 
 LOOK_SECONDS: Final = 1.0
 LOOK_SHARE: Final = 10.0
-"""How long a driver whose process is not there is left alone: a second, or so many times as long as it was waited for."""
+"""How long a driver whose process is not there is left alone: a second, or so many times as long as
+it was waited for.
+"""
 
 
 class Manager:
     """The devices of this process. *find* gives the entry points; tests give their own.
 
-    A driver is loaded when all devices are asked for, or one that may be its own by name: of devices of
-    one name, that of the driver whose name it begins with goes first (`openvino` before others for
-    `openvino-gpu`), then the first in order. Of drivers or devices of one name that several distributions bring, Penstock's
-    are used; of others' none, unless the knob `driver_sources` says whose the name is.
+    A driver is loaded when all devices are asked for, or one that may be its own by name: of
+    devices of one name, that of the driver whose name it begins with goes first (`openvino` before
+    others for `openvino-gpu`), then the first in order. Of drivers or devices of one name that
+    several distributions bring, Penstock's are used; of others' none, unless the knob
+    `driver_sources` says whose the name is.
 
-    Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent may
-    hold threads and handles that it does not have.
+    Safe from any thread. A child process made by `fork` finds its devices anew: those of its parent
+    may hold threads and handles that it does not have.
     """
 
     def __init__(self, find: Callable[[], Sequence[DriverEntry]] = installed_entries) -> None:
@@ -70,13 +75,14 @@ class Manager:
     ) -> list[Device]:
         """The devices to place on, in order of preference.
 
-        None takes every usable one that need not be named (or those the knob `devices` names). *isolate* takes them
-        from processes of their own, or from this one; None as each driver's setting says. With *absent*, one that is named
-        and whose driver's process is not there is an `AbsentDevice`. Processes that have to be started are waited for
-        until half of the time to the deadline is gone.
-        Raises `InputError` for something that is no device or twice the same, `PlacementError` with the
-        reason for a name that is unknown or unusable, and for an object to be isolated, `NotAvailable` where nothing can be.
-        `InputError` too for a knob of isolation that makes no sense, whoever is chosen.
+        None takes every usable one that need not be named (or those the knob `devices` names).
+        *isolate* takes them from processes of their own, or from this one; None as each driver's
+        setting says. With *absent*, one that is named and whose driver's process is not there is an
+        `AbsentDevice`. Processes that have to be started are waited for until half of the time to
+        the deadline is gone. Raises `InputError` for something that is no device or twice the same,
+        `PlacementError` with the reason for a name that is unknown or unusable, and for an object
+        to be isolated, `NotAvailable` where nothing can be. `InputError` too for a knob of
+        isolation that makes no sense, whoever is chosen.
         """
         if isolate is not False:
             self._check_settings(deadline_ns)
@@ -117,7 +123,9 @@ class Manager:
             return [driver.name for driver in self._all_drivers()]
 
     def absent(self, isolate: bool | None = None) -> dict[str, str]:
-        """The drivers whose processes were not there when they were looked for last, and why; by name."""
+        """The drivers whose processes were not there when they were looked for last, and why; by
+        name.
+        """
         found = (driver.absent(isolate) for driver in self._drivers or ())
         return {f.info.driver: f.info.reason for f in found if f is not None}
 
@@ -135,8 +143,8 @@ class Manager:
         return self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
 
     def _check_settings(self, deadline_ns: int | None) -> None:
-        """Raises `InputError` for a knob that processes of drivers would fail at: no device is missing because of it. The
-        log says, once, which name is no driver's.
+        """Raises `InputError` for a knob that processes of drivers would fail at: no device is
+        missing because of it. The log says, once, which name is no driver's.
         """
         knobs.driver_timeout_ms()
         knobs.driver_start_ms()
@@ -212,8 +220,8 @@ class Manager:
         return None
 
     def _likely(self, name: str) -> list[_Driver]:
-        """The drivers that tell of themselves whether they have the device of that name, the likeliest first: Penstock's, and
-        others where they are of one distribution.
+        """The drivers that tell of themselves whether they have the device of that name, the
+        likeliest first: Penstock's, and others where they are of one distribution.
         """
         drivers = [driver for driver in self._all_drivers() if not driver.refused]
         of_others = {d.distribution for d in drivers if d.distribution != DISTRIBUTION}
@@ -225,8 +233,8 @@ class Manager:
         return sorted(kin, key=lambda d: (d.distribution != DISTRIBUTION, -d.kinship(name)))
 
     def _absent(self, name: str, isolate: bool | None, everything: Sequence[Found]) -> Found | None:
-        """What stands in for the device of that name, where its driver's process is not there, and no other distribution has
-        one.
+        """What stands in for the device of that name, where its driver's process is not there, and
+        no other distribution has one.
         """
         claimed = {f.info.source.distribution for f in everything if f.info.name == name}
         for driver in self._all_drivers():
@@ -269,8 +277,8 @@ class Manager:
 
 
 class _Driver:
-    """One entry point, and its devices once they are asked for: those of this process, and those of another, which are
-    looked for again where the process was not there.
+    """One entry point, and its devices once they are asked for: those of this process, and those of
+    another, which are looked for again where the process was not there.
     """
 
     def __init__(self, entry: DriverEntry, source: Source, refused: str) -> None:
@@ -296,11 +304,15 @@ class _Driver:
         return self.source.distribution
 
     def kinship(self, device: str) -> int:
-        """How many characters of the device's name are this driver's, which ends where a word ends there."""
+        """How many characters of the device's name are this driver's, which ends where a word ends
+        there.
+        """
         return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
-        """Its devices; a process that has to be started has until half of the time to the deadline is gone."""
+        """Its devices; a process that has to be started has until half of the time to the deadline
+        is gone.
+        """
         isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
@@ -355,7 +367,9 @@ class _Driver:
 
 
 def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
-    """What an error says of a name that no device of *found* has: also why the driver whose device it may be has none."""
+    """What an error says of a name that no device of *found* has: also why the driver whose device
+    it may be has none.
+    """
     known = ", ".join(info.name for info in found) or "none"
     # A driver that does not start, or fails to load, is listed under its own name.
     reasons = [
@@ -367,7 +381,9 @@ def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
 
 
 def _kinship(driver: str, device: str) -> int:
-    """How many characters of the device's name are the driver's, which ends where a word ends there."""
+    """How many characters of the device's name are the driver's, which ends where a word ends
+    there.
+    """
     own = device.startswith(driver) and not device[len(driver) : len(driver) + 1].isalnum()
     return len(driver) if own else 0
 
@@ -422,8 +438,8 @@ def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
 def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
-    """Every driver's devices, in order. Of one name those of one distribution stay usable at most (`_holder`), and of its
-    usable ones the first, by kinship of driver and name, then by order.
+    """Every driver's devices, in order. Of one name those of one distribution stay usable at most
+    (`_holder`), and of its usable ones the first, by kinship of driver and name, then by order.
     """
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
@@ -463,7 +479,9 @@ def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: st
 
 
 class _Renewal:
-    """Called in a child process: a lock that another thread held at the fork is never released there."""
+    """Called in a child process: a lock that another thread held at the fork is never released
+    there.
+    """
 
     def __init__(self, owner: Manager) -> None:
         self._owner = weakref.ref(owner)

@@ -1,9 +1,10 @@
-"""How far an operation's results lie from the reference's, measured by the rule of its accuracy class.
+"""How far an operation's results lie from the reference's, measured by the rule of its accuracy
+class.
 
 Quantised results are measured in steps of their scale: none is allowed in the class `exact`, one in
-`faithful`. Other integers, booleans and strings are equal or not. Floats are measured as a share of the largest
-expected value. `relaxed` accepts whatever `faithful` does, and beyond that a root mean square of the error, in
-real values, of a quarter of the result's.
+`faithful`. Other integers, booleans and strings are equal or not. Floats are measured as a share of
+the largest expected value. `relaxed` accepts whatever `faithful` does, and beyond that a root mean
+square of the error, in real values, of a quarter of the result's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ Measure: TypeAlias = Literal["steps", "elements", "relative", "rms", "none"]
 FLOAT_SHARE: Final = 2e-4
 """Of the largest expected value: what the order of float32 sums may change."""
 HYBRID_SHARE: Final = 1e-2
-"""The same where float inputs meet integer weights, and the engine chooses how it quantises the inputs."""
+"""The same where float inputs meet integer weights, and the engine chooses how it quantises the
+inputs.
+"""
 RELAXED_RMS: Final = 0.25
 CANCELLATION: Final = 2.0**-10
 """Of the largest input: what counts as the largest result of a sum, which may cancel to nothing."""
@@ -37,11 +40,16 @@ SUMMING: Final = frozenset({"MEAN", "SUM", "CUMSUM", "STABLEHLO_REDUCE"})
 class Distance(Struct, frozen=True):
     """The result of an operation that lies farthest from what was expected, beside what is allowed.
 
-    *measure* says what *value* and *limit* count: "steps" of the quantisation scale, "elements" that differ where
-    none may, "relative" the largest difference as a share of the largest finite expected value, "rms" the root
-    mean square of the difference as a share of that of the expected values, "none" nothing: there are no
-    results, or *problem* says why they cannot be compared (their count, shape or element type, infinities).
-    *output* is the result's position, *element* the index of its worst element, *got* and *expected* the values
+    *measure* says what *value* and *limit* count: "steps" of the quantisation scale, "elements"
+    that differ where
+    none may, "relative" the largest difference as a share of the largest finite expected value,
+    "rms" the root
+    mean square of the difference as a share of that of the expected values, "none" nothing: there
+    are no
+    results, or *problem* says why they cannot be compared (their count, shape or element type,
+    infinities).
+    *output* is the result's position, *element* the index of its worst element, *got* and
+    *expected* the values
     there, as text.
     """
 
@@ -54,7 +62,9 @@ class Distance(Struct, frozen=True):
     expected: str = ""
     problem: str = ""
     not_finite: bool = False
-    """Whether there is a *problem* because the result is infinite or no number where it should not be."""
+    """Whether there is a *problem* because the result is infinite or no number where it should not
+    be.
+    """
 
     @property
     def departs(self) -> bool:
@@ -63,7 +73,9 @@ class Distance(Struct, frozen=True):
 
     @property
     def severity(self) -> float:
-        """How many times the limit it is: at most 1 where nothing departs, infinite beyond a limit of 0."""
+        """How many times the limit it is: at most 1 where nothing departs, infinite beyond a limit
+        of 0.
+        """
         if self.problem:
             return math.inf
         if self.value == 0:
@@ -99,9 +111,11 @@ def distance_of(
     expected: Sequence[NDArray],
     accuracy: AccuracyClass = "faithful",
 ) -> Distance:
-    """The worst distance between *outputs* of *model*, one operation or a few, and the *expected* ones.
+    """The worst distance between *outputs* of *model*, one operation or a few, and the *expected*
+    ones.
 
-    *inputs* are what both were computed from: sums may cancel, and are measured against what was summed. The state of a
+    *inputs* are what both were computed from: sums may cancel, and are measured against what was
+    summed. The state of a
     model that has some is among them, and new state among the results, or neither is.
     """
     worst = NOTHING
@@ -120,7 +134,9 @@ def distances_of(
     expected: Sequence[NDArray],
     accuracy: AccuracyClass = "faithful",
 ) -> list[Distance]:
-    """As `distance_of`, the distance of each output, in order; one alone that says so where they are too few or many."""
+    """As `distance_of`, the distance of each output, in order; one alone that says so where they
+    are too few or many.
+    """
     entry = model.entry
     ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
     operands = [model.operands[i] for i in ports]
@@ -224,7 +240,9 @@ def _incomparable(output: int, problem: str) -> Distance:
 
 
 def _epsilon(dtype: np.dtype[Any]) -> float:
-    """One unit in the last place of the largest value: what a narrow float type cannot say more finely."""
+    """One unit in the last place of the largest value: what a narrow float type cannot say more
+    finely.
+    """
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # published without types
 
 

@@ -1,4 +1,6 @@
-"""What a compile does beside where drivers of its devices live in other processes: these may be gone, late, or copy."""
+"""What a compile does beside where drivers of its devices live in other processes: these may be
+gone, late, or copy.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,16 @@ class Elsewhere:
             yield
 
     def check(self, plan: ExecutionPlan) -> None:
-        """Raises `PlacementError` where *plan*, which nothing may fall back from, had to do without a device."""
+        """Raises `PlacementError` where *plan*, which nothing may fall back from, had to do without
+        a device.
+        """
         refuse_absent(plan)
 
     def told(
         self, compilation: Compilation, devices: Mapping[str, Device]
     ) -> tuple[Compilation, Absence | None]:
-        """*compilation* with receipts that name the devices that were not there, those whose process was started again, and
+        """*compilation* with receipts that name the devices that were not there, those whose process
+        was started again, and
         what was copied for the others; and whom to wait for, if anybody.
         """
         compilation, absence = absence_of(compilation, devices)

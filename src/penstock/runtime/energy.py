@@ -16,10 +16,11 @@ class _Domain(Struct, frozen=True):
 
 
 class EnergyCounter:
-    """The sum of the processor packages' energy counters (RAPL), in microjoules since the object was made.
+    """The sum of the processor packages' energy counters (RAPL), in microjoules since the object
+    was made.
 
-    Each counter begins again at zero beyond its range; one that does so twice between two readings is not
-    noticed. They count whatever runs on the machine.
+    Each counter begins again at zero beyond its range; one that does so twice between two readings
+    is not noticed. They count whatever runs on the machine.
     """
 
     def __init__(self, domains: tuple[_Domain, ...]) -> None:

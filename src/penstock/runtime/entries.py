@@ -1,7 +1,7 @@
 """The entry points of installed drivers, read straight from where installers put them.
 
-`importlib.metadata` answers the same question, but takes several times as long to import as all of this
-takes to run. It is asked where something other than ordinary directories has to be searched.
+`importlib.metadata` answers the same question, but takes several times as long to import as all of
+this takes to run. It is asked where something other than ordinary directories has to be searched.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class DriverEntry(Protocol):
 
 
 class Source(Struct, frozen=True):
-    """Where a driver comes from: the normalised name and the version of the *distribution*, and the line `name=value` of
-    its *entry_point*. Empty where that is not known.
+    """Where a driver comes from: the normalised name and the version of the *distribution*, and the
+    line `name=value` of its *entry_point*. Empty where that is not known.
     """
 
     distribution: str = ""
@@ -56,8 +56,8 @@ UNKNOWN: Final = Source()
 
 
 class Entry(Struct, frozen=True):
-    """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted. *distribution* is
-    the normalised name of the one that it comes from, and *version* that one's.
+    """A line `name = value` of entry_points.txt; *value* is `module` or `module:attribute`, dotted.
+    *distribution* is the normalised name of the one that it comes from, and *version* that one's.
     """
 
     name: str
@@ -66,7 +66,8 @@ class Entry(Struct, frozen=True):
     version: str = ""
 
     def load(self) -> Any:
-        # The entry points specification of the Python Packaging User Guide; what is asked for in brackets is old.
+        # The entry points specification of the Python Packaging User Guide; what is asked for in
+        # brackets is old.
         place = self.value.partition("[")[0]
         module, colon, attributes = map(str.strip, place.partition(":"))
         path = attributes.split(".") if colon else []
@@ -89,7 +90,9 @@ def source_of(entry: DriverEntry) -> Source:
 
 
 def installed_entries() -> Sequence[DriverEntry]:
-    """The entry points of the group `penstock.drivers`, of the first distribution of each name on `sys.path`."""
+    """The entry points of the group `penstock.drivers`, of the first distribution of each name on
+    `sys.path`.
+    """
     try:
         if _is_ordinary():
             return tuple(
@@ -103,7 +106,9 @@ def installed_entries() -> Sequence[DriverEntry]:
 
 
 def _is_ordinary() -> bool:
-    """Whether distributions lie on `sys.path` alone, none in eggs, and nobody else finds them elsewhere."""
+    """Whether distributions lie on `sys.path` alone, none in eggs, and nobody else finds them
+    elsewhere.
+    """
     finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
     return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and not any(
         str(place).endswith(".egg") for place in sys.path
@@ -111,7 +116,8 @@ def _is_ordinary() -> bool:
 
 
 def _texts() -> Iterator[tuple[str, str, str]]:
-    """Name and version of every distribution whose entry_points.txt has the group in it, and the content of that.
+    """Name and version of every distribution whose entry_points.txt has the group in it, and the
+    content of that.
 
     Raises `NotADirectoryError` where `sys.path` has a file.
     """
@@ -138,7 +144,9 @@ def _texts() -> Iterator[tuple[str, str, str]]:
 
 
 def normalized(name: str) -> str:
-    """The name of a distribution as all spell it (Python Packaging User Guide, "Names and normalization")."""
+    """The name of a distribution as all spell it (Python Packaging User Guide, "Names and
+    normalization").
+    """
     return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
 
 

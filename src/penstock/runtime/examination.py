@@ -1,4 +1,6 @@
-"""What a device says of itself, as users see it: read once and held to the contract: a driver may say anything."""
+"""What a device says of itself, as users see it: read once and held to the contract: a driver may
+say anything.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from penstock.runtime.entries import UNKNOWN, Source
 class DeviceInfo(Struct, frozen=True):
     """One device as users see it; *reason* says why it is not *usable* and is empty when it is.
 
-    What a device does not tell, or tells wrongly, has a default here: its driver's name, the version
-    "invalid", the type "other".
+    What a device does not tell, or tells wrongly, has a default here: its driver's name, the
+    version "invalid", the type "other".
     """
 
     name: str
@@ -41,11 +43,15 @@ class DeviceInfo(Struct, frozen=True):
     isolated: bool = False
     """Whether it runs in a process of its own."""
     source: Source = UNKNOWN
-    """The distribution and the entry point that brought it; empty for an object that the program made itself."""
+    """The distribution and the entry point that brought it; empty for an object that the program
+    made itself.
+    """
 
 
 class Found(Struct, frozen=True):
-    """A *device* as users see it; *status* is that of the error of its driver that keeps it from being used, if one does."""
+    """A *device* as users see it; *status* is that of the error of its driver that keeps it from
+    being used, if one does.
+    """
 
     device: Device
     info: DeviceInfo
@@ -88,11 +94,13 @@ def is_absent(device: Device) -> bool:
 
 
 def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
-    """The metadata of *device*, why it cannot be used ("" when it can), and the status of a driver's error that is why.
+    """The metadata of *device*, why it cannot be used ("" when it can), and the status of a
+    driver's error that is why.
 
     Every member is read once, and checked: HAL version, name, version, type, feature level,
-    capabilities, numbers of cache files, and the device's own check, which is asked last and only when
-    the rest is right. What raises is a reason. A device without a readable name has *driver*'s.
+    capabilities, numbers of cache files, and the device's own check, which is asked last and only
+    when the rest is right. What raises is a reason. A device without a readable name has
+    *driver*'s.
     """
     blank = DeviceBase
     told = Told(driver, NO_VERSION, blank.type, blank.feature_level, blank.capabilities)

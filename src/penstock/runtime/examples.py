@@ -22,8 +22,9 @@ BRIGHTEST: Final = 255
 def example(operand: Operand, seed: int = 0) -> NDArray:
     """The drawn values of an input whose shape is known, the same at each call with one *seed*.
 
-    Floats from 0 to 1, with an odd seed from -1 to 1; real numbers of a quantised type over its range; whole numbers without
-    a scale from 0 to 255 where they have the shape of a picture (rank 4; 1, 3 or 4 channels last); zeros of any other type.
+    Floats from 0 to 1, with an odd seed from -1 to 1; real numbers of a quantised type over its
+    range; whole numbers without a scale from 0 to 255 where they have the shape of a picture (rank
+    4; 1, 3 or 4 channels last); zeros of any other type.
     """
     shape = static_shape(operand.shape) or ()
     rng = np.random.default_rng(seed)

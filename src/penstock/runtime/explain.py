@@ -50,8 +50,10 @@ def explain_model(
     """The plan that `compile_model` would make with these arguments, and for each of its steps whether
     *cache* has its entry under the derived token, or which ingredient of the key has changed.
 
-    *model* is a Model or anything `load` takes; *cache* a `Cache`, a directory, or None for the user's. The others are
-    `compile_model`'s. No driver compiles anything, and nothing is written. Raises `ModelError`, `InputError`,
+    *model* is a Model or anything `load` takes; *cache* a `Cache`, a directory, or None for the
+    user's. The others are
+    `compile_model`'s. No driver compiles anything, and nothing is written. Raises `ModelError`,
+    `InputError`,
     `UnknownSignature`, `PlacementError`, and `Unreadable` for a directory that cannot be read.
     """
     cache = cache if isinstance(cache, Cache) else Cache(cache)
@@ -82,7 +84,9 @@ def explain_model(
     )
 
     def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
-        """*step* of a plan of *whole*; of one that the runtime carries out itself, the steps of its branches."""
+        """*step* of a plan of *whole*; of one that the runtime carries out itself, the steps of its
+        branches.
+        """
         if step.control is not None:
             for branch in step.control.branches:
                 for inner in branch.steps:

@@ -39,10 +39,11 @@ YES: Final = frozenset({"yes", "true", "on", "1"})
 
 
 def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
-    """Whether the driver of *entry* runs in a process of its own: as *isolate* says, else the knob `isolate`, else when
-    it comes from another distribution than Penstock.
+    """Whether the driver of *entry* runs in a process of its own: as *isolate* says, else the knob
+    `isolate`, else when it comes from another distribution than Penstock.
 
-    Raises `NotAvailable` where *isolate* asks for what this system cannot do, `InputError` for a knob that makes no sense.
+    Raises `NotAvailable` where *isolate* asks for what this system cannot do, `InputError` for a
+    knob that makes no sense.
     """
     if isolate is False:
         return False
@@ -90,8 +91,8 @@ def isolated_names() -> dict[str, bool]:
 
 
 def unknown_drivers(drivers: Sequence[str]) -> list[str]:
-    """A sentence for each name that the knob `isolate` would isolate and that is none of *drivers*: it protects from
-    nothing. Settings may be shared with machines that have the driver.
+    """A sentence for each name that the knob `isolate` would isolate and that is none of *drivers*:
+    it protects from nothing. Settings may be shared with machines that have the driver.
     """
     source = knobs.isolate.source()[1]
     wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
@@ -113,8 +114,9 @@ def _nearest(name: str, drivers: Sequence[str]) -> str:
 
 
 def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:
-    """The devices of a driver in a process of its own, which is started. One that is not there, when half of the
-    time to the deadline is gone or at all, has an `AbsentDevice`; a device that cannot be used is an `InvalidDevice`.
+    """The devices of a driver in a process of its own, which is started. One that is not there,
+    when half of the time to the deadline is gone or at all, has an `AbsentDevice`; a device that
+    cannot be used is an `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice
     from penstock.ipc.resilient import IsolatedDevice, half_of
@@ -142,8 +144,8 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
 
 
 def waiting_half(deadline_ns: int | None) -> AbstractContextManager[None]:
-    """A block in which what devices of other processes are asked has until half of the time to the deadline is gone: the
-    other half is the fall-back's.
+    """A block in which what devices of other processes are asked has until half of the time to the
+    deadline is gone: the other half is the fall-back's.
     """
     from penstock.ipc.resilient import half_of
     from penstock.ipc.until import until
@@ -155,7 +157,9 @@ LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLIN
 
 
 def present(found: Found) -> Found:
-    """*found*; an `AbsentDevice` in its place where its process had died, or not answered in time, before it had told all."""
+    """*found*; an `AbsentDevice` in its place where its process had died, or not answered in time,
+    before it had told all.
+    """
     from penstock.ipc.resilient import IsolatedDevice
     from penstock.runtime.absent import AbsentDevice
 
@@ -189,8 +193,8 @@ def supervisors() -> list[Supervisor]:
 
 
 def forgive(device: Device) -> None:
-    """Lets the process of *device*'s driver, where it has one, be started again at once: for who brings its deaths about
-    on purpose.
+    """Lets the process of *device*'s driver, where it has one, be started again at once: for who
+    brings its deaths about on purpose.
     """
     from penstock.ipc.resilient import IsolatedDevice
 
@@ -199,7 +203,9 @@ def forgive(device: Device) -> None:
 
 
 def close_hosts() -> None:
-    """Leaves every host; those without another client end. Isolated devices found before are of no use any more."""
+    """Leaves every host; those without another client end. Isolated devices found before are of no
+    use any more.
+    """
     with _lock:
         every = list(_supervisors.values())
         _supervisors.clear()
@@ -208,7 +214,9 @@ def close_hosts() -> None:
 
 
 def leave_hosts() -> None:
-    """`close_hosts` at the end of the process. Who interrupts that too has it end at once, which leaves every host."""
+    """`close_hosts` at the end of the process. Who interrupts that too has it end at once, which
+    leaves every host.
+    """
     with suppress(KeyboardInterrupt):
         close_hosts()
 

@@ -1,4 +1,6 @@
-"""What comes after a reference device in a process of its own: the reference device of this process."""
+"""What comes after a reference device in a process of its own: the reference device of this
+process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from penstock.runtime.discovery import Manager
 
 
 def last_resort(manager: Manager) -> Device | None:
-    """The reference device of *manager* in this process, under the name `LAST_RESORT`; None where it cannot be used."""
+    """The reference device of *manager* in this process, under the name `LAST_RESORT`; None where
+    it cannot be used.
+    """
     device = manager.by_name(FALLBACK_DEVICE, isolate=False)
     return None if device is None else cast("Device", _InThisProcess(device))
 

@@ -1,4 +1,6 @@
-"""Timing candidates against each other: in turns, by what each took beside the others in the same round."""
+"""Timing candidates against each other: in turns, by what each took beside the others in the same
+round.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ MOST_ROUNDS: Final = 51
 """Samples of each candidate."""
 
 SAMPLE_NS: Final = 8_000_000
-"""A sample is as many runs as take about this long, at least one: longer than what holds up a run for a moment."""
+"""A sample is as many runs as take about this long, at least one: longer than what holds up a run
+for a moment.
+"""
 
 ENERGY_SAMPLE_NS: Final = 50_000_000
 """The same where energy is counted, whose counters move about once a millisecond."""
@@ -32,41 +36,50 @@ BUDGET_NS: Final = 5_000_000_000
 """How long all rounds after the least number may take."""
 
 COLD_NS: Final = 20_000_000
-"""Runs shorter than this are run before each sample: caches hold what the candidate before has left, and the engine's
-threads sleep, which a plan that runs again and again does not meet. Longer ones get over that in passing.
+"""Runs shorter than this are run before each sample: caches hold what the candidate before has
+left, and the engine's threads sleep, which a plan that runs again and again does not meet. Longer
+ones get over that in passing.
 """
 
 WARM_NS: Final = 4_000_000
 """How long they are run then, at least once."""
 
 SPREADING_NS: Final = 16_000_000
-"""The same where an engine has several threads: systems often wake them on the processor of the thread that wakes them, and
-take some of their ticks to move them to an idle one. Until then two threads take as long as one, which a plan that runs
-again and again does not meet.
+"""The same where an engine has several threads: systems often wake them on the processor of the
+thread that wakes them, and take some of their ticks to move them to an idle one. Until then two
+threads take as long as one, which a plan that runs again and again does not meet.
 """
 
 LONG_NS: Final = 100_000_000
 """Longer than anything else on the machine holds up a run."""
 
 VERY_FAR: Final = 10.0
-"""A candidate of long runs is out before the rounds that takes so many times as long as the best one."""
+"""A candidate of long runs is out before the rounds that takes so many times as long as the best
+one.
+"""
 
 FAR: Final = 4.0
-"""One of runs that are not run twice is out after `FIRST_ROUNDS` whose smallest sample is so many times that of the best."""
+"""One of runs that are not run twice is out after `FIRST_ROUNDS` whose smallest sample is so many
+times that of the best.
+"""
 
 FIRST_ROUNDS: Final = 2
 
 HOPELESS: Final = 1.5
-"""The same of any after the least rounds, where it is worse than the best one by the noise, too: what else the machine
-does makes samples larger, never smaller, yet on a full one each of a few long runs may have been held up.
+"""The same of any after the least rounds, where it is worse than the best one by the noise, too:
+what else the machine does makes samples larger, never smaller, yet on a full one each of a few long
+runs may have been held up.
 """
 
 SURE: Final = 3.0
-"""After the least rounds, a candidate is out that is worse than the best one by so many times the noise."""
+"""After the least rounds, a candidate is out that is worse than the best one by so many times the
+noise.
+"""
 
 NOTCH: Final = 1.57
-"""Half the interval that holds a median in 95 of 100 cases, times the square root of the number of samples, over the
-distance between their quartiles (McGill, Tukey and Larsen, "Variations of Box Plots", 1978).
+"""Half the interval that holds a median in 95 of 100 cases, times the square root of the number of
+samples, over the distance between their quartiles (McGill, Tukey and Larsen, "Variations of Box
+Plots", 1978).
 """
 
 
@@ -85,8 +98,9 @@ class Contender(Struct, frozen=True):
 
 
 class Series:
-    """The samples of one contender, one a round from the first round on: nanoseconds of a run in *times*, microjoules
-    in *energies* where they were counted. *error* says why it failed, *out* that it was far or surely behind.
+    """The samples of one contender, one a round from the first round on: nanoseconds of a run in
+    *times*, microjoules in *energies* where they were counted. *error* says why it failed, *out*
+    that it was far or surely behind.
     """
 
     def __init__(
@@ -132,13 +146,19 @@ def measure(
     rest: Callable[[], None] = lambda: None,
     warm_ns: int = WARM_NS,
 ) -> list[Series]:
-    """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in the same order.
+    """Each contender's samples of the time of a run, and of its energy where *energy* counts it, in
+    the same order.
 
-    All that are not out take one sample in each round. Each round begins with another one, and every second one goes the
-    other way round, so that nobody follows always the same. One whose run raises a `PenstockError` is out, with that as
-    its error; so are those that are far behind the best, and later those that surely are behind. Who is out is closed.
-    *check* is called before each round, and may raise. *rest* is called before each turn: it returns when the engine of
-    the turn before has let go of the processors. Short runs are run for *warm_ns* then before they are timed.
+    All that are not out take one sample in each round. Each round begins with another one, and
+    every second one goes the
+    other way round, so that nobody follows always the same. One whose run raises a `PenstockError`
+    is out, with that as
+    its error; so are those that are far behind the best, and later those that surely are behind.
+    Who is out is closed.
+    *check* is called before each round, and may raise. *rest* is called before each turn: it
+    returns when the engine of
+    the turn before has let go of the processors. Short runs are run for *warm_ns* then before they
+    are timed.
     """
     every = [
         Series(contender, by_energy=energy is not None, warm_ns=warm_ns) for contender in contenders
@@ -169,7 +189,9 @@ def measure(
 
 
 def _free(every: Sequence[Series]) -> None:
-    """Closes those that are out: what an engine keeps for its sessions disturbs the others no longer."""
+    """Closes those that are out: what an engine keeps for its sessions disturbs the others no
+    longer.
+    """
     for series in every:
         if not series.races:
             series.close()
@@ -178,9 +200,10 @@ def _free(every: Sequence[Series]) -> None:
 def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
     """The name of the winner, and why it is.
 
-    The best of those in *alone*, unless another is better by more than the noise. Who is better is the median, over the
-    rounds, of what one took of the other in the same round: what else the machine did then, it did to both. The noise is
-    that of this median. Only who took part in all rounds can win. Raises `ValueError` where none could be measured.
+    The best of those in *alone*, unless another is better by more than the noise. Who is better is
+    the median, over the rounds, of what one took of the other in the same round: what else the
+    machine did then, it did to both. The noise is that of this median. Only who took part in all
+    rounds can win. Raises `ValueError` where none could be measured.
     """
     ran = [series for series in every if series.error is None and series.values]
     if not ran:
@@ -207,7 +230,9 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
 
 
 def _best(every: Sequence[Series]) -> Series:
-    """The one that took the smallest part of what all took in a round, by the median over the rounds that all share."""
+    """The one that took the smallest part of what all took in a round, by the median over the
+    rounds that all share.
+    """
     rounds = min(len(series.values) for series in every)
     sums = [sum(series.values[turn] for series in every) or 1.0 for turn in range(rounds)]
     return min(
@@ -225,8 +250,8 @@ def _compared(one: Series, other: Series) -> tuple[float, float]:
 
 
 def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """Two runs, the second of which says how many a sample takes, and is one if there is no other; short ones are run
-    on for that.
+    """Two runs, the second of which says how many a sample takes, and is one if there is no other;
+    short ones are run on for that.
     """
     try:
         series.run()
@@ -268,7 +293,9 @@ def _leave_out(every: Sequence[Series]) -> None:
 
 
 def _drop(racing: Sequence[Series], rounds: int) -> None:
-    """Those out that are behind after so many rounds, by the smallest samples or by more than the noise."""
+    """Those out that are behind after so many rounds, by the smallest samples or by more than the
+    noise.
+    """
     racing = [series for series in racing if series.error is None]
     if rounds < FIRST_ROUNDS or len(racing) < 2:
         return

@@ -1,7 +1,8 @@
 """Single operations cut out of a model, each with the values that it really gets.
 
-One pass of the reference device over the model computes every operation by itself, in order, from what those
-before it gave; what no later operation reads is forgotten at once, so that a pass holds no more than a run does.
+One pass of the reference device over the model computes every operation by itself, in order, from
+what those before it gave; what no later operation reads is forgotten at once, so that a pass holds
+no more than a run does.
 """
 
 from __future__ import annotations
@@ -30,11 +31,16 @@ from penstock.runtime.session import compile_model
 class OperationCase(Struct, frozen=True, eq=False):
     """One operation of a network, alone, with its real inputs and the reference's results.
 
-    *index* counts the operations of the network's entry subgraph; *type* is its row of the operation table
-    (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`. *model* is the operation as a
-    model of its own, its input shapes those of this run: *inputs* has one array for each of its inputs, state
-    that comes in among them, *expected* one for each of its outputs, new state among them. Values that the
-    operation reads twice are one input; constants stay constants. An operation with subgraphs (IF, WHILE) keeps
+    *index* counts the operations of the network's entry subgraph; *type* is its row of the
+    operation table
+    (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`. *model* is the
+    operation as a
+    model of its own, its input shapes those of this run: *inputs* has one array for each of its
+    inputs, state
+    that comes in among them, *expected* one for each of its outputs, new state among them. Values
+    that the
+    operation reads twice are one input; constants stay constants. An operation with subgraphs (IF,
+    WHILE) keeps
     them: it is one case, with all that they do. Outputs come in the operation's order.
     """
 
@@ -48,9 +54,10 @@ class OperationCase(Struct, frozen=True, eq=False):
     def tflite(self) -> bytes:
         """The case as a `.tflite` file; what it takes is `tflite_inputs`.
 
-        A recurrent operation keeps its state to itself in TFLite, from zeros on: such state is no input and no
-        output of the file. Raises `NotExportable` where the case's state is anything else, or the operation has
-        no form in TFLite. Tensors without a name, or with one that another has, are given one.
+        A recurrent operation keeps its state to itself in TFLite, from zeros on: such state is no
+        input and no output of the file. Raises `NotExportable` where the case's state is anything
+        else, or the operation has no form in TFLite. Tensors without a name, or with one that
+        another has, are given one.
         """
         from penstock.export.tflite import write
 
@@ -67,7 +74,9 @@ class OperationCase(Struct, frozen=True, eq=False):
         return tuple(self.expected[k] for k in self.positions()[1])
 
     def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which of *inputs* and of *expected* the file of `tflite` has; all of them without *as_file*."""
+        """Which of *inputs* and of *expected* the file of `tflite` has; all of them without
+        *as_file*.
+        """
         if as_file:
             return positions_in_file(self.model)
         entry = self.model.entry
@@ -75,7 +84,8 @@ class OperationCase(Struct, frozen=True, eq=False):
 
 
 def arrays_of(model: Model, inputs: Mapping[str, Any] | Sequence[Any]) -> list[NDArray]:
-    """*inputs*, those of `CompiledModel.run`, as arrays in the order of `model.inputs`, of their dtypes and shapes that fit.
+    """*inputs*, those of `CompiledModel.run`, as arrays in the order of `model.inputs`, of their
+    dtypes and shapes that fit.
 
     Raises `InputError` for inputs that do not fit.
     """
@@ -94,15 +104,20 @@ def cases_of(
     only: frozenset[int] | None = None,
     device: str | DeviceInfo | Device = FALLBACK_DEVICE,
 ) -> Iterator[OperationCase]:
-    """Every operation of *model*'s entry subgraph, in the order in which they run, with its real inputs.
+    """Every operation of *model*'s entry subgraph, in the order in which they run, with its real
+    inputs.
 
-    *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables and gets
-    the new ones once the last case was taken (None: the initial values, for this pass alone), so that a second
-    pass goes on where the first one ended. *only* leaves out the cases of other operations; they are computed
-    all the same. *device* computes what it supports in the place of the reference. Arrays are shared between cases and must not be changed.
+    *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables
+    and gets
+    the new ones once the last case was taken (None: the initial values, for this pass alone), so
+    that a second
+    pass goes on where the first one ended. *only* leaves out the cases of other operations; they
+    are computed
+    all the same. *device* computes what it supports in the place of the reference. Arrays are
+    shared between cases and must not be changed.
 
-    Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an operation
-    that it cannot run, when it is reached.
+    Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an
+    operation that it cannot run, when it is reached.
     """
     entry = model.entry
     arrays = arrays_of(model, inputs)
@@ -148,7 +163,9 @@ def _results(
 def distance(
     case: OperationCase, outputs: Sequence[NDArray], accuracy: AccuracyClass = "faithful"
 ) -> Distance:
-    """How far *outputs*, what a device made of *case*, lie from the reference's, beside what *accuracy* allows."""
+    """How far *outputs*, what a device made of *case*, lie from the reference's, beside what
+    *accuracy* allows.
+    """
     return distance_of(case.model, case.inputs, outputs, case.expected, accuracy)
 
 
@@ -161,7 +178,8 @@ def run_case(
 ) -> list[NDArray]:
     """What *device*, alone and without fall-back, makes of *case*.
 
-    Raises `PlacementError`, with the device's reason, where it does not take the operation in the class
+    Raises `PlacementError`, with the device's reason, where it does not take the operation in the
+    class
     *accuracy*, `DriverError` where it fails.
     """
     return run_alone(case.model, case.inputs, device, accuracy=accuracy, timeout=timeout)
@@ -175,8 +193,8 @@ def run_alone(
     accuracy: AccuracyClass,
     timeout: float | None = None,
 ) -> list[NDArray]:
-    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated elsewhere, nothing
-    refused for what was found before, and no failure of it kept.
+    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated
+    elsewhere, nothing refused for what was found before, and no failure of it kept.
     """
     policy = Policy(accuracy=accuracy, allow_fallback=False)
     with (
@@ -189,7 +207,8 @@ def run_alone(
 
 
 def exposed(model: Model) -> Model:
-    """*model*'s entry subgraph with every result as an output, in the order of writing, and its state as plain
+    """*model*'s entry subgraph with every result as an output, in the order of writing, and its state
+    as plain
     inputs.
     """
     entry = model.entry

@@ -6,7 +6,9 @@ from penstock.hal import ProgressCallback, ProgressEvent
 
 
 class Reporter:
-    """Calls *callback*, and keeps what it raises: that is the caller's own, whoever it passed through."""
+    """Calls *callback*, and keeps what it raises: that is the caller's own, whoever it passed
+    through.
+    """
 
     def __init__(self, callback: ProgressCallback) -> None:
         self._callback = callback

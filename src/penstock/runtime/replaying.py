@@ -34,9 +34,12 @@ DRAWN: Final = "with drawn inputs, since the capsule has no input data,"
 class Replay(Struct, frozen=True):
     """What came of running a capsule's step on *device*, of that *version*.
 
-    *repeats* says whether it fails or departs again; *runs* counts the runs it took. *distance* is how far off the
-    result is, *error* what the driver said, *refused* why the device does not take the step any more. *same_version* says
-    whether it is the version that failed, *drawn* that the capsule has no input data and each run had inputs drawn for it.
+    *repeats* says whether it fails or departs again; *runs* counts the runs it took. *distance* is
+    how far off the
+    result is, *error* what the driver said, *refused* why the device does not take the step any
+    more. *same_version* says
+    whether it is the version that failed, *drawn* that the capsule has no input data and each run
+    had inputs drawn for it.
     """
 
     device: str
@@ -69,13 +72,15 @@ def replay(
     tries: int = TRIES,
     timeout: float | None = None,
 ) -> Replay:
-    """Runs the capsule's step on *device*, None for the one that failed, until it fails, *tries* times at most.
+    """Runs the capsule's step on *device*, None for the one that failed, until it fails, *tries*
+    times at most.
 
-    A driver that can be isolated is. The reference computes what is expected where the capsule does not say it. For a capsule
-    without input data each run draws other inputs (`runtime.examples`), of the shapes that failed. *timeout*, in seconds, is
-    each run's deadline, the reference's too. Raises `CapsuleError` for a capsule without a step, or whose step is no model,
-    does not fit its arrays, fails on the reference too or takes it longer, `PlacementError` for a device that is unknown or
-    cannot be used.
+    A driver that can be isolated is. The reference computes what is expected where the capsule does
+    not say it. For a capsule without input data each run draws other inputs (`runtime.examples`),
+    of the shapes that failed. *timeout*, in seconds, is each run's deadline, the reference's too.
+    Raises `CapsuleError` for a capsule without a step, or whose step is no model, does not fit its
+    arrays, fails on the reference too or takes it longer, `PlacementError` for a device that is
+    unknown or cannot be used.
     """
     check_kind(capsule, Capsule, "a Capsule is replayed")
     manifest = capsule.manifest
@@ -166,7 +171,9 @@ def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list
 
 
 def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) -> Sequence[NDArray]:
-    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails, or takes longer than *timeout*."""
+    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails, or takes longer
+    than *timeout*.
+    """
     try:
         return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact", timeout=timeout)
     except MissedDeadline as error:

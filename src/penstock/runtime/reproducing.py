@@ -33,7 +33,9 @@ PERSISTENCE: Final = 4
 
 
 class Reproduction(Struct, frozen=True, eq=False):
-    """What came of bringing a failure about: the last *comparison*, and where something failed its *capsule*."""
+    """What came of bringing a failure about: the last *comparison*, and where something failed its
+    *capsule*.
+    """
 
     comparison: Comparison
     capsule: Capsule | None
@@ -51,11 +53,13 @@ def reproduce(
     names: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Reproduction:
-    """Runs *model* on *device* as a program would, then compares it with the reference, up to *tries* times, down to the
-    step that fails or departs; that step alone goes into the capsule, with its inputs.
+    """Runs *model* on *device* as a program would, then compares it with the reference, up to
+    *tries* times, down to the step that fails or departs; that step alone goes into the capsule,
+    with its inputs.
 
-    A driver that can be isolated is, so that its death is a failure like others. The other arguments are those of `comparison.compare`; *names* keeps the network's own names in the capsule. Raises
-    what `compare` raises.
+    A driver that can be isolated is, so that its death is a failure like others. The other
+    arguments are those of `comparison.compare`; *names* keeps the network's own names in the
+    capsule. Raises what `compare` raises.
     """
     check_kind(model, Model, "a Model is run and compared")
     candidate = apart(device)
@@ -102,7 +106,9 @@ def reproduce(
 
 
 def apart(device: str | DeviceInfo | Device) -> Device:
-    """*device* from a process of its own, where that can be. Raises as `compile_model` does for a device."""
+    """*device* from a process of its own, where that can be. Raises as `compile_model` does for a
+    device.
+    """
     try:
         return manager.choose([device], True)[0]
     except (NotAvailable, PlacementError):
@@ -167,7 +173,9 @@ def _as_a_program(
 
 
 def _got(departure: Departure, device: Device, accuracy: AccuracyClass) -> Sequence[NDArray]:
-    """What the device makes of the case: of a few runs the first that departs; none where no run succeeds."""
+    """What the device makes of the case: of a few runs the first that departs; none where no run
+    succeeds.
+    """
     results: list[NDArray] = []
     for _ in range(TRIES):
         try:

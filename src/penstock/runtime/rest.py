@@ -1,4 +1,6 @@
-"""Waiting until the other threads of this process are at rest: an engine's go on spinning after its run has ended."""
+"""Waiting until the other threads of this process are at rest: an engine's go on spinning after its
+run has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,16 @@ from collections.abc import Callable
 from typing import Final
 
 WINDOW_NS: Final = 5_000_000
-"""What is looked at: systems may count the time of a running thread at their ticks only, of which there are as few as
-250 a second.
+"""What is looked at: systems may count the time of a running thread at their ticks only, of which
+there are as few as 250 a second.
 """
 
 BUSY: Final = 0.05
 """Threads are at rest that together use less than this share of one processor."""
 
 LONGEST_NS: Final = 100_000_000
-"""How long the threads of engines spin, at the most. ONNX Runtime's do so for a million pauses of the processor: up to
-50 ms.
+"""How long the threads of engines spin, at the most. ONNX Runtime's do so for a million pauses of
+the processor: up to 50 ms.
 """
 
 
@@ -26,7 +28,9 @@ def used_by_others_ns() -> int:
 
 
 class Rest:
-    """Waits for the others. Threads that do not end are the program's own: in vain is waited half as long each time."""
+    """Waits for the others. Threads that do not end are the program's own: in vain is waited half
+    as long each time.
+    """
 
     def __init__(
         self,

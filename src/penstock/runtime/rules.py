@@ -11,11 +11,12 @@ from penstock.runtime.discovery import DeviceInfo, Manager
 
 
 def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> None:
-    """Refuses rules about devices that do not exist: a misspelt name in `forbid` would forbid nothing.
+    """Refuses rules about devices that do not exist: a misspelt name in `forbid` would forbid
+    nothing.
 
-    Known are the devices of the call, every device that *manager* finds, usable or not, and, where a driver as a
-    whole cannot be used here, every name that begins with that driver's. Raises `InputError`, which names the
-    known ones.
+    Known are the devices of the call, every device that *manager* finds, usable or not, and, where
+    a driver as a whole cannot be used here, every name that begins with that driver's. Raises
+    `InputError`, which names the known ones.
     """
     own = {device.name for device in chosen}
     for label, rules in (("require", policy.require), ("forbid", policy.forbid)):
@@ -34,7 +35,8 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
 def with_unusable(
     error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
 ) -> PlacementError:
-    """*error*, with the reasons of devices that *policy* requires and that could not be placed on because they cannot be
+    """*error*, with the reasons of devices that *policy* requires and that could not be placed on
+    because they cannot be
     used.
     """
     required = {

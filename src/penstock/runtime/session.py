@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
-"""Why the compile for shapes that come with a run has no cache, where the caller opened the files."""
+"""Why the compile for shapes that come with a run has no cache, where the caller opened the files.
+"""
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
 """Full shapes by the names of inputs, or by their positions."""
@@ -93,28 +94,40 @@ def compile_model(
     """Loads if need be, partitions, compiles.
 
     *model* is a Model or anything `load` takes. *devices* None takes every usable one; a list of
-    names, DeviceInfo or Device objects, in order of preference, places on these only; what all of them fail at
+    names, DeviceInfo or Device objects, in order of preference, places on these only; what all of
+    them fail at
     goes to the device "reference" all the same, unless *policy* says otherwise. *timeout* is in
-    seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity and
-    OMP_NUM_THREADS allow; a number holds up to four for each of the machine's cores. *signature* chooses an entry point and its names; *shapes* maps input
-    names, or positions, to full shapes, which replace the model's. *cache* True keeps what drivers compiled in the
+    seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity
+    and
+    OMP_NUM_THREADS allow; a number holds up to four for each of the machine's cores. *signature*
+    chooses an entry point and its names; *shapes* maps input
+    names, or positions, to full shapes, which replace the model's. *cache* True keeps what drivers
+    compiled in the
     user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
-    caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a cache only
-    means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements on this machine,
-    takes the best (`plan.tuned`) and keeps the verdict in the cache directory: a later compile of the same model
-    with the same devices, policy, preference, threads and shapes uses it, with or without *tune*, and measures
-    nothing. *isolate* True runs the devices' drivers in processes of their own, False in this one, None as the knob
-    `isolate` says of each driver, which is: those of other distributions than Penstock by themselves.
-    *extension_attributes* are hints of vendors' extensions to the driver of the one device that is listed; they are part
+    caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a
+    cache only
+    means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements
+    on this machine,
+    takes the best (`plan.tuned`) and keeps the verdict in the cache directory: a later compile of
+    the same model
+    with the same devices, policy, preference, threads and shapes uses it, with or without *tune*,
+    and measures
+    nothing. *isolate* True runs the devices' drivers in processes of their own, False in this one,
+    None as the knob
+    `isolate` says of each driver, which is: those of other distributions than Penstock by
+    themselves.
+    *extension_attributes* are hints of vendors' extensions to the driver of the one device that is
+    listed; they are part
     of the cache's key.
 
-    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in the policy's
-    rules that does not exist among them, `PlacementError` listing every device's reason where an operation has no device, `MissedDeadline*`,
-    `Cancelled`, `DriverError` where a driver failed and nothing could take its place, `NotAvailable`
-    for a feature still to come.
+    Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in
+    the policy's rules that does not exist among them, `PlacementError` listing every device's
+    reason where an operation has no device, `MissedDeadline*`, `Cancelled`, `DriverError` where a
+    driver failed and nothing could take its place, `NotAvailable` for a feature still to come.
     """
     policy = Policy() if policy is None else policy
-    # A setting that makes no sense is refused at once, not only where a failure or a miss comes to need it.
+    # A setting that makes no sense is refused at once, not only where a failure or a miss comes to
+    # need it.
     knobs.check()
     _check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
@@ -344,8 +357,8 @@ class _Session:
         devices: Mapping[str, Device],
         config: PrepareConfig,
     ) -> ExecutionPlan:
-        """The plan on the devices that were chosen; where these have no process or were found to be wrong, and may be fallen
-        back from, on the device for that.
+        """The plan on the devices that were chosen; where these have no process or were found to be
+        wrong, and may be fallen back from, on the device for that.
         """
         try:
             try:
@@ -395,8 +408,8 @@ class _Session:
         )
 
     def _instead_of_the_dead(self, error: PlacementError) -> Device | None:
-        """The device to fall back on where *error* was raised because a driver's process is not there; None where that
-        is not why, it is not allowed, or there is no other.
+        """The device to fall back on where *error* was raised because a driver's process is not
+        there; None where that is not why, it is not allowed, or there is no other.
         """
         from penstock.execution.absence import is_absent
 
@@ -410,8 +423,8 @@ class _Session:
         return last_resort(manager)
 
     def _instead_of_the_wrong(self) -> Device | None:
-        """The device to fall back on for the operations that shadow verification keeps from those that were chosen; None
-        where that is not allowed, or there are none.
+        """The device to fall back on for the operations that shadow verification keeps from those
+        that were chosen; None where that is not allowed, or there are none.
         """
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
         if not self.allow or chosen or not has_driver_verdicts():
@@ -438,8 +451,8 @@ class _Session:
         return notes
 
     def _unasked(self, plan: ExecutionPlan) -> list[str]:
-        """Of the drivers that were not there, so that none of their devices could be chosen, and of devices that gave no
-        answer.
+        """Of the drivers that were not there, so that none of their devices could be chosen, and of
+        devices that gave no answer.
         """
         absent = (
             {} if self.arguments.devices is not None else manager.absent(self.arguments.isolate)
@@ -458,7 +471,9 @@ class _Session:
         return notes
 
     def _not_tuned(self, plan: ExecutionPlan) -> str:
-        """Why the placement is the predicted one although it was to be measured; empty where it was, or there is no other."""
+        """Why the placement is the predicted one although it was to be measured; empty where it
+        was, or there is no other.
+        """
         if not self.arguments.tune:
             return ""
         tuned = plan.tuned
@@ -481,9 +496,10 @@ class _Session:
 
 
 class _Devices(Mapping[str, Device]):
-    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and after it, where it runs in
-    a process of its own, the one of this process. They are looked for when they are needed: their driver may be one that
-    nothing else loads. With *apart* whatever can run in a process of its own does, also what something falls back on.
+    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and
+    after it, where it runs in a process of its own, the one of this process. They are looked for
+    when they are needed: their driver may be one that nothing else loads. With *apart* whatever can
+    run in a process of its own does, also what something falls back on.
     """
 
     def __init__(self, chosen: Sequence[Device], *, apart: bool = False) -> None:
@@ -527,7 +543,9 @@ class _Devices(Mapping[str, Device]):
 
 
 def _check_memory(model: Model) -> None:
-    """`check_memory`, where the sizes of all values and the settings do not say already that there is room."""
+    """`check_memory`, where the sizes of all values and the settings do not say already that there
+    is room.
+    """
     if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
         from penstock.partitioning.demand import check_memory
 
@@ -543,7 +561,9 @@ def _ending(plan: ExecutionPlan, devices: Mapping[str, Device]) -> AbstractConte
 
 
 def _may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:
-    """Whether `demanding` has to look at *plan*: most plans are told from others by their steps alone."""
+    """Whether `demanding` has to look at *plan*: most plans are told from others by their steps
+    alone.
+    """
     longest = knobs.max_in_process_ms() * 1e6
     limited = config.deadline_ns is not None or config.cancel is not None
     most = knobs.max_in_process_operations() if limited else sys.maxsize
@@ -587,7 +607,9 @@ def _for_later(config: PrepareConfig) -> PrepareConfig:
 
 
 def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int, tuple[int, ...]]:
-    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no input."""
+    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no
+    input.
+    """
     result: dict[int, tuple[int, ...]] = {}
     for name, shape in (shapes or {}).items():
         try:

@@ -36,10 +36,13 @@ MOST_CANDIDATES: Final = 12
 
 
 class Occasion(msgspec.Struct, frozen=True):
-    """What one compile places: *source* is the model before *shapes* were put into it, *model* after.
+    """What one compile places: *source* is the model before *shapes* were put into it, *model*
+    after.
 
-    *named* maps names to the devices that plans may use, *directory* is the cache directory (None: no verdict is read
-    or kept). *counter* finds the energy counter, *clock* gives nanoseconds (None: the machine's own).
+    *named* maps names to the devices that plans may use, *directory* is the cache directory (None:
+    no verdict is read
+    or kept). *counter* finds the energy counter, *clock* gives nanoseconds (None: the machine's
+    own).
     """
 
     source: Model
@@ -76,7 +79,9 @@ def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
 def measured_series(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
 ) -> tuple[list[Series], dict[str, Measured], int]:
-    """The samples of every plan, those that failed to compile by name, and how many compiles it took."""
+    """The samples of every plan, those that failed to compile by name, and how many compiles it
+    took.
+    """
     inputs = examples(occasion.model)
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
@@ -110,7 +115,9 @@ def measured_series(
 
 
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
-    """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's speed."""
+    """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's
+    speed.
+    """
     config = replace(occasion.config, progress=None, accuracy=occasion.policy.accuracy)
     compilation = compile_plan(plan, occasion.named, config, CompileOptions(False))
     later = replace(config, deadline_ns=None, cancel=None)

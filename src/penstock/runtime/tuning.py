@@ -47,9 +47,9 @@ NO_COUNTER: Final = "this machine lets no energy counter be read, so nothing was
 
 
 def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
-    """The plan of the verdict stored for exactly this: model, shapes, devices and their versions, policy,
-    preference and threads. None where there is none, where it is of another accuracy class than the policy's, or where it
-    is not allowed any more.
+    """The plan of the verdict stored for exactly this: model, shapes, devices and their versions,
+    policy, preference and threads. None where there is none, where it is of another accuracy class
+    than the policy's, or where it is not allowed any more.
     """
     if occasion.directory is None:
         return None
@@ -67,10 +67,12 @@ def stored_plan(occasion: Occasion) -> ExecutionPlan | None:
 
 
 def tuned_plan(occasion: Occasion) -> ExecutionPlan:
-    """The plan that measuring chose, `ExecutionPlan.tuned` with what was measured; kept where there is a directory.
+    """The plan that measuring chose, `ExecutionPlan.tuned` with what was measured; kept where there
+    is a directory.
 
-    Every candidate is within the policy's accuracy class; one that fails to compile or to run is rejected. Raises what
-    `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's own.
+    Every candidate is within the policy's accuracy class; one that fails to compile or to run is
+    rejected. Raises what `place` raises, and `Cancelled` and `MissedDeadline*` of the compile's
+    own.
     """
     try:
         return _tuned(occasion)
@@ -108,8 +110,8 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
-    """The single devices one of which wins unless another placement is better by more than the noise. The reference is
-    such another one, wherever an engine could be measured.
+    """The single devices one of which wins unless another placement is better by more than the
+    noise. The reference is such another one, wherever an engine could be measured.
     """
     ran = {each.name for each in measured if each.error is None}
     alone = [device.name for device in occasion.devices if device.name in ran]
@@ -122,7 +124,9 @@ def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
 
 
 def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
-    """*plan*, with what was measured of a device by itself as the reason against it in the place of a prediction."""
+    """*plan*, with what was measured of a device by itself as the reason against it in the place of a
+    prediction.
+    """
     if plan.tuned is None:
         return plan
     by_energy = config.preference == "low_power"

@@ -1,8 +1,8 @@
 """Cache files that tell whether they are what was saved: seal, verify, load only what was verified.
 
-A driver makes one `Seal` and calls `save` where it compiled and `load` where it is asked for a cached
-model; one that compiles later keeps what `Seal.late_writer` gives it. What the files look like is in
-docs/cache-format.md, what this stops and what not in docs/threat-model.md.
+A driver makes one `Seal` and calls `save` where it compiled and `load` where it is asked for a
+cached model; one that compiles later keeps what `Seal.late_writer` gives it. What the files look
+like is in docs/cache-format.md, what this stops and what not in docs/threat-model.md.
 """
 
 from typing import TYPE_CHECKING, Any

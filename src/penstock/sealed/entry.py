@@ -1,4 +1,6 @@
-"""An entry's open cache files, what seals them, and what comes of them: what loading and saving have in common."""
+"""An entry's open cache files, what seals them, and what comes of them: what loading and saving
+have in common.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,10 @@ TOKEN_BYTES: Final = 32
 class SaveReport(Struct, frozen=True):
     """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
 
-    *emptied*: it failed after the first byte was written, so that the files are empty and what they held
-    is forgotten. *in_use*: somebody else had the entry's lock, and nothing was done; the same call may succeed later.
+    *emptied*: it failed after the first byte was written, so that the files are empty and what they
+    held
+    is forgotten. *in_use*: somebody else had the entry's lock, and nothing was done; the same call
+    may succeed later.
     """
 
     entry: bytes | None = None
@@ -52,14 +56,18 @@ class LoadedEntry(Struct, frozen=True):
 
 
 class Signer(Protocol):
-    """Seals headers with the user's key, and tells which were. Thread-safe. Each raises `Unreadable` where there can be no key."""
+    """Seals headers with the user's key, and tells which were. Thread-safe. Each raises
+    `Unreadable` where there can be no key.
+    """
 
     def sign(self, header: Header) -> bytes:
         """The 256 bytes of *header*, sealed with the key of now."""
         ...
 
     def is_sealed(self, content: bytes) -> bool:
-        """Whether the user's key sealed these 256 bytes, even one that another process stored meanwhile."""
+        """Whether the user's key sealed these 256 bytes, even one that another process stored
+        meanwhile.
+        """
         ...
 
 
@@ -90,8 +98,8 @@ class Keeper(Protocol):
         ...
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:
-        """The registry of *owner*, and what seals for it: each call of them raises `Unreadable` for an owner of another
-        origin, and where the other process does not answer.
+        """The registry of *owner*, and what seals for it: each call of them raises `Unreadable` for
+        an owner of another origin, and where the other process does not answer.
         """
         ...
 
@@ -109,9 +117,12 @@ def keeper() -> Keeper | None:
     return _keepers[0] if _keepers else None
 
 
-# Plain classes from here on: making a named tuple takes longer than importing all the rest of this module.
+# Plain classes from here on: making a named tuple takes longer than importing all the rest of this
+# module.
 class Trust:
-    """What the entries of one driver version are sealed and verified with. *needed* counts its model and data files."""
+    """What the entries of one driver version are sealed and verified with. *needed* counts its
+    model and data files.
+    """
 
     __slots__ = ("files", "needed", "owner", "registry", "signer")
 
@@ -156,8 +167,8 @@ class Lent:
         self.token, self.binding = token, binding
 
     def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
-        """The files, model files first. Raises `InvalidArgument` for another number of them than *needed*, and for a
-        token or binding of another length than 32 bytes.
+        """The files, model files first. Raises `InvalidArgument` for another number of them than
+        *needed*, and for a token or binding of another length than 32 bytes.
         """
         models, datas = self.model_cache, self.data_cache
         if (len(models), len(datas)) != needed:
@@ -178,7 +189,9 @@ class Lent:
 
 
 def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:
-    """What an open cache file says of itself, unverified; None when it has no header. `OSError` as reading."""
+    """What an open cache file says of itself, unverified; None when it has no header. `OSError` as
+    reading.
+    """
     content = bytearray(HEADER_BYTES)
     with memoryview(content) as view:
         read_exactly(file_system, handle.fd, view, 0)
@@ -186,8 +199,8 @@ def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> He
 
 
 def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tuple[bytes, int]:
-    """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be a
-    regular file that is long enough: else `NotRegularFile`, `WrongLength`. Raises `Unreadable`.
+    """The first 256 bytes of *file*, zeros where it has none, and its size. With *whole* it must be
+    a regular file that is long enough: else `NotRegularFile`, `WrongLength`. Raises `Unreadable`.
     """
     content = bytearray(HEADER_BYTES)
     with naming(file, "read"):
@@ -202,7 +215,9 @@ def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tup
 
 
 def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
-    """The id of the entry of *token* that *file* was sealed as part of; None if of none. Raises `Unreadable`."""
+    """The id of the entry of *token* that *file* was sealed as part of; None if of none. Raises
+    `Unreadable`.
+    """
     content = read_first(trust.files, file, whole=False)[0]
     header = Header.unpack(content)
     if header is None or header.token != token or not trust.signer.is_sealed(content):

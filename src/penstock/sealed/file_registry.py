@@ -30,12 +30,14 @@ _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 class FileRegistry:
     """`Registry` in the file *path* (0600, at most 4,096 rows), authenticated by *keys*.
 
-    A change writes the file anew and renames it into place, under the lock `<path>.lock`, for which it waits for at most
-    *wait_seconds*. Readers take no lock. What was authenticated once is kept in memory: a later read looks at the first
+    A change writes the file anew and renames it into place, under the lock `<path>.lock`, for which
+    it waits for at most
+    *wait_seconds*. Readers take no lock. What was authenticated once is kept in memory: a later
+    read looks at the first
     bytes of the file alone, as long as these stay the same.
 
-    A file that others can read or write, that is a link, has another name as well, is no file, or is longer than 4,096 rows
-    can be, is `SealBroken`, whatever is in it.
+    A file that others can read or write, that is a link, has another name as well, is no file, or
+    is longer than 4,096 rows can be, is `SealBroken`, whatever is in it.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class FileRegistry:
         self.path = path_of(path, "a registry lies in a file at a path")
         self.owner, self._files, self._wait_seconds = owner, files, wait_seconds
         self._measures = Measures(keys, owner.digits)
-        # Replaced, never changed: threads need no lock, which a child that is forked meanwhile would wait for in vain.
+        # Replaced, never changed: threads need no lock, which a child that is forked meanwhile
+        # would wait for in vain.
         self._known: Contents | None = None
 
     def state(self) -> RegistryState | None:
@@ -94,8 +97,8 @@ class FileRegistry:
     def _change(self, act: Callable[[Contents], Contents], *, repair: bool = False) -> None:
         """Writes what *act* makes of the registry, if that is anything else.
 
-        With *repair* a registry that is missing or cannot be trusted is made anew first; without, nothing is done to one that
-        is missing.
+        With *repair* a registry that is missing or cannot be trusted is made anew first; without,
+        nothing is done to one that is missing.
         """
         if not repair and self._is_missing():
             return
@@ -141,7 +144,8 @@ class FileRegistry:
     def _verified(self, measure: Measure) -> Contents | None:
         """The registry, if it is authentic and the newest known; None where there is none.
 
-        One that is not may be sealed with a key that has taken the place of the known one meanwhile.
+        One that is not may be sealed with a key that has taken the place of the known one
+        meanwhile.
         """
         try:
             return self._measured(measure)
@@ -164,7 +168,9 @@ class FileRegistry:
         return contents
 
     def _read(self, key: bytes) -> Contents | None:
-        """What stands in the file, if *key* authenticates all of it. Raises `OSError`, `SealBroken`, `OtherVersion`."""
+        """What stands in the file, if *key* authenticates all of it. Raises `OSError`,
+        `SealBroken`, `OtherVersion`.
+        """
         files, known = self._files, self._known
         if (fd := self._opened()) is None:
             return None

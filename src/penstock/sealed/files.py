@@ -24,7 +24,9 @@ _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-"""What the system says of a file on a read-only mount, and of one whose permissions do not let it be written."""
+"""What the system says of a file on a read-only mount, and of one whose permissions do not let it
+be written.
+"""
 _LETTERS: Final = 64
 """How many letters of a token a cache file's name begins with (NNAPI section 2.3)."""
 
@@ -40,8 +42,8 @@ class Handle(Protocol):
 class Renaming:
     """Raises what *made* makes of an `OSError` of its block, in that one's place.
 
-    A class, since an error that leaves a generator's block lives in a cycle with the frames that it passed, and with all
-    memory and descriptors that these hold, until garbage is collected.
+    A class, since an error that leaves a generator's block lives in a cycle with the frames that it
+    passed, and with all memory and descriptors that these hold, until garbage is collected.
     """
 
     def __init__(self, made: Callable[[OSError], Exception]) -> None:
@@ -61,9 +63,9 @@ class Renaming:
 
 
 class FileStatus(Struct, frozen=True):
-    """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its *owner* (0
-    where there are none), its permission bits *mode*, the *identity* that no other file has as long as it
-    exists, and *modified_ns*, nanoseconds since the epoch.
+    """Of a file: whether it is *regular*, how many names it has (*links*), its *size* in bytes, its
+    *owner* (0 where there are none), its permission bits *mode*, the *identity* that no other file
+    has as long as it exists, and *modified_ns*, nanoseconds since the epoch.
     """
 
     regular: bool
@@ -98,7 +100,9 @@ class FileSystem(Locking, Protocol):
         ...
 
     def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
-        """A descriptor that child processes do not inherit. A symbolic link is not followed (ELOOP)."""
+        """A descriptor that child processes do not inherit. A symbolic link is not followed
+        (ELOOP).
+        """
         ...
 
     def duplicate(self, fd: int) -> int:
@@ -120,7 +124,9 @@ class FileSystem(Locking, Protocol):
         ...
 
     def identity_of(self, path: StrPath) -> tuple[int, int]:
-        """Device and number of what *path* names, links followed: equal for all paths of one directory."""
+        """Device and number of what *path* names, links followed: equal for all paths of one
+        directory.
+        """
         ...
 
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
@@ -134,7 +140,9 @@ class FileSystem(Locking, Protocol):
         ...
 
     def sync_directory(self, path: StrPath) -> None:
-        """Returns once the names in *path* would survive a loss of power, where the platform can say so."""
+        """Returns once the names in *path* would survive a loss of power, where the platform can
+        say so.
+        """
         ...
 
 
@@ -216,7 +224,9 @@ class SystemFiles(SystemLocks):
 
 
 def is_private(status: FileStatus) -> bool:
-    """Whether it is a regular file of this user's that nobody else can read or write (0600, or 0400)."""
+    """Whether it is a regular file of this user's that nobody else can read or write (0600, or
+    0400).
+    """
     if sys.platform == "win32":
         return status.regular
     return status.regular and status.owner == os.geteuid() and status.mode in {0o600, 0o400}
@@ -242,10 +252,11 @@ def open_cache_file(
 ) -> int:
     """A read-write descriptor of the cache file at *path*, which is never a symbolic link.
 
-    Without *create*, a file that lies on a read-only mount, or whose permissions let it only be read, is opened for
-    reading. With *create* a missing file is made, readable by its owner alone. Raises `NotRegularFile` for a link,
-    a directory, a device or a file with a second name, `FileNotFoundError` when there is none, `ReadOnly` for a file
-    that cannot be made or written because of the mount or its permissions, `Unreadable` otherwise.
+    Without *create*, a file that lies on a read-only mount, or whose permissions let it only be
+    read, is opened for reading. With *create* a missing file is made, readable by its owner alone.
+    Raises `NotRegularFile` for a link, a directory, a device or a file with a second name,
+    `FileNotFoundError` when there is none, `ReadOnly` for a file that cannot be made or written
+    because of the mount or its permissions, `Unreadable` otherwise.
     """
     return open_entry_file(path, create=create, files=files)[0]
 

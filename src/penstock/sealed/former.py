@@ -13,7 +13,8 @@ _SUFFIXES: Final = (".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal")
 
 
 def remove_former(directory: str) -> None:
-    """Removes the key and the registries of earlier versions in *directory*, and the directory once it is empty.
+    """Removes the key and the registries of earlier versions in *directory*, and the directory once
+    it is empty.
 
     Anything else there stays, and what cannot be removed stays as well. A link is not followed.
     """

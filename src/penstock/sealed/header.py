@@ -34,10 +34,14 @@ class Kind(enum.IntEnum):
 class Header(Struct, frozen=True):
     """What a cache file says of itself.
 
-    *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry that lists
-    it and *sequence* is that registry's count when the entry was sealed. *token*, *binding*, *driver* and
-    *version* are 32 bytes each, the last two digests of the driver's name and version. The file is number
-    *number* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length* bytes of
+    *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry
+    that lists
+    it and *sequence* is that registry's count when the entry was sealed. *token*, *binding*,
+    *driver* and
+    *version* are 32 bytes each, the last two digests of the driver's name and version. The file is
+    number
+    *number* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length*
+    bytes of
     payload.
     """
 
@@ -112,7 +116,9 @@ class Header(Struct, frozen=True):
 
 
 def is_sealed(content: bytes, key: bytes) -> bool:
-    """Whether the 256 bytes *content* were sealed with *key*. The seal stands at the same place in every format."""
+    """Whether the 256 bytes *content* were sealed with *key*. The seal stands at the same place in
+    every format.
+    """
     return hmac.compare_digest(content[_SIGNED:], _seal(content[:_SIGNED], key))
 
 
@@ -127,7 +133,9 @@ def identity(text: str) -> bytes:
 
 
 def driver_identity(name: str, origin: str) -> bytes:
-    """The 32-byte digest that stands for a driver of that name, of *origin* (`penstock.sealed.origin`)."""
+    """The 32-byte digest that stands for a driver of that name, of *origin*
+    (`penstock.sealed.origin`).
+    """
     return hashlib.sha256(identity(name) + identity(origin)).digest()
 
 

@@ -1,7 +1,7 @@
 """The system's key store, through the `keyring` library where it is installed.
 
-Only stores that can answer without asking the user are used: the Windows Credential Locker, and a Secret
-Service whose default collection is unlocked.
+Only stores that can answer without asking the user are used: the Windows Credential Locker, and a
+Secret Service whose default collection is unlocked.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Backend(Protocol):
 class KeyringStore:
     """A `KeyStore` over a `keyring` backend; holds the registries' counts.
 
-    Each question has *limit_s* seconds. After one that was not answered the store is not asked again, and
-    counts are what this process knows.
+    Each question has *limit_s* seconds. After one that was not answered the store is not asked
+    again, and counts are what this process knows.
     """
 
     name = "keyring"
@@ -81,8 +81,8 @@ class KeyringStore:
                 self._ask(self._set, f"count {registry}", str(count))
 
     def _first_key(self) -> bytes:
-        """The stored key, or a new one that the store has confirmed. Raises `TimeoutError`, or what the
-        backend does.
+        """The stored key, or a new one that the store has confirmed. Raises `TimeoutError`, or what
+        the backend does.
         """
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is not None:
             return key
@@ -149,7 +149,9 @@ def quiet_backend() -> Backend | None:
 
 
 def may_be_there() -> bool:
-    """Whether a store that is used at all can be running: `keyring` takes long to import, to say that none is."""
+    """Whether a store that is used at all can be running: `keyring` takes long to import, to say
+    that none is.
+    """
     return sys.platform == "win32" or "DBUS_SESSION_BUS_ADDRESS" in os.environ
 
 

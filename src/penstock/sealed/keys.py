@@ -29,8 +29,8 @@ _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 class KeyStore(Protocol):
     """Holds one secret key of 32 bytes a user, and perhaps a count for each registry.
 
-    A count that lies where a copy of the files cannot reach it is what tells a registry that was rolled
-    back from the newest one. Thread-safe.
+    A count that lies where a copy of the files cannot reach it is what tells a registry that was
+    rolled back from the newest one. Thread-safe.
     """
 
     @property
@@ -43,14 +43,18 @@ class KeyStore(Protocol):
         ...
 
     def refresh(self) -> bytes:
-        """The key as it is stored now, which `key` gives from then on; one that is gone is stored again.
+        """The key as it is stored now, which `key` gives from then on; one that is gone is stored
+        again.
 
-        Raises `Unreadable`; `key` then stays as it was. A store that is asked once a process gives `key`.
+        Raises `Unreadable`; `key` then stays as it was. A store that is asked once a process gives
+        `key`.
         """
         ...
 
     def count(self, registry: str) -> int | None:
-        """The highest count stored for *registry*: 0 where none was, None when this store holds none."""
+        """The highest count stored for *registry*: 0 where none was, None when this store holds
+        none.
+        """
         ...
 
     def store_count(self, registry: str, count: int) -> None:
@@ -83,9 +87,10 @@ class MemoryKeyStore:
 class FileKeyStore:
     """A `KeyStore` in one 0600 file, *path*; holds no counts.
 
-    Whatever is not a regular file of this user's, of mode 0600 or 0400 and 32 bytes, is not trusted: a new key takes its
-    place, and whatever the old one sealed is refused from then on. An empty directory in its place is removed, one that is
-    not empty is renamed to `<path>.<digits>.aside`. Read once, and at each `refresh`.
+    Whatever is not a regular file of this user's, of mode 0600 or 0400 and 32 bytes, is not
+    trusted: a new key takes its place, and whatever the old one sealed is refused from then on. An
+    empty directory in its place is removed, one that is not empty is renamed to
+    `<path>.<digits>.aside`. Read once, and at each `refresh`.
     """
 
     name = "file"
@@ -98,8 +103,8 @@ class FileKeyStore:
         return self.refresh() if self._known is None else self._known
 
     def refresh(self) -> bytes:
-        # Without a lock, which a child that is forked meanwhile would wait for in vain: of two threads that
-        # find different keys, the next one to ask settles it.
+        # Without a lock, which a child that is forked meanwhile would wait for in vain: of two
+        # threads that find different keys, the next one to ask settles it.
         self._known = key = self._read_or_create()
         return key
 
@@ -147,7 +152,8 @@ class FileKeyStore:
             self._files.close(fd)
 
     def _create(self, key: bytes, *, instead: bool) -> None:
-        """Writes *key* under a name of its own, then gives it the file's name if nobody was faster; with
+        """Writes *key* under a name of its own, then gives it the file's name if nobody was faster;
+        with
         *instead*, in place of the file that is there.
         """
         from penstock.sealed.replacing import make_private, put_in_place
@@ -190,7 +196,8 @@ def _is_key(status: FileStatus) -> bool:
 
 
 def default_key_store(directory: StrPath, choose: Callable[[], str]) -> KeyStore:
-    """The user's key store: the system's where it answers and *choose*() allows it, else a file in *directory*.
+    """The user's key store: the system's where it answers and *choose*() allows it, else a file in
+    *directory*.
 
     The system's store is asked at most once a process.
     """

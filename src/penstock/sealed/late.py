@@ -1,4 +1,6 @@
-"""Writing and reading a published entry after the preparation: just-in-time and multi-stage compilation."""
+"""Writing and reading a published entry after the preparation: just-in-time and multi-stage
+compilation.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Sealing(Protocol):
         model: Sequence[Payload],
         data: Sequence[Payload],
     ) -> SaveReport:
-        """Writes the entry if the files still hold the entry *expected*, under *guard*; never raises."""
+        """Writes the entry if the files still hold the entry *expected*, under *guard*; never
+        raises.
+        """
         ...
 
     def load(
@@ -73,17 +77,20 @@ class _Duplicate(NamedTuple):
 
 
 class LateWriter:
-    """Keeps duplicates of an entry's cache handles, to write the entry again once the driver has compiled (better).
+    """Keeps duplicates of an entry's cache handles, to write the entry again once the driver has
+    compiled (better).
 
-    The first publication of an entry is the runtime's, by renaming; a late write is in place. It happens
-    under the entry's lock, and only if the handles still are the published files and hold *expected*: the
-    id of the entry that the driver loaded or saved there, None while the files are empty. So of two late
-    writers the second is told that it was late, and neither writes into files that somebody has replaced.
-    A process that dies meanwhile leaves the old entry, the new one, or a named miss.
+    The first publication of an entry is the runtime's, by renaming; a late write is in place. It
+    happens under the entry's lock, and only if the handles still are the published files and hold
+    *expected*: the id of the entry that the driver loaded or saved there, None while the files are
+    empty. So of two late writers the second is told that it was late, and neither writes into files
+    that somebody has replaced. A process that dies meanwhile leaves the old entry, the new one, or
+    a named miss.
 
-    Nothing waits for the lock unless told to, for both are called from runs: what finds it taken is left undone.
-    Write after the preparation has returned: during it the runtime itself may hold the lock. *lock* is the entry's lock file, in an open file description that nobody else locks:
-    not the runtime's, and not another late writer's. Making one never raises; without duplicates (no
+    Nothing waits for the lock unless told to, for both are called from runs: what finds it taken is
+    left undone. Write after the preparation has returned: during it the runtime itself may hold the
+    lock. *lock* is the entry's lock file, in an open file description that nobody else locks: not
+    the runtime's, and not another late writer's. Making one never raises; without duplicates (no
     descriptors left) it reports that at each write. Thread-safe. A forked child cannot use it.
 
         writer = seal.late_writer(config, expected=None)
@@ -126,8 +133,8 @@ class LateWriter:
         return self._expected
 
     def is_free(self) -> bool:
-        """Whether nobody else has the entry's lock at this moment, so that it is worth to prepare what `write` takes. True as
-        well where a write would fail at once for another reason.
+        """Whether nobody else has the entry's lock at this moment, so that it is worth to prepare
+        what `write` takes. True as well where a write would fail at once for another reason.
         """
         try:
             with self._mutex:
@@ -146,12 +153,12 @@ class LateWriter:
         data: Sequence[Payload] = (),
         timeout: float = 0.0,
     ) -> SaveReport:
-        """Seals one payload into each file, in place, if the lock is free, or becomes free within *timeout* seconds. Never
-        raises.
+        """Seals one payload into each file, in place, if the lock is free, or becomes free within
+        *timeout* seconds. Never raises.
 
-        The report's reason is `NoEntry` when the files were replaced or removed, `ForeignEntry` when they
-        hold another entry than expected: the write is dropped, and others will be too. After any other
-        failure a later call may succeed; *in_use* says that the lock was not free.
+        The report's reason is `NoEntry` when the files were replaced or removed, `ForeignEntry`
+        when they hold another entry than expected: the write is dropped, and others will be too.
+        After any other failure a later call may succeed; *in_use* says that the lock was not free.
         """
         try:
             with self._mutex:
@@ -174,11 +181,12 @@ class LateWriter:
             return SaveReport(reason=reason_of(error))
 
     def load(self, *, timeout: float = 0.0) -> LoadedEntry:
-        """What the files hold now, verified: perhaps another process has written it late. The next `write`
-        replaces that entry.
+        """What the files hold now, verified: perhaps another process has written it late. The next
+        `write` replaces that entry.
 
-        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when somebody had the lock to
-        write and did not give it back within *timeout* seconds, `ClosedError` after `close`.
+        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when
+        somebody had the lock to write and did not give it back within *timeout* seconds,
+        `ClosedError` after `close`.
         """
         with self._mutex:
             models, datas = self._usable()
@@ -225,7 +233,9 @@ class LateWriter:
             yield
 
     def _check_published(self, handle: _Duplicate) -> None:
-        """Raises `NoEntry` for a file that has no name any more: nobody would find what is written there."""
+        """Raises `NoEntry` for a file that has no name any more: nobody would find what is written
+        there.
+        """
         try:
             links = self._files.status(handle.fd).links
         except OSError as error:

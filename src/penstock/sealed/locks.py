@@ -1,10 +1,10 @@
 """Locks of whole files between processes: many readers, or one writer.
 
-A lock belongs to the open file description, not to the process: it excludes another opening of the same file
-even in one process, is shared by duplicates of a descriptor, and goes when the last of them is closed, as it
-does when the process dies. Locks are advisory. Windows has exclusive ones only, so that there readers
-exclude each other as well. A child that is forked while a file is locked has the lock too: `FORK_GATE` keeps this
-process from forking meanwhile.
+A lock belongs to the open file description, not to the process: it excludes another opening of the
+same file even in one process, is shared by duplicates of a descriptor, and goes when the last of
+them is closed, as it does when the process dies. Locks are advisory. Windows has exclusive ones
+only, so that there readers exclude each other as well. A child that is forked while a file is
+locked has the lock too: `FORK_GATE` keeps this process from forking meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _WINDOWS_BYTE: Final = (1 << 31) - 2
 
 
 class Locking(Protocol):
-    """The two operations on a descriptor that locks are made of. Each raises `OSError` as the system does."""
+    """The two operations on a descriptor that locks are made of. Each raises `OSError` as the
+    system does.
+    """
 
     def try_lock(self, fd: int, *, exclusive: bool) -> bool:
         """Takes the lock at once; False while somebody else has one that excludes it.
@@ -80,11 +82,12 @@ def lock(
     should_stop: Callable[[], bool] | None = None,
     locks: Locking = SYSTEM_LOCKS,
 ) -> bool:
-    """Locks the file behind *fd*; False if it could not be had within *timeout* seconds or *should_stop*() was true.
+    """Locks the file behind *fd*; False if it could not be had within *timeout* seconds or
+    *should_stop*() was true.
 
-    A *timeout* of 0 tries once, None waits without end. *should_stop* is asked at least every 50 ms while
-    the call waits. Who waits is not in a queue: readers that follow each other without a gap can keep a
-    writer out. Raises `Unreadable` where the file cannot be locked at all.
+    A *timeout* of 0 tries once, None waits without end. *should_stop* is asked at least every 50 ms
+    while the call waits. Who waits is not in a queue: readers that follow each other without a gap
+    can keep a writer out. Raises `Unreadable` where the file cannot be locked at all.
     """
     until = None if timeout is None else time.monotonic() + timeout
     pause = _SHORTEST_PAUSE_SECONDS
@@ -126,7 +129,9 @@ def locked(
 
 
 _MOST_FORK_SECONDS: Final = 10.0
-"""How long a fork waits for changes of registries; a child of one that waited in vain uses none of their locks."""
+"""How long a fork waits for changes of registries; a child of one that waited in vain uses none of
+their locks.
+"""
 
 
 class ForkGate:

@@ -1,7 +1,7 @@
 """The hash of a payload: a Merkle tree of SHA-256 over leaves of 1 MiB, hashed side by side.
 
-Leaves and nodes start with different bytes (RFC 6962 section 2.1), so that no node passes for a leaf, and
-the root covers the length, so that no two payloads share a tree.
+Leaves and nodes start with different bytes (RFC 6962 section 2.1), so that no node passes for a
+leaf, and the root covers the length, so that no two payloads share a tree.
 """
 
 from __future__ import annotations

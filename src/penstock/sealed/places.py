@@ -24,7 +24,9 @@ MOST_REGISTRIES = 1024
 
 
 def state_directory() -> str:
-    """The path of the directory where drivers keep what must outlive the cache: the knob `state_dir`, else the user's state directory."""
+    """The path of the directory where drivers keep what must outlive the cache: the knob
+    `state_dir`, else the user's state directory.
+    """
     from penstock import knobs
 
     if chosen := knobs.state_dir():
@@ -33,10 +35,11 @@ def state_directory() -> str:
 
 
 def sealed_directory() -> str:
-    """`seals` in the state directory, made if need be, where nobody else can write, or put another in its place.
+    """`seals` in the state directory, made if need be, where nobody else can write, or put another
+    in its place.
 
-    What an earlier version kept in `sealed` there is removed: drivers in the sandbox could read that key.
-    Raises `Unreadable` when the directory cannot be had.
+    What an earlier version kept in `sealed` there is removed: drivers in the sandbox could read
+    that key. Raises `Unreadable` when the directory cannot be had.
     """
     directory = _private(SEALS)
     if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):
@@ -47,7 +50,8 @@ def sealed_directory() -> str:
 
 
 def lock_directory() -> str:
-    """`locks` in the state directory, made if need be as `sealed_directory`: nobody else can hold a lock there.
+    """`locks` in the state directory, made if need be as `sealed_directory`: nobody else can hold a
+    lock there.
 
     Raises `Unreadable` when that cannot be had.
     """
@@ -72,8 +76,8 @@ def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
 
 
 def bound_registries(directory: str) -> None:
-    """Removes the registries that were changed longest ago, where there are more than `MOST_REGISTRIES`: what they list is refused,
-    and compiled again.
+    """Removes the registries that were changed longest ago, where there are more than
+    `MOST_REGISTRIES`: what they list is refused, and compiled again.
     """
     try:
         with os.scandir(directory) as entries:
@@ -95,8 +99,8 @@ def _changed(path: str) -> float:
 
 
 def make_private_directory(path: StrPath) -> None:
-    """Makes *path*, and what is missing above it, for its owner alone (0700). Raises `Unreadable` when it cannot be, or
-    is another user's.
+    """Makes *path*, and what is missing above it, for its owner alone (0700). Raises `Unreadable`
+    when it cannot be, or is another user's.
     """
     try:
         _make(os.fspath(path))

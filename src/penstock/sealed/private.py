@@ -16,12 +16,13 @@ from penstock.sealed.merkle import LEAF_BYTES, leaf_digest, map_leaves, merkle_r
 def private_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
-    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed memfd on Linux, in
+    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed memfd
+    on Linux, in
     private memory elsewhere.
 
-    The caller has bounded *length*. Each leaf is hashed where nobody else can write, while it is still in
-    the processor's cache. Raises `WrongLength` when the file ends before, `OSError` from reading. The memory
-    lives as long as a view of it.
+    The caller has bounded *length*. Each leaf is hashed where nobody else can write, while it is
+    still in the processor's cache. Raises `WrongLength` when the file ends before, `OSError` from
+    reading. The memory lives as long as a view of it.
     """
     if not length:
         return memoryview(b""), merkle_root(b"")
@@ -41,8 +42,9 @@ def private_copy(
 
 
 def shared(copy: memoryview, root: bytes) -> memoryview:
-    """The bytes of *copy*, whose `merkle_root` is *root*, in the one sealed memory that this process has of them: whoever
-    loads equal payloads, as the clients of one driver's host do, has them once.
+    """The bytes of *copy*, whose `merkle_root` is *root*, in the one sealed memory that this
+    process has of them: whoever loads equal payloads, as the clients of one driver's host do, has
+    them once.
     """
     region = copy.obj
     if not isinstance(region, mmap.mmap):

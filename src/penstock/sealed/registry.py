@@ -26,15 +26,17 @@ FILE_RECORD_BYTES: Final = _RECORD.size
 
 
 class FileRecord(Struct, frozen=True):
-    """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's bytes."""
+    """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's
+    bytes.
+    """
 
     digest: bytes
     length: int
 
 
 class Row(Struct, frozen=True):
-    """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count when the
-    row was inserted.
+    """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count
+    when the row was inserted.
     """
 
     token: bytes
@@ -45,7 +47,8 @@ class Row(Struct, frozen=True):
 
 
 class RegistryState(Struct, frozen=True):
-    """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts what
+    """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts
+    what
     was done to it.
     """
 
@@ -54,8 +57,8 @@ class RegistryState(Struct, frozen=True):
 
 
 class Owner:
-    """Whose registry it is: a driver's name and its version string, and where its code comes from (`origin`). The digest of
-    the driver is of its name and origin.
+    """Whose registry it is: a driver's name and its version string, and where its code comes from
+    (`origin`). The digest of the driver is of its name and origin.
     """
 
     __slots__ = ("driver", "driver_digest", "origin", "version", "version_digest")
@@ -74,14 +77,17 @@ class Owner:
 
 
 class Registry(Protocol):
-    """The persistent, authenticated table (token, entry id) -> hashes of every file, of one driver version.
+    """The persistent, authenticated table (token, entry id) -> hashes of every file, of one driver
+    version.
 
-    Publication is: `begin` (both the new row and the replaced one are valid), the files are written or
-    renamed into place, `publish` (the replaced row goes). A process may die between any two of them.
+    Publication is: `begin` (both the new row and the replaced one are valid), the files are written
+    or renamed into place, `publish` (the replaced row goes). A process may die between any two of
+    them.
 
-    A reading method raises `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not what
-    this key's holders wrote last, and `Unreadable` when the system fails; all may be called by several
-    threads and processes at once. A row is never changed, and may be dropped at any time: a miss.
+    A reading method raises `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not
+    what this key's holders wrote last, and `Unreadable` when the system fails; all may be called by
+    several threads and processes at once. A row is never changed, and may be dropped at any time: a
+    miss.
     """
 
     def state(self) -> RegistryState | None:
@@ -96,9 +102,11 @@ class Registry(Protocol):
         ...
 
     def begin(self, row: Row) -> None:
-        """Inserts *row*, beside others of its token. A registry that cannot be trusted is emptied first.
+        """Inserts *row*, beside others of its token. A registry that cannot be trusted is emptied
+        first.
 
-        Raises `Unreadable`; the row is then not in it. After returning, the row survives a loss of power.
+        Raises `Unreadable`; the row is then not in it. After returning, the row survives a loss of
+        power.
         """
         ...
 
@@ -140,11 +148,15 @@ class Measures:
         self._highest: dict[bytes, int] = {}
 
     def now(self) -> Measure:
-        """To be asked before the registry is read, so that the count cannot be too high. Raises `Unreadable`."""
+        """To be asked before the registry is read, so that the count cannot be too high. Raises
+        `Unreadable`.
+        """
         return self._of(self._keys.key())
 
     def renewed(self) -> Measure:
-        """By the key as the store holds it now, for a registry that is about to be made. Raises `Unreadable`."""
+        """By the key as the store holds it now, for a registry that is about to be made. Raises
+        `Unreadable`.
+        """
         return self._of(self._keys.refresh())
 
     def other_than(self, used: Measure) -> Measure | None:
@@ -171,7 +183,9 @@ class Measures:
 
 
 def pack_records(row: Row) -> bytes:
-    """The files of *row*, model files first: 32 bytes of digest and 8 of length each, little-endian."""
+    """The files of *row*, model files first: 32 bytes of digest and 8 of length each,
+    little-endian.
+    """
     return b"".join(_RECORD.pack(f.digest, f.length) for f in (*row.models, *row.datas))
 
 

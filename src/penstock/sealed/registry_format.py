@@ -1,4 +1,6 @@
-"""The bytes of a registry's file, and the rows in them. Nothing is read from them before all are authentic."""
+"""The bytes of a registry's file, and the rows in them. Nothing is read from them before all are
+authentic.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,11 @@ _DOMAIN: Final = b"penstock registry file\x00"
 
 
 class Contents:
-    """A registry of *owner* that *key* authenticated or will authenticate. A change makes new contents.
+    """A registry of *owner* that *key* authenticated or will authenticate. A change makes new
+    contents.
 
-    *table* has one fixed-size record for each row, the oldest first, and *files* what was recorded of all their files, in
+    *table* has one fixed-size record for each row, the oldest first, and *files* what was recorded
+    of all their files, in
     the same order. *head* are the first bytes of the file; None until `pack` has made them.
     """
 
@@ -64,8 +68,8 @@ class Contents:
     def unpack(cls, content: memoryview, owner: Owner, key: bytes) -> Contents:
         """The registry in *content*, a whole file of at least `HEAD_BYTES` bytes.
 
-        Raises `SealBroken` where *key* does not authenticate every byte, or for another driver's registry, and
-        `OtherVersion` for one of another format or version of the driver.
+        Raises `SealBroken` where *key* does not authenticate every byte, or for another driver's
+        registry, and `OtherVersion` for one of another format or version of the driver.
         """
         head = bytes(content[:HEAD_BYTES])
         if not hmac.compare_digest(
@@ -123,7 +127,9 @@ class Contents:
         return tuple(found)
 
     def with_row(self, row: Row) -> Contents:
-        """With *row* in place of one of its token and entry; the oldest rows make room. Raises `InputError`."""
+        """With *row* in place of one of its token and entry; the oldest rows make room. Raises
+        `InputError`.
+        """
         if (len(row.token), len(row.entry)) != (32, 16):
             raise InputError("a registry's row has a token of 32 bytes and an entry id of 16")
         if max(len(row.models), len(row.datas)) > MOST_FILES:

@@ -1,4 +1,6 @@
-"""Files that are only ever replaced whole, and the locks of who replaces them, in directories of the user's alone."""
+"""Files that are only ever replaced whole, and the locks of who replaces them, in directories of
+the user's alone.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,11 @@ _WINDOWS_PAUSE_SECONDS: Final = 0.02
 
 
 def replace_file(path: str, content: bytes, files: FileSystem) -> None:
-    """Puts a 0600 file of *content* in the place of whatever is at *path*, durably. Raises `OSError`.
+    """Puts a 0600 file of *content* in the place of whatever is at *path*, durably. Raises
+    `OSError`.
 
-    The caller holds the lock of *path* (`exclusively`). A reader finds the old file or the whole new one. After an error
-    the old one stands, unless the error is that of syncing the directory.
+    The caller holds the lock of *path* (`exclusively`). A reader finds the old file or the whole
+    new one. After an error the old one stands, unless the error is that of syncing the directory.
     """
     directory = os.path.dirname(path)
     _sweep(path, files)
@@ -67,8 +70,8 @@ def put_in_place(source: str, path: str, files: FileSystem) -> None:
 
 
 def move_directory_away(path: str) -> bool:
-    """Removes an empty directory at *path*, and renames one that is not empty to `<path>.<digits>.aside`; False for anything
-    that is no directory. Raises `OSError`.
+    """Removes an empty directory at *path*, and renames one that is not empty to
+    `<path>.<digits>.aside`; False for anything that is no directory. Raises `OSError`.
     """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -84,10 +87,12 @@ def move_directory_away(path: str) -> bool:
 
 @contextmanager
 def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
-    """Holds the lock of the file at *path* for the block: of all processes and threads, one is inside.
+    """Holds the lock of the file at *path* for the block: of all processes and threads, one is
+    inside.
 
-    Raises `Unreadable` if it cannot be had within *seconds*, or not at all. This process does not fork during the block:
-    a child would have the lock too, for as long as it lives, if its parent died.
+    Raises `Unreadable` if it cannot be had within *seconds*, or not at all. This process does not
+    fork during the block: a child would have the lock too, for as long as it lives, if its parent
+    died.
     """
     until = time.monotonic() + seconds
     pause = _SHORTEST_PAUSE_SECONDS
@@ -140,7 +145,9 @@ def _release(fd: int, files: FileSystem) -> None:
 
 
 def _open_lock(name: str, files: FileSystem) -> int:
-    """A descriptor of the lock file *name*. What is no private file of the user's in its place is removed."""
+    """A descriptor of the lock file *name*. What is no private file of the user's in its place is
+    removed.
+    """
     with suppress(OSError):
         status = files.status_of(name)
         usable = is_private(status) and (sys.platform == "win32" or status.mode == 0o600)

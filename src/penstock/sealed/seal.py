@@ -35,14 +35,18 @@ if TYPE_CHECKING:
 class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
-    *driver* and *version* are the device's name and version string, *files* its `cache_files_needed()`.
-    It is of the origin of now (`penstock.sealed.origin`): a device that makes it later than itself does so in `made_by`.
-    The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given; a driver in a process of
+    *driver* and *version* are the device's name and version string, *files* its
+    `cache_files_needed()`.
+    It is of the origin of now (`penstock.sealed.origin`): a device that makes it later than itself
+    does so in `made_by`.
+    The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given;
+    a driver in a process of
     its own has neither: its host's parent seals for it, and says its origin.
     Thread-safe; nothing stays open between calls.
 
         seal = Seal("sample", VERSION, files=(1, 0))
-        report = seal.save(config.model_cache, config.data_cache, config.token, config.binding, model=[program])
+        report = seal.save(config.model_cache, config.data_cache, config.token, config.binding,
+        model=[program])
         loaded = seal.load(config.model_cache, config.data_cache, config.token, config.binding)
     """
 
@@ -84,11 +88,12 @@ class Seal:
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
     ) -> SaveReport:
-        """Writes one payload into each file and records their hashes. Never raises: a compile goes on.
+        """Writes one payload into each file and records their hashes. Never raises: a compile goes
+        on.
 
-        Nothing of the handles' offsets or contents is assumed. The files must not be written by anybody
-        else meanwhile. After a failure they are empty, or as they were. An entry that the files held
-        before, of the same token, is forgotten once the new one stands.
+        Nothing of the handles' offsets or contents is assumed. The files must not be written by
+        anybody else meanwhile. After a failure they are empty, or as they were. An entry that the
+        files held before, of the same token, is forgotten once the new one stands.
         """
         return self._save(Lent(model_cache, data_cache, token, binding), (model, data))
 
@@ -106,16 +111,18 @@ class Seal:
     ) -> SaveReport:
         """As `save`, only if the files still hold the entry *expected* (None: they are all empty).
 
-        *guard* is entered once the payloads are hashed, and left when files and registry agree again: it
-        keeps readers and other writers out. If entering it raises, nothing is written. `LateWriter` passes
+        *guard* is entered once the payloads are hashed, and left when files and registry agree
+        again: it
+        keeps readers and other writers out. If entering it raises, nothing is written. `LateWriter`
+        passes
         the entry's lock.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         return self._save(lent, (model, data), (expected,), guard)
 
     def late_writer(self, config: CacheConfig, *, expected: bytes | None) -> LateWriter | None:
-        """A writer into the cache files of *config* for after the preparation; None where it has none, or no lock,
-        or the process has no descriptor left.
+        """A writer into the cache files of *config* for after the preparation; None where it has
+        none, or no lock, or the process has no descriptor left.
 
         *expected* is the entry that the driver loaded or saved there, None where it saved nothing.
         """
@@ -145,8 +152,8 @@ class Seal:
     ) -> LoadedEntry:
         """The entry's payloads, copied into private memory and verified there.
 
-        Raises `InvalidArgument` for a wrong number of handles or length of token, and for anything else a
-        subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
+        Raises `InvalidArgument` for a wrong number of handles or length of token, and for anything
+        else a subclass of `CacheError`, whose text a driver passes on in its `GeneralFailure`.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         files = lent.cache_files(self._needed)
@@ -178,8 +185,8 @@ class Seal:
         return save_entry(self._trust, self._needed, lent, payloads, expected, guard)
 
     def _trust(self) -> Trust:
-        """What entries are sealed and verified with; registry and key store are found at first use, and again where the
-        state directory is another one.
+        """What entries are sealed and verified with; registry and key store are found at first use,
+        and again where the state directory is another one.
         """
         keys, registry = self._given_keys, self._given_registry
         is_given = keys is not None and registry is not None
@@ -197,8 +204,8 @@ class Seal:
 def own_trust(
     owner: Owner, registry: Registry | None = None, keys: KeyStore | None = None
 ) -> tuple[Registry, Signer]:
-    """The registry of *owner* and what seals for it, with the key in this process: of the user's state directory, but for what
-    is given. Raises `Unreadable`.
+    """The registry of *owner* and what seals for it, with the key in this process: of the user's
+    state directory, but for what is given. Raises `Unreadable`.
     """
     if registry is None or keys is None:
         from penstock import knobs

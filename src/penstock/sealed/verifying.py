@@ -1,4 +1,6 @@
-"""Loading an entry: each check in its order, and payloads that are verified where nobody else can write."""
+"""Loading an entry: each check in its order, and payloads that are verified where nobody else can
+write.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
 
 
 def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> Header:
-    """What the header says, if the key's holder said it and it is of this driver version, token and place."""
+    """What the header says, if the key's holder said it and it is of this driver version, token and
+    place.
+    """
     header = Header.unpack(content)
     if header is None or not trust.signer.is_sealed(content):
         if trust.registry.state() is None:

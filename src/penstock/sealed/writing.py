@@ -44,8 +44,8 @@ def save_entry(
 ) -> SaveReport:
     """Writes the payloads of model and data files; whatever happens, a report.
 
-    Without *expected* the files may hold anything. *guard* is held from when they are looked at until they
-    and the registry agree.
+    Without *expected* the files may hold anything. *guard* is held from when they are looked at
+    until they and the registry agree.
     """
     try:
         files = lent.cache_files(needed)
@@ -173,7 +173,9 @@ def _write(
     headers: Sequence[bytes],
     payloads: Sequence[Payload],
 ) -> None:
-    """Writes every payload before the first seal, so that a file under way is never taken for whole."""
+    """Writes every payload before the first seal, so that a file under way is never taken for
+    whole.
+    """
     for file, payload in zip(files, payloads, strict=True):
         with naming(file, "written"):
             trust.files.truncate(file.fd, 0)
@@ -187,7 +189,9 @@ def _write(
 
 
 def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
-    """Raises `WrongLength` where the payload is not where it was written: the file was opened to append."""
+    """Raises `WrongLength` where the payload is not where it was written: the file was opened to
+    append.
+    """
     with memoryview(payload) as view:
         wanted = HEADER_BYTES + view.nbytes if view.nbytes else 0
     if (size := trust.files.status(file.fd).size) != wanted:

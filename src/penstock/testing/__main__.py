@@ -1,12 +1,13 @@
 """The kits as a program:
 
-`python -m penstock.testing contract DRIVER [--json]`: a driver against the contract suites;
-`python -m penstock.testing chaos DRIVER [--json]`: the runtime over a driver that fails, dawdles and lies;
-`python -m penstock.testing vectors DIRECTORY --device NAME [--json]`: a device against operation vectors.
+`python -m penstock.testing contract DRIVER [--json]`: a driver against the contract suites; `python
+-m penstock.testing chaos DRIVER [--json]`: the runtime over a driver that fails, dawdles and lies;
+`python -m penstock.testing vectors DIRECTORY --device NAME [--json]`: a device against operation
+vectors.
 
-DRIVER is an entry point of penstock.drivers, a device's name, or module:callable.
-Exit code 0 when nothing failed, 1 when something did, 2 for a driver, device or command that does not exist,
-3 for files that are not what they should be.
+DRIVER is an entry point of penstock.drivers, a device's name, or module:callable. Exit code 0 when
+nothing failed, 1 when something did, 2 for a driver, device or command that does not exist, 3 for
+files that are not what they should be.
 """
 
 from __future__ import annotations

@@ -12,10 +12,12 @@ from penstock.memory.copies import CopyReceipt, watched_copies
 
 @contextmanager
 def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
-    """Raises `AssertionError` at the end of the block when the runtime copied more than *allowed_bytes*
-    of tensor data in it, in any thread; the message lists every copy with its reason.
+    """Raises `AssertionError` at the end of the block when the runtime copied more than
+    *allowed_bytes* of tensor data in it, in any thread; the message lists every copy with its
+    reason.
 
-    The list it gives holds the copies so far. Raises `InputError` where *allowed_bytes* is no whole number of 0 or more.
+    The list it gives holds the copies so far. Raises `InputError` where *allowed_bytes* is no whole
+    number of 0 or more.
     """
     whole = isinstance(allowed_bytes, Integral) and not isinstance(allowed_bytes, bool)
     if not whole or allowed_bytes < 0:

@@ -1,4 +1,6 @@
-"""Finding the devices to test: by a driver's entry point, a device's name, or a function that makes them."""
+"""Finding the devices to test: by a driver's entry point, a device's name, or a function that makes
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,10 @@ ENTRY_POINT_GROUP: Final = "penstock.drivers"
 def find_devices(driver: str) -> list[Device]:
     """The devices of one driver, or one device.
 
-    *driver* is an entry point of `penstock.drivers`, `module:callable` for a driver that is not installed, or
-    the name of a device that some installed driver has. Raises `PlacementError` when there is none of that name,
+    *driver* is an entry point of `penstock.drivers`, `module:callable` for a driver that is not
+    installed, or
+    the name of a device that some installed driver has. Raises `PlacementError` when there is none
+    of that name,
     or it cannot be loaded, or what it makes is no device.
     """
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
@@ -45,7 +49,9 @@ def find_devices(driver: str) -> list[Device]:
 
 
 def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """`find_devices` in two: those that can work here, and each of the others by name with a sentence that says why not."""
+    """`find_devices` in two: those that can work here, and each of the others by name with a
+    sentence that says why not.
+    """
     usable, reasons = [], []
     for device in find_devices(driver):
         try:

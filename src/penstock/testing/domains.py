@@ -1,4 +1,6 @@
-"""`DomainDevice`: memory domains for any device, in shared memory: for tests of driver-managed buffers."""
+"""`DomainDevice`: memory domains for any device, in shared memory: for tests of driver-managed
+buffers.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class PoolDomain(MemoryDomain):
 
 
 class DomainModel(PreparedModelBase):
-    """A prepared model whose requests may name buffers: they become pools of the inner one's requests."""
+    """A prepared model whose requests may name buffers: they become pools of the inner one's
+    requests.
+    """
 
     def __init__(self, owner: DomainDevice, prepared: PreparedModel, model: Model) -> None:
         self.owner, self._prepared, self.model = owner, prepared, model

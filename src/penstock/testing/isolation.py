@@ -1,4 +1,6 @@
-"""Drivers in processes of their own for the contract suites: devices by entry point, and hosts that tests share."""
+"""Drivers in processes of their own for the contract suites: devices by entry point, and hosts that
+tests share.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from penstock.testing.lab import LabDevice
 
 @contextmanager
 def isolated_device(name: str, entry: str, index: int = 0) -> Iterator[IsolatedDevice]:
-    """The device at *index* of the driver *name* = *entry*, in the host that this process has for it.
+    """The device at *index* of the driver *name* = *entry*, in the host that this process has for
+    it.
 
-    The host goes on when the block ends, for the next one, and so does what others of this process have in it;
-    `penstock.runtime.isolation.close_hosts` ends all.
+    The host goes on when the block ends, for the next one, and so does what others of this process
+    have in it; `penstock.runtime.isolation.close_hosts` ends all.
     """
     with closing(IsolatedDevice(supervisor_of(name, entry), index)) as device:
         yield device

@@ -1,4 +1,6 @@
-"""`LoopbackDevice`: a device around another, with every argument and result sent through the wire's codec."""
+"""`LoopbackDevice`: a device around another, with every argument and result sent through the wire's
+codec.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from penstock.ir import ConstantPool
 class LoopbackDevice(RemoteDevice):
     """*device*, seen through messages in this process.
 
-    Nothing but the bytes of a message, and the handles beside it, gets from one side to the other: what a
-    driver does by way of Python objects shared with its caller shows up as a difference.
+    Nothing but the bytes of a message, and the handles beside it, gets from one side to the other:
+    what a driver does by way of Python objects shared with its caller shows up as a difference.
     """
 
     def __init__(self, device: Device) -> None:
@@ -43,7 +45,9 @@ class LoopbackChannel:
         return _carried(reply)
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closed with the next call: a finalizer may run in the middle of anything, under the dispatcher's own lock too."""
+        """Closed with the next call: a finalizer may run in the middle of anything, under the
+        dispatcher's own lock too.
+        """
         self._dropped.append(number)
 
     def flush(self) -> None:

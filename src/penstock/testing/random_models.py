@@ -1,7 +1,7 @@
 """Random models: valid by construction, over the operations that the table and a device have.
 
-Every operation in the mix works element by element, so that results may be compared bit for bit however a
-model is cut up.
+Every operation in the mix works element by element, so that results may be compared bit for bit
+however a model is cut up.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def recipes_for(device: Device | None) -> dict[str, Recipe]:
-    """The recipes of operations that the table has and *device* (None: any) supports; RELU is a must.
+    """The recipes of operations that the table has and *device* (None: any) supports; RELU is a
+    must.
 
     Raises `ValueError` for a device without RELU, of which no model can be made.
     """
@@ -175,10 +176,11 @@ def random_model(
     operations: tuple[int, int] = (1, 12),
     state: float = 0.2,
 ) -> RandomModel:
-    """A model of as many operations as the range *operations* says, with a state at probability *state*.
+    """A model of as many operations as the range *operations* says, with a state at probability
+    *state*.
 
-    Several outputs, outputs that are read inside, unread results, constants that broadcast and operations
-    with two outputs all occur. Equal seeds give equal models.
+    Several outputs, outputs that are read inside, unread results, constants that broadcast and
+    operations with two outputs all occur. Equal seeds give equal models.
     """
     recipes = recipes_for(device)
     growth = Growth(random)

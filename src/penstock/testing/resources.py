@@ -37,7 +37,9 @@ class Resources:
     @classmethod
     @contextmanager
     def unchanged(cls, what: str) -> Iterator[None]:
-        """Raises `AssertionError` when the block leaves more behind than it found, `SETTLE_SECONDS` after its end still."""
+        """Raises `AssertionError` when the block leaves more behind than it found, `SETTLE_SECONDS`
+        after its end still.
+        """
         before = cls.now()
         yield
         limit = time.monotonic() + SETTLE_SECONDS

@@ -1,10 +1,12 @@
-"""Cases run in a process of their own, each within a limit: a driver may hang there, or crash, and is only reported.
+"""Cases run in a process of their own, each within a limit: a driver may hang there, or crash, and
+is only reported.
 
-The process is told what to run by name, and answers with bytes; nothing that a driver makes is unpickled. When a case
-takes too long, or the process dies, the case has its verdict and a new process goes on behind it.
+The process is told what to run by name, and answers with bytes; nothing that a driver makes is
+unpickled. When a case takes too long, or the process dies, the case has its verdict and a new
+process goes on behind it.
 
-The processes have a state directory of their own (the knob `state_dir`), removed at the end: the failures, keys and verdicts that
-cases bring about are none of the user's.
+The processes have a state directory of their own (the knob `state_dir`), removed at the end: the
+failures, keys and verdicts that cases bring about are none of the user's.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ STANDARD: Final = Path(os.__file__).parent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How one case ended: *data* is its answer; without one, *problem* says what became of the process."""
+    """How one case ended: *data* is its answer; without one, *problem* says what became of the
+    process.
+    """
 
     index: int
     label: str
@@ -64,10 +68,12 @@ class Message(msgspec.Struct, frozen=True):
 def supervise(
     make: str, arguments: Sequence[str], *, limit: float
 ) -> Generator[Answer, None, None]:
-    """Runs the cases that `make(*arguments)` gives, in order; *make* is `module:function` of this package.
+    """Runs the cases that `make(*arguments)` gives, in order; *make* is `module:function` of this
+    package.
 
-    A case that takes more than *limit* seconds, and one that the process does not survive, has no data but a
-    problem. Raises `GeneralFailure` where the cases cannot even be made, with what *make* raised.
+    A case that takes more than *limit* seconds, and one that the process does not survive, has no
+    data but a problem. Raises `GeneralFailure` where the cases cannot even be made, with what
+    *make* raised.
     """
     # Processes of isolated drivers may still be ending in it.
     with tempfile.TemporaryDirectory(
@@ -153,7 +159,9 @@ class _Child:
         return f"the process ended with exit code {code}{place}"
 
     def _place(self) -> str:
-        """Where the process stood, as far as it wrote that down: the innermost place in a driver's code."""
+        """Where the process stood, as far as it wrote that down: the innermost place in a driver's
+        code.
+        """
         with suppress(OSError):
             found = STOPPED_AT.findall(self._stack.read_text("utf-8", "replace"))
             places = [f for f in found if _may_be_a_drivers(Path(f[0]))] or found

@@ -1,4 +1,6 @@
-"""`python -m penstock.tflite PROGRAM [ARGS]`: runs a program written for LiteRT on Penstock, unchanged."""
+"""`python -m penstock.tflite PROGRAM [ARGS]`: runs a program written for LiteRT on Penstock,
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ def _run(program: str) -> None:
         _put_first(str(path))
         runpy.run_path(program, run_name="__main__")
         return
-    # Read before anything is changed, as python does; the frames of a defect in it are the program's alone.
+    # Read before anything is changed, as python does; the frames of a defect in it are the
+    # program's alone.
     try:
         with io.open_code(str(path.absolute())) as file:
             source = file.read()

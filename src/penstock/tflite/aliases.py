@@ -19,15 +19,16 @@ INTERPRETERS: Final = tuple(f"{package}.interpreter" for package in PACKAGES)
 
 
 def install_aliases() -> None:
-    """From now on, `tflite_runtime.interpreter` and `ai_edge_litert.interpreter` are `penstock.tflite`.
+    """From now on, `tflite_runtime.interpreter` and `ai_edge_litert.interpreter` are
+    `penstock.tflite`.
 
-    An installed package of either name stays what it is but for that module: its other modules are imported
-    as before. Where none is installed, an empty one stands for it. Calling it again changes nothing. It holds
-    for this process and for those forked from it; a process that is started anew calls it again, or is
-    started by `python -m penstock.tflite`.
+    An installed package of either name stays what it is but for that module: its other modules are
+    imported as before. Where none is installed, an empty one stands for it. Calling it again
+    changes nothing. It holds for this process and for those forked from it; a process that is
+    started anew calls it again, or is started by `python -m penstock.tflite`.
 
-    Raises `StateError` where one of the modules has been imported already: what holds its names would go on
-    using it.
+    Raises `StateError` where one of the modules has been imported already: what holds its names
+    would go on using it.
     """
     from penstock import tflite
 

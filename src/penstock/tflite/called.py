@@ -1,7 +1,9 @@
-"""Values inside the subgraphs that IF and WHILE of the main subgraph enter, for an interpreter that preserves all.
+"""Values inside the subgraphs that IF and WHILE of the main subgraph enter, for an interpreter that
+preserves all.
 
-No run of the whole model keeps them. They are computed when they are asked for: the subgraph is run by itself on
-what the operator gave it, a loop step by step; as in LiteRT, the body's inputs end as what it gave last.
+No run of the whole model keeps them. They are computed when they are asked for: the subgraph is run
+by itself on what the operator gave it, a loop step by step; as in LiteRT, the body's inputs end as
+what it gave last.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ def _feed(graph: Graph, given: Sequence[Any]) -> None:
 
 
 def _given(main: Graph, operation: Operation) -> list[Any] | None:
-    """What the file's operator gave to the subgraph; None where that is more than values of tensors."""
+    """What the file's operator gave to the subgraph; None where that is more than values of
+    tensors.
+    """
     if operation.origin is None:
         return None
     inputs = main.catalog.operators[operation.origin.index].inputs

@@ -1,4 +1,6 @@
-"""What stands behind an interpreter and its signature runners: the graphs, one user at a time, open or closed."""
+"""What stands behind an interpreter and its signature runners: the graphs, one user at a time, open
+or closed.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Core:
-    """The subgraphs of one interpreter, each made when first used. As a context manager it admits one thread."""
+    """The subgraphs of one interpreter, each made when first used. As a context manager it admits
+    one thread.
+    """
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -122,8 +126,9 @@ class Core:
             return {name: graph.get(index) for name, index in signature.outputs.items()}
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate to every subgraph that is an entry point, and to those that branches and loops enter which it
-        has not taken and whose shapes it can take; one that fails is in none of them.
+        """Adds a delegate to every subgraph that is an entry point, and to those that branches and
+        loops enter which it has not taken and whose shapes it can take; one that fails is in none
+        of them.
         """
         done: list[Graph] = []
         seen: set[int] = set()
@@ -162,8 +167,8 @@ class Core:
 
 
 class Entered:
-    """The subgraphs of one interpreter, as branches and loops of its graphs enter them. It does not hold the `Core`,
-    which ends with its last reference.
+    """The subgraphs of one interpreter, as branches and loops of its graphs enter them. It does not
+    hold the `Core`, which ends with its last reference.
     """
 
     def __init__(self, session: Session, graphs: dict[int, Graph]) -> None:

@@ -1,4 +1,6 @@
-"""Delegates as LiteRT's Python interpreter takes and loads them. What they need is imported when one is used."""
+"""Delegates as LiteRT's Python interpreter takes and loads them. What they need is imported when
+one is used.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ IS_NONE: Final = (
 
 
 def every(given: object) -> list[PythonDelegate]:
-    """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and `TypeError` for what is no list."""
+    """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and
+    `TypeError` for what is no list.
+    """
     if not given:
         return []
     try:
@@ -32,7 +36,8 @@ def every(given: object) -> list[PythonDelegate]:
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
-    """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as text.
+    """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as
+    text.
 
     Raises as `Delegate` does; a `ValueError` of the library's names it, as LiteRT's does.
     """
@@ -43,7 +48,8 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Del
 
 
 def checked(delegate: object) -> PythonDelegate:
-    """*delegate*, where it is one of `penstock.delegates`. Raises `AttributeError` for what is no delegate, as LiteRT does,
+    """*delegate*, where it is one of `penstock.delegates`. Raises `AttributeError` for what is no
+    delegate, as LiteRT does,
     `NotAvailable` for another library's.
     """
     from penstock import delegates

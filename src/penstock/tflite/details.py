@@ -20,7 +20,9 @@ SHOWN_AS: Final[Mapping[DType, type[np.generic]]] = {
     DType.FLOAT8_E4M3FN: np.int8,
     DType.FLOAT8_E5M2: np.int8,
 }
-"""Element types that LiteRT shows as another NumPy type: packed ones as whole bytes, float8 as its bits."""
+"""Element types that LiteRT shows as another NumPy type: packed ones as whole bytes, float8 as its
+bits.
+"""
 
 
 def shown_type(dtype: DType) -> type[np.generic]:
@@ -31,7 +33,9 @@ def shown_type(dtype: DType) -> type[np.generic]:
 def tensor_details(
     tensor: TensorEntry, index: int, shape: Sequence[int], *, compress_zero_points: bool
 ) -> dict[str, Any]:
-    """The dictionary for one tensor, whose present shape is *shape*. All arrays are the caller's own."""
+    """The dictionary for one tensor, whose present shape is *shape*. All arrays are the caller's
+    own.
+    """
     quantization = tensor.quantization
     zero_points = quantization.zero_points.astype(np.int32)
     signature = shape if tensor.signature is None else tensor.signature

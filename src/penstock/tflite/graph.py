@@ -65,7 +65,9 @@ class Graph:
         self._model: tuple[tuple[tuple[int, ...], ...], Model] | None = None
 
     def tensor(self, index: int) -> TensorEntry:
-        """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where there is none."""
+        """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where
+        there is none.
+        """
         count = len(self.catalog.tensors)
         if not 0 <= index < count:
             raise ValueError(f"Invalid tensor index {index} exceeds max tensor index {count}")
@@ -141,7 +143,9 @@ class Graph:
         self._session.reset((*program.variables.values(), *program.generators))
 
     def invoke(self) -> None:
-        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run fails."""
+        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run
+        fails.
+        """
         if self._process != os.getpid():
             self._compile_again()
         self._allocate_if_promised()
@@ -189,7 +193,9 @@ class Graph:
             self._delegated.tensors.overwritten(index)
 
     def get(self, index: int) -> Any:
-        """A copy of a tensor's value; of a scalar the number itself. Raises `ValueError` where it has none."""
+        """A copy of a tensor's value; of a scalar the number itself. Raises `ValueError` where it
+        has none.
+        """
         return handed_out(self._value(index), self.tensor(index).dtype)
 
     def view(self, index: int) -> Any:
@@ -200,7 +206,9 @@ class Graph:
         return self._session.guests.lend(memory, shown_type(self.tensor(index).dtype))
 
     def reset_variables(self) -> None:
-        """Gives the subgraph's variable tensors their initial values. `RuntimeError` before they have memory."""
+        """Gives the subgraph's variable tensors their initial values. `RuntimeError` before they
+        have memory.
+        """
         if self._program is not None:
             self._session.reset(self._program.variables.values())
         elif any(t.is_variable for t in self.catalog.tensors):
@@ -214,14 +222,17 @@ class Graph:
             self._delegated.close()
 
     def part(self) -> None:
-        """Lets go of the other subgraphs, after `close`: together they would wait for the garbage collector."""
+        """Lets go of the other subgraphs, after `close`: together they would wait for the garbage
+        collector.
+        """
         self._session.subgraphs = None
         self._program = None
 
     def add_delegate(self, delegate: Delegate) -> None:
         """Adds a delegate; what fails leaves the subgraph as it was.
 
-        Raises `DelegateError` for what the delegate does wrong, `RuntimeError` for a model that no run could take.
+        Raises `DelegateError` for what the delegate does wrong, `RuntimeError` for a model that no
+        run could take.
         """
         self._check_indexes()
         try:
@@ -277,7 +288,9 @@ class Graph:
         graph.tensors.bind(index, handle, known, fed=fed)
 
     def make_readable(self, index: int) -> None:
-        """Brings a tensor's host memory up to date from the buffer it lies in. `DelegateError` where that fails."""
+        """Brings a tensor's host memory up to date from the buffer it lies in. `DelegateError`
+        where that fails.
+        """
         self.tensor(index)
         if self._delegated is not None:
             self._allocate_if_promised()
@@ -285,7 +298,9 @@ class Graph:
 
     @property
     def entered(self) -> tuple[int, ...]:
-        """The subgraphs that branches and loops enter which no delegate has taken; none before a delegate was added."""
+        """The subgraphs that branches and loops enter which no delegate has taken; none before a
+        delegate was added.
+        """
         return () if self._delegated is None else self._delegated.entered
 
     @property
@@ -307,7 +322,9 @@ class Graph:
             self._programs.popitem()[1].compiled.close()
 
     def _allocate_if_promised(self) -> None:
-        """A graph that a delegate was added to is allocated when it is used, where LiteRT allocates it at once."""
+        """A graph that a delegate was added to is allocated when it is used, where LiteRT allocates
+        it at once.
+        """
         if self._promised and not self._ready:
             self.allocate()
 
@@ -339,7 +356,9 @@ class Graph:
         return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
-        """Where a tensor's value is kept, or None. Memory for what no program knows is made when asked for."""
+        """Where a tensor's value is kept, or None. Memory for what no program knows is made when
+        asked for.
+        """
         program = self._program
         if program is not None and index in program.variables:
             return self._session.variable(program, program.variables[index])
@@ -395,7 +414,8 @@ class Graph:
             return self._session.compile(self._shaped())
         from penstock.delegates.steps import DelegatedModel
 
-        # Kernels are prepared for one set of shapes, and a delegate may have left with the last one.
+        # Kernels are prepared for one set of shapes, and a delegate may have left with the last
+        # one.
         self._drop_programs()
         graph.at(self._shaped())
         return DelegatedModel(graph, self._session.compile)

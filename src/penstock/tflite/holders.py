@@ -1,6 +1,7 @@
 """Tensors that are no operand of their own in the model: what READ_VARIABLE and DENSIFY write.
 
-Lowering makes their values those of other operands. To show them, an interpreter asks who holds the value.
+Lowering makes their values those of other operands. To show them, an interpreter asks who holds the
+value.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ ENTERING: Final = frozenset({"IF", "WHILE", "CALL_ONCE"})
 
 @dataclass(slots=True)
 class Holders:
-    """By tensor: *tensors* another tensor of the same value, *variables* the variable whose value before the run
-    it is, *dense* the sparse constant that it is the dense form of.
+    """By tensor: *tensors* another tensor of the same value, *variables* the variable whose value
+    before the run it is, *dense* the sparse constant that it is the dense form of.
     """
 
     tensors: dict[int, int] = field(default_factory=dict)

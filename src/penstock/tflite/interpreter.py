@@ -26,21 +26,31 @@ from penstock.tflite.values import as_index
 
 
 class Interpreter(Closing):
-    """A TFLite model, run as LiteRT's interpreter runs it: set tensors by index, invoke, get tensors.
+    """A TFLite model, run as LiteRT's interpreter runs it: set tensors by index, invoke, get
+    tensors.
 
-    *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads* 1 or
-    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in the accuracy class
-    `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels without XNNPACK (where LiteRT is not installed
-    as BUILTIN_REF, with a warning); the others on every usable device. *experimental_delegates* are added in order (`modify_graph_with_delegate`), and kept alive.
-    *experimental_disable_delegate_clustering* keeps nodes in the file's order when a delegate takes some of them,
-    *experimental_disable_delegate_node_fusion* gives each a kernel of its own. *experimental_preserve_all_tensors* keeps
-    every intermediate value but those inside kernels. *devices*, *cache* and *policy* are Penstock's, as in
-    `penstock.compile`. The other experimental arguments tune LiteRT's delegates, are taken and have no effect.
+    *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads*
+    1 or
+    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in the
+    accuracy class
+    `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels without XNNPACK (where
+    LiteRT is not installed
+    as BUILTIN_REF, with a warning); the others on every usable device. *experimental_delegates* are
+    added in order (`modify_graph_with_delegate`), and kept alive.
+    *experimental_disable_delegate_clustering* keeps nodes in the file's order when a delegate takes
+    some of them,
+    *experimental_disable_delegate_node_fusion* gives each a kernel of its own.
+    *experimental_preserve_all_tensors* keeps
+    every intermediate value but those inside kernels. *devices*, *cache* and *policy* are
+    Penstock's, as in
+    `penstock.compile`. The other experimental arguments tune LiteRT's delegates, are taken and have
+    no effect.
 
-    Not for two threads at once: a call that finds another in progress raises `StateError`. Use after
-    `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words first, then
-    Penstock's, whose error is the cause: `ValueError` from construction for a model that cannot be opened, and
-    `InputError`, which is one, for *devices* or a *policy* that `penstock.compile` refuses.
+    Not for two threads at once: a call that finds another in progress raises `StateError`. Use
+    after `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words
+    first, then Penstock's, whose error is the cause: `ValueError` from construction for a model
+    that cannot be opened, and `InputError`, which is one, for *devices* or a *policy* that
+    `penstock.compile` refuses.
     """
 
     def __init__(
@@ -110,7 +120,8 @@ class Interpreter(Closing):
             raise
 
     def allocate_tensors(self) -> None:
-        """Compiles for the present input shapes and makes the memory; again only where a shape has changed.
+        """Compiles for the present input shapes and makes the memory; again only where a shape has
+        changed.
 
         Raises `RuntimeError` where the model cannot run, and while views of the memory are held.
         """
@@ -121,7 +132,8 @@ class Interpreter(Closing):
     def invoke(self) -> None:
         """Runs the model on what its inputs hold.
 
-        Raises `RuntimeError` before `allocate_tensors`, while views are held, and where the run fails.
+        Raises `RuntimeError` before `allocate_tensors`, while views are held, and where the run
+        fails.
         """
         with self._core as graph:
             self._core.ensure_unshared()
@@ -130,8 +142,10 @@ class Interpreter(Closing):
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
         """Gives an input the shape *tensor_size*, after the next `allocate_tensors`.
 
-        *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises `ValueError` for
-        what is no shape, `RuntimeError` for what the tensor cannot become, and while views are held.
+        *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises
+        `ValueError` for
+        what is no shape, `RuntimeError` for what the tensor cannot become, and while views are
+        held.
         """
         with self._core as graph:
             self._core.ensure_unshared()
@@ -139,9 +153,11 @@ class Interpreter(Closing):
             graph.resize(as_index(input_index, "ResizeInputTensor"), dims, strict=strict)
 
     def set_tensor(self, tensor_index: int, value: Any) -> None:
-        """Copies *value* into a tensor of the main subgraph: same type, same shape, nothing is cast.
+        """Copies *value* into a tensor of the main subgraph: same type, same shape, nothing is
+        cast.
 
-        Raises `ValueError` for another type or shape, an unknown index, a constant, or before allocation.
+        Raises `ValueError` for another type or shape, an unknown index, a constant, or before
+        allocation.
         """
         with self._core as graph:
             graph.set(as_index(tensor_index, "SetTensor"), value)
@@ -150,7 +166,8 @@ class Interpreter(Closing):
         """A copy of a tensor's value, a number for a scalar.
 
         Inputs, outputs, constants and variables always; intermediate values with
-        `experimental_preserve_all_tensors`. Raises `ValueError` where there is no value, or no such tensor.
+        `experimental_preserve_all_tensors`. Raises `ValueError` where there is no value, or no such
+        tensor.
         """
         with self._core:
             subgraph = as_index(subgraph_index, "GetTensor")
@@ -160,8 +177,9 @@ class Interpreter(Closing):
         """A function that gives a view of a tensor's memory as it is when called.
 
         While a view, or anything derived from it, is alive, `invoke`, `allocate_tensors` and
-        `resize_tensor_input` raise `RuntimeError`. The function itself may be kept. It raises `ValueError`
-        as `get_tensor` does. String tensors come as copies, views of constants are read-only.
+        `resize_tensor_input` raise `RuntimeError`. The function itself may be kept. It raises
+        `ValueError` as `get_tensor` does. String tensors come as copies, views of constants are
+        read-only.
         """
 
         def view() -> Any:
@@ -171,16 +189,19 @@ class Interpreter(Closing):
         return view
 
     def reset_all_variables(self) -> None:
-        """Gives every variable tensor its initial value. Resource variables keep theirs, as LiteRT's do."""
+        """Gives every variable tensor its initial value. Resource variables keep theirs, as
+        LiteRT's do.
+        """
         with self._core:
             self._core.reset_variables()
 
     def get_input_details(self) -> list[dict[str, Any]]:
         """The details dictionary of each input of the main subgraph, in order.
 
-        `name` (str), `index` (int), `shape` and `shape_signature` (int32 arrays, -1 for unknown), `dtype` (NumPy
-        class), `quantization` ((scale, zero point), (0.0, 0) where not per-tensor), `quantization_parameters`
-        (`scales` float32, `zero_points` int32, `quantized_dimension`, `block_size`), `sparsity_parameters`.
+        `name` (str), `index` (int), `shape` and `shape_signature` (int32 arrays, -1 for unknown),
+        `dtype` (NumPy class), `quantization` ((scale, zero point), (0.0, 0) where not per-tensor),
+        `quantization_parameters` (`scales` float32, `zero_points` int32, `quantized_dimension`,
+        `block_size`), `sparsity_parameters`.
         """
         return [self._core.details(i, 0) for i in self._main.inputs]
 
@@ -232,38 +253,42 @@ class Interpreter(Closing):
         return self._compress
 
     def modify_graph_with_delegate(self, delegate: object) -> None:
-        """Adds a delegate of `penstock.delegates`, after those that are there. Experimental until 1.0.
+        """Adds a delegate of `penstock.delegates`, after those that are there. Experimental until
+        1.0.
 
-        The graph is then ready to run where it was before, or where every delegate takes static shapes only. Raises
-        `DelegateError` (a `RuntimeError`) naming the delegate and the stage at which it failed: the graph is then as it
-        was. `AttributeError` for what is no delegate, `RuntimeError` while views are held.
+        The graph is then ready to run where it was before, or where every delegate takes static
+        shapes only. Raises `DelegateError` (a `RuntimeError`) naming the delegate and the stage at
+        which it failed: the graph is then as it was. `AttributeError` for what is no delegate,
+        `RuntimeError` while views are held.
         """
         with self._core:
             self._core.ensure_unshared()
             self._core.add_delegate(delegates.checked(delegate))
 
     def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> None:
-        """Says that a tensor of the main subgraph lies in buffer *handle* (0 or more; -1: in none) of *delegate*, and frees
-        the buffer it lay in. Experimental until 1.0.
+        """Says that a tensor of the main subgraph lies in buffer *handle* (0 or more; -1: in none)
+        of *delegate*, and frees the buffer it lay in. Experimental until 1.0.
 
-        What no operator writes, such as an input, has the buffer's content as its value from now on, until `set_tensor` or a
-        view changes it. What operators write must be read or written by that delegate's kernels, which find its buffer there.
-        A buffer that several tensors name is freed when the last of them names it no more. Raises `ValueError` for any other
-        tensor, and for a delegate that was not added.
+        What no operator writes, such as an input, has the buffer's content as its value from now
+        on, until `set_tensor` or a view changes it. What operators write must be read or written by
+        that delegate's kernels, which find its buffer there. A buffer that several tensors name is
+        freed when the last of them names it no more. Raises `ValueError` for any other tensor, and
+        for a delegate that was not added.
         """
         with self._core as graph:
             index = as_index(tensor_index, "SetBufferHandle")
             graph.set_buffer_handle(index, handle, delegate)
 
     def set_allow_buffer_handle_output(self, allow: bool) -> None:
-        """Whether `invoke` leaves outputs in their buffers until somebody reads them; at first it copies them back.
-        Experimental until 1.0.
+        """Whether `invoke` leaves outputs in their buffers until somebody reads them; at first it
+        copies them back. Experimental until 1.0.
         """
         with self._core:
             self._core.session.allow_buffer_handle_output = bool(allow)
 
     def ensure_tensor_data_is_readable(self, tensor_index: int) -> None:
-        """Copies a tensor of the main subgraph back from its buffer, where its data is stale. Experimental until 1.0.
+        """Copies a tensor of the main subgraph back from its buffer, where its data is stale.
+        Experimental until 1.0.
 
         Reading it does so by itself. Raises `DelegateError` where the delegate cannot.
         """
@@ -340,8 +365,8 @@ class Interpreter(Closing):
 class InterpreterWithCustomOps(Interpreter):
     """An `Interpreter` given the names of functions that add custom operators to LiteRT.
 
-    Those are native code of LiteRT's: with any, construction raises `ValueError` for a name and `NotAvailable`
-    for a function. A driver is how Penstock learns an operator.
+    Those are native code of LiteRT's: with any, construction raises `ValueError` for a name and
+    `NotAvailable` for a function. A driver is how Penstock learns an operator.
     """
 
     def __init__(self, custom_op_registerers: Sequence[Any] | None = None, **kwargs: Any) -> None:
@@ -376,7 +401,9 @@ def _open(path: Any, content: Any) -> LoadedFile:
 def _check_placement(
     devices: Sequence[str | DeviceInfo | Device] | None, policy: Policy | None
 ) -> None:
-    """Raises `InputError` for devices that do not exist or cannot be used, and for no policy or one about such."""
+    """Raises `InputError` for devices that do not exist or cannot be used, and for no policy or one
+    about such.
+    """
     if policy is not None and not isinstance(policy, Policy):
         raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
     try:

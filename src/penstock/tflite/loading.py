@@ -57,7 +57,8 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], LoadedFile] = weakref.Weak
 def open_content(content: object) -> LoadedFile:
     """The file whose bytes are *content*, which the result keeps alive.
 
-    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words for what is no model.
+    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words for what is no
+    model.
     """
     if not isinstance(content, bytes):
         raise TypeError(
@@ -68,8 +69,8 @@ def open_content(content: object) -> LoadedFile:
 
 
 def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
-    """The file at *path*. Raises `TypeError` for what is no path, `ValueError` with LiteRT's words for what
-    cannot be opened or is no model.
+    """The file at *path*. Raises `TypeError` for what is no path, `ValueError` with LiteRT's words
+    for what cannot be opened or is no model.
     """
     name = os.fsdecode(os.fspath(path))
     try:
@@ -102,7 +103,9 @@ def _read(name: str) -> sealed_file.SealedFile:
 
 
 def _judge(head: bytes, size: int | None) -> None:
-    """Raises what reading the file would, where its first bytes are at fault; what is empty has an error of its own."""
+    """Raises what reading the file would, where its first bytes are at fault; what is empty has an
+    error of its own.
+    """
     if head:
         check_header(memoryview(head), size, TFLITE)
 

@@ -1,4 +1,6 @@
-"""One subgraph compiled for one set of input shapes, and which of its operands are which tensors of the file."""
+"""One subgraph compiled for one set of input shapes, and which of its operands are which tensors of
+the file.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,15 @@ if TYPE_CHECKING:
 class Program:
     """A compiled model as the interpreter sees it.
 
-    *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with, None where
-    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier output); the first
+    *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with,
+    None where
+    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier
+    output); the first
     *own* of them are the subgraph's.
-    *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of the tensors that
-    are computed; an operator may give a tensor another type than the file says. *holders* say where tensors have
+    *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of
+    the tensors that
+    are computed; an operator may give a tensor another type than the file says. *holders* say where
+    tensors have
     their value that are no operand of the model.
     """
 
@@ -87,7 +93,9 @@ class Program:
 
 
 def given_tensors(catalog: SubgraphEntry, count: int) -> list[int]:
-    """The tensor of each of the *count* inputs that the model has: one that the file lists more than once may be one."""
+    """The tensor of each of the *count* inputs that the model has: one that the file lists more
+    than once may be one.
+    """
     listed = _stored(catalog.inputs, catalog)
     return listed if len(listed) == count else list(dict.fromkeys(listed))
 
@@ -119,7 +127,9 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
 
 
 def _generators(model: Model) -> tuple[int, ...]:
-    """The variables in which random operations keep their place, which LiteRT forgets when it prepares them."""
+    """The variables in which random operations keep their place, which LiteRT forgets when it
+    prepares them.
+    """
     positions = {
         i
         for o in model.operations
@@ -130,7 +140,9 @@ def _generators(model: Model) -> tuple[int, ...]:
 
 
 def _before(model: Model, found: Holders) -> dict[int, int]:
-    """State inputs to a tensor that reads their value; other tensors that do so are held by that one."""
+    """State inputs to a tensor that reads their value; other tensors that do so are held by that
+    one.
+    """
     names = [v.name for v in model.variables]
     before: dict[int, int] = {}
     for port in model.entry.states:

@@ -13,12 +13,14 @@ from penstock.tflite.loading import LoadedFile
 PLACE: Final = re.compile(
     r"subgraph (?P<subgraph>\d+), (?P<kind>operation|operator) (?P<index>\d+)\b"
 )
-"""How an error of the loader (operator: the file's number) or of a later stage (operation: the model's) begins."""
+"""How an error of the loader (operator: the file's number) or of a later stage (operation: the
+model's) begins.
+"""
 
 
 def reason(error: Exception, catalog: SubgraphEntry, subgraph: int, file: LoadedFile) -> str:
-    """The text of the RuntimeError for *error*, met in one subgraph of *file*: an operator without a kernel, or one
-    that cannot be prepared, or a graph that contradicts itself.
+    """The text of the RuntimeError for *error*, met in one subgraph of *file*: an operator without
+    a kernel, or one that cannot be prepared, or a graph that contradicts itself.
     """
     text = str(error)
     if isinstance(error, PlacementError | ModelError):

@@ -19,8 +19,8 @@ class OpResolverType(enum.Enum):
     """LiteRT's sets of kernels, with its names and numbers.
 
     AUTO and BUILTIN place on every usable device, BUILTIN_REF on the reference device alone.
-    BUILTIN_WITHOUT_DEFAULT_DELEGATES places on LiteRT's optimised kernels without XNNPACK, and what they do not
-    compute on the reference device.
+    BUILTIN_WITHOUT_DEFAULT_DELEGATES places on LiteRT's optimised kernels without XNNPACK, and what
+    they do not compute on the reference device.
     """
 
     AUTO = 0
@@ -30,8 +30,8 @@ class OpResolverType(enum.Enum):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where a set of kernels places: on *devices* (None: all), by *policy* (None: the default). *note* says what is missing
-    here, and what is used in its place.
+    """Where a set of kernels places: on *devices* (None: all), by *policy* (None: the default).
+    *note* says what is missing here, and what is used in its place.
     """
 
     devices: tuple[str, ...] | None = None
@@ -40,7 +40,9 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def placed_by(resolver: object) -> Placed:
-    """Where *resolver* places. Raises `ValueError` for what is no such type, `TypeError` for what does not hash."""
+    """Where *resolver* places. Raises `ValueError` for what is no such type, `TypeError` for what
+    does not hash.
+    """
     hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")

@@ -1,4 +1,6 @@
-"""What all subgraphs of one interpreter share: the file, how it is compiled, network state, and who looks on."""
+"""What all subgraphs of one interpreter share: the file, how it is compiled, network state, and who
+looks on.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,15 @@ class Session:
         return self.file.catalog
 
     def shaped(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-        """The model entered through *subgraph*, for full input shapes by position. `ModelError` where they do not fit."""
+        """The model entered through *subgraph*, for full input shapes by position. `ModelError`
+        where they do not fit.
+        """
         return with_input_shapes(entered(self.file.model, subgraph), shapes)
 
     def compile(self, model: Model) -> CompiledModel:
-        """*model*, all of the file's or a part of it, as the interpreter's options say. Raises what compiling does."""
+        """*model*, all of the file's or a part of it, as the interpreter's options say. Raises what
+        compiling does.
+        """
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 
     def delegated(self, subgraph: int, model: Model) -> DelegatedGraph:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 class SignatureRunner:
     """Runs one signature by its own names; made by `Interpreter.get_signature_runner`.
 
-    While a runner lives, `invoke`, `allocate_tensors` and `resize_tensor_input` of its interpreter raise
-    RuntimeError, as LiteRT's do: both would use the same memory. Raises `ValueError` without an
-    interpreter, without a key, and for a key that the model does not have.
+    While a runner lives, `invoke`, `allocate_tensors` and `resize_tensor_input` of its interpreter
+    raise RuntimeError, as LiteRT's do: both would use the same memory. Raises `ValueError` without
+    an interpreter, without a key, and for a key that the model does not have.
     """
 
     def __init__(
@@ -36,10 +36,11 @@ class SignatureRunner:
         core.guests.add(self)
 
     def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        """Resizes the inputs to the arrays given by name, allocates, runs, and returns name -> array (copies).
+        """Resizes the inputs to the arrays given by name, allocates, runs, and returns name ->
+        array (copies).
 
-        Raises `ValueError` for a wrong number of inputs, an unknown name, a wrong type; `RuntimeError` where
-        the model cannot take the shapes or a run fails.
+        Raises `ValueError` for a wrong number of inputs, an unknown name, a wrong type;
+        `RuntimeError` where the model cannot take the shapes or a run fails.
         """
         if len(kwargs) != len(self._inputs):
             raise ValueError(

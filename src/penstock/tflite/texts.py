@@ -114,7 +114,9 @@ def _quantization(error: InvalidQuantization) -> str:
 
 
 def refused(error: ModelError) -> str:
-    """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's own words."""
+    """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's
+    own words.
+    """
     if found := SCHEMA_VERSION.search(error.message):
         words = f"Model provided is schema version {found[1]} not equal to supported version 3."
         return f"{words}\n{error}"

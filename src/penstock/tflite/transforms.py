@@ -1,4 +1,6 @@
-"""What the interpreter asks of a model beyond what `penstock.compile` does: other shapes, every value."""
+"""What the interpreter asks of a model beyond what `penstock.compile` does: other shapes, every
+value.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ def entered(model: Model, subgraph: int) -> Model:
 
 
 def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-    """*model* with full shapes for inputs, by position among `model.inputs`, and everything inferred from them.
+    """*model* with full shapes for inputs, by position among `model.inputs`, and everything inferred
+    from them.
 
-    Where an input's shape is another than the declared one (TFLite's non-strict resize), the declared
-    shapes of all that depends on it count for nothing. Raises `ShapeMismatch` where shapes do not fit.
+    Where an input's shape is another than the declared one (TFLite's non-strict resize), the
+    declared shapes of all that depends on it count for nothing. Raises `ShapeMismatch` where shapes
+    do not fit.
     """
     entry = model.entry
     changed = {
@@ -35,7 +39,8 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 
 def with_every_output(model: Model) -> Model:
-    """*model* with every value that its entry's operations compute for a tensor of the file among its outputs,
+    """*model* with every value that its entry's operations compute for a tensor of the file among its
+    outputs,
     after its own, and with the values that its resource variables have before a run.
     """
     entry = model.entry

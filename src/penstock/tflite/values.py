@@ -41,7 +41,8 @@ def as_index(value: object, method: str) -> int:
 def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) -> NDArray:
     """*value* as an array of the tensor's stored type and of *shape*.
 
-    Raises `ValueError` with LiteRT's words for another type, rank, dimension, or for what is no array.
+    Raises `ValueError` with LiteRT's words for another type, rank, dimension, or for what is no
+    array.
     """
     if (
         type(value) is np.ndarray
@@ -158,7 +159,9 @@ def stored_type(dtype: DType) -> np.dtype[Any]:
 
 
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
-    """Memory for a tensor: zeros, or empty strings. `LimitExceeded` where it is more than one array may take."""
+    """Memory for a tensor: zeros, or empty strings. `LimitExceeded` where it is more than one array
+    may take.
+    """
     stored = stored_type(dtype)
     check_bytes(math.prod(shape) * stored.itemsize, f"a tensor of shape {tuple(shape)}")
     if stored.hasobject:

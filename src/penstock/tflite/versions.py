@@ -38,8 +38,8 @@ NEWEST: Final = {name: version for version, names in _OPERATORS.items() for name
 
 
 def check(codes: Iterable[OperatorCode]) -> None:
-    """Raises `ValueError`, with LiteRT's words, for an operator in a version that none has a kernel for: what it
-    means has changed since. Custom operators have no such limit.
+    """Raises `ValueError`, with LiteRT's words, for an operator in a version that none has a kernel
+    for: what it means has changed since. Custom operators have no such limit.
     """
     for code in codes:
         newest = NEWEST.get(code.type, 1)

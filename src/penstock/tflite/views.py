@@ -1,4 +1,6 @@
-"""Views of an interpreter's memory that are counted: while one lives, nothing may move or overwrite it."""
+"""Views of an interpreter's memory that are counted: while one lives, nothing may move or overwrite
+it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ class Guests:
         self._guests.add(guest)
 
     def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
-        """A counted view of *memory*, its elements shown as *dtype* of the same width; of a scalar its value.
+        """A counted view of *memory*, its elements shown as *dtype* of the same width; of a scalar
+        its value.
 
         Arrays of objects cannot be viewed: they come as copies, and count for nothing.
         """

@@ -1,4 +1,6 @@
-"""Names what a camera sees: python classify.py --model M --labels L --image FRAME [--top N] [--digits N]."""
+"""Names what a camera sees: python classify.py --model M --labels L --image FRAME [--top N]
+[--digits N].
+"""
 # mypy: ignore-errors
 # ruff: noqa: T201
 

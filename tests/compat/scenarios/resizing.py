@@ -1,4 +1,6 @@
-"""`resize_tensor_input`: strict and not, before and after allocation, and every way to get it wrong."""
+"""`resize_tensor_input`: strict and not, before and after allocation, and every way to get it
+wrong.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ NAMES = (
     *("where", "dynamic_output", "strings", "branches", "loop", "scalar", "empty_tensor"),
 )
 FIXED = {"accumulator", "svdf", "loop", "branches", "dynamic_output"}
-"""Models that are not resized: not all of LiteRT's kernels look at the sizes of state, conditions and shapes."""
+"""Models that are not resized: not all of LiteRT's kernels look at the sizes of state, conditions
+and shapes.
+"""
 
 ROWS_ONLY = {"fully_connected", "where", "strings"}
 """Models of which the number of rows may change, and nothing else."""

@@ -43,8 +43,8 @@ def leaf(draw: Draw, kind: str, dtype: DType, shape: tuple[int, ...]) -> int:
 
 
 def nested(draw: Draw, kind: str) -> None:
-    """IF within a branch of IF, to a depth: both branches anew, or one subgraph for both, which LiteRT prepares twice at
-    every level.
+    """IF within a branch of IF, to a depth: both branches anew, or one subgraph for both, which
+    LiteRT prepares twice at every level.
     """
     dtype, shape = draw.type(0), draw.shape()
     shared = draw.chance(0.5)

@@ -30,8 +30,8 @@ LAYERS: Final = frozenset(
     + [(I16, w, b, I16) for w in (I4, I8) for b in (I32, I64)]
     + [(U8, U8, I32, U8), (U8, U8, I32, I16)]
 )
-"""Types of (input, weights, bias, output) that mean something. LiteRT's kernels do not look at the weights'
-type and read whatever is there as what they expect.
+"""Types of (input, weights, bias, output) that mean something. LiteRT's kernels do not look at the
+weights' type and read whatever is there as what they expect.
 """
 
 CHOICES: Final = (
@@ -237,7 +237,9 @@ def dense(draw: Draw, kind: str) -> None:
 
 
 def shuffled(draw: Draw, kind: str) -> None:
-    """Weights of 8 bits in blocks of 4 rows and 16 columns; 1 or 4 rows of inputs, zero points of 128."""
+    """Weights of 8 bits in blocks of 4 rows and 16 columns; 1 or 4 rows of inputs, zero points of
+    128.
+    """
     depth, units, rows = 16 * draw.integer(1, 3), 4 * draw.integer(1, 3), draw.pick((1, 4))
     scales = draw.real(0.005, 0.1), draw.real(2e-3, 0.05)
     x = draw.value(U8, (rows, depth), draw.quantization(U8, scales[0], 128), constant=False)

@@ -1,4 +1,6 @@
-"""StableHLO's operations with dimension numbers, regions and branches that LiteRT registers, and REDUCE_WINDOW."""
+"""StableHLO's operations with dimension numbers, regions and branches that LiteRT registers, and
+REDUCE_WINDOW.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,8 @@ def _split(draw: Draw, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _slices(
     draw: Draw, shape: Sequence[int], dtype: DType
 ) -> tuple[Value, tuple[int, ...], tuple[int, ...], dict[str, tuple[int, ...]], int]:
-    """Indices, slice sizes, the shape of what is taken or brought, dimension numbers, and where index
-    vectors stand.
+    """Indices, slice sizes, the shape of what is taken or brought, dimension numbers, and where
+    index vectors stand.
     """
     moved, dropped = _split(draw, len(shape))
     sizes = tuple(1 if at in dropped else draw.integer(1, max(d, 1)) for at, d in enumerate(shape))

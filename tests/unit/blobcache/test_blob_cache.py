@@ -1,4 +1,6 @@
-"""Every scenario of NNAPI's BlobCache tests, over the six policies; docstrings have their upstream names."""
+"""Every scenario of NNAPI's BlobCache tests, over the six policies; docstrings have their upstream
+names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Every file operation of a load and of a save fails in turn: the file is the old one or the new one."""
+"""Every file operation of a load and of a save fails in turn: the file is the old one or the new
+one.
+"""
 
 from __future__ import annotations
 

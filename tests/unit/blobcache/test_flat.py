@@ -73,7 +73,8 @@ def test_a_flipped_bit_is_named_or_changes_one_blob() -> None:
         except MalformedBlobs:
             named += 1
             continue
-        # No checksum here: the file has one. But what is read is whole, and at most one entry differs.
+        # No checksum here: the file has one. But what is read is whole, and at most one entry
+        # differs.
         assert found is None or sum(a != b for a, b in zip(found, ENTRIES, strict=True)) == 1
     assert named > 400
 

@@ -1,4 +1,6 @@
-"""Several holders of one file, each with keys of its own: nobody's entries are lost, nobody's come back."""
+"""Several holders of one file, each with keys of its own: nobody's entries are lost, nobody's come
+back.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,9 @@ values = st.binary(max_size=10)
 
 
 class Accounting(RuleBasedStateMachine):
-    """With LRU the model says exactly what stays; with RANDOM, how much, and that it is nothing else."""
+    """With LRU the model says exactly what stays; with RANDOM, how much, and that it is nothing
+    else.
+    """
 
     cache: BlobCache
     policy: Policy

@@ -1,4 +1,6 @@
-"""The cache with a file: NNAPI's scenarios (upstream names in docstrings), deferred saving, merging."""
+"""The cache with a file: NNAPI's scenarios (upstream names in docstrings), deferred saving,
+merging.
+"""
 
 from __future__ import annotations
 

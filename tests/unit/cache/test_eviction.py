@@ -150,7 +150,9 @@ class Unlinking(QuickFiles):
 
 
 def test_a_lock_file_is_removed_once(bench: Bench) -> None:
-    """A second time it could be that of somebody who made it anew, and then two would hold the lease."""
+    """A second time it could be that of somebody who made it anew, and then two would hold the
+    lease.
+    """
     files = bench.files = Unlinking()
     assert collect(bench.directory.store, 0) == TOKENS
     bench.compile(TOKENS[0], "old")
@@ -239,7 +241,9 @@ def test_a_full_directory_can_be_emptied(bench: Bench) -> None:
 def test_a_compile_looks_at_so_many_files_and_removes_so_many_orphans(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever can write in the directory can fill it: what is left is for the next compile, and for `gc`."""
+    """Whoever can write in the directory can fill it: what is left is for the next compile, and for
+    `gc`.
+    """
     monkeypatch.setattr(eviction, "MOST_FILES", 50)
     monkeypatch.setattr(eviction, "MOST_REMOVED", 7)
     for number in range(100, 200):

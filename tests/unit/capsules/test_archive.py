@@ -1,4 +1,6 @@
-"""The file format of capsules: what is written comes back, and whatever else is read is refused by one error."""
+"""The file format of capsules: what is written comes back, and whatever else is read is refused by
+one error.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The failures that are kept when they happen: which, how many, for whom, and with how much in them."""
+"""The failures that are kept when they happen: which, how many, for whom, and with how much in
+them.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def failing(method: str = "execute") -> Device:
 
 
 def run(device: Device, **how: Any) -> list[CopyReceipt]:
-    """Two runs with TANH on one device and ADD on *device*, which a third can repeat; the copies of the first."""
+    """Two runs with TANH on one device and ADD on *device*, which a third can repeat; the copies of
+    the first.
+    """
     others = [WrongDevice(reference(), "NONE", name=name) for name in ("other", "first")]
     policy = Policy(require={"TANH": "first", "ADD": (device.name, "other")}, **how)
     with penstock.compile(

@@ -14,7 +14,9 @@ Body = Callable[[ModelBuilder, int], int]
 def slots(
     operands: Sequence[Operand], metadata: Sequence[TensorMetadata] = (), body: Body | None = None
 ) -> list[Slot]:
-    """A slot for each of *operands*, the inputs of one model, which does nothing with them but what *body* does with the first."""
+    """A slot for each of *operands*, the inputs of one model, which does nothing with them but what
+    *body* does with the first.
+    """
     builder = ModelBuilder()
     indexes = [builder.input(o.dtype, o.shape, o.name, o.quantization) for o in operands]
     outputs = [body(builder, indexes[0])] if body is not None else indexes

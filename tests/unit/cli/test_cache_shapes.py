@@ -1,4 +1,6 @@
-"""`penstock cache prewarm` and `explain` take a model with unknown dimensions as `penstock run` does."""
+"""`penstock cache prewarm` and `explain` take a model with unknown dimensions as `penstock run`
+does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`penstock doctor --capsule` and `--forget`, and `penstock replay`: what they print, write and exit with."""
+"""`penstock doctor --capsule` and `--forget`, and `penstock replay`: what they print, write and
+exit with.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Damaged pictures, sounds and arrays are read or refused as a bad file; nothing else comes out of them."""
+"""Damaged pictures, sounds and arrays are read or refused as a bad file; nothing else comes out of
+them.
+"""
 
 from __future__ import annotations
 

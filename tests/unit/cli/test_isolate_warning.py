@@ -1,4 +1,6 @@
-"""A name in the knob `isolate` that no driver has: every command that compiles says so, once (`replay` in `test_capsules`)."""
+"""A name in the knob `isolate` that no driver has: every command that compiles says so, once
+(`replay` in `test_capsules`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Limits of the process, settings out of range, and a standard output that takes nothing: each error names its cause."""
+"""Limits of the process, settings out of range, and a standard output that takes nothing: each
+error names its cause.
+"""
 
 from __future__ import annotations
 

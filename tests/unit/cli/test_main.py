@@ -1,4 +1,6 @@
-"""The application: options anywhere, errors as one line, exit codes, and the commands on a small model."""
+"""The application: options anywhere, errors as one line, exit codes, and the commands on a small
+model.
+"""
 
 from __future__ import annotations
 

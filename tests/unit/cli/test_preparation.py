@@ -1,4 +1,6 @@
-"""How pictures are prepared: what the file says, in which order, and what is left where it says nothing."""
+"""How pictures are prepared: what the file says, in which order, and what is left where it says
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -353,7 +355,9 @@ def test_a_convolution_without_batch_normalization_excludes_nothing(scale: float
     width=st.floats(0.1, 600),
 )
 def test_a_range_is_a_schemes_own_or_says_nothing(scheme: object, low: float, width: float) -> None:
-    """Whatever range a quantised input has: a statement means that the scheme fills it, within 2 % of its width."""
+    """Whatever range a quantised input has: a statement means that the scheme fills it, within 2 %
+    of its width.
+    """
     scale = width / 255
     zero_point = min(max(round(-low / scale), 0), 255)
     image = operand(DType.UINT8, scale, zero_point)

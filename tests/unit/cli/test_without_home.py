@@ -1,4 +1,6 @@
-"""A user without a home directory: models run, and each command says what is not kept, and what to set."""
+"""A user without a home directory: models run, and each command says what is not kept, and what to
+set.
+"""
 
 from __future__ import annotations
 

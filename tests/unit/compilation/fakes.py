@@ -25,7 +25,8 @@ class Recorded(NumpyPrepared):
 
 
 class Recorder(NumpyDevice):
-    """Takes *kinds* (none: everything), keeps every config in *configs* and what it prepared in *made*.
+    """Takes *kinds* (none: everything), keeps every config in *configs* and what it prepared in
+    *made*.
     *on_prepare* and *on_close* are called each time.
     """
 

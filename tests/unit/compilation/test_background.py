@@ -24,7 +24,9 @@ MEANWHILE = Policy(while_compiling="reference")
 
 
 class Stubborn:
-    """A compile that looks at no token, until it is let go; each made is kept, with whether it was closed."""
+    """A compile that looks at no token, until it is let go; each made is kept, with whether it was
+    closed.
+    """
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Semaphore(0), threading.Event()

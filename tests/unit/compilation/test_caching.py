@@ -1,4 +1,6 @@
-"""The three flows of caching, on a recording device (NNAPI sections 2.4 and 2.6, under upstream's names)."""
+"""The three flows of caching, on a recording device (NNAPI sections 2.4 and 2.6, under upstream's
+names).
+"""
 
 from __future__ import annotations
 
@@ -100,7 +102,9 @@ def tokens(
     token: bytes | None = TOKEN,
     **more: Any,
 ) -> list[bytes]:
-    """The tokens that the devices got, compiled into a directory of its own; the same ten times over."""
+    """The tokens that the devices got, compiled into a directory of its own; the same ten times
+    over.
+    """
     seen = set()
     for again in range(10):
         for device in devices:

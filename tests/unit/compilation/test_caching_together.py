@@ -1,4 +1,6 @@
-"""Compiles at the same time: threads that wait for each other, runs that do not wait, programs that end."""
+"""Compiles at the same time: threads that wait for each other, runs that do not wait, programs that
+end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`compile_plan`: what drivers are given, what they may answer, what is closed, and the plan afterwards."""
+"""`compile_plan`: what drivers are given, what they may answer, what is closed, and the plan
+afterwards.
+"""
 
 from __future__ import annotations
 

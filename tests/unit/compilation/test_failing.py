@@ -1,4 +1,6 @@
-"""The error of a step that nothing repeats names the model's own operation, the device, and why nothing repeats it."""
+"""The error of a step that nothing repeats names the model's own operation, the device, and why
+nothing repeats it.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ CONVOLUTION = {"padding": SAME, "stride_w": 2, "stride_h": 2, "fused_activation_
 
 
 def chain(*kinds: str, size: int = 2) -> bytes:
-    """Unary operators one after the other, on [size] floats: tensor 0 the input, tensor i the result of node i - 1."""
+    """Unary operators one after the other, on [size] floats: tensor 0 the input, tensor i the
+    result of node i - 1.
+    """
     file = FileBuilder()
     tensors = [file.tensor(f"t{i}", [size], shape_signature=[-1]) for i in range(len(kinds) + 1)]
     for kind, x, y in zip(kinds, tensors, tensors[1:], strict=False):
@@ -24,7 +26,8 @@ def chain(*kinds: str, size: int = 2) -> bytes:
 
 
 def convolved(*middle: str, after: str = "", options: Mapping[str, int] = NOTHING) -> bytes:
-    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5, 4, 2] to [1, 3].
+    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5,
+    4, 2] to [1, 3].
     *options* are the convolution's other ones.
     """
     file = FileBuilder()
@@ -61,7 +64,9 @@ def diamond() -> bytes:
 
 
 def where_then(*kinds: str) -> bytes:
-    """Indexes at which four booleans hold, as floats, then unary operators: the number of rows is known at run time."""
+    """Indexes at which four booleans hold, as floats, then unary operators: the number of rows is
+    known at run time.
+    """
     file = FileBuilder()
     x = file.tensor("x", [4], "BOOL")
     rows = file.tensor("rows", [1, 1], "INT64", shape_signature=[-1, 1])

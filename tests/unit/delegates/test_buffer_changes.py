@@ -1,4 +1,6 @@
-"""Buffers while the graph around them changes: shapes, forks, other delegates, and values that the runtime computes."""
+"""Buffers while the graph around them changes: shapes, forks, other delegates, and values that the
+runtime computes.
+"""
 
 from __future__ import annotations
 

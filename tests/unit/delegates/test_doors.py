@@ -1,4 +1,6 @@
-"""What the doors of `penstock.delegates` say of arguments that cannot be, and what tools can ask of its classes."""
+"""What the doors of `penstock.delegates` say of arguments that cannot be, and what tools can ask of
+its classes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`GpuDelegate`, `HexagonDelegate`, `CoreMLDelegate`: which device, which nodes, which options; over doubles of the hardware."""
+"""`GpuDelegate`, `HexagonDelegate`, `CoreMLDelegate`: which device, which nodes, which options;
+over doubles of the hardware.
+"""
 
 from __future__ import annotations
 
@@ -120,7 +122,9 @@ def run(interpreter: tflite.Interpreter, value: Any) -> Any:
 
 
 def mixed() -> bytes:
-    """Floats to bytes, a RELU on bytes, back to floats, NEG, CAST to whole numbers, ABS on them: nodes 0 to 5."""
+    """Floats to bytes, a RELU on bytes, back to floats, NEG, CAST to whole numbers, ABS on them:
+    nodes 0 to 5.
+    """
     file = FileBuilder()
     scale = {"quantization": quantization([0.5], [0])}
     x = file.tensor("x", [2])

@@ -1,4 +1,6 @@
-"""What drivers over an engine answer about operations: a class, and how far off where that is the lowest."""
+"""What drivers over an engine answer about operations: a class, and how far off where that is the
+lowest.
+"""
 
 from __future__ import annotations
 

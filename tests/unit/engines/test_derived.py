@@ -1,4 +1,6 @@
-"""The version of an engine that accuracy classes were derived with, beside the one that is installed."""
+"""The version of an engine that accuracy classes were derived with, beside the one that is
+installed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Runs whose inputs and outputs are no arrays of the host: given to the device as they are, or copied, and it shows."""
+"""Runs whose inputs and outputs are no arrays of the host: given to the device as they are, or
+copied, and it shows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What drivers do at the boundaries of steps, after NNAPI's DynamicTemporariesTest and FailingDriver (NNAPI section 4.10)."""
+"""What drivers do at the boundaries of steps, after NNAPI's DynamicTemporariesTest and
+FailingDriver (NNAPI section 4.10).
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ class _Watched(NumpyPrepared):
 
 
 def several_readers() -> Model:
-    """One value that three steps read, a caller's input that two read, an output that is read inside."""
+    """One value that three steps read, a caller's input that two read, an output that is read
+    inside.
+    """
     net = Net()
     x = net.source("x")
     shared = net.add("shared", x, x)
@@ -77,7 +81,9 @@ def several_readers() -> Model:
 def test_what_a_device_without_shared_memory_scribbles_reaches_nobody(
     rule: PlacementRule, private: str
 ) -> None:
-    """It writes over its inputs and its outputs when it has returned, at once and again before each later run."""
+    """It writes over its inputs and its outputs when it has returned, at once and again before each
+    later run.
+    """
     kept: list[NDArray] = []
 
     def scribble(request: Request) -> None:
@@ -132,7 +138,9 @@ def test_nothing_is_copied_between_devices_that_share_host_memory() -> None:
 
 
 def picking(outputs: str = "last") -> Model:
-    """WHERE gives as many rows as are true; NEG of them, twice: the values between have no known size."""
+    """WHERE gives as many rows as are true; NEG of them, twice: the values between have no known
+    size.
+    """
     builder = ModelBuilder()
     x = builder.input(DType.BOOL, (40, 2), "x")
     unknown = Operand(DType.INT64, (None, 2), name="rows")
@@ -211,7 +219,9 @@ def test_dynamic_temporaries_when_the_step_is_repeated() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_random_failures_in_random_plans_change_no_result(rule: PlacementRule) -> None:
-    """NNAPI's TestPartitioningRandom with failures: every device fails now and then, before or after its work."""
+    """NNAPI's TestPartitioningRandom with failures: every device fails now and then, before or
+    after its work.
+    """
     failures = 0
     rng = np.random.default_rng(7)
 
@@ -267,7 +277,9 @@ OUTCOMES: list[type[DriverError] | None] = [
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("allowed", [True, False])
 def test_timing(way: str, outcome: type[DriverError] | None, allowed: bool) -> None:
-    """NNAPI's TimingTest: whatever the driver answers, the receipt's times are those of who did the work."""
+    """NNAPI's TimingTest: whatever the driver answers, the receipt's times are those of who did the
+    work.
+    """
 
     def answer(_: Request) -> None:
         if outcome is not None:

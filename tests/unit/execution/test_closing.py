@@ -1,4 +1,6 @@
-"""Closing a model while runs do not end: `close` returns, and the last of them releases what they used."""
+"""Closing a model while runs do not end: `close` returns, and the last of them releases what they
+used.
+"""
 
 from __future__ import annotations
 

@@ -106,7 +106,9 @@ def compiled_on(model: Model, *devices: Any, **more: Any) -> penstock.CompiledMo
 
 
 def test_a_repeated_step_s_buffer_is_what_the_next_step_reads() -> None:
-    """The device that fails has memory of its own, where its output was to be staged; the one that repeats has not."""
+    """The device that fails has memory of its own, where its output was to be staged; the one that
+    repeats has not.
+    """
     private = Only("private", "RELU", shares_host_memory=False)
     faulty = FaultyDevice(private, {"execute": "always"})
     with (

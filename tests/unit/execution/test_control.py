@@ -1,4 +1,6 @@
-"""IF and WHILE whose branches are planned: carried out step by step, with what a step of theirs may meet."""
+"""IF and WHILE whose branches are planned: carried out step by step, with what a step of theirs may
+meet.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +178,8 @@ class TestIf:
                 assert out is None or all(r is o for r, o in zip(results, out, strict=True))
                 expected = [("then", "a", 1), ("then", "reference", 1)]
                 assert parts(trace) == (expected if flag else [("else", "reference", 1)])
-                # One branch hands its input on as an output, the other has one value for two outputs.
+                # One branch hands its input on as an output, the other has one value for two
+                # outputs.
                 assert [c.nbytes for c in trace.copies] == [X.nbytes]
 
     def test_results_are_the_callers_own(self) -> None:

@@ -1,5 +1,5 @@
-"""Compiled models whose control flow is taken apart: memory of devices given to them, and a device that fails behind it,
-after NNAPI's MemoryStepRoleTest and FailingDriver (NNAPI section 4.10).
+"""Compiled models whose control flow is taken apart: memory of devices given to them, and a device
+that fails behind it, after NNAPI's MemoryStepRoleTest and FailingDriver (NNAPI section 4.10).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from tests.unit.execution.test_control import (
 
 
 def straight() -> Model:
-    """relu(x) and x + relu(x): x is read by two devices, the first result by another than its writer."""
+    """relu(x) and x + relu(x): x is read by two devices, the first result by another than its
+    writer.
+    """
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, SHAPE, "x")
     (a,) = builder.operation("RELU", [x], [floats("a")])
@@ -73,7 +75,9 @@ SCENARIOS: Final[dict[str, tuple[Model, Sequence[NDArray], Sequence[str | None]]
     "WHILE": (looping(), [f32([0]), X], [None] * 5),
     "nested": (nested(), [TRUE, TRUE, X], [None] * 5),
 }
-"""A model, what it is given, and for each input and output the device on which memory for it lies (None: a pool)."""
+"""A model, what it is given, and for each input and output the device on which memory for it lies
+(None: a pool).
+"""
 
 
 def compiled(model: Model, *devices: Device) -> penstock.CompiledModel:
@@ -89,7 +93,9 @@ def depth(plan: penstock.ExecutionPlan) -> int:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_input_and_output_may_be_memory_of_a_device(name: str) -> None:
-    """Whoever reads or writes it: the steps of one device, of several, or control flow, for which it is a pool."""
+    """Whoever reads or writes it: the steps of one device, of several, or control flow, for which
+    it is a pool.
+    """
     model, given, wheres = SCENARIOS[name]
     with compiled(model, only("a", "ADD")) as net:
         assert depth(net.plan) == {"IF": 1, "WHILE": 1, "nested": 2}.get(name, 0)

@@ -1,4 +1,6 @@
-"""Every public way to run tells of as many copies as the code makes, counted beside the runtime's own books."""
+"""Every public way to run tells of as many copies as the code makes, counted beside the runtime's
+own books.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ OTHERS: Final = {
     ("memory/domain.py", "ManagedBuffer.copy_to"),
     ("memory/domain.py", "MemoryDomain.encode"),
 }
-"""What copies no value of a run: comparisons, scales, doorbells; and devices, which are counted by their calls."""
+"""What copies no value of a run: comparisons, scales, doorbells; and devices, which are counted by
+their calls.
+"""
 
 
 RUNTIME: Final = ("execution/*.py", "memory/*.py", "ipc/*.py", "nnapi/[brs]*.py")

@@ -1,4 +1,6 @@
-"""Memory of devices: allocated for inputs and outputs, given where arrays are, copied, and refused where it is wrong."""
+"""Memory of devices: allocated for inputs and outputs, given where arrays are, copied, and refused
+where it is wrong.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ def test_a_value_stays_on_the_device_between_models(device: Device) -> None:
 
 
 class Early(ReferenceDevice):
-    """A device of an early feature *level*, whose `allocate` answers all the same, and counts how often."""
+    """A device of an early feature *level*, whose `allocate` answers all the same, and counts how
+    often.
+    """
 
     def __init__(self, level: int) -> None:
         super().__init__()
@@ -511,7 +515,9 @@ def test_what_is_forwarded_is_copied(device: Device) -> None:
 
 
 def test_an_output_that_another_step_reads_stays_on_the_device_for_it() -> None:
-    """Two steps on one device, with another between: the value is fetched for the one that has no such memory."""
+    """Two steps on one device, with another between: the value is fetched for the one that has no
+    such memory.
+    """
 
     b = ModelBuilder()
     x = b.input(F32, (2, 3), "x")

@@ -1,4 +1,6 @@
-"""Arrays of other libraries: by DLPack or the buffer protocol, as inputs and in `out=`; what is read-only is not written."""
+"""Arrays of other libraries: by DLPack or the buffer protocol, as inputs and in `out=`; what is
+read-only is not written.
+"""
 
 from __future__ import annotations
 

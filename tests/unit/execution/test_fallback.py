@@ -1,4 +1,6 @@
-"""What becomes of a step that cannot be compiled or run: the devices named after its own, then "reference"."""
+"""What becomes of a step that cannot be compiled or run: the devices named after its own, then
+"reference".
+"""
 
 from __future__ import annotations
 
@@ -400,7 +402,9 @@ class TestTheWholeModel:
 
 
 def found_positions() -> Model:
-    """The positions of what is not zero, doubled: a shape that only a run tells is between two steps."""
+    """The positions of what is not zero, doubled: a shape that only a run tells is between two
+    steps.
+    """
     builder = ModelBuilder()
     x = builder.input(DType.BOOL, (2, 3), "x")
     (at,) = builder.operation("WHERE", [x], [Operand(DType.INT64, (None, 2), name="at")])

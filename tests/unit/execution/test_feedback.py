@@ -1,4 +1,6 @@
-"""`bind_state`: outputs that are inputs of the next run, and a network's own variables, on the device in between."""
+"""`bind_state`: outputs that are inputs of the next run, and a network's own variables, on the
+device in between.
+"""
 
 from __future__ import annotations
 

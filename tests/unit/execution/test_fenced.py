@@ -430,7 +430,9 @@ class TestChains:
             assert outputs.receipt.steps[-1].fallback_from == "numpy"
 
     def test_nothing_is_left_that_writes_to_the_callers_arrays(self) -> None:
-        """A driver that heeds neither deadline nor cancellation does not keep the run, and writes elsewhere."""
+        """A driver that heeds neither deadline nor cancellation does not keep the run, and writes
+        elsewhere.
+        """
         inside, go_on = threading.Event(), threading.Event()
 
         def hold(request: Request, config: ExecutionConfig) -> None:

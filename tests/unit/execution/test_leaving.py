@@ -1,4 +1,6 @@
-"""Drivers and delegates that call `sys.exit()`: their failure, and no end of the program. Ctrl-C passes."""
+"""Drivers and delegates that call `sys.exit()`: their failure, and no end of the program. Ctrl-C
+passes.
+"""
 
 from __future__ import annotations
 

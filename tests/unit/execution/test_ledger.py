@@ -1,4 +1,6 @@
-"""The copy ledger: whatever tensor data the runtime copies within a run is in its receipt, with the reason."""
+"""The copy ledger: whatever tensor data the runtime copies within a run is in its receipt, with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ ELSEWHERE: Final = {
     ("runtime/shadow/investigation.py", "_same"): "compares results, after the run",
     ("runtime/shadow/variant.py", "ShadowedVariant._copies"): "writes the receipt",
 }
-"""Functions of the runtime's that copy arrays: where the copy is accounted for, or why it is no copy of a run."""
+"""Functions of the runtime's that copy arrays: where the copy is accounted for, or why it is no
+copy of a run.
+"""
 
 
 def reasons(outputs: Any) -> list[str]:

@@ -29,7 +29,9 @@ ALONE = penstock.Policy(allow_fallback=False)
 
 
 class Answering(NumpyDevice):
-    """Computes, then answers *answer*: a value to return, an exception to raise, or a function of the request."""
+    """Computes, then answers *answer*: a value to return, an exception to raise, or a function of
+    the request.
+    """
 
     def __init__(
         self, answer: Any, only: tuple[str, ...] = ("ADD", "MUL", "RELU", "WHERE")

@@ -1,4 +1,6 @@
-"""A loop that takes longer than NNAPI's loop timeouts ends by its condition, its run's deadline or its cancellation."""
+"""A loop that takes longer than NNAPI's loop timeouts ends by its condition, its run's deadline or
+its cancellation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Control flow nested as deeply as models may have it, and shared by many: through every door, in process and isolated."""
+"""Control flow nested as deeply as models may have it, and shared by many: through every door, in
+process and isolated.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def test_the_interpreter_runs_it(depth: int, shared: bool, delegated: bool) -> N
 
 
 def fan(width: int, depth: int, between: Sequence[str] = ()) -> Model:
-    """*width* IFs in a row, each of which enters the same chain of *depth* subgraphs; after each the operations *between*."""
+    """*width* IFs in a row, each of which enters the same chain of *depth* subgraphs; after each the
+    operations *between*.
+    """
     b = ModelBuilder()
     leaf = b.subgraph("leaf")
     leaf.input(DType.BOOL, (), "flag")

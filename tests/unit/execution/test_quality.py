@@ -1,4 +1,6 @@
-"""What a run is asked beside its values: time, loops, measuring, and room for its outputs (NNAPI section 7.3)."""
+"""What a run is asked beside its values: time, loops, measuring, and room for its outputs (NNAPI
+section 7.3).
+"""
 
 from __future__ import annotations
 

@@ -576,7 +576,9 @@ def test_the_count_crosses_to_another_process() -> None:
 
 
 def test_runs_that_give_up_at_random_leave_the_queue_whole() -> None:
-    """Of many threads with deadlines and tokens of all kinds, no more are inside than may be, and none is forgotten."""
+    """Of many threads with deadlines and tokens of all kinds, no more are inside than may be, and
+    none is forgotten.
+    """
     scheduler = Scheduler(NumpyDevice(), 2)
     lock = threading.Lock()
     inside = [0, 0]

@@ -21,7 +21,9 @@ ONE = f32([1, 2])
 
 
 class Watching(NumpyDevice):
-    """Notes the kind of each request and where it reads and writes the state; fails while it is told to."""
+    """Notes the kind of each request and where it reads and writes the state; fails while it is
+    told to.
+    """
 
     def __init__(self) -> None:
         super().__init__(before=self._look)

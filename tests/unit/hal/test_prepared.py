@@ -1,4 +1,6 @@
-"""Defaults of the optional members: fenced execution, bursts, reusable executions, null objects, fences."""
+"""Defaults of the optional members: fenced execution, bursts, reusable executions, null objects,
+fences.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A device that takes as many seconds as its input says, and stops when it is told to, unless the input is negative."""
+"""A device that takes as many seconds as its input says, and stops when it is told to, unless the
+input is negative.
+"""
 
 from __future__ import annotations
 

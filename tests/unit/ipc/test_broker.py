@@ -86,7 +86,9 @@ def test_neither_process_outlives_the_other(host: Started, ends: str) -> None:
 
 
 def test_a_driver_whose_last_client_has_left_is_killed_though_it_never_returns() -> None:
-    """Its code holds the interpreter's lock, so that no thread of its process can see the client go."""
+    """Its code holds the interpreter's lock, so that no thread of its process can see the client
+    go.
+    """
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, "stuck", "tests.support_isolated:stuck_in_native_code"]
     )

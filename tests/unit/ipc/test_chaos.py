@@ -1,6 +1,6 @@
-"""A host that dies, stops, goes mad or runs out before or after each kind of message: by its deadline a call has the right
-answer or one of the errors that the fault may have, the next call is right, and nothing is left behind. The whole grid is in
-tests/soak/soak_isolation.py.
+"""A host that dies, stops, goes mad or runs out before or after each kind of message: by its
+deadline a call has the right answer or one of the errors that the fault may have, the next call is
+right, and nothing is left behind. The whole grid is in tests/soak/soak_isolation.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ HARD: Final = (
     Point("BIND", "no descriptor in the host", "after"),
     Point("CopyFrom", "memory gone", "before"),
 )
-"""Where most is left to be given back, and those that take the time until a process is taken for hung."""
+"""Where most is left to be given back, and those that take the time until a process is taken for
+hung.
+"""
 
 
 def sample() -> list[Point]:

@@ -1,4 +1,6 @@
-"""Compiles while the process of an isolated driver is not there: it cannot be started, dies of the compile, is quarantined."""
+"""Compiles while the process of an isolated driver is not there: it cannot be started, dies of the
+compile, is quarantined.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a host makes of clients that break the rules: they get a refusal or lose their connection, others nothing of it."""
+"""What a host makes of clients that break the rules: they get a refusal or lose their connection,
+others nothing of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a client makes of hosts that break the rules: no call is held beyond its deadline, and nothing is believed."""
+"""What a client makes of hosts that break the rules: no call is held beyond its deadline, and
+nothing is believed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a client gives up, or leaves behind, while the host still uses it: nothing of it becomes another client's."""
+"""What a client gives up, or leaves behind, while the host still uses it: nothing of it becomes
+another client's.
+"""
 
 from __future__ import annotations
 

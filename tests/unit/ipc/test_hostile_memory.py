@@ -1,4 +1,6 @@
-"""Memory that is made shorter after it was lent: nobody dies of it, and honest callers with files are served by copies."""
+"""Memory that is made shorter after it was lent: nobody dies of it, and honest callers with files
+are served by copies.
+"""
 
 from __future__ import annotations
 

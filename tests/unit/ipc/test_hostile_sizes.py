@@ -1,4 +1,6 @@
-"""What a client asks for that would take a host for ever, or all that it has: it is refused, or ends with the client."""
+"""What a client asks for that would take a host for ever, or all that it has: it is refused, or
+ends with the client.
+"""
 
 from __future__ import annotations
 
@@ -433,7 +435,9 @@ def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kind", [DType.BOOL, DType.INT32, DType.UINT8, DType.FLOAT32])
 def test_what_may_be_an_index_is_read_once(kind: DType) -> None:
-    """NumPy checks indices, and counts what a mask has, before it goes by them: who lent them changes them in between."""
+    """NumPy checks indices, and counts what a mask has, before it goes by them: who lent them
+    changes them in between.
+    """
     lent = np.zeros(4, kind.numpy)
     request = Request((HostMemory(lent),), ())
     (bound,) = bind_inputs(request, [input_operand(kind, (4,), "x")], [])

@@ -1,4 +1,6 @@
-"""A host ends with its last client, also where it is short of memory or descriptors, or its threads are lost."""
+"""A host ends with its last client, also where it is short of memory or descriptors, or its threads
+are lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Finding a host where one is that does not answer: nobody waits for it for ever, and who it is is known for sure."""
+"""Finding a host where one is that does not answer: nobody waits for it for ever, and who it is is
+known for sure.
+"""
 
 from __future__ import annotations
 

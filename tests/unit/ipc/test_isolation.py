@@ -172,7 +172,8 @@ def test_a_process_that_dies_of_a_run_is_forgiven_although_one_died_before(
         first = supervisor.link()
         os.kill(first.pid, signal.SIGKILL)
         first.settle()
-        # Whoever asks the device next has the process started again; the model is not prepared there yet.
+        # Whoever asks the device next has the process started again; the model is not prepared
+        # there yet.
         assert host() != first.pid
         monkeypatch.setattr(RemoteDevice, "prepare_model", dying)
         check(model(X))

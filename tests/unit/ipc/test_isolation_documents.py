@@ -1,4 +1,6 @@
-"""docs/isolation.md and docs/wire-protocol.md: their code prints what they show, and their tables have every message."""
+"""docs/isolation.md and docs/wire-protocol.md: their code prints what they show, and their tables
+have every message.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A driver without a key has its cache entries sealed by its parent, for what it was started for and for nobody else."""
+"""A driver without a key has its cache entries sealed by its parent, for what it was started for
+and for nobody else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A driver's process is started in namespaces of its own, and without where the kernel refuses them."""
+"""A driver's process is started in namespaces of its own, and without where the kernel refuses
+them.
+"""
 
 from __future__ import annotations
 

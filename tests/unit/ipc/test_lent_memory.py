@@ -1,4 +1,6 @@
-"""How much memory clients may have a host map and keep: refused before it is mapped, and counted back."""
+"""How much memory clients may have a host map and keep: refused before it is mapped, and counted
+back.
+"""
 
 from __future__ import annotations
 

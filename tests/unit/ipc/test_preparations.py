@@ -1,4 +1,6 @@
-"""Room for the models that one client has prepared: their number, their threads, and what they read of constants."""
+"""Room for the models that one client has prepared: their number, their threads, and what they read
+of constants.
+"""
 
 from __future__ import annotations
 

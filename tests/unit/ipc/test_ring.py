@@ -1,4 +1,6 @@
-"""Bursts through shared memory: the same results as in process, whatever lies where, and named errors for the rest."""
+"""Bursts through shared memory: the same results as in process, whatever lies where, and named
+errors for the rest.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +144,9 @@ def test_arrays_in_a_pool_are_not_copied_and_others_are(slow: ChildChannel) -> N
 
 
 def test_a_pool_keeps_its_name_while_its_number_is_somebody_elses(slow: ChildChannel) -> None:
-    """A closed pool's descriptor number goes to the next pool; the requests must not be taken for one another."""
+    """A closed pool's descriptor number goes to the next pool; the requests must not be taken for
+    one another.
+    """
     burst = opened(slow)
     for value in (0.0, 0.001, 0.002):
         with MemoryPool.anonymous(4096) as pool:

@@ -1,4 +1,6 @@
-"""A ring whose other end does what it likes: an error, never a wrong read, a crash or a wait without end."""
+"""A ring whose other end does what it likes: an error, never a wrong read, a crash or a wait
+without end.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Executions that are no burst's go through rings, too: without messages, side by side, and keeping nobody's memory."""
+"""Executions that are no burst's go through rings, too: without messages, side by side, and keeping
+nobody's memory.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,9 @@ def test_a_run_that_nobody_waits_for_keeps_no_other(here: Counting) -> None:
 
 
 def test_what_a_late_run_writes_is_not_read_by_the_next() -> None:
-    """One ring: a run that missed its deadline writes where it was told to, after the next run's input was copied in."""
+    """One ring: a run that missed its deadline writes where it was told to, after the next run's
+    input was copied in.
+    """
     b = ModelBuilder()
     x = b.input(DType.FLOAT32, (4,), "x")
     model = b.build(b.operation("RELU", [x], [(DType.FLOAT32, (4,))]))

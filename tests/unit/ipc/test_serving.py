@@ -1,4 +1,6 @@
-"""A host and one client of it, without a process: what it does when it is short of something, or kept waiting."""
+"""A host and one client of it, without a process: what it does when it is short of something, or
+kept waiting.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ class Process:
         return self.since <= self.now < self.until
 
     def given_up_at(self, deadline: float) -> float | None:
-        """Seconds after its begin at which a call with that deadline is given up; None if it waits for all of it."""
+        """Seconds after its begin at which a call with that deadline is given up; None if it waits
+        for all of it.
+        """
         deadline_ns = int(deadline * SECOND)
         clock = Standstill(self.is_stopped, "it", LIMIT, deadline_ns, lambda: self.now)
         while self.now < deadline_ns:

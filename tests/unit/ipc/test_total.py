@@ -1,4 +1,6 @@
-"""Whatever the bytes, decoding gives a value or `WireError`, in bounded memory; a dispatcher always answers."""
+"""Whatever the bytes, decoding gives a value or `WireError`, in bounded memory; a dispatcher always
+answers.
+"""
 
 from __future__ import annotations
 

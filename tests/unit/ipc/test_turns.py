@@ -37,7 +37,9 @@ PATIENCE: Final = 20.0
 
 
 class Narrow(InterceptingDevice):
-    """Takes one execution at a time; each waits until it is let go on, and leaves what it was given."""
+    """Takes one execution at a time; each waits until it is let go on, and leaves what it was
+    given.
+    """
 
     def __init__(self) -> None:
         super().__init__(ReferenceDevice(), "narrow")

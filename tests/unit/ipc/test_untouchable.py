@@ -1,4 +1,6 @@
-"""Descriptors on which any call may last for ever: they are told without a call on them, refused, and closed aside."""
+"""Descriptors on which any call may last for ever: they are told without a call on them, refused,
+and closed aside.
+"""
 
 from __future__ import annotations
 

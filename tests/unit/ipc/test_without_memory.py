@@ -1,4 +1,6 @@
-"""A client without address space: threads that find none for their first step keep no call beyond its deadline."""
+"""A client without address space: threads that find none for their first step keep no call beyond
+its deadline.
+"""
 
 from __future__ import annotations
 

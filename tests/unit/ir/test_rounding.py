@@ -1,4 +1,6 @@
-"""What is rounded later is found through everything that only passes it on, and told from step to step."""
+"""What is rounded later is found through everything that only passes it on, and told from step to
+step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Equal models have equal digests however they are built; any edit that changes what they compute changes it."""
+"""Equal models have equal digests however they are built; any edit that changes what they compute
+changes it.
+"""
 
 from __future__ import annotations
 
@@ -306,7 +308,9 @@ def test_it_is_computed_once_and_survives_pickling() -> None:
 
 
 def test_a_stored_digest_stays_what_it_is() -> None:
-    """Digests are part of cache keys and of `show()`: a change of their making is a change of SCHEMA."""
+    """Digests are part of cache keys and of `show()`: a change of their making is a change of
+    SCHEMA.
+    """
     assert SCHEMA == b"penstock-ir-1"
     assert small().digest.structure.hex()[:16] == "31800bfffc59910c"
     assert small().digest.constants.hex()[:16] == "0827bbabb73bf53c"

@@ -22,7 +22,9 @@ def chain(*shape: int | None) -> Model:
 
 
 def folding() -> Model:
-    """RESHAPE x to [rows of x, product of the rest], computed by SHAPE, STRIDED_SLICE, MUL and PACK."""
+    """RESHAPE x to [rows of x, product of the rest], computed by SHAPE, STRIDED_SLICE, MUL and
+    PACK.
+    """
     b = ModelBuilder()
     x = b.input(F32, (None, 3, 4), "x")
     (shape,) = b.operation("SHAPE", [x], [(I32, None)], {"out_type": "INT32"})
@@ -131,7 +133,9 @@ def test_branches_agree_or_leave_dimensions_unknown() -> None:
 
 
 def nested(depth: int, attributes: tuple[str, ...]) -> Model:
-    """Subgraphs of which each enters the next once for each of the *attributes*: of an IF, or of a CALL."""
+    """Subgraphs of which each enters the next once for each of the *attributes*: of an IF, or of a
+    CALL.
+    """
     b = ModelBuilder()
     chosen, x = b.input(DType.BOOL, (), "chosen"), b.input(F32, (3,), "x")
     kind = "IF" if len(attributes) > 1 else "CALL"

@@ -1,4 +1,6 @@
-"""Subgraphs within subgraphs as deep as models may have them, and subgraphs that several operations share."""
+"""Subgraphs within subgraphs as deep as models may have them, and subgraphs that several operations
+share.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Devices made of kernels: what they support, what they make of a kernel's results, and that they keep the contract."""
+"""Devices made of kernels: what they support, what they make of a kernel's results, and that they
+keep the contract.
+"""
 
 from __future__ import annotations
 

@@ -18,8 +18,9 @@ STALE = {"yunet_int8_float_io": {"serving_default"}}
 """Signatures left out: a tool gave the graph new ends and left the signature at the old ones."""
 
 LATER = {"micro_speech__flip0"}
-"""Damaged files that are well-formed as files and that the reference runtime refuses when it allocates: their
-shapes contradict what an operation needs, which shape inference finds."""
+"""Damaged files that are well-formed as files and that the reference runtime refuses when it
+allocates: their shapes contradict what an operation needs, which shape inference finds.
+"""
 
 
 @pytest.mark.parametrize("entry", parameters("network", "unit"))

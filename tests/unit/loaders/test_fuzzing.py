@@ -1,4 +1,6 @@
-"""A short, seeded run of the mutation fuzzing; `python -m tests.soak.soak_loader` runs it at length."""
+"""A short, seeded run of the mutation fuzzing; `python -m tests.soak.soak_loader` runs it at
+length.
+"""
 
 from __future__ import annotations
 

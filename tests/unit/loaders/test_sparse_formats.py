@@ -1,4 +1,5 @@
-"""Sparse tensors of every format, against the dense ones that they were made from and LiteRT's DENSIFY.
+"""Sparse tensors of every format, against the dense ones that they were made from and LiteRT's
+DENSIFY.
 
 LiteRT takes blocks for those of their dimensions in ascending order, whatever order the file says.
 """
@@ -36,7 +37,9 @@ def compress(
     compressed: Sequence[bool],
     kind: str,
 ) -> tuple[NDArray, dict[str, Any]]:
-    """The stored values and the `SparsityParameters` of *dense*. *blocks* are pairs (dimension, size)."""
+    """The stored values and the `SparsityParameters` of *dense*. *blocks* are pairs (dimension,
+    size).
+    """
     sizes = dict(blocks)
     split: list[int] = []
     for dimension, size in enumerate(dense.shape):

@@ -500,7 +500,9 @@ def test_state_inside_a_composite_is_carried_through_it() -> None:
 
 
 def with_open_state(kind: str) -> FileBuilder:
-    """One operator with its state in a variable tensor whose `shape_signature` leaves the batch open."""
+    """One operator with its state in a variable tensor whose `shape_signature` leaves the batch
+    open.
+    """
     file = svdf() if kind == "SVDF" else FileBuilder()
     if kind == "SVDF":
         file.graph["tensors"][-1]["shape_signature"] = [-1, 12]

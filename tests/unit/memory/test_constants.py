@@ -1,4 +1,6 @@
-"""Constants that lie in pools: where they are, they stay; operations on what a device does not map are refused."""
+"""Constants that lie in pools: where they are, they stay; operations on what a device does not map
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +128,9 @@ def test_the_model_keeps_the_pools_memory() -> None:
 
 
 class Without(InterceptingDevice):
-    """The reference device, which maps fewer *kinds* or speaks an older *level*, and says yes all the same."""
+    """The reference device, which maps fewer *kinds* or speaks an older *level*, and says yes all
+    the same.
+    """
 
     def __init__(self, kinds: tuple[str, ...], level: int = 8) -> None:
         super().__init__(ReferenceDevice(), "without")

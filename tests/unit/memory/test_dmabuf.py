@@ -1,4 +1,6 @@
-"""dma-bufs of a system that has them, played by memfds; what is asked of the kernel is what its headers say."""
+"""dma-bufs of a system that has them, played by memfds; what is asked of the kernel is what its
+headers say.
+"""
 
 from __future__ import annotations
 
@@ -174,7 +176,9 @@ def test_a_lock_is_an_announcement(played: PlayedKernel) -> None:
 
 HEAP: Final = "/dev/dma_heap/system"
 ALLOCATE, CREATE, SYNC = 0xC0184800, 0x40187542, 0x40086200
-"""As `asm-generic/ioctl.h` puts them together, for x86-64 and for aarch64: direction, size of the structure, type, number."""
+"""As `asm-generic/ioctl.h` puts them together, for x86-64 and for aarch64: direction, size of the
+structure, type, number.
+"""
 
 HEADERS: Final = [
     ("dma-heap.h", "DMA_HEAP_IOCTL_ALLOC", "dma_heap_allocation_data", ALLOCATE, "=QIIQ"),

@@ -226,7 +226,9 @@ def test_what_no_buffer_can_hold() -> None:
 
 
 class StateTable(RuleBasedStateMachine):
-    """A buffer is in the state that `AFTER` says, whatever happens to it, and has the value that was written last."""
+    """A buffer is in the state that `AFTER` says, whatever happens to it, and has the value that
+    was written last.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Pools as arrays of other libraries: NumPy's, DLPack's and Python's buffers; nothing is copied, nothing kept."""
+"""Pools as arrays of other libraries: NumPy's, DLPack's and Python's buffers; nothing is copied,
+nothing kept.
+"""
 
 from __future__ import annotations
 

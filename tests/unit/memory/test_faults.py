@@ -1,4 +1,6 @@
-"""Memory when the system fails: at every call there is, in turn. An error with a name, and nothing left behind."""
+"""Memory when the system fails: at every call there is, in turn. An error with a name, and nothing
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ BLOB = HardwareBufferDescription(HardwareBufferFormat.BLOB, 64)
 
 
 class Failing:
-    """Lets the system's calls through, but for number *at*, counted over all of them, which fails by *number*."""
+    """Lets the system's calls through, but for number *at*, counted over all of them, which fails
+    by *number*.
+    """
 
     def __init__(self, at: int, number: int) -> None:
         self.left, self.number = at, number

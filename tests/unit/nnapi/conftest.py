@@ -15,8 +15,8 @@ from tests.support_nnapi_drivers import hosted
 
 @pytest.fixture
 def nothing_left_open(no_descriptor_leaks: None) -> Iterator[None]:
-    """Fails a test that leaves a descriptor open once nothing uses it: tracebacks of errors that were expected hold views
-    of pools until they are collected.
+    """Fails a test that leaves a descriptor open once nothing uses it: tracebacks of errors that
+    were expected hold views of pools until they are collected.
     """
     yield
     gc.collect()

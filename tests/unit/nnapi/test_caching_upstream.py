@@ -1,4 +1,6 @@
-"""NNAPI's own tests of compilation caching, by their names, on a recording double (NNAPI section 2.6)."""
+"""NNAPI's own tests of compilation caching, by their names, on a recording double (NNAPI section
+2.6).
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,8 @@ class SavedModel(InterceptedModel):
 
 
 class CachingDouble(InterceptingDevice):
-    """Writes the same 256 bytes to each cache file it is given, and notes how it was called: with how many
-    handles, and under which token.
+    """Writes the same 256 bytes to each cache file it is given, and notes how it was called: with
+    how many handles, and under which token.
     """
 
     def __init__(self, needed: tuple[int, int], load_error: type[DriverError] | None) -> None:

@@ -1,4 +1,6 @@
-"""Each rule of NNAPI's compilation calls and the result code of breaking it (NNAPI sections 1.4 and 4.6)."""
+"""Each rule of NNAPI's compilation calls and the result code of breaking it (NNAPI sections 1.4 and
+4.6).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Executions and memory domains on every driver that is there, in this process and in one of its own (NNAPI sections 5.4
-and 6.7).
+"""Executions and memory domains on every driver that is there, in this process and in one of its
+own (NNAPI sections 5.4 and 6.7).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""NNAPI's own tests of executions, by their names: TestExecution, TestMemory, TestControlFlow, TestUnspecifiedDimensions,
-TestUnknownDimensions and TestFree (NNAPI sections 5.4, 6.8, 7.3 and 10.6).
+"""NNAPI's own tests of executions, by their names: TestExecution, TestMemory, TestControlFlow,
+TestUnspecifiedDimensions, TestUnknownDimensions and TestFree (NNAPI sections 5.4, 6.8, 7.3 and
+10.6).
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def _codes(status: ErrorStatus) -> set[ResultCode]:
 
 
 class TestFallback:
-    """A compilation for no devices in particular repeats on the reference device what another fails at."""
+    """A compilation for no devices in particular repeats on the reference device what another fails
+    at.
+    """
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_step_that_fails(self, mode: str, only: Callable[..., None]) -> None:
@@ -420,7 +423,9 @@ KNOWN: Final = {"specified": (3, 4), "dimension": (3, 0), "dimensions": (0, 0), 
 @pytest.mark.parametrize("at_model", KNOWN)
 @pytest.mark.parametrize("at_execution", ["nothing", *KNOWN])
 class TestUnspecifiedDimensions:
-    """Every combination of what the model and the execution say of an input's and an output's dimensions."""
+    """Every combination of what the model and the execution say of an input's and an output's
+    dimensions.
+    """
 
     def test_input(self, kind: str, at_model: str, at_execution: str) -> None:
         operand, dtype, scale = KINDS[kind]

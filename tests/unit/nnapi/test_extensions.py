@@ -1,4 +1,6 @@
-"""NNAPI's vendor extensions, call by call: who offers them, their numbers, operands and operations (NNAPI section 8.6)."""
+"""NNAPI's vendor extensions, call by call: who offers them, their numbers, operands and operations
+(NNAPI section 8.6).
+"""
 
 from __future__ import annotations
 
@@ -557,7 +559,9 @@ class TestModels:
 
 
 def looping(data: bytes) -> Model:
-    """A WHILE that hands a QUANT64 with PARAMETERS through a body that gives one with *data*; it is never run."""
+    """A WHILE that hands a QUANT64 with PARAMETERS through a body that gives one with *data*; it is
+    never run.
+    """
     condition, body, main = Model(), Model(), Model()
     kind = operand_type(main, QUANT64)
 
@@ -593,7 +597,9 @@ class TestNoFallback:
 
     @pytest.fixture
     def adder(self, only: Only) -> FaultyDevice:
-        """A fast device for ADD that compiles nothing, beside one that offers the extension, and the reference."""
+        """A fast device for ADD that compiles nothing, beside one that offers the extension, and
+        the reference.
+        """
         fast = Fibonacci("adder", [Extension(OTHER)])
         quick = {"float32": PerformanceInfo(0.1, 0.1)}
         fast.capabilities = replace(fast.capabilities, performance=quick)

@@ -1,4 +1,6 @@
-"""NNAPI's own tests of memory domains, by their names, on doubles that allocate as told (NNAPI section 6.7)."""
+"""NNAPI's own tests of memory domains, by their names, on doubles that allocate as told (NNAPI
+section 6.7).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Copies and executions in any order: what memories hold is what a table of theirs says (NNAPI sections 6.5 and 6.6)."""
+"""Copies and executions in any order: what memories hold is what a table of theirs says (NNAPI
+sections 6.5 and 6.6).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever is called, in whatever order: a model answers with an `NnapiError`, or it is one that compiles."""
+"""Whatever is called, in whatever order: a model answers with an `NnapiError`, or it is one that
+compiles.
+"""
 
 from __future__ import annotations
 

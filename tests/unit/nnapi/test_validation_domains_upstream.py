@@ -1,5 +1,6 @@
-"""NNAPI's validation tests of memory descriptors and of the memory of devices, by their names (NNAPI sections 6.4 to 6.7),
-on whatever device takes a model and on every driver with memory domains, in this process and in one of its own.
+"""NNAPI's validation tests of memory descriptors and of the memory of devices, by their names
+(NNAPI sections 6.4 to 6.7), on whatever device takes a model and on every driver with memory
+domains, in this process and in one of its own.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ PLACES: Final[tuple[tuple[str | None, str], ...]] = (
 
 @pytest.fixture(scope="module", params=PLACES, ids=lambda p: f"{p[0] or 'any devices'}-{p[1]}")
 def place(request: pytest.FixtureRequest) -> tuple[str | None, Any]:
-    """The name of a driver with memory domains, and its device; None for both where any may be taken."""
+    """The name of a driver with memory domains, and its device; None for both where any may be
+    taken.
+    """
     name, door = request.param
     if name is None:
         return None, None

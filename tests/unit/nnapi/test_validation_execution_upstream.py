@@ -1,4 +1,6 @@
-"""NNAPI's validation tests of executions, bursts and events, by their names (NNAPI sections 1.4 and 7)."""
+"""NNAPI's validation tests of executions, bursts and events, by their names (NNAPI sections 1.4 and
+7).
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ class Net(ModelBuilder):
 
 
 def chain(kinds: Sequence[str], name: str = "v") -> Model:
-    """x -> kinds[0] -> kinds[1] -> ...; two-input kinds take their input twice. Outputs are v0, v1, ..."""
+    """x -> kinds[0] -> kinds[1] -> ...; two-input kinds take their input twice. Outputs are v0, v1,
+    ...
+    """
     net = Net()
     at = net.source("x")
     for index, kind in enumerate(kinds):

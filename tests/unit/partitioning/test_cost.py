@@ -1,4 +1,6 @@
-"""Placement by predicted cost: optimal on chains, never behind the best single device, within the policy."""
+"""Placement by predicted cost: optimal on chains, never behind the best single device, within the
+policy.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ KINDS: Final = ("ADD", "RELU", "MUL", "NEG")
 
 
 def wide(kinds: list[str], columns: list[int], outputs: set[int]) -> Model:
-    """x -> kinds[0] -> kinds[1] -> ..., where value k has as many *columns*; some are outputs as well."""
+    """x -> kinds[0] -> kinds[1] -> ..., where value k has as many *columns*; some are outputs as
+    well.
+    """
     net = ModelBuilder()
     at = net.input(DType.FLOAT32, (4, columns[0]), "x")
     left = []
@@ -121,7 +125,9 @@ def test_on_chains_no_assignment_of_so_few_partitions_is_cheaper(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_on_a_chain_of_twelve_operations_and_three_devices(seed: int) -> None:
-    """All 3^12 assignments, priced without the partitioner: on a chain a step is a run of one device."""
+    """All 3^12 assignments, priced without the partitioner: on a chain a step is a run of one
+    device.
+    """
     rng = np.random.default_rng(seed)
     kinds = [str(k) for k in rng.choice(KINDS, 12)]
     model = wide(kinds, [5_000] * 12, {3})
@@ -181,7 +187,9 @@ def test_never_predicted_slower_than_the_best_single_device() -> None:
 
 
 def test_a_graph_of_parallel_branches_is_not_cut_at_every_branch() -> None:
-    """Two branches, interleaved in the file, each cheap on a device of its own: two steps, not eight."""
+    """Two branches, interleaved in the file, each cheap on a device of its own: two steps, not
+    eight.
+    """
     net = Net()
     x = net.source("x")
     left = right = x
@@ -358,7 +366,9 @@ def test_limits_are_kept_at_the_least_cost_found(most: int) -> None:
 
 
 def test_a_limit_is_used_up_where_that_pays() -> None:
-    """Three islands of long chains: with three steps the largest gain is kept, and not everything given up."""
+    """Three islands of long chains: with three steps the largest gain is kept, and not everything
+    given up.
+    """
     kinds = ["ADD"] * 30 + ["RELU"] * 3 + ["ADD"] * 10 + ["RELU"] * 30 + ["ADD"] * 5
     devices = [NumpyDevice("adder", {"ADD"}, other=(0.01, 1.0)), NumpyDevice("reference")]
     model = chain(kinds)

@@ -39,7 +39,9 @@ class TestIntrospection:
 
     @pytest.mark.parametrize("kinds", [["ADD", "MAXIMUM"], ["MAXIMUM", "ADD"]])
     def test_slicing(self, rule: PlacementRule, kinds: list[str]) -> None:
-        """SlicingAddMax and SlicingMaxAdd: an old device is asked for what is old enough, and gets that."""
+        """SlicingAddMax and SlicingMaxAdd: an old device is asked for what is old enough, and gets
+        that.
+        """
         level = OPERATIONS["MAXIMUM"].feature_level or 0
         assert level > 1
         old = NumpyDevice("old", level=level - 1, other=(0.01, 0.01))
@@ -98,7 +100,9 @@ class TestIntrospection:
         assert [s.device for s in plan.steps] == ["device"]
 
     def test_control_flow_that_failed_to_slice(self, rule: PlacementRule) -> None:
-        """What stands in a branch is above the device's level: it says no to the whole IF, and is asked for it."""
+        """What stands in a branch is above the device's level: it says no to the whole IF, and is
+        asked for it.
+        """
         old = NumpyDevice(
             "old", lambda kind, _: "a branch is above level 1" if kind == "IF" else True
         )
@@ -148,7 +152,9 @@ LOOKED_UP = [
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("dtype", LOOKED_UP)
 def test_perf(rule: PlacementRule, dtype: DType) -> None:
-    """PartitioningTest Perf: each element type by itself decides between two devices and the reference."""
+    """PartitioningTest Perf: each element type by itself decides between two devices and the
+    reference.
+    """
     net = ModelBuilder()
     x = net.input(dtype, (2, 3), "x")
     shape = net.constant(np.array([6], np.int32))
@@ -165,7 +171,9 @@ def test_perf(rule: PlacementRule, dtype: DType) -> None:
 
 
 def test_relaxed_computation_is_the_policys_accuracy() -> None:
-    """PartitioningTest RelaxedFP: a device of relaxed arithmetic gets work only where that is asked for."""
+    """PartitioningTest RelaxedFP: a device of relaxed arithmetic gets work only where that is asked
+    for.
+    """
     kinds = list(KERNELS)[:3]
     devices = [
         NumpyDevice("relaxed", accuracy="relaxed", other=(0.01, 0.01)),

@@ -1,4 +1,6 @@
-"""Limits of the policy: sizes and numbers of partitions, coverage; and handles, which cannot travel."""
+"""Limits of the policy: sizes and numbers of partitions, coverage; and handles, which cannot
+travel.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the search for the cheapest arrangement prices along an order, and how it improves what it found."""
+"""What the search for the cheapest arrangement prices along an order, and how it improves what it
+found.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def search(table: SupportTable, judge: Judge) -> list[int] | None:
 
 class TestWhatIsMoved:
     def test_an_entry_output_that_is_read_inside_too_leaves_once(self) -> None:
-        """RELU on a gains 25; x goes in and v comes out, for 10 each, once, though it is an output and read by b."""
+        """RELU on a gains 25; x goes in and v comes out, for 10 each, once, though it is an output
+        and read by b.
+        """
         net = Net()
         v = net.relu("v", net.source("x"))
         model = net.build([v, net.relu("y", v)])

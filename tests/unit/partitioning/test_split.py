@@ -18,7 +18,9 @@ def names(model: Model, indexes: tuple[int, ...]) -> list[str]:
 
 
 def test_boundary_in_nnapi_s_order() -> None:
-    """Inputs: main inputs, temporaries, main outputs read inside. Outputs: main outputs, temporaries."""
+    """Inputs: main inputs, temporaries, main outputs read inside. Outputs: main outputs,
+    temporaries.
+    """
     net = Net()
     second, first = net.source("second"), net.source("first")
     out, temporary = net.relu("out", first), net.relu("temporary", second)
@@ -144,7 +146,9 @@ def test_state_operands_become_plain_inputs_and_outputs() -> None:
 
 
 def nested() -> Model:
-    """Subgraphs 1 to 4: 4 is called by the second IF, 2 by 4 and by nobody else, 1 and 3 by the first."""
+    """Subgraphs 1 to 4: 4 is called by the second IF, 2 by 4 and by nobody else, 1 and 3 by the
+    first.
+    """
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, SHAPE, "x")
     truth = builder.constant(np.array(True))

@@ -87,7 +87,9 @@ def test_where_nothing_at_all_is_read_there_is_no_step() -> None:
 
 
 def test_limits_do_not_count_them() -> None:
-    """One operation of three runs off the reference; with the unread ones it would be three of seven."""
+    """One operation of three runs off the reference; with the unread ones it would be three of
+    seven.
+    """
     plan = place(network(dead=True), devices(), Policy(placement="nnapi", min_coverage=1 / 3))
     assert [s.device for s in plan.steps] == ["reference", "adder", "reference"]
     with pytest.raises(PlacementError, match="2 of 3 operations"):

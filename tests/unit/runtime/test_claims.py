@@ -1,4 +1,6 @@
-"""Names that several distributions claim: whose the driver or device is, and what the others are told."""
+"""Names that several distributions claim: whose the driver or device is, and what the others are
+told.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.unit.runtime.test_discovery import FakeDevice
 
 
 class Installed:
-    """An entry point of a distribution, which counts how often it was loaded. It runs in this process."""
+    """An entry point of a distribution, which counts how often it was loaded. It runs in this
+    process.
+    """
 
     def __init__(self, distribution: str, name: str, *devices: str) -> None:
         self.distribution, self.version, self.name = distribution, "1.0", name

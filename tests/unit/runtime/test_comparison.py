@@ -51,7 +51,9 @@ def chain(length: int, kind: str = "RELU") -> tuple[Model, list[NDArray]]:
 
 
 class Planted(InterceptingDevice):
-    """The reference device under another name, whose operations called *names* give *change*(result)."""
+    """The reference device under another name, whose operations called *names* give
+    *change*(result).
+    """
 
     def __init__(
         self, names: set[str], change: Callable[[NDArray], None], together: int = 1
@@ -168,7 +170,9 @@ def test_what_departs_only_together_is_narrowed_down() -> None:
 
 
 def test_rounding_that_adds_up_is_not_called_a_fault_of_the_whole() -> None:
-    """A step here and a step there, then real values: what the operations come to one by one as well."""
+    """A step here and a step there, then real values: what the operations come to one by one as
+    well.
+    """
     b = ModelBuilder()
     x = b.input(INT8, (1, 8), "x", Q)
     for index in range(4):

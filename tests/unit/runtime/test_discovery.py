@@ -440,7 +440,9 @@ def test_of_two_drivers_of_a_devices_name_the_nearer_goes_first() -> None:
 
 
 def in_a_child(work: Callable[[], str]) -> str:
-    """What *work* answers in a forked child, or its error; a child that hangs is ended and fails here."""
+    """What *work* answers in a forked child, or its error; a child that hangs is ended and fails
+    here.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,6 @@
-"""docs/shadow.md and docs/capsules.md: their code runs and prints what they say, and their tables are whole."""
+"""docs/shadow.md and docs/capsules.md: their code runs and prints what they say, and their tables
+are whole.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ STOP_NS = 4 * MS
 
 
 class Clock:
-    """Moves only when a contender runs; counts a microjoule for each 100 ns, times *power*. *load* is how many times as
-    long everything takes at a moment.
+    """Moves only when a contender runs; counts a microjoule for each 100 ns, times *power*. *load*
+    is how many times as long everything takes at a moment.
     """
 
     def __init__(self, load: Callable[[int], float] = lambda _: 1.0) -> None:
@@ -94,7 +94,9 @@ def test_short_runs_share_a_sample() -> None:
 
 
 def test_a_run_finds_in_the_caches_what_the_one_before_left() -> None:
-    """Each loses 2 ms after another one has run; small is the quicker one that runs again and again."""
+    """Each loses 2 ms after another one has run; small is the quicker one that runs again and
+    again.
+    """
     clock, before = Clock(), [""]
 
     def after_others(name: str, warm: int, cold: int) -> Contender:
@@ -114,8 +116,9 @@ SPIN_NS = 40 * MS
 
 
 class Crowd(Clock):
-    """Engines whose threads spin on for `SPIN_NS` after a run: until then another's run takes three times as long. Each
-    engine's first runs after another's take twice as long until it has run for *waking*.
+    """Engines whose threads spin on for `SPIN_NS` after a run: until then another's run takes three
+    times as long. Each engine's first runs after another's take twice as long until it has run for
+    *waking*.
     """
 
     def __init__(self, waking: int = 0) -> None:
@@ -240,7 +243,9 @@ def test_who_is_surely_behind_by_little_is_timed_no_longer() -> None:
 
 
 def test_who_was_left_out_in_a_quiet_moment_does_not_win_for_it() -> None:
-    """From the third round on everything takes ten times as long: the best has the largest median of all."""
+    """From the third round on everything takes ten times as long: the best has the largest median
+    of all.
+    """
     clock = Clock(lambda now: 1.0 if now < 22 * COLD_NS else 10.0)
     every = measure(
         [clock.contender("slow", 5 * COLD_NS), clock.contender("quick", COLD_NS)], clock=clock
@@ -327,7 +332,9 @@ def test_what_happens_to_all_in_a_round_is_no_noise() -> None:
 
 
 def test_single_devices_are_compared_with_each_other_and_the_best_with_the_rest() -> None:
-    """Which of two is ahead may depend on who else is counted: a single device never has to beat another one."""
+    """Which of two is ahead may depend on who else is counted: a single device never has to beat
+    another one.
+    """
     one = of("one", 10, 10, 10, 30, 30, 30, 30)
     other = of("other", 11, 11, 11, 20, 20, 20, 29)
     cut = of("cut", 10, 10, 10, 90, 90, 90, 90)
@@ -346,8 +353,8 @@ def test_nothing_to_choose_from() -> None:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a run takes on a machine with other work, drawn: jitter, a load that comes and goes, and how often in 4 ms of
-    its own it is stopped for 4 ms.
+    """What a run takes on a machine with other work, drawn: jitter, a load that comes and goes, and
+    how often in 4 ms of its own it is stopped for 4 ms.
     """
 
     jitter: float
@@ -388,8 +395,8 @@ MACHINES = {
 def test_the_best_wins_on_a_machine_with_other_work(
     name: str, most: float, quick: int, others: dict[str, int]
 ) -> None:
-    """Of twenty machines: always on a quiet one, and on a full one, where a run of 50 ms takes 100 to 200, nobody who is
-    much slower.
+    """Of twenty machines: always on a quiet one, and on a full one, where a run of 50 ms takes 100
+    to 200, nobody who is much slower.
     """
     machine = MACHINES[name]
     for seed in range(20):

@@ -11,7 +11,9 @@ MS = 1_000_000
 
 
 class Process:
-    """Whose other threads spin from the beginning of each wait for *spins* nanoseconds, and use a little all the time."""
+    """Whose other threads spin from the beginning of each wait for *spins* nanoseconds, and use a
+    little all the time.
+    """
 
     def __init__(self, spins: int) -> None:
         self.now, self.spins, self.began = 0, spins, 0

@@ -65,7 +65,9 @@ def verified(
     model: Model | None = None,
     shadow: float = 1.0,
 ) -> tuple[list[NDArray], Shadow, list[str]]:
-    """First outputs of *runs*, what shadow verification counted, and the notes of the receipts, once all is compared."""
+    """First outputs of *runs*, what shadow verification counted, and the notes of the receipts,
+    once all is compared.
+    """
     with penstock.compile(
         model or network(), devices=[device], cache=None, policy=Policy(shadow=shadow)
     ) as compiled:

@@ -1,4 +1,6 @@
-"""What a process imports to give a first answer from the cache: counted, since times depend on the machine."""
+"""What a process imports to give a first answer from the cache: counted, since times depend on the
+machine.
+"""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class Clock:
 
 
 class TimedDevice(NumpyDevice):
-    """Takes *costs* nanoseconds of *clock* for each operation, by its type and by that of its first input, and up
-    to *jitter* more for each execution.
+    """Takes *costs* nanoseconds of *clock* for each operation, by its type and by that of its first
+    input, and up to *jitter* more for each execution.
     """
 
     def __init__(
@@ -177,7 +177,9 @@ def two_types() -> Model:
 
 
 def specialists(floats: int, integers: int, jitter: int = 0) -> list[TimedDevice]:
-    """Each takes everything, and says that it is quick at one type; how long that really takes is given."""
+    """Each takes everything, and says that it is quick at one type; how long that really takes is
+    given.
+    """
     clock = Clock()
     performance = {"float32": (0.01, 0.5), "int32": (0.9, 0.9)}
     turned = {"float32": (0.9, 0.9), "int32": (0.01, 0.5)}
@@ -218,7 +220,9 @@ def test_a_cut_that_gains_less_than_the_noise_is_not_kept() -> None:
 
 @pytest.mark.parametrize(("each", "winner"), [(6 * MS, "engine"), (3 * MS, "reference")])
 def test_the_reference_wins_only_beyond_the_noise(each: int, winner: str) -> None:
-    """Either takes up to 8 ms more in each run: what it gains at 6 ms an operation, as long as the engine's, is chance."""
+    """Either takes up to 8 ms more in each run: what it gains at 6 ms an operation, as long as the
+    engine's, is chance.
+    """
     clock = Clock()
     devices = [
         TimedDevice(

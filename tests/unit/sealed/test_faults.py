@@ -184,7 +184,9 @@ def test_a_fault_at_any_call_of_the_registry(
 
 
 def moments(rig: Rig, act: Callable[[FileRegistry], object]) -> list[Path]:
-    """Runs *act*; copies of the state directory as it stood before each file operation of the registry, and afterwards."""
+    """Runs *act*; copies of the state directory as it stood before each file operation of the
+    registry, and afterwards.
+    """
     copies: list[Path] = []
 
     def copy(_name: str) -> None:
@@ -200,7 +202,9 @@ def moments(rig: Rig, act: Callable[[FileRegistry], object]) -> list[Path]:
 def test_a_process_that_dies_at_any_file_operation_leaves_a_registry_that_is_whole(
     tmp_path: Path,
 ) -> None:
-    """The registry as another process finds it before each file operation of a save has one state or the next."""
+    """The registry as another process finds it before each file operation of a save has one state
+    or the next.
+    """
     rig = old_rig(tmp_path)
     assert rig.saved()
     (old,) = rig.registry().rows()
@@ -252,7 +256,9 @@ CHANGES: dict[str, Callable[[FileRegistry], object]] = {
 def test_a_fault_at_any_file_operation_of_a_change_of_the_registry(
     tmp_path: Path, name: str, change: str
 ) -> None:
-    """It fails by name or succeeds; what then stands is the old state or the new one, and the next change succeeds."""
+    """It fails by name or succeeds; what then stands is the old state or the new one, and the next
+    change succeeds.
+    """
     before = replace(ROW, entry=bytes([1] * 16))
     outcomes = set()
     for at in range(200):

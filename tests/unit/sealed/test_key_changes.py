@@ -1,4 +1,6 @@
-"""The key or the whole state directory goes, or is exchanged, while a process runs that knows the key."""
+"""The key or the whole state directory goes, or is exchanged, while a process runs that knows the
+key.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ OTHER_KEY = b"another key".ljust(32, b"-")
 
 
 class Process:
-    """A process: one seal, which remembers what it learns. `folder` names an entry, of its own token."""
+    """A process: one seal, which remembers what it learns. `folder` names an entry, of its own
+    token.
+    """
 
     def __init__(self, root: Path, files: FaultyFiles | None = None) -> None:
         self.rig = Rig(root)

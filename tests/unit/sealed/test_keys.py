@@ -1,4 +1,6 @@
-"""Where the key lies: a file, or the system's key store where it answers at once and without a prompt."""
+"""Where the key lies: a file, or the system's key store where it answers at once and without a
+prompt.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Late writes: what they replace, when they are dropped, and what another process finds at every moment."""
+"""Late writes: what they replace, when they are dropped, and what another process finds at every
+moment.
+"""
 
 from __future__ import annotations
 
@@ -388,7 +390,9 @@ def test_a_reader_between_any_two_file_operations(old: Rig, new: Rig) -> None:
 
 
 def test_a_process_that_dies_at_any_file_operation_of_the_registry(tmp_path: Path) -> None:
-    """State and cache as they stand before each file operation of the registry in a late write, looked at as another process does."""
+    """State and cache as they stand before each file operation of the registry in a late write,
+    looked at as another process does.
+    """
     outcomes = []
     root = tmp_path / "run"
     root.mkdir()

@@ -154,7 +154,9 @@ def go_to(child: Child, root: Path, expected: bytes, operation: str, times: int)
 
 
 def test_a_reader_while_another_process_writes_late(tmp_path: Path) -> None:
-    """At each of its operations: behind the lock the old entry, nothing while it writes, then the new one."""
+    """At each of its operations: behind the lock the old entry, nothing while it writes, then the
+    new one.
+    """
     seen: list[object] = []
     with Child() as child:
         name = child.begin(rig(tmp_path, THEIRS), published(tmp_path))
@@ -216,7 +218,9 @@ def test_of_two_late_writers_one_writes(
 def test_a_late_write_and_a_publication_by_rename(
     tmp_path: Path, child: Child, operation: str, times: int
 ) -> None:
-    """Whichever has the lock first: what was published stands, and the late writer's next write is dropped."""
+    """Whichever has the lock first: what was published stands, and the late writer's next write is
+    dropped.
+    """
     expected = published(tmp_path)
     mine = rig(tmp_path, MINE)
     assert mine.save("new").saved

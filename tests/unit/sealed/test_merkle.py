@@ -1,4 +1,6 @@
-"""The root over a payload depends on every byte, on the order and on the length, and on nothing else."""
+"""The root over a payload depends on every byte, on the order and on the length, and on nothing
+else.
+"""
 
 from __future__ import annotations
 

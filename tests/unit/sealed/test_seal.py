@@ -1,4 +1,6 @@
-"""What a driver sees: payloads come back, failures are reasons, and the pieces lie where the knobs say."""
+"""What a driver sees: payloads come back, failures are reasons, and the pieces lie where the knobs
+say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Chaos: a driver that keeps its promises passes every scenario, and each broken one fails where it should."""
+"""Chaos: a driver that keeps its promises passes every scenario, and each broken one fails where it
+should.
+"""
 
 from __future__ import annotations
 

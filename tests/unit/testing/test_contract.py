@@ -1,4 +1,6 @@
-"""The contract suites catch what they promise to catch: each broken device fails the check of its fault."""
+"""The contract suites catch what they promise to catch: each broken device fails the check of its
+fault.
+"""
 
 from __future__ import annotations
 
@@ -349,7 +351,9 @@ def test_devices_that_do_not_wait_for_fences_are_caught() -> None:
 
 
 class Caching(InterceptingDevice):
-    """Saves a digest's worth of the model and loads it; *checks* says whether it looks at what it loads."""
+    """Saves a digest's worth of the model and loads it; *checks* says whether it looks at what it
+    loads.
+    """
 
     def __init__(self, *, checks: bool) -> None:
         super().__init__(sample())

@@ -1,4 +1,6 @@
-"""The suite of extensions catches what it promises to catch: each broken driver fails the check of its fault."""
+"""The suite of extensions catches what it promises to catch: each broken driver fails the check of
+its fault.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The lab device that compiles at the first run, and the one that compiles twice: what is written late, and when."""
+"""The lab device that compiles at the first run, and the one that compiles twice: what is written
+late, and when.
+"""
 
 from __future__ import annotations
 
@@ -276,7 +278,9 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize("mode", ["first_run", "staged"])
     def test_of_two_who_write_late_one_writes_or_reads(self, mode: str, entry: Entry) -> None:
-        """Both run at the same moment: whoever comes second reads what the first wrote, or drops his write."""
+        """Both run at the same moment: whoever comes second reads what the first wrote, or drops
+        his write.
+        """
         first = Child(mode, entry, "prepare")
         second = Child(mode, entry, "prepare" if mode == "first_run" else "load")
         first.go()

@@ -1,4 +1,6 @@
-"""The lab device's memory: tiles that it computes on, conversions that it counts, and an end of its room."""
+"""The lab device's memory: tiles that it computes on, conversions that it counts, and an end of its
+room.
+"""
 
 from __future__ import annotations
 

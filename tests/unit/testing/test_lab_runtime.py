@@ -1,4 +1,6 @@
-"""The lab device behind `penstock.compile`: late artefacts that the next process hits, and levels without a cache."""
+"""The lab device behind `penstock.compile`: late artefacts that the next process hits, and levels
+without a cache.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CASE = small()
 
 
 class Start(NamedTuple):
-    """What one process saw: compiles while preparing, all compiles of the device, and the cache's word."""
+    """What one process saw: compiles while preparing, all compiles of the device, and the cache's
+    word.
+    """
 
     prepared: int
     compiles: int

@@ -1,4 +1,6 @@
-"""Single operations cut out of a model, their real inputs, and how far a device's results lie from them."""
+"""Single operations cut out of a model, their real inputs, and how far a device's results lie from
+them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run as a program, with the name of an engine's device and the names of the others: what was made with the engine
-before a fork, in the child, which says what it found and ends as programs end.
+"""Run as a program, with the name of an engine's device and the names of the others: what was made
+with the engine before a fork, in the child, which says what it found and ends as programs end.
 """
 
 from __future__ import annotations

@@ -68,8 +68,8 @@ def doubling() -> bytes:
 
 
 def signed() -> bytes:
-    """Two signatures: `add` (y, x -> sum) on subgraph 0, `negate` (x -> y) on subgraph 1; and one, `inner`, that
-    names a tensor inside.
+    """Two signatures: `add` (y, x -> sum) on subgraph 0, `negate` (x -> y) on subgraph 1; and one,
+    `inner`, that names a tensor inside.
     """
     file = FileBuilder()
     x, y, total = (file.tensor(n, [2]) for n in ("a:0", "b:0", "sum:0"))

@@ -1,4 +1,6 @@
-"""Files that list one tensor more than once: twice an input, twice an output, both, or under two names."""
+"""Files that list one tensor more than once: twice an input, twice an output, both, or under two
+names.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def signed(
 
 
 def branches() -> bytes:
-    """y, w = p + p (else p * p) twice, p listed as both inputs of the branch, so that b is what it holds."""
+    """y, w = p + p (else p * p) twice, p listed as both inputs of the branch, so that b is what it
+    holds.
+    """
     file = FileBuilder()
     choice = file.tensor("choice", [1], "BOOL")
     a, b, y, w = (file.tensor(n, [2]) for n in "abyw")

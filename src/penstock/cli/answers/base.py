@@ -22,7 +22,8 @@ class Results:
     """One run's outputs, and what is known about them.
 
     *operands* describe *arrays*, one each; *indexes* are the operands' places in the model's entry
-    subgraph. *labels* name the classes, where anything does. *top* bounds lists; *minimum* is the least
+    subgraph. *labels* name the classes, where anything does. *top* bounds lists; *minimum* is the
+    least
     score of a box or key point that is worth showing.
     """
 
@@ -51,7 +52,8 @@ class Results:
 class Answer(Protocol):
     """A task's answer: *data* for `--json`, *notes* about how it was read out of the outputs.
 
-    *mislabelled* says why a list of labels is not used to name classes, in one clause; "" where it is.
+    *mislabelled* says why a list of labels is not used to name classes, in one clause; "" where it
+    is.
     """
 
     task: str

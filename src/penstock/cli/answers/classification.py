@@ -23,7 +23,9 @@ ROUNDING: Final = 1e-3
 
 
 class Classification:
-    """The best classes of the model's one output. *mislabelled* says why they have no labels, where a list of labels does not fit."""
+    """The best classes of the model's one output. *mislabelled* says why they have no labels, where
+    a list of labels does not fit.
+    """
 
     task = "classification"
 
@@ -53,8 +55,9 @@ class Classification:
 def probabilities(values: NDArray) -> tuple[NDArray, str]:
     """*values* as probabilities, and what was done to them ("" for nothing).
 
-    Values that all lie in [0, 1] are probabilities already: of one class out of all, or of each class
-    by itself. Anything else is taken for logits and goes through softmax. What is not a number stays so.
+    Values that all lie in [0, 1] are probabilities already: of one class out of all, or of each
+    class by itself. Anything else is taken for logits and goes through softmax. What is not a
+    number stays so.
     """
     real = np.asarray(values, np.float64)
     known = real[~np.isnan(real)]
@@ -67,9 +70,11 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
 
 
 def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
-    """*results* without labels where those are not as many as the *classes*, and why, in one clause; "" where they fit.
+    """*results* without labels where those are not as many as the *classes*, and why, in one clause;
+    "" where they fit.
 
-    A list of another length may name every class wrongly: a background class that it has, or lacks, shifts all others.
+    A list of another length may name every class wrongly: a background class that it has, or lacks,
+    shifts all others.
     """
     if results.labels is None or len(results.labels) == classes:
         return "", results

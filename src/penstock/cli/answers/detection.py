@@ -19,7 +19,9 @@ OPERATION = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 class Detection:
-    """Boxes, best first. A box is [ymin, xmin, ymax, xmax] as shares of the picture's height and width."""
+    """Boxes, best first. A box is [ymin, xmin, ymax, xmax] as shares of the picture's height and
+    width.
+    """
 
     task = "detection"
     mislabelled = ""
@@ -76,8 +78,8 @@ class Detection:
 def detection_order(results: Results) -> tuple[int, int, int, int] | None:
     """Which outputs are boxes, classes, scores and count; None when the model is no such detector.
 
-    The operation says so where the model has it; otherwise four float outputs of the shapes [1, n, 4],
-    [1, n], [1, n], [1] in this order.
+    The operation says so where the model has it; otherwise four float outputs of the shapes [1, n,
+    4], [1, n], [1, n], [1] in this order.
     """
     for operation in results.model.operations:
         if operation.key == OPERATION and set(operation.outputs[:4]) <= set(results.indexes):

@@ -16,14 +16,16 @@ NAMED: Final = 5
 """How many of the classes that share a score are named."""
 
 BY_MAXIMUM: Final = frozenset({"classification", "segmentation"})
-"""Tasks whose answer is the place of a maximum: a single value that is not a number makes it arbitrary."""
+"""Tasks whose answer is the place of a maximum: a single value that is not a number makes it
+arbitrary.
+"""
 
 
 def why_undecided(results: Results, task: str) -> str:
     """Why the outputs decide nothing about *task*, in one clause; "" where they do.
 
-    A table of best classes would hide it and show some class first all the same. Outputs of 8 bits often tie: their steps do
-    not tell two likely classes apart.
+    A table of best classes would hide it and show some class first all the same. Outputs of 8 bits
+    often tie: their steps do not tell two likely classes apart.
     """
     if task == "outputs":
         return ""

@@ -66,7 +66,8 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
 
 
 def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """*wanted* moved into a picture of *size*, and down past what is *taken* already, from the top again
+    """*wanted* moved into a picture of *size*, and down past what is *taken* already, from the top
+    again
     where the bottom is reached. Where no place is free it stays where it was wanted.
     """
     left, top, right, bottom = wanted
@@ -93,7 +94,9 @@ def draw_mask(
     classes: npt.NDArray[np.int64],
     legend: Sequence[Mapping[str, Any]] = (),
 ) -> Image.Image:
-    """A copy of *picture* with every class but 0 tinted, and as much of the *legend* as there is room for."""
+    """A copy of *picture* with every class but 0 tinted, and as much of the *legend* as there is
+    room for.
+    """
     palette = np.array([colour.rgb for colour in COLOURS], np.uint8)
     # One more than the colours, so that a class whose colour is the first one is told from class 0.
     small = np.where(classes == 0, len(COLOURS), classes % len(COLOURS)).astype(np.uint8)

@@ -1,8 +1,8 @@
 """Pose: seventeen key points of one person (COCO's names and order).
 
 MoveNet gives them as [1, 1, 17, 3]: y, x, score, positions as shares of the picture. PoseNet gives
-heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key points before x: each key point lies at
-its heat map's maximum times the output stride, plus the offset there, in pixels of the model's
+heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key points before x: each key point lies
+at its heat map's maximum times the output stride, plus the offset there, in pixels of the model's
 input (Papandreou et al., "PersonLab", 2018, section 3.1, single person).
 """
 

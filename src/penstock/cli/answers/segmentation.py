@@ -59,8 +59,8 @@ class Segmentation:
 
 
 def class_map(results: Results) -> npt.NDArray[np.int64]:
-    """[height, width] class numbers of the first output: its largest score a pixel, or, for an output of
-    one value a pixel, that value as a class (integers) or 1 where it is at least 0.5.
+    """[height, width] class numbers of the first output: its largest score a pixel, or, for an
+    output of one value a pixel, that value as a class (integers) or 1 where it is at least 0.5.
     """
     array = results.arrays[0]
     if array.ndim == 4 and array.shape[-1] > 1:
@@ -74,7 +74,8 @@ def class_map(results: Results) -> npt.NDArray[np.int64]:
 
 
 def is_class_map(results: Results) -> bool:
-    """Whether the one output is per-pixel class scores [1, h, w, c] or class numbers [1, h, w(, 1)].
+    """Whether the one output is per-pixel class scores [1, h, w, c] or class numbers [1, h, w(,
+    1)].
 
     Three channels are taken for a picture's colours unless there are three labels.
     """

@@ -49,7 +49,9 @@ def recognise(results: Results) -> str:
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
-    """The answer, by *task* or else as recognised. Raises `UsageError` for a task the outputs do not fit."""
+    """The answer, by *task* or else as recognised. Raises `UsageError` for a task the outputs do
+    not fit.
+    """
     chosen = task or recognise(results)
     if chosen not in TASKS:
         raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
@@ -59,7 +61,9 @@ def answer(results: Results, task: str | None = None) -> Answer:
 
 
 def _is_classifier(results: Results) -> bool:
-    """One output with one value a class, which has labels or comes from a softmax or logistic function."""
+    """One output with one value a class, which has labels or comes from a softmax or logistic
+    function.
+    """
     if len(results.arrays) != 1:
         return False
     array, dtype = results.arrays[0], results.operands[0].dtype
@@ -74,7 +78,8 @@ def _is_classifier(results: Results) -> bool:
 
 
 def may_be_classes(results: Results) -> bool:
-    """Whether the one output has the shape of a score for each class, [1, n], though nothing says what it is.
+    """Whether the one output has the shape of a score for each class, [1, n], though nothing says
+    what it is.
 
     It may be an embedding just as well, so only the caller can tell.
     """

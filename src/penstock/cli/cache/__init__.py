@@ -1,4 +1,6 @@
-"""`penstock cache`: what is in a compilation cache, whether it is sound, and why a compile missed it."""
+"""`penstock cache`: what is in a compilation cache, whether it is sound, and why a compile missed
+it.
+"""
 
 from __future__ import annotations
 

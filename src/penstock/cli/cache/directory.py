@@ -18,7 +18,9 @@ SHORT: Final = 12
 
 
 def open_cache(directory: str | None) -> Cache:
-    """The cache in *directory*, None being the user's. Raises `UsageError` where the user named no directory."""
+    """The cache in *directory*, None being the user's. Raises `UsageError` where the user named no
+    directory.
+    """
     from penstock.cache import Cache
 
     if directory is None:
@@ -29,7 +31,9 @@ def open_cache(directory: str | None) -> Cache:
 
 
 def named_directory(directory: str) -> Path:
-    """The directory that `--dir` names, there or not. Raises `UsageError` for no name and for something else."""
+    """The directory that `--dir` names, there or not. Raises `UsageError` for no name and for
+    something else.
+    """
     path = Path(directory).expanduser()
     if not directory:
         raise UsageError("--dir needs the name of a directory")
@@ -39,8 +43,9 @@ def named_directory(directory: str) -> Path:
 
 
 def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:
-    """The one entry whose token begins so, in hexadecimal digits or in the letters of its files' names; a path
-    of one of its files will do. Raises `UsageError` where there is none, or more than one.
+    """The one entry whose token begins so, in hexadecimal digits or in the letters of its files'
+    names; a path of one of its files will do. Raises `UsageError` where there is none, or more than
+    one.
     """
     from penstock.cache.naming import letters_of
 

@@ -30,10 +30,11 @@ def explain(
     shape: options.Shapes = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has changed.
+    """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
+    changed.
 
-    Nothing is compiled. The other options are those the compile would get. Dimensions that MODEL leaves unknown
-    are taken for 1 where no --shape says more, as 'run' does.
+    Nothing is compiled. The other options are those the compile would get. Dimensions that MODEL
+    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
     """
     from penstock.cli import opening
     from penstock.runtime.explain import explain_model
@@ -113,7 +114,9 @@ def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
 
 
 def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
-    """A change for people: of a processor's features only those that differ, and a word for no text."""
+    """A change for people: of a processor's features only those that differ, and a word for no
+    text.
+    """
     if ingredient == "cpu_features":
         had, has = was.split(), now.split()
         was = " ".join(word for word in had if word not in has)

@@ -19,7 +19,9 @@ def compile_arguments(
     signature: str | None,
     shapes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Keywords for `penstock.compile`. Raises `UsageError` for a word that is not one of an option's."""
+    """Keywords for `penstock.compile`. Raises `UsageError` for a word that is not one of an
+    option's.
+    """
     from penstock.cli.opening import check_devices, policy_of
     from penstock.hal import PREFERENCES, PRIORITIES
 

@@ -40,7 +40,9 @@ NO_INDEX: Final = (
 
 
 def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
-    """List the entries, the one used last first, and the placements that were measured ('bench --tune')."""
+    """List the entries, the one used last first, and the placements that were measured ('bench
+    --tune').
+    """
     from penstock.cache.verdicts import Verdicts
 
     output = output_of(context)

@@ -47,8 +47,8 @@ def prewarm(
 ) -> None:
     """Compile every MODEL into the cache, so that programs that ask for the same start from it.
 
-    All but the directory is part of the key: give what those programs give. Dimensions that a model leaves
-    unknown are taken for 1 where no --shape says more, as 'run' does.
+    All but the directory is part of the key: give what those programs give. Dimensions that a model
+    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
     """
     from penstock.cache.location import default_directory
     from penstock.cli import opening
@@ -89,7 +89,8 @@ def prewarm(
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended with; and
+    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended
+    with; and
     *notes* on what was assumed, or why no step of it is cached.
     """
 
@@ -166,8 +167,8 @@ def not_saved(step: StepReceipt, path: str) -> str:
 
 
 def outcome(step: StepReceipt) -> tuple[str, str]:
-    """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at the first run,
-    or `not cached` for a device that has no cache files; and why it was no hit.
+    """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at
+    the first run, or `not cached` for a device that has no cache files; and why it was no hit.
     """
     cache = step.cache
     if cache.outcome == "hit":

@@ -31,7 +31,9 @@ def gc(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove the entries unused for longest until the rest fits, and what processes that died left behind."""
+    """Remove the entries unused for longest until the rest fits, and what processes that died left
+    behind.
+    """
     cache = open_cache(directory)
     removed = cache.gc(None if max_mib is None else max_mib << 20)
     report(output_of(context), cache, removed)
@@ -66,7 +68,9 @@ def clear(
 
 
 def forget(output: Output, cache: Cache, beginning: str) -> None:
-    """Removes the one measured placement whose key begins so. Raises `UsageError` for none, or several."""
+    """Removes the one measured placement whose key begins so. Raises `UsageError` for none, or
+    several.
+    """
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)

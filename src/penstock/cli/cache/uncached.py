@@ -21,7 +21,9 @@ OPTIONS: Final = {
 def why_nothing_is_cached(
     path: str, compiled: CompiledModel, wanted: Sequence[str] | None
 ) -> list[str]:
-    """A note where no device that runs the model caches: what kept it from those that would, if there are any."""
+    """A note where no device that runs the model caches: what kept it from those that would, if
+    there are any.
+    """
     from penstock.compilation.caching import why_not_cached
     from penstock.runtime import manager
 

@@ -31,8 +31,8 @@ def verify(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Verify every entry against its driver's registry, and the seals of the placements that were measured; fails
-    where one would be refused.
+    """Verify every entry against its driver's registry, and the seals of the placements that were
+    measured; fails where one would be refused.
     """
     output = output_of(context)
     cache = open_cache(directory)
@@ -73,7 +73,9 @@ def verify(
 
 
 def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
-    """The key of each measured placement, with None for one that a compile would take, else why it would not."""
+    """The key of each measured placement, with None for one that a compile would take, else why it
+    would not.
+    """
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)

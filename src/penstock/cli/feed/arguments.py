@@ -43,7 +43,9 @@ _BEGINNINGS: Final[tuple[tuple[bytes, Kind], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the caller asks for: a normalization, the seed of `random`, and the rate of the sounds that the model takes."""
+    """What the caller asks for: a normalization, the seed of `random`, and the rate of the sounds
+    that the model takes.
+    """
 
     normalization: Normalization | None = None
     seed: int = 0
@@ -52,7 +54,9 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class FedPicture:
-    """A picture for input number *position*: its uint8 *pixels* [height, width, 1 or 3], and how they may be prepared."""
+    """A picture for input number *position*: its uint8 *pixels* [height, width, 1 or 3], and how
+    they may be prepared.
+    """
 
     position: int
     operand: Operand
@@ -78,11 +82,15 @@ class FedPicture:
 
 @dataclass(slots=True)
 class Fed:
-    """What was made of the arguments: an array an input, in order; for a picture by the first scheme that is left.
+    """What was made of the arguments: an array an input, in order; for a picture by the first
+    scheme that is left.
 
-    *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says for
-    each input where its values come from; *assumed* has the shapes that `random` made up for unknown dimensions, by input
-    name; *notes* what was assumed or changed on the way; *questions* what nobody says and an answer would depend on, each
+    *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says
+    for
+    each input where its values come from; *assumed* has the shapes that `random` made up for
+    unknown dimensions, by input
+    name; *notes* what was assumed or changed on the way; *questions* what nobody says and an answer
+    would depend on, each
     with the option that says it; *kinds* the kinds of files.
     """
 
@@ -121,7 +129,9 @@ class Fed:
         return arrays
 
     def assumption(self) -> list[str]:
-        """A note where a scheme was taken though none is stated, for commands that give no answer about the picture."""
+        """A note where a scheme was taken though none is stated, for commands that give no answer
+        about the picture.
+        """
         return [
             f"{p.preparation.because}: {p.preparation.schemes[0].name} is taken (--normalize)"
             for p in self.unstated

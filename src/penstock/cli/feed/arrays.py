@@ -34,8 +34,9 @@ def read_npy(path: InputFile, operand: Operand) -> NDArray:
 
 
 def read_npz(path: InputFile, operands: list[Operand]) -> list[NDArray]:
-    """An array for each of *operands*, by name, or by position where the file has exactly as many. Entries whose names
-    begin with `expected/` and are no input's are left: they are what `compare` expects of the model.
+    """An array for each of *operands*, by name, or by position where the file has exactly as many.
+    Entries whose names begin with `expected/` and are no input's are left: they are what `compare`
+    expects of the model.
 
     Raises `FileError`.
     """
@@ -84,7 +85,8 @@ def _header(
     except (OSError, zipfile.BadZipFile, zlib.error):
         raise
     except Exception as error:
-        # NumPy evaluates the header as Python source, and its error would be in the words of Python's parser.
+        # NumPy evaluates the header as Python source, and its error would be in the words of
+        # Python's parser.
         what = f"{entry}is not" if entry else "not"
         raise FileError(
             path, f"{what} an .npy file, or its header is damaged; numpy.save writes one"
@@ -126,8 +128,9 @@ def check(
 
 
 def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
-    """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full range,
-    wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are 1.
+    """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full
+    range, wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are
+    1.
     """
     if (shape := assumed(operand)) is None:
         raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")

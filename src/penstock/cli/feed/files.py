@@ -1,4 +1,6 @@
-"""The files that INPUT arguments name: regular files, read where they lie, and pipes, read once into memory."""
+"""The files that INPUT arguments name: regular files, read where they lie, and pipes, read once
+into memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a model computes first with one of its inputs: the arithmetic, the range, and the operation that follows."""
+"""What a model computes first with one of its inputs: the arithmetic, the range, and the operation
+that follows.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ _SPATIAL: Final = frozenset(
 class Bounds:
     """The real values that an input can take without being clipped.
 
-    *quantized*: they come from a scale and a zero point. *symmetric*: the stored type is signed and its zero point is 0, so
+    *quantized*: they come from a scale and a zero point. *symmetric*: the stored type is signed and
+    its zero point is 0, so
     the bounds give the greatest magnitude and do not say whether values below zero occur.
     """
 
@@ -52,10 +55,11 @@ class Bounds:
 class FirstOperations:
     """What is known of one input from the operations that read it first.
 
-    The arithmetic with constants that precedes everything else turns a real value x into `scale * x + offset`; both
-    have one element, or one for each channel. *bounds* are those of the first quantisation or clipping, in the
-    input's own real values. *operation* is the first operation that combines elements, None where several operations
-    read the value or none does. *value* is the operand that it reads, *index* the operand's number.
+    The arithmetic with constants that precedes everything else turns a real value x into `scale * x
+    + offset`; both have one element, or one for each channel. *bounds* are those of the first
+    quantisation or clipping, in the input's own real values. *operation* is the first operation
+    that combines elements, None where several operations read the value or none does. *value* is
+    the operand that it reads, *index* the operand's number.
     """
 
     index: int
@@ -87,7 +91,9 @@ def first_operations(model: Model, operand: int, channel_axis: int | None) -> Fi
 
 
 def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
-    """The range of an integer type of 16 bits at most with one scale and zero point; None for any other."""
+    """The range of an integer type of 16 bits at most with one scale and zero point; None for any
+    other.
+    """
     bits = dtype.bits
     if not dtype.is_integer or bits is None or bits > 16 or quantization.per_channel:
         return None
@@ -121,7 +127,9 @@ class _Path:
         return FirstOperations(self.at, value, self.scale, self.offset, bounds, operation)
 
     def follow(self, operation: Operation) -> bool:
-        """Goes through *operation* if it treats each element by itself; else stays and returns False."""
+        """Goes through *operation* if it treats each element by itself; else stays and returns
+        False.
+        """
         rule = _RULES.get(operation.type)
         if rule is None or not rule(self, operation):
             return False
@@ -257,7 +265,9 @@ class _Path:
 def _composed(
     kind: str, scale: Values, offset: Values, number: Values, *, first: bool
 ) -> tuple[Values, Values]:
-    """Scale and offset after ADD, SUB, MUL or DIV with *number*; *first*: the value is the first argument."""
+    """Scale and offset after ADD, SUB, MUL or DIV with *number*; *first*: the value is the first
+    argument.
+    """
     with np.errstate(all="ignore"):
         if kind == "ADD":
             return scale, offset + number
@@ -273,7 +283,9 @@ def _long(operand: Operand) -> tuple[int | None, ...]:
 
 
 def _moved(before: Operand, after: Operand, axis: int | None) -> int | None:
-    """Where *axis* is after a change of shape that only adds or removes dimensions of 1; None elsewhere."""
+    """Where *axis* is after a change of shape that only adds or removes dimensions of 1; None
+    elsewhere.
+    """
     old, new = before.shape, after.shape
     if axis is None or old is None or new is None or _long(before) != _long(after):
         return None

@@ -1,7 +1,7 @@
 """What a file shows of its training without saying it, which excludes ways to normalise pictures.
 
-Such evidence never decides about a detection or a segmentation, whose answers cannot be compared; it shortens the
-list of schemes whose classes are compared.
+Such evidence never decides about a detection or a segmentation, whose answers cannot be compared;
+it shortens the list of schemes whose classes are compared.
 """
 
 from __future__ import annotations
@@ -20,25 +20,35 @@ from penstock.ir import DType, Model
 TF_SLIM: Final = re.compile(
     r"(^|[/;])(MobilenetV[123]|InceptionV[1234]|InceptionResnetV2)/(Conv|MobilenetV|InceptionV|InceptionResnet)"
 )
-"""Scopes that TF-Slim gives the tensors of networks for which its `preprocessing_factory` has the preparation [-1, 1]."""
+"""Scopes that TF-Slim gives the tensors of networks for which its `preprocessing_factory` has the
+preparation [-1, 1].
+"""
 
 BATCH_NORM: Final = re.compile(r"FusedBatchNorm|batch_normalization|BatchNorm/")
-"""Names that TensorFlow's converter leaves on a convolution into which it has folded a batch normalization."""
+"""Names that TensorFlow's converter leaves on a convolution into which it has folded a batch
+normalization.
+"""
 
 BEYOND: Final = 16.0
-"""A batch normalization's outputs differ from picture to place by a factor of its gamma, which is trained from 1."""
+"""A batch normalization's outputs differ from picture to place by a factor of its gamma, which is
+trained from 1.
+"""
 
 PIXEL_STD: Final = 64.0
 NEIGHBOURS: Final = 0.95
 CHANNELS: Final = 0.9
-"""Standard deviation of 8-bit pixels in photographs, and the correlation of neighbours and of a pixel's channels."""
+"""Standard deviation of 8-bit pixels in photographs, and the correlation of neighbours and of a
+pixel's channels.
+"""
 
 LARGEST_KERNEL: Final = 1024
 """Elements of a kernel whose response is computed; its covariance has the square of it."""
 
 
 def excluded_by_indications(model: Model, first: FirstOperations, channels: int) -> dict[str, str]:
-    """The usual schemes that the network cannot have been trained with, by name, each with the reason."""
+    """The usual schemes that the network cannot have been trained with, by name, each with the
+    reason.
+    """
     names = _names(model, first)
     if first.is_identity and channels == 3 and TF_SLIM.search(names):
         reason = "its tensors have the names of a TF-Slim network, which is trained on pm1"
@@ -71,7 +81,8 @@ def _beyond_batch_norm(
 
 
 def _response(weights: npt.NDArray[np.float64]) -> float:
-    """The standard deviation of a convolution's outputs over photographs whose pixels have one of 1.
+    """The standard deviation of a convolution's outputs over photographs whose pixels have one of
+    1.
 
     *weights*: [outputs, height, width, channels]. The root of the mean square over the outputs.
     """

@@ -4,7 +4,8 @@ The names are those of `--normalize`; x is a channel value, 0 to 255:
 
     raw, f255    x                          bgr, bgr255  x, channels in the order blue, green, red
     unit         x / 255                    m127d128     (x - 127) / 128
-    pm1          x / 127.5 - 1              imagenet     (x / 255 - mean) / std, ImageNet's mean and std
+    pm1          x / 127.5 - 1              imagenet     (x / 255 - mean) / std, ImageNet's mean and
+    std
     caffe        x - mean, channels in the order blue, green, red
     MEAN,STD     (x - MEAN) / STD; with three channels also six numbers, the means first
 """
@@ -28,14 +29,17 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 CAFFE_MEAN: Final = (103.939, 116.779, 123.68)
-"""Blue, green, red: the means that networks trained with Caffe, and Keras's ResNet and VGG, subtract."""
+"""Blue, green, red: the means that networks trained with Caffe, and Keras's ResNet and VGG,
+subtract.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
     """A scheme: its name, and the function from float32 [..., channels] in 0..255 to real values.
 
-    *bgr*: the function is given the channels in the order blue, green, red. *channels* is how many the picture must have,
+    *bgr*: the function is given the channels in the order blue, green, red. *channels* is how many
+    the picture must have,
     0 where any number will do. *formula* says the function in words.
     """
 
@@ -148,10 +152,12 @@ def ends(scheme: Normalization, channels: int) -> tuple[npt.NDArray[np.float64],
 def store(
     pixels: npt.NDArray[np.uint8], operand: Operand, scheme: Normalization, *, as_bytes: bool
 ) -> NDArray:
-    """What the input stores for *pixels*, uint8 [..., channels]: the scheme's real values, quantised.
+    """What the input stores for *pixels*, uint8 [..., channels]: the scheme's real values,
+    quantised.
 
-    raw and bgr, *as_bytes* and integers without quantisation leave the 8-bit values as they are; int8 holds x - 128
-    then. Raises `UsageError` for a scheme of another number of channels, and for one whose values are not finite.
+    raw and bgr, *as_bytes* and integers without quantisation leave the 8-bit values as they are;
+    int8 holds x - 128 then. Raises `UsageError` for a scheme of another number of channels, and for
+    one whose values are not finite.
     """
     dtype = operand.dtype
     if scheme.channels not in {0, pixels.shape[-1]}:

@@ -19,20 +19,24 @@ DEEPEST: Final = 65535
 """White in a picture of 16 bits a channel."""
 
 FLAT: Final = 0.01
-"""A picture that spans less than this share of black to white is noted: it shows a network next to nothing."""
+"""A picture that spans less than this share of black to white is noted: it shows a network next to
+nothing.
+"""
 
 MAX_PIXELS: Final = 64 * 2**20
 """A picture of more pixels is refused before it is decoded."""
 
 ENLARGED: Final = 8
 DISTORTED: Final = 3
-"""Factors beyond which a note says that a picture is stretched: of a side, and of one side beside the other."""
+"""Factors beyond which a note says that a picture is stretched: of a side, and of one side beside
+the other.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an input holds a picture: its axes (of N, H, W, C), size in pixels (None: the picture's own)
-    and channels.
+    """How an input holds a picture: its axes (of N, H, W, C), size in pixels (None: the picture's
+    own) and channels.
     """
 
     axes: Literal["NHWC", "NCHW", "HWC", "CHW", "NHW", "HW"]
@@ -44,8 +48,9 @@ class Layout:
 def layout(operand: Operand) -> Layout | None:
     """The picture layout of an input, or None when its shape is no picture's.
 
-    Channels are 1, 3 or 4 and come last where both places would do; one picture at a time, so N is 1; a height or
-    width of 1 makes no picture. Of three dimensions an unknown first one alone is a batch of sequences, not a height.
+    Channels are 1, 3 or 4 and come last where both places would do; one picture at a time, so N is
+    1; a height or width of 1 makes no picture. Of three dimensions an unknown first one alone is a
+    batch of sequences, not a height.
     """
     found = _layout(operand.shape or ())
     return found if found is not None and 1 not in {found.height, found.width} else None
@@ -72,12 +77,15 @@ def _layout(shape: tuple[int | None, ...]) -> Layout | None:
 
 
 def read_picture(path: InputFile) -> Image.Image:
-    """The decoded, upright picture as 8-bit RGB; `open_picture` without its notes. Raises `FileError`."""
+    """The decoded, upright picture as 8-bit RGB; `open_picture` without its notes. Raises
+    `FileError`.
+    """
     return open_picture(path)[0]
 
 
 def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
-    """The decoded, upright picture as 8-bit RGB, and notes on what it does not hold: transparency, and further pictures of an animation.
+    """The decoded, upright picture as 8-bit RGB, and notes on what it does not hold: transparency,
+    and further pictures of an animation.
 
     Raises `FileError`.
     """
@@ -122,7 +130,9 @@ def _least_alpha(picture: Image.Image) -> int:
 
 
 def stretched(picture: Image.Image, shape: Layout) -> list[str]:
-    """A note where the picture is enlarged or distorted so much that the answer may say little about it."""
+    """A note where the picture is enlarged or distorted so much that the answer may say little
+    about it.
+    """
     width, height = shape.width or picture.width, shape.height or picture.height
     across, down = width / picture.width, height / picture.height
     if max(across, down) <= ENLARGED and max(across, down) <= DISTORTED * min(across, down):

@@ -1,4 +1,6 @@
-"""How a picture becomes the values of one input: what the file says, and which schemes are left where it says nothing."""
+"""How a picture becomes the values of one input: what the file says, and which schemes are left
+where it says nothing.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,14 @@ TOLERANCE: Final = 0.02
 """How far, as a share of its width, a range may lie from a usual one and still be that one."""
 
 CLIPPED: Final = 0.25
-"""A scheme is out of the question where a quantised input would clip more than this share of its range off one end."""
+"""A scheme is out of the question where a quantised input would clip more than this share of its
+range off one end.
+"""
 
 LEAST_COVERED: Final = 0.2
-"""A scheme is out of the question where its values fill a smaller share of a quantised input's range."""
+"""A scheme is out of the question where its values fill a smaller share of a quantised input's
+range.
+"""
 
 OTHER_RANGES: Final = (
     mean_std("128,1", (128.0,), (1.0,)),
@@ -55,9 +61,12 @@ SUBTRACTED: Final = (
 class Preparation:
     """The schemes that may be meant for one input.
 
-    *source* says who chose: the caller's option, or what the file states; then there is one scheme. "indications" is
-    one scheme that is left after others were excluded, and "" several. *because* says it in words. *excluded* has the
-    usual schemes that are out of the question, each with its reason. *as_bytes*: the picture's bytes are what the
+    *source* says who chose: the caller's option, or what the file states; then there is one scheme.
+    "indications" is
+    one scheme that is left after others were excluded, and "" several. *because* says it in words.
+    *excluded* has the
+    usual schemes that are out of the question, each with its reason. *as_bytes*: the picture's
+    bytes are what the
     input stores.
     """
 
@@ -83,10 +92,10 @@ def prepare(
 ) -> Preparation:
     """How a picture of so many *channels* (1 or 3) becomes the values of *operand*.
 
-    What the caller asks for comes first. An integer input takes what its quantised range means, else what the
-    metadata says; without quantisation it takes the bytes. A float input takes what the metadata, the range of a
-    first quantisation and the arithmetic that the graph begins with say, if they agree. Raises `UsageError` for a
-    scheme that the input cannot take.
+    What the caller asks for comes first. An integer input takes what its quantised range means,
+    else what the metadata says; without quantisation it takes the bytes. A float input takes what
+    the metadata, the range of a first quantisation and the arithmetic that the graph begins with
+    say, if they agree. Raises `UsageError` for a scheme that the input cannot take.
     """
     if requested is not None:
         _check_requested(operand, requested)
@@ -147,8 +156,8 @@ def _objections(
     first: FirstOperations,
     model: Model,
 ) -> list[tuple[Normalization, Source, str]]:
-    """What speaks against a first quantization alone, which is calibrated on whatever it was given: the schemes that
-    the rest of the file leaves.
+    """What speaks against a first quantization alone, which is calibrated on whatever it was given:
+    the schemes that the rest of the file leaves.
     """
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
@@ -160,8 +169,8 @@ def _objections(
 
 
 def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normalization | None:
-    """The normalization in the file's metadata, named as `--normalize` takes it; None where there is none, or none
-    that can be computed.
+    """The normalization in the file's metadata, named as `--normalize` takes it; None where there
+    is none, or none that can be computed.
     """
     if metadata is None or metadata.normalization is None:
         return None
@@ -176,7 +185,9 @@ def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normaliza
 
 
 def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
-    """The scheme whose values fill *bounds*, within 2 % of its width; None where none or several do."""
+    """The scheme whose values fill *bounds*, within 2 % of its width; None where none or several
+    do.
+    """
     if bounds is None or bounds.symmetric:
         return None
     known: list[Normalization] = [PM1, UNIT, F255, *OTHER_RANGES]
@@ -191,10 +202,11 @@ def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
 
 
 def arithmetic_scheme(first: FirstOperations, channels: int) -> Normalization | None:
-    """The scheme that, followed by the graph's own arithmetic, gives a usual range; None where none or several do.
+    """The scheme that, followed by the graph's own arithmetic, gives a usual range; None where none
+    or several do.
 
-    A usual range is that of a usual scheme; failing that one in which 0 lies where the mean of pictures may be,
-    and 1 is a standard deviation that pictures may have.
+    A usual range is that of a usual scheme; failing that one in which 0 lies where the mean of
+    pictures may be, and 1 is a standard deviation that pictures may have.
     """
     if first.is_identity or first.scale.size not in {1, channels} or bool(np.any(first.scale <= 0)):
         return None

@@ -36,16 +36,22 @@ STANDARDIZED: Final = (1.5, 8.0)
 
 LOUDEST: Final = 1.2
 LOUDEST_16_BIT: Final = (4000.0, 40000.0)
-"""Greatest magnitudes in the range of a quantised input: of samples in [-1, 1), and of 16-bit samples."""
+"""Greatest magnitudes in the range of a quantised input: of samples in [-1, 1), and of 16-bit
+samples.
+"""
 
 LEAST_SWING: Final = 0.2
-"""How far a sound's range reaches to its shorter side of zero, as a share of the longer side, at least."""
+"""How far a sound's range reaches to its shorter side of zero, as a share of the longer side, at
+least.
+"""
 
 
 def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, insist: bool) -> str:
-    """Why a picture cannot be fed to this input, in one clause with what the input looks like; "" where it can.
+    """Why a picture cannot be fed to this input, in one clause with what the input looks like; ""
+    where it can.
 
-    *insist*: the caller says how pictures are normalised, so only an input that has no room for one is refused.
+    *insist*: the caller says how pictures are normalised, so only an input that has no room for one
+    is refused.
     """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
@@ -68,8 +74,8 @@ def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, ins
 
 
 def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
-    """Why a sound cannot be fed to this input, which takes so many *samples* (None: not the shape of a waveform), in one
-    clause with what the input looks like; "" where it can.
+    """Why a sound cannot be fed to this input, which takes so many *samples* (None: not the shape
+    of a waveform), in one clause with what the input looks like; "" where it can.
     """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
@@ -87,8 +93,8 @@ def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
 
 
 def amplitude(bounds: Bounds | None) -> float | None:
-    """The real value that stands for full scale: 1, or 32768 where a quantised range is that of 16-bit samples; None
-    where a range is that of no waveform.
+    """The real value that stands for full scale: 1, or 32768 where a quantised range is that of
+    16-bit samples; None where a range is that of no waveform.
     """
     if bounds is None:
         return 1.0

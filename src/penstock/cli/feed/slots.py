@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One input: *operand* under the caller's name and with the shape that he gives, what the *metadata* says of it, and
-    its place in *model*, the number *index* of the entry subgraph's operands.
+    """One input: *operand* under the caller's name and with the shape that he gives, what the
+    *metadata* says of it, and its place in *model*, the number *index* of the entry subgraph's
+    operands.
     """
 
     operand: Operand
@@ -27,7 +28,9 @@ class Slot:
 
     @property
     def content(self) -> str:
-        """What the metadata says that the input holds: "image", "audio", "feature", "bounding_box", or ""."""
+        """What the metadata says that the input holds: "image", "audio", "feature", "bounding_box",
+        or "".
+        """
         return self.metadata.content if self.metadata is not None else ""
 
     def first_operations(self, channel_axis: int | None = None) -> FirstOperations:

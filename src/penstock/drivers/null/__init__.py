@@ -1,4 +1,6 @@
-"""The null device: prepares every model and computes nothing, so that what is above it can be measured."""
+"""The null device: prepares every model and computes nothing, so that what is above it can be
+measured.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ __all__ = ["NullDevice", "create"]
 
 
 class NullDevice(hal.DeviceBase):
-    """Says yes to everything and answers zeros to callers in this process; used only when it is named."""
+    """Says yes to everything and answers zeros to callers in this process; used only when it is
+    named.
+    """
 
     name = "null"
     version = "1"

@@ -1,4 +1,5 @@
-"""ONNX Runtime as a driver: each of its execution providers that is installed is a device (docs/onnxruntime.md).
+"""ONNX Runtime as a driver: each of its execution providers that is installed is a device
+(docs/onnxruntime.md).
 
 Nothing here imports the engine before a model is prepared.
 """
@@ -12,6 +13,8 @@ __all__ = ["OnnxRuntimeDevice", "create"]
 
 
 def create() -> list[OnnxRuntimeDevice]:
-    """The entry point of `penstock.drivers`: one device a provider, or one that says what is missing."""
+    """The entry point of `penstock.drivers`: one device a provider, or one that says what is
+    missing.
+    """
     installation = find_installation()
     return [OnnxRuntimeDevice(provider, installation) for provider in installation.providers]

@@ -1,4 +1,6 @@
-"""The payload of the cache file: the model that ONNX Runtime has optimised, behind a manifest with its inputs and outputs."""
+"""The payload of the cache file: the model that ONNX Runtime has optimised, behind a manifest with
+its inputs and outputs.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it
+    is, or
     -1 where ONNX Runtime computes it.
     """
 

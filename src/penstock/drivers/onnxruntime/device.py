@@ -37,7 +37,8 @@ PERFORMANCE: Final = {
     "int8": PerformanceInfo(execution_time=0.1, power_usage=0.1),
     "uint8": PerformanceInfo(execution_time=0.12, power_usage=0.12),
 }
-"""Measured on one thread of an x86-64 processor with AVX-512 and VNNI, over networks of the corpus."""
+"""Measured on one thread of an x86-64 processor with AVX-512 and VNNI, over networks of the corpus.
+"""
 
 BRANCH: Final = PerformanceInfo(execution_time=0.3, power_usage=0.3)
 """An IF beside what its branches compute, or a loop beside its rounds."""
@@ -47,11 +48,12 @@ DISPATCH_NS: Final = 8_000
 
 
 class OnnxRuntimeDevice(DeviceBase):
-    """One *provider* of *installation*. *compiles* and *loads* count the models that ONNX Runtime has optimised, and
-    those that it has taken optimised.
+    """One *provider* of *installation*. *compiles* and *loads* count the models that ONNX Runtime
+    has optimised, and those that it has taken optimised.
 
-    The CPU provider is measured against TFLite's arithmetic; no other is, so that they are used only when they
-    are named, and claim the class `relaxed` alone. *seal* is what the cache file is sealed with.
+    The CPU provider is measured against TFLite's arithmetic; no other is, so that they are used
+    only when they are named, and claim the class `relaxed` alone. *seal* is what the cache file is
+    sealed with.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class OnnxRuntimeDevice(DeviceBase):
 
     @cached_property
     def version(self) -> str:
-        """Adapter, engine, provider and processor: everything artefacts depend on besides the model."""
+        """Adapter, engine, provider and processor: everything artefacts depend on besides the
+        model.
+        """
         return self._installation.version_of(self.provider)
 
     @property

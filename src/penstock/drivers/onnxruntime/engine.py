@@ -44,7 +44,8 @@ class _Engine:
             raise DeviceUnavailable(FORKED)
         with self._lock:
             if self._package is None:
-                # From here on: a child forked while another thread imports would wait for that thread.
+                # From here on: a child forked while another thread imports would wait for that
+                # thread.
                 self._process = os.getpid()
                 try:
                     self._package = _load()
@@ -61,8 +62,8 @@ class _Engine:
 
 
 def _load() -> Any:
-    """Imports the package without its telemetry, which would take its place in the user's cache directory with the
-    import. Whoever has imported it before has chosen for himself.
+    """Imports the package without its telemetry, which would take its place in the user's cache
+    directory with the import. Whoever has imported it before has chosen for himself.
     """
     if PACKAGE in sys.modules:
         return importlib.import_module(PACKAGE)
@@ -94,8 +95,8 @@ _sessions: Final = LeftInChildren()
 
 
 def onnxruntime() -> Any:
-    """ONNX Runtime's Python package, silent and without telemetry. Raises `DeviceUnavailable` when it cannot
-    be imported, or was in use before this process was forked.
+    """ONNX Runtime's Python package, silent and without telemetry. Raises `DeviceUnavailable` when
+    it cannot be imported, or was in use before this process was forked.
     """
     return _engine.package()
 
@@ -127,8 +128,10 @@ def session_of(
 ) -> Session:
     """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
 
-    *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it is. The
-    optimised model is written to *save_to*, what its kernels take to a file that begins so as *profile_to*. *fuse* lets it make integer kernels of operators that stand between
+    *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it
+    is. The
+    optimised model is written to *save_to*, what its kernels take to a file that begins so as
+    *profile_to*. *fuse* lets it make integer kernels of operators that stand between
     dequantisation and quantisation; its own graphs name those kernels.
     """
     package = onnxruntime()

@@ -32,7 +32,9 @@ class Executable:
         outputs: Sequence[NDArray | None],
         config: ExecutionConfig,
     ) -> None:
-        """Runs once, in place where the arrays are aligned. After an error nothing is written any more."""
+        """Runs once, in place where the arrays are aligned. After an error nothing is written any
+        more.
+        """
         if (reason := unusable()) is not None:
             raise DeadObject(reason)
         # Popping from and appending to a list are each one step to other threads.
@@ -129,7 +131,9 @@ def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
 
 
 class _Port:
-    """One input or output of a session, and the address *bound* to it: memory that the caller holds during a run."""
+    """One input or output of a session, and the address *bound* to it: memory that the caller holds
+    during a run.
+    """
 
     __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
 

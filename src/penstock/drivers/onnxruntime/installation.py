@@ -22,9 +22,13 @@ from penstock.hal import DeviceType
 PACKAGE: Final = "onnxruntime"
 INSTALL: Final = install_command("onnxruntime")
 DERIVED_WITH: Final = "1.31"
-"""The release of ONNX Runtime whose results the rules' accuracy classes were compared with TFLite's on."""
+"""The release of ONNX Runtime whose results the rules' accuracy classes were compared with TFLite's
+on.
+"""
 ADAPTER_VERSION: Final = 2
-"""Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write other cache files."""
+"""Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write
+other cache files.
+"""
 
 DIGEST_DIGITS: Final = 16
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
@@ -32,8 +36,8 @@ DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """One execution provider: its *name* for the engine, its device's *suffix*, *type* and *families*, and why it
-    cannot be used here ("" when it can).
+    """One execution provider: its *name* for the engine, its device's *suffix*, *type* and
+    *families*, and why it cannot be used here ("" when it can).
     """
 
     name: str
@@ -48,7 +52,9 @@ class Provider(msgspec.Struct, frozen=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether it computes on this processor what it does on its hardware elsewhere: Qualcomm's library for x86."""
+        """Whether it computes on this processor what it does on its hardware elsewhere: Qualcomm's
+        library for x86.
+        """
         return "hexagon" in self.families and platform.machine().lower() in {"x86_64", "amd64"}
 
 
@@ -85,13 +91,14 @@ OTHERS: Final = (
         "", "", "darwin",
     ),
 )  # fmt: skip
-"""Each provider beside the CPU's, and what shows that a build has it: the name of its shared library, the name of
-the package, or the platform whose every build has it."""
+"""Each provider beside the CPU's, and what shows that a build has it: the name of its shared
+library, the name of the package, or the platform whose every build has it.
+"""
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed ONNX Runtime, or none: then *version* is empty and the only provider says so. *digest* is that of
-    its libraries.
+    """An installed ONNX Runtime, or none: then *version* is empty and the only provider says so.
+    *digest* is that of its libraries.
     """
 
     version: str
@@ -136,7 +143,9 @@ def providers_in(libraries: Path, package: str) -> list[Provider]:
 
 
 def saturates() -> bool:
-    """Whether this processor's product of unsigned and signed bytes saturates in ONNX Runtime's kernels."""
+    """Whether this processor's product of unsigned and signed bytes saturates in ONNX Runtime's
+    kernels.
+    """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
     return not DOT_PRODUCTS.intersection(processor_features().split())

@@ -26,8 +26,8 @@ OPTIMISED = "model.onnx"
 def prepare(
     device: OnnxRuntimeDevice, model: Model, config: PrepareConfig
 ) -> OnnxRuntimePreparedModel:
-    """Writes a model whose operations are all supported as ONNX, and saves what ONNX Runtime makes of it to the
-    cache handles.
+    """Writes a model whose operations are all supported as ONNX, and saves what ONNX Runtime makes
+    of it to the cache handles.
     """
     from penstock.drivers.onnxruntime.profiling import Profiler
 
@@ -87,8 +87,8 @@ def _save(
 def load(device: OnnxRuntimeDevice, config: PrepareConfig) -> OnnxRuntimePreparedModel:
     """Takes what the cache file holds, once it is verified and found to be of this engine.
 
-    Raises `InvalidArgument` for a wrong number of handles, `GeneralFailure` for the rest; ONNX Runtime sees
-    nothing that is refused.
+    Raises `InvalidArgument` for a wrong number of handles, `GeneralFailure` for the rest; ONNX
+    Runtime sees nothing that is refused.
     """
     try:
         entry = device.seal.load(

@@ -1,7 +1,7 @@
 """Measured runs: what each of ONNX Runtime's kernels took, and the operations that it computes.
 
-ONNX Runtime writes a profile when a session has ended, so that a measured run has a session of its own: of the
-optimised model, whose nodes are given names to know them by.
+ONNX Runtime writes a profile when a session has ended, so that a measured run has a session of its
+own: of the optimised model, whose nodes are given names to know them by.
 """
 
 from __future__ import annotations
@@ -35,11 +35,15 @@ NS_OF_US: Final = 1000
 RUN: Final = "model_run"
 KERNEL: Final = "_kernel_time"
 RENAMED: Final = "_nchwc"
-"""What ONNX Runtime ends the name of a node with whose result it has laid out anew: it begins with that of the result."""
+"""What ONNX Runtime ends the name of a node with whose result it has laid out anew: it begins with
+that of the result.
+"""
 
 
 class Measurable(msgspec.Struct, frozen=True):
-    """An optimised model whose nodes are named `0`, `1`, ..., and the operations that each of them computes."""
+    """An optimised model whose nodes are named `0`, `1`, ..., and the operations that each of them
+    computes.
+    """
 
     content: bytes
     operations: tuple[tuple[int, ...], ...]
@@ -55,8 +59,8 @@ class Profiler:
         self._model: Measurable | None = None
 
     def start(self, began_ns: int) -> ProfiledRun | None:
-        """What the execution that began at *began_ns* is run by, once; None after `MOST_PROFILED` of them, and
-        where ONNX Runtime does not take the model so.
+        """What the execution that began at *began_ns* is run by, once; None after `MOST_PROFILED`
+        of them, and where ONNX Runtime does not take the model so.
         """
         with self._lock:
             if not self._left:
@@ -73,8 +77,8 @@ class Profiler:
 
 
 class ProfiledRun:
-    """An executable of one run, and then its *timings*, counted from *began_ns*, and what it took itself. It computes
-    twice: what the first run of a session takes is not what a run takes.
+    """An executable of one run, and then its *timings*, counted from *began_ns*, and what it took
+    itself. It computes twice: what the first run of a session takes is not what a run takes.
     """
 
     def __init__(self, model: Measurable, threads: int | None, began_ns: int) -> None:
@@ -112,7 +116,9 @@ class ProfiledRun:
             self.timings = (setup, *kernels) if kernels else ()
 
     def _kernels(self, start_ns: int) -> list[OperationTiming]:
-        """The kernels of the last run, which began at *start_ns*. None of them where the profile cannot be read."""
+        """The kernels of the last run, which began at *start_ns*. None of them where the profile
+        cannot be read.
+        """
         try:
             events = json.loads(Path(self._session.end_profiling()).read_bytes())
             runs = [event for event in events if event["name"] == RUN]
@@ -139,7 +145,9 @@ class ProfiledRun:
 
 
 def _is_kernel(name: str) -> bool:
-    """Whether an event of this name is the run of a node that was numbered; those of branches are not."""
+    """Whether an event of this name is the run of a node that was numbered; those of branches are
+    not.
+    """
     return name.endswith(KERNEL) and name.removesuffix(KERNEL).isdigit()
 
 
@@ -165,9 +173,9 @@ def optimised(graph: Graph, threads: int | None) -> Measurable:
 def operations_of(
     nodes: Sequence[tuple[str, Sequence[str], Sequence[str]]], graph: Graph
 ) -> tuple[tuple[int, ...], ...]:
-    """For each of *nodes* (name, inputs, outputs) of an optimised model the operations whose nodes in *graph* have
-    gone into it: those between the value that it makes and the values that others make. None for what ONNX Runtime
-    has added.
+    """For each of *nodes* (name, inputs, outputs) of an optimised model the operations whose nodes
+    in *graph* have gone into it: those between the value that it makes and the values that others
+    make. None for what ONNX Runtime has added.
     """
     makers = {value: node for node in graph.nodes for value in node.outputs}
     made = [

@@ -1,8 +1,8 @@
 """The payloads of the cache files: what OpenVINO exported, and what it takes to execute it.
 
-The model file holds a manifest (its length in 4 bytes, little-endian, then msgpack) and the artefact's parts,
-one after another, without the constants that were found in them; those make up the data file. All is put
-together again in memory of this process.
+The model file holds a manifest (its length in 4 bytes, little-endian, then msgpack) and the
+artefact's parts, one after another, without the constants that were found in them; those make up
+the data file. All is put together again in memory of this process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it is, or
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it
+    is, or
     -1 where OpenVINO computes it. *quantized*: whether any value within is that is no constant.
     """
 
@@ -63,10 +64,10 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an artefact says of itself. *engine* is the build that exported it, *form* how good it is. *parts*
-    are the lengths of its parts: the exported bytes, and where there is more to compile the graph that they
-    were compiled from (XML, then weights). Each of *cuts* is (offset in all parts together, offset in the data
-    file, bytes), ascending.
+    """What an artefact says of itself. *engine* is the build that exported it, *form* how good it
+    is. *parts* are the lengths of its parts: the exported bytes, and where there is more to compile
+    the graph that they were compiled from (XML, then weights). Each of *cuts* is (offset in all
+    parts together, offset in the data file, bytes), ascending.
     """
 
     schema: int
@@ -91,8 +92,8 @@ def ports_of(model: Model) -> Ports:
 def pack(
     parts: Sequence[bytes], constants: Sequence[NDArray], ports: Ports, engine: str, form: str
 ) -> tuple[bytes, bytes]:
-    """The payloads of the model file and of the data file. Each constant stands once in the data file, however
-    many parts it was found in.
+    """The payloads of the model file and of the data file. Each constant stands once in the data
+    file, however many parts it was found in.
     """
     cuts: list[tuple[int, int, int]] = []
     kept: list[memoryview] = []
@@ -117,7 +118,9 @@ def pack(
 
 
 def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
-    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for what `pack` never makes."""
+    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for what `pack` never
+    makes.
+    """
     manifest, body = unframed(model, Manifest, SCHEMA)
     _check(manifest, body.nbytes, data.nbytes)
     total = sum(manifest.parts)
@@ -133,14 +136,17 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
 
 
 def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
-    """Where large constants stand in *part* as they are: (offset, number of the constant), ascending, apart."""
+    """Where large constants stand in *part* as they are: (offset, number of the constant),
+    ascending, apart.
+    """
     found: list[tuple[int, int]] = []
     end = 0
     for index, value in enumerate(constants):
         if value.nbytes < SMALLEST_CONSTANT:
             continue
         content = _bytes_of(value)
-        # OpenVINO writes them in the graph's order: each is looked for behind the one before it first.
+        # OpenVINO writes them in the graph's order: each is looked for behind the one before it
+        # first.
         offset = _find(part, content, end)
         if offset < 0:
             offset = _find(part, content, 0)
@@ -157,7 +163,9 @@ def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int,
 
 
 def _find(part: bytes, content: memoryview, start: int) -> int:
-    """Where *content* stands in *part* from *start* on; -1 where it does not, or cannot be found soon."""
+    """Where *content* stands in *part* from *start* on; -1 where it does not, or cannot be found
+    soon.
+    """
     for _ in range(MAX_TRIES):
         start = part.find(content[:NEEDLE], start)
         if start < 0 or part[start : start + content.nbytes] == content:

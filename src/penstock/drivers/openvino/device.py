@@ -43,22 +43,28 @@ USES: Final = 32
 TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
 FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
 FLOATS: Final = PerformanceInfo(execution_time=0.15, power_usage=0.2)
-"""Measured over ten float networks of up to 300 M multiply-accumulates, on one thread of an x86-64 processor with AVX-512."""
+"""Measured over ten float networks of up to 300 M multiply-accumulates, on one thread of an x86-64
+processor with AVX-512.
+"""
 
 FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
 UNSIGNED: Final = PerformanceInfo(execution_time=0.13, power_usage=0.2)
 """Whole networks take six sevenths of the time that they take on XNNPACK, which declares 0.15."""
 
 DISPATCH_NS: Final = 20_000
-"""Measured on one operation of 16 values, one thread of an x86-64 processor: an infer request and its bindings."""
+"""Measured on one operation of 16 values, one thread of an x86-64 processor: an infer request and
+its bindings.
+"""
 
 
 class OpenVinoDevice(DeviceBase):
-    """One *plugin* of *installation*. *compiles* and *imports* count the calls of OpenVINO by that name.
+    """One *plugin* of *installation*. *compiles* and *imports* count the calls of OpenVINO by that
+    name.
 
-    The CPU plugin is measured against TFLite's arithmetic; no other is, so that they are used only when they
-    are named, and claim the class `relaxed` alone. A model that was compiled quickly (the knob
-    `openvino_compilation`) is compiled again after *uses* runs. *seal* is what the cache files are sealed with.
+    The CPU plugin is measured against TFLite's arithmetic; no other is, so that they are used only
+    when they are named, and claim the class `relaxed` alone. A model that was compiled quickly (the
+    knob `openvino_compilation`) is compiled again after *uses* runs. *seal* is what the cache files
+    are sealed with.
     """
 
     def __init__(
@@ -149,7 +155,9 @@ class OpenVinoDevice(DeviceBase):
         return self._own(load(self, config))
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        """Memory of the host, aligned as OpenVINO likes it: what it computes goes there at once, and is read there."""
+        """Memory of the host, aligned as OpenVINO likes it: what it computes goes there at once,
+        and is read there.
+        """
         from penstock.memory.domain import MemoryDomain
 
         with self._lock:

@@ -61,9 +61,9 @@ _engine: Final = _Engine()
 def openvino() -> Any:
     """OpenVINO's Python package.
 
-    Its import reports itself over the network unless the user has opted out, through a package that it can do
-    without: that one is hidden meanwhile, and so stays unused in this process. Whoever has imported OpenVINO
-    before has chosen for himself.
+    Its import reports itself over the network unless the user has opted out, through a package that
+    it can do without: that one is hidden meanwhile, and so stays unused in this process. Whoever
+    has imported OpenVINO before has chosen for himself.
     """
     found = sys.modules.get("openvino")
     if found is not None:
@@ -79,8 +79,8 @@ def openvino() -> Any:
 
 
 def core() -> Any:
-    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported, or was in use before
-    this process was forked: its threads, which it waits for, are the parent's.
+    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported, or was in
+    use before this process was forked: its threads, which it waits for, are the parent's.
     """
     return _engine.core()
 
@@ -91,8 +91,8 @@ def unusable() -> str | None:
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """How a model computes: on *num_threads* (None: as many as OpenVINO likes), and whether the processor's *reduced*
-    precision (bfloat16) may stand for float32.
+    """How a model computes: on *num_threads* (None: as many as OpenVINO likes), and whether the
+    processor's *reduced* precision (bfloat16) may stand for float32.
     """
 
     num_threads: int | None = None
@@ -100,15 +100,17 @@ class Manner(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: PrepareConfig, *, quantized: bool) -> Manner:
-        """What *config* asks for: only `relaxed` takes reduced precision. OpenVINO (2026.4) finds no kernels for 8-bit
-        layers in bfloat16, so that a model with *quantized* values stays with float32.
+        """What *config* asks for: only `relaxed` takes reduced precision. OpenVINO (2026.4) finds
+        no kernels for 8-bit layers in bfloat16, so that a model with *quantized* values stays with
+        float32.
         """
         return Manner(config.num_threads, config.accuracy == "relaxed" and not quantized)
 
 
 def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str, Any]:
-    """How a model is compiled or imported: results do not depend on chance, and one run at a time uses the
-    threads of *manner*. *quickly* does without kernels generated for groups of operations, where the plugin has them.
+    """How a model is compiled or imported: results do not depend on chance, and one run at a time
+    uses the threads of *manner*. *quickly* does without kernels generated for groups of operations,
+    where the plugin has them.
     """
     chosen: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "CACHE_DIR": ""}
     if not manner.reduced:
@@ -188,6 +190,8 @@ def build_of(plugin: str) -> str:
 
 
 def told(error: BaseException) -> str:
-    """The last line of an exception of OpenVINO, which comes after where in its sources it was raised."""
+    """The last line of an exception of OpenVINO, which comes after where in its sources it was
+    raised.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:MAX_MESSAGE]

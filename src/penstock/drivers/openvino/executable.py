@@ -21,7 +21,8 @@ POLL_MS: Final = 2
 
 
 class Executable:
-    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it was imported from:
+    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it was
+    imported from:
     OpenVINO does not read what it exports of such a model.
     """
 
@@ -40,8 +41,8 @@ class Executable:
         config: ExecutionConfig,
         profile: Callable[[Iterable[Any]], None] | None = None,
     ) -> None:
-        """Runs once, in place where the arrays are aligned. After an error nothing is written any more. *profile* is
-        told what OpenVINO has counted.
+        """Runs once, in place where the arrays are aligned. After an error nothing is written any
+        more. *profile* is told what OpenVINO has counted.
         """
         if (reason := unusable()) is not None:
             raise DeadObject(reason)
@@ -120,8 +121,9 @@ class _Run:
 class _Port:
     """One input or output of an infer request, and the address that it is bound to.
 
-    What a tensor is made of lives as long as the request is bound to it, so tensors are made of addresses: the
-    caller's memory is his own again when a run is over, and each run binds every port anew.
+    What a tensor is made of lives as long as the request is bound to it, so tensors are made of
+    addresses: the caller's memory is his own again when a run is over, and each run binds every
+    port anew.
     """
 
     def __init__(self, port: Any, bind: Any) -> None:

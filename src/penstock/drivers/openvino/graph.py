@@ -1,8 +1,9 @@
 """OpenVINO's graph of a model, made operation by operation through OpenVINO's own graph API.
 
-Every value is real: one quantised in 8 bits is a float that lies on the grid of its scale, kept there by
-FakeQuantize nodes, which OpenVINO's low-precision passes turn into integer arithmetic. Images are kept
-channels first where their producer gave them so, and turned only for a reader that needs NHWC.
+Every value is real: one quantised in 8 bits is a float that lies on the grid of its scale, kept
+there by FakeQuantize nodes, which OpenVINO's low-precision passes turn into integer arithmetic.
+Images are kept channels first where their producer gave them so, and turned only for a reader that
+needs NHWC.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class Graph:
         self.parameters = [self._parameter(index) for index in polled(self.entry.inputs)]
 
     def finish(self, name: str) -> Any:
-        """The OpenVINO model with the entry's inputs and outputs, in their order; outputs that are inputs are
-        left out.
+        """The OpenVINO model with the entry's inputs and outputs, in their order; outputs that are
+        inputs are left out.
         """
         given = frozenset(self.entry.inputs)
         results = [
@@ -99,7 +100,9 @@ class Graph:
     def define(
         self, site: Site, node: Node, *, first: bool = False, output: int = 0, raised: NDArray | None = None
     ) -> None:  # fmt: skip
-        """Names *node* as an output of *site*, *raised* by so much and rounded to the grid of a quantised one."""
+        """Names *node* as an output of *site*, *raised* by so much and rounded to the grid of a
+        quantised one.
+        """
         operand = site.output(output)
         if operand.dtype in STEPPED:
             node = self._on_grid(node, operand, raised)
@@ -108,7 +111,9 @@ class Graph:
     def move(
         self, site: Site, node: Node, sources: Sequence[int] = (0,), *, first: bool = False, output: int = 0
     ) -> None:  # fmt: skip
-        """As `define`, of values moved from inputs *sources*: they are rounded only where the scale changes."""
+        """As `define`, of values moved from inputs *sources*: they are rounded only where the scale
+        changes.
+        """
         operand = site.output(output)
         if any(not alike(site.input(s), operand) for s in sources):
             self.define(site, node, first=first, output=output)
@@ -116,8 +121,9 @@ class Graph:
             (self._first if first else self._last)[site.output_indexes[output]] = node
 
     def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
-        """Names what *how* makes of the only input of *site*, both channels first, as its output, as `move` does. Remembers
-        it, so that an output of the model is rearranged as the whole steps that it is given out in.
+        """Names what *how* makes of the only input of *site*, both channels first, as its output,
+        as `move` does. Remembers it, so that an output of the model is rearranged as the whole
+        steps that it is given out in.
         """
         source, index = site.input_indexes[0], site.output_indexes[0]
         self.move(site, how(self.get(source, first=True)), first=True)
@@ -125,7 +131,9 @@ class Graph:
             self._rearranged[index] = source, how
 
     def pass_on(self, site: Site) -> None:
-        """Names the only input of *site* as its output, as `move` does: values of one grid, which stay what they are."""
+        """Names the only input of *site* as its output, as `move` does: values of one grid, which
+        stay what they are.
+        """
         source, index = site.input_indexes[0], site.output_indexes[0]
         first = self.is_first(source)
         self.move(site, self.get(source, first=first), first=first)
@@ -133,14 +141,16 @@ class Graph:
             self._rearranged[index] = self._rearranged[source]
 
     def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-        """Remembers that the output of *site* is its image with so many zeros around it, above and below, left and
-        right.
+        """Remembers that the output of *site* is its image with so many zeros around it, above and
+        below, left and right.
         """
         source, (above, left), (below, right) = site.input_indexes[0], before, after
         self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
 
     def unpadded(self, index: int) -> Padded:
-        """The image that operand *index* is, with the zeros around it that a layer may add by itself."""
+        """The image that operand *index* is, with the zeros around it that a layer may add by
+        itself.
+        """
         return self._padded.get(index, Padded(index))
 
     def number(self, value: float) -> Node:
@@ -167,10 +177,11 @@ class Graph:
         shape: Sequence[int],
         channels: Sequence[int],
     ) -> Node:
-        """The filter at input *position*, real, its dimensions taken in *order* and then laid out as *shape*.
+        """The filter at input *position*, real, its dimensions taken in *order* and then laid out
+        as *shape*.
 
-        A constant one is laid out here; if it is quantised it keeps its integers, and its scales, one a channel
-        in the layout *channels*, are applied in the graph.
+        A constant one is laid out here; if it is quantised it keeps its integers, and its scales,
+        one a channel in the layout *channels*, are applied in the graph.
         """
         operand = site.input(position)
         if not operand.is_constant:
@@ -247,10 +258,13 @@ class Graph:
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
-        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a FakeQuantize or by arithmetic."""
+        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a FakeQuantize
+        or by arithmetic.
+        """
         low, high = range_of(operand)
         if operand.dtype is DType.INT16:
-            # Its steps are finer than what OpenVINO may compute in; only what leaves the graph is rounded to them.
+            # Its steps are finer than what OpenVINO may compute in; only what leaves the graph is
+            # rounded to them.
             return self.op.clamp(node, low, high)
         by = np.zeros((), np.float32) if raised is None else raised
         if not _would_be_lost(node):
@@ -282,7 +296,8 @@ class Graph:
         return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole numbers: in bfloat16 there
+        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole numbers:
+        in bfloat16 there
         is no 32767.
         """
         scale, zero = one_scale(operand)
@@ -323,9 +338,10 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 def _would_be_lost(node: Node) -> bool:
     """Whether a FakeQuantize of *node* may be optimised away wrongly.
 
-    OpenVINO (2026.4) takes an addition or a product with a constant into the input range of the FakeQuantize
-    that follows, and then removes the second of two in a row that are alike, as if their ranges of input and
-    output were one: x + 1 + 1 becomes x + 1. Behind layers it does neither.
+    OpenVINO (2026.4) takes an addition or a product with a constant into the input range of the
+    FakeQuantize that follows, and then removes the second of two in a row that are alike, as if
+    their ranges of input and output were one: x + 1 + 1 becomes x + 1. Behind layers it does
+    neither.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if made.get_type_name() not in LINEAR:
@@ -339,9 +355,9 @@ def _would_be_lost(node: Node) -> bool:
 def _is_misjudged(node: Node) -> bool:
     """Whether a FakeQuantize to whole steps behind *node* may give other ones.
 
-    OpenVINO (2026.4) joins it to an arithmetic rounding, as if that kept no limits, where something that only moves
-    values is between them, and where the constant before the rounding is not one number. Behind a DepthToSpace it gives
-    0 for what is below.
+    OpenVINO (2026.4) joins it to an arithmetic rounding, as if that kept no limits, where something
+    that only moves values is between them, and where the constant before the rounding is not one
+    number. Behind a DepthToSpace it gives 0 for what is below.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if (rounded := _rounded(made)) is not None:
@@ -372,7 +388,9 @@ def _sources(made: Node) -> list[Node]:
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether no input of the model reaches *node*; a node with more than so many behind it is not looked into."""
+    """Whether no input of the model reaches *node*; a node with more than so many behind it is not
+    looked into.
+    """
     pending, seen = [node], 0
     while pending:
         each = pending.pop()

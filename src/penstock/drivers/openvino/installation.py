@@ -20,9 +20,12 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")
 DERIVED_WITH: Final = "2026.4"
-"""The release of OpenVINO whose results the rules' accuracy classes were compared with TFLite's on."""
+"""The release of OpenVINO whose results the rules' accuracy classes were compared with TFLite's on.
+"""
 ADAPTER_VERSION: Final = 6
-"""Raised whenever this driver would hand OpenVINO another graph for the same model, or write other cache files."""
+"""Raised whenever this driver would hand OpenVINO another graph for the same model, or write other
+cache files.
+"""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
 """The engine's own variables that limit the instructions it compiles for."""
@@ -34,8 +37,8 @@ DIGEST_DIGITS: Final = 16
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """One plugin of OpenVINO: its *name* for the engine ("CPU"), its shared *library*, and why it cannot be
-    used here ("" when it can).
+    """One plugin of OpenVINO: its *name* for the engine ("CPU"), its shared *library*, and why it
+    cannot be used here ("" when it can).
     """
 
     name: str
@@ -48,8 +51,8 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so. *recorded* has the
-    installer's hashes of its libraries, by file name.
+    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so.
+    *recorded* has the installer's hashes of its libraries, by file name.
     """
 
     version: str
@@ -57,9 +60,9 @@ class Installation(msgspec.Struct, frozen=True):
     recorded: Mapping[str, str] = {}
 
     def version_of(self, plugin: Plugin) -> str:
-        """Everything that an artefact of *plugin* depends on besides the model: adapter, engine, the
-        installed libraries of engine and plugin, the processor's features, and what keeps the engine from
-        using them.
+        """Everything that an artefact of *plugin* depends on besides the model: adapter, engine,
+        the installed libraries of engine and plugin, the processor's features, and what keeps the
+        engine from using them.
         """
         if not self.version:
             return f"{ADAPTER_VERSION} (openvino missing)"
@@ -74,8 +77,8 @@ class Installation(msgspec.Struct, frozen=True):
 
 
 def sums_exactly() -> bool:
-    """Whether OpenVINO adds up 8-bit products in 32 bits here: x86-64 with VNNI, and nothing that keeps the engine from it.
-    Without, its kernels add pairs in 16 bits, which large products pass.
+    """Whether OpenVINO adds up 8-bit products in 32 bits here: x86-64 with VNNI, and nothing that
+    keeps the engine from it. Without, its kernels add pairs in 16 bits, which large products pass.
     """
     features = set(processor_features().split())
     return bool(features & VNNI) and not any(name in os.environ for name in ISA_LIMITS)
@@ -108,7 +111,9 @@ def find_installation() -> Installation:
 
 
 def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
-    """Of a plugin's library and of the engine's own beside it: what the installer recorded, else their hash."""
+    """Of a plugin's library and of the engine's own beside it: what the installer recorded, else
+    their hash.
+    """
     if library is None:
         return "missing"
     engine = sorted(library.parent.glob("*openvino.*"))
@@ -119,7 +124,9 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
 
 
 def _missing_hardware(name: str) -> str:
-    """Why there is no such processor, as far as the system's device files tell; "" where there may be one."""
+    """Why there is no such processor, as far as the system's device files tell; "" where there may
+    be one.
+    """
     if sys.platform != "linux":
         return ""
     pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
@@ -129,7 +136,9 @@ def _missing_hardware(name: str) -> str:
 
 
 def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
-    """The version of the package in *folder* ("" where nothing tells), and the hashes of its libraries in RECORD."""
+    """The version of the package in *folder* ("" where nothing tells), and the hashes of its
+    libraries in RECORD.
+    """
     described, record = package_texts(PACKAGE, folder)
     version = re.search(r"(?m)^Version: *(\S+)", described)
     lines = re.findall(r"(?m)^\S*/libs/([^/,]+),([^,]+),", record)

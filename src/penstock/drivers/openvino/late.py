@@ -28,8 +28,9 @@ log = Log(__name__)
 
 
 class Late:
-    """The optimised form of *source*: at once when it is asked for, or after *uses* runs. Where there is a *writer*, what
-    was compiled comes with a write through it, which runs attempt afterwards. Thread-safe.
+    """The optimised form of *source*: at once when it is asked for, or after *uses* runs. Where
+    there is a *writer*, what was compiled comes with a write through it, which runs attempt
+    afterwards. Thread-safe.
     """
 
     def __init__(
@@ -46,8 +47,8 @@ class Late:
         self._done: Better | None = None
 
     def now(self, interrupts: Limits) -> Better:
-        """The optimised form, from the entry where another process has written it, else compiled. Whoever asks
-        meanwhile waits. Raises what `Source.compile` does; the next call tries again.
+        """The optimised form, from the entry where another process has written it, else compiled.
+        Whoever asks meanwhile waits. Raises what `Source.compile` does; the next call tries again.
         """
         with self._lock:
             if self._done is None:
@@ -55,8 +56,8 @@ class Late:
             return self._done
 
     def after_a_run(self, interrupts: Limits) -> Better | None:
-        """Counts a run. The optimised form when it was the last, in a run without a deadline; a compile that
-        fails leaves things as they are.
+        """Counts a run. The optimised form when it was the last, in a run without a deadline; a
+        compile that fails leaves things as they are.
         """
         if not self._lock.acquire(blocking=False):
             return None

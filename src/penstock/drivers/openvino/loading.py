@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def opened(
     device: OpenVinoDevice, entry: LoadedEntry
 ) -> tuple[artefact.Manifest, Sequence[NDArray]]:
-    """What a verified entry holds; its private copies are given back. Raises `OtherVersion` for an artefact of
-    another build of OpenVINO, `GeneralFailure` for what this driver does not write.
+    """What a verified entry holds; its private copies are given back. Raises `OtherVersion` for an
+    artefact of another build of OpenVINO, `GeneralFailure` for what this driver does not write.
     """
     try:
         manifest, parts = artefact.unpack(entry.model[0], entry.data[0])

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Compiles a model whose operations are all supported, when the knob `openvino_compilation` says so, and
-    saves it to the cache handles.
+    """Compiles a model whose operations are all supported, when the knob `openvino_compilation`
+    says so, and saves it to the cache handles.
     """
     try:
         mode = knobs.openvino_compilation()
@@ -51,11 +51,11 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
 
 
 def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Imports what the cache files hold, once it is verified and found to be of this engine. A baseline, which
-    carries its graph, is improved after so many runs.
+    """Imports what the cache files hold, once it is verified and found to be of this engine. A
+    baseline, which carries its graph, is improved after so many runs.
 
-    Raises `InvalidArgument` for a wrong number of handles, `GeneralFailure` for the rest; OpenVINO's importer
-    is not called for anything that is refused.
+    Raises `InvalidArgument` for a wrong number of handles, `GeneralFailure` for the rest;
+    OpenVINO's importer is not called for anything that is refused.
     """
     try:
         entry = device.seal.load(
@@ -86,7 +86,9 @@ def load(device: OpenVinoDevice, config: PrepareConfig) -> OpenVinoPreparedModel
 def _prepare_later(
     device: OpenVinoDevice, source: ModelSource, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Nothing is compiled; files that are to be written later are emptied, for what they hold is nobody's."""
+    """Nothing is compiled; files that are to be written later are emptied, for what they hold is
+    nobody's.
+    """
     handles = (*config.model_cache, *config.data_cache)
     counts = len(config.model_cache), len(config.data_cache)
     writer, report = None, CacheReport()

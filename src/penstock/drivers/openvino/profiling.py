@@ -1,7 +1,7 @@
 """Measured runs: what each of OpenVINO's kernels took, and the operations that it computes.
 
-OpenVINO keeps the names of a graph's nodes through its optimisations, and through an export. They begin with the
-number of the operation that they were made for.
+OpenVINO keeps the names of a graph's nodes through its optimisations, and through an export. They
+begin with the number of the operation that they were made for.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ ORIGINAL_NAMES: Final = "originalLayersNames"
 
 
 def name_nodes(graph: Any, makers: Mapping[str, int]) -> None:
-    """Names the nodes of OpenVINO's model *graph*. *makers* has the operations whose results nodes are, by the names
-    that OpenVINO gave these; another node belongs with what reads it, or else with what it reads.
+    """Names the nodes of OpenVINO's model *graph*. *makers* has the operations whose results nodes
+    are, by the names that OpenVINO gave these; another node belongs with what reads it, or else
+    with what it reads.
     """
     nodes = [node for node in graph.get_ordered_ops() if node.get_type_name() != "Parameter"]
     owners: dict[str, int] = dict(makers)
@@ -60,8 +61,8 @@ def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None
 
 
 class Profiler:
-    """The measured runs of *executable*: of its export, which is imported again when the first one is asked for.
-    Thread-safe.
+    """The measured runs of *executable*: of its export, which is imported again when the first one
+    is asked for. Thread-safe.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Profiler:
         self._failed = False
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """What the execution that began at *began_ns* is run by, once; None where OpenVINO does not import its own
-        export.
+        """What the execution that began at *began_ns* is run by, once; None where OpenVINO does not
+        import its own export.
         """
         with self._lock:
             is_first = self._measured is None
@@ -110,15 +111,17 @@ class Profiler:
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """An *executable* that counts time, and the operations that each of its kernels computes, by the kernel's name."""
+    """An *executable* that counts time, and the operations that each of its kernels computes, by
+    the kernel's name.
+    """
 
     executable: Executable
     operations: Mapping[str, tuple[int, ...]]
 
 
 class MeasuredRun:
-    """An executable of one run, and then its *timings*, counted from *began_ns*, of which *setup_ns* went before, and
-    what it took itself.
+    """An executable of one run, and then its *timings*, counted from *began_ns*, of which
+    *setup_ns* went before, and what it took itself.
     """
 
     def __init__(self, measured: Measured, began_ns: int, setup_ns: int) -> None:
@@ -140,8 +143,8 @@ class MeasuredRun:
         self.duration_ns = time.perf_counter_ns() - start
         at = start - self._began
         timings = [OperationTiming((), SETUP, 0, self._setup)] if self._setup else []
-        # OpenVINO gives no beginnings, and means over the runs so far. On one stream kernels run in this order, one
-        # at a time.
+        # OpenVINO gives no beginnings, and means over the runs so far. On one stream kernels run in
+        # this order, one at a time.
         for kernel in self._profile:
             took = round(kernel.real_time.total_seconds() * NS_OF_S)
             if kernel.status == kernel.Status.EXECUTED:
@@ -152,7 +155,9 @@ class MeasuredRun:
 
 
 def _operations(node: Any) -> tuple[int, ...]:
-    """The operations of a node of a compiled model, by the names of the nodes that have gone into it."""
+    """The operations of a node of a compiled model, by the names of the nodes that have gone into
+    it.
+    """
     known = node.get_rt_info()
     names = str(known[ORIGINAL_NAMES].value) if ORIGINAL_NAMES in known else ""
     return tuple(sorted({int(number) for number in MARKED.findall(names)}))

@@ -26,8 +26,8 @@ FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """One compile's result. *constants* are those of the graph, *graph* its XML and weights where the form is
-    not the best yet.
+    """One compile's result. *constants* are those of the graph, *graph* its XML and weights where
+    the form is not the best yet.
     """
 
     executable: Executable
@@ -101,7 +101,9 @@ class GraphSource:
 
 
 def makers_of(graph: Graph) -> dict[str, int]:
-    """The operation whose result a node of OpenVINO's is, by the node's name; the first one, where others hand it on."""
+    """The operation whose result a node of OpenVINO's is, by the node's name; the first one, where
+    others hand it on.
+    """
     makers: dict[str, int] = {}
     for index, operation in enumerate(polled(graph.entry.operations)):
         for output in operation.outputs:

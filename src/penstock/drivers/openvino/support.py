@@ -23,8 +23,8 @@ SATURATING: Final = (
 def examine(
     model: Model, best: AccuracyClass = "exact", *, sums_exactly: bool = True
 ) -> Sequence[Support]:
-    """One answer an operation. No class is better than *best*: what a plugin was measured to meet. Of 8-bit values none is
-    better than relaxed unless OpenVINO *sums_exactly* here.
+    """One answer an operation. No class is better than *best*: what a plugin was measured to meet.
+    Of 8-bit values none is better than relaxed unless OpenVINO *sums_exactly* here.
     """
     sites = make_sites(model)
     answers = answered(sites, _judge, best)

@@ -27,7 +27,9 @@ def range_of(operand: Operand) -> tuple[float, float]:
 
 
 def alike(one: Operand, other: Operand) -> bool:
-    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points that are 128 apart."""
+    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points
+    that are 128 apart.
+    """
     if one.quantization == other.quantization and one.dtype is other.dtype:
         return True
     quantized = one.dtype in QUANTIZED and other.dtype in QUANTIZED
@@ -45,8 +47,9 @@ def moves(site: Site, position: int = 0) -> AccuracyClass:
 
 
 def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moves`, of *operands*. Quantised values that keep their grid count as faithful like the arithmetic on both sides
-    of them: moved alone, they would only be carried to and fro. On the way to another grid TFLite rounds otherwise.
+    """As `moves`, of *operands*. Quantised values that keep their grid count as faithful like the
+    arithmetic on both sides of them: moved alone, they would only be carried to and fro. On the way
+    to another grid TFLite rounds otherwise.
     """
     every = (*operands, *site.outputs)
     if all(o.dtype is F32 for o in every):
@@ -61,7 +64,9 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
 
 
 def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moved`, whole numbers of 32 bits and truth values too: what shapes and choices are computed of."""
+    """As `moved`, whole numbers of 32 bits and truth values too: what shapes and choices are
+    computed of.
+    """
     every = [*operands, *site.outputs]
     for dtype in PLAIN:
         if all(o.dtype is dtype for o in every):

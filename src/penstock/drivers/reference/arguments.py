@@ -49,8 +49,9 @@ def mapped_pools(request: Request) -> Iterator[Regions]:
 def bind_inputs(
     request: Request, operands: Sequence[Operand], regions: Regions, claim: Claim | None = None
 ) -> list[NDArray]:
-    """One array an input: floats viewing the caller's memory, or a buffer of *claim*. Whole numbers and truths are read
-    once: where NumPy has checked indices, or counted what is true, nobody may change them before it goes by them.
+    """One array an input: floats viewing the caller's memory, or a buffer of *claim*. Whole numbers
+    and truths are read once: where NumPy has checked indices, or counted what is true, nobody may
+    change them before it goes by them.
     """
     return [
         claim.inputs[at].content
@@ -69,9 +70,11 @@ def deliver(
     claim: Claim | None = None,
     inputs: Sequence[NDArray] = (),
 ) -> ExecutionResult:
-    """Writes *results* into the request's outputs, and the buffers of *claim*; those may view *inputs*, or constants.
+    """Writes *results* into the request's outputs, and the buffers of *claim*; those may view
+    *inputs*, or constants.
 
-    Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not fit.
+    Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not
+    fit.
     """
     flats = [
         _flat(r) if o.dtype is DType.STRING else r for r, o in zip(results, operands, strict=True)

@@ -1,8 +1,9 @@
 """NumPy's BLAS on a single thread while the reference driver runs.
 
-BLAS divides a product among its own pool of threads, one for each processor, and waits for the last of them. Where other
-programs use the processors, that wait is a turn of the scheduler for every product, 10 to 100 times what the product itself
-takes. The pool would also exceed `num_threads`, and the order of its sums would depend on the machine.
+BLAS divides a product among its own pool of threads, one for each processor, and waits for the last
+of them. Where other programs use the processors, that wait is a turn of the scheduler for every
+product, 10 to 100 times what the product itself takes. The pool would also exceed `num_threads`,
+and the order of its sums would depend on the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ MULTIPLYING: Final = frozenset(
 
 
 def may_divide(model: Model) -> bool:
-    """Whether BLAS may divide a product of *model*. Small networks have none, and are spared the calls that set the limit."""
+    """Whether BLAS may divide a product of *model*. Small networks have none, and are spared the
+    calls that set the limit.
+    """
     return any(
         operation.key in MULTIPLYING and _bound(subgraph, operation) >= LEAST_DIVIDED
         for subgraph in model.subgraphs
@@ -64,16 +67,19 @@ def _count(operand: Operand) -> float:
 
 
 class Pool(Struct, frozen=True):
-    """The threads that a BLAS divides products among: functions that get and set their number, for the whole process."""
+    """The threads that a BLAS divides products among: functions that get and set their number, for
+    the whole process.
+    """
 
     get: Callable[[], int]
     set: Callable[[int], object]
 
 
 class SingleThread:
-    """A context in which NumPy's BLAS computes on the thread that calls it. Thread-safe, and may be entered again meanwhile:
-    the pool has its own size back when the last has left. Until then products of NumPy in other threads of the process are
-    limited as well, since OpenBLAS has a single number for all. (threadpoolctl allows one thread of a process alone to set it.)
+    """A context in which NumPy's BLAS computes on the thread that calls it. Thread-safe, and may be
+    entered again meanwhile: the pool has its own size back when the last has left. Until then
+    products of NumPy in other threads of the process are limited as well, since OpenBLAS has a
+    single number for all. (threadpoolctl allows one thread of a process alone to set it.)
     """
 
     def __init__(self, find: Callable[[], Pool | None]) -> None:
@@ -88,7 +94,9 @@ class SingleThread:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def find(self) -> None:
-        """Looks for the pool, which `__enter__` needs; it takes part of a millisecond the first time."""
+        """Looks for the pool, which `__enter__` needs; it takes part of a millisecond the first
+        time.
+        """
         with self._lock:
             if not self._found:
                 self._pool, self._found = self._find(), True
@@ -123,8 +131,8 @@ class SingleThread:
 
 
 def find_pool() -> Pool | None:
-    """The pool of the OpenBLAS that NumPy uses; None where it uses another BLAS, or an OpenBLAS without threads or with
-    OpenMP's, whose number each thread has for itself.
+    """The pool of the OpenBLAS that NumPy uses; None where it uses another BLAS, or an OpenBLAS
+    without threads or with OpenMP's, whose number each thread has for itself.
     """
     # Calls hold Python's lock, which would take longer to get back than the calls take.
     from ctypes import PyDLL
@@ -146,7 +154,9 @@ def find_pool() -> Pool | None:
 
 
 def _libraries() -> list[Path]:
-    """Where the functions of NumPy's BLAS may be: its wheels bring the library, other builds are linked with the system's."""
+    """Where the functions of NumPy's BLAS may be: its wheels bring the library, other builds are
+    linked with the system's.
+    """
     package = Path(np.__file__).parent
     brought = [
         each

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 
 class ReferenceDevice(DeviceBase):
-    """One thread of a CPU, through NumPy, whatever `num_threads` is. Every result is of the class `exact`. Its buffers may be of
-    unknown size and rank.
+    """One thread of a CPU, through NumPy, whatever `num_threads` is. Every result is of the class
+    `exact`. Its buffers may be of unknown size and rank.
     """
 
     name = "reference"

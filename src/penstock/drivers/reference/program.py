@@ -1,4 +1,6 @@
-"""Programs: the operations of a subgraph as kernels, in order, each freeing what nobody reads later."""
+"""Programs: the operations of a subgraph as kernels, in order, each freeing what nobody reads
+later.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,8 @@ class Program(Struct, frozen=True):
         self, inputs: Sequence[NDArray], config: ExecutionConfig, clock: list[int] | None = None
     ) -> list[NDArray]:
         """The output arrays; they may view inputs or constants. Looks at deadline and cancellation
-        between operations. *clock* is given the time (`time.perf_counter_ns`) at which each operation begins and the
-        last one ends.
+        between operations. *clock* is given the time (`time.perf_counter_ns`) at which each
+        operation begins and the last one ends.
         """
         values: dict[int, NDArray] = {
             **self.constants,
@@ -101,8 +103,8 @@ def examine(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Kernel | str]:
-    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of `sums_of`, *made* as of
-    `make_sites`.
+    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of
+    `sums_of`, *made* as of `make_sites`.
     """
     return [_examine(site) for site in polled(make_sites(model, index, later, made))]
 
@@ -164,8 +166,8 @@ def make_sites(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Site]:
-    """The operations of subgraph *index* as their builders see them. *made* has the kernels of the subgraphs that it
-    enters, or why there is none; they are made here where it is None.
+    """The operations of subgraph *index* as their builders see them. *made* has the kernels of the
+    subgraphs that it enters, or why there is none; they are made here where it is None.
     """
     known = _compile_entered(model, index) if made is None else made
     subgraph = model.subgraphs[index]
@@ -198,8 +200,9 @@ def make_sites(
 
 
 def _compile_entered(model: Model, index: int) -> dict[int, Kernel | str]:
-    """The kernels of all subgraphs that *index* enters, directly or not, or why there is none. Each is made once, after
-    those it enters: as a tree they may have no end, and they may be nested deeper than Python's stack.
+    """The kernels of all subgraphs that *index* enters, directly or not, or why there is none. Each
+    is made once, after those it enters: as a tree they may have no end, and they may be nested
+    deeper than Python's stack.
     """
     made: dict[int, Kernel | str] = {}
     for target in entered_from(model, index):

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
 class SampleDevice(DeviceBase):
     """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
 
-    What it prepares it keeps in a model file and a data file, sealed by *seal*. Its buffers are of known size.
+    What it prepares it keeps in a model file and a data file, sealed by *seal*. Its buffers are of
+    known size.
     """
 
     name = "sample"
@@ -161,7 +162,9 @@ class SamplePreparedModel(PreparedModelBase):
         return ExecutionResult(shapes, timing)
 
     def _claimed(self, request: Request, held: ExitStack) -> Claim | None:
-        """The buffers that the request names, held as long as *held*; None while there are no buffers at all."""
+        """The buffers that the request names, held as long as *held*; None while there are no
+        buffers at all.
+        """
         domain = self.device.domain
         return None if domain is None else held.enter_context(domain.claim(self, request))
 

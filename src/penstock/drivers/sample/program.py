@@ -1,7 +1,7 @@
 """What the sample driver keeps in its cache files: a model as bytes, and the constants beside it.
 
-MessagePack in fixed types, so that reading it can do nothing but fail; what is read becomes a `Model` again, which
-checks itself.
+MessagePack in fixed types, so that reading it can do nothing but fail; what is read becomes a
+`Model` again, which checks itself.
 """
 
 import msgspec

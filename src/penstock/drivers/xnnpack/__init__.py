@@ -1,4 +1,5 @@
-"""LiteRT as a driver: partitions run as `.tflite` files, on XNNPACK or on LiteRT's own kernels (docs/xnnpack.md).
+"""LiteRT as a driver: partitions run as `.tflite` files, on XNNPACK or on LiteRT's own kernels
+(docs/xnnpack.md).
 
 Nothing here imports the engine before a model is prepared.
 """
@@ -11,5 +12,7 @@ __all__ = ["BuiltinDevice", "XnnpackDevice", "create"]
 
 
 def create() -> list[XnnpackDevice]:
-    """The entry point of `penstock.drivers`: LiteRT with XNNPACK, and without. Both say where LiteRT is missing."""
+    """The entry point of `penstock.drivers`: LiteRT with XNNPACK, and without. Both say where
+    LiteRT is missing.
+    """
     return [XnnpackDevice(), BuiltinDevice()]

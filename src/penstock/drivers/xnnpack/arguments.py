@@ -55,9 +55,11 @@ def deliver(
     pools: Sequence[NDArray],
     timing: Timing,
 ) -> ExecutionResult:
-    """Copies *results* into the request's outputs, and reports their shapes where one was not known.
+    """Copies *results* into the request's outputs, and reports their shapes where one was not
+    known.
 
-    Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not fit.
+    Raises `OutputInsufficientSize`, before anything is written, when one of unknown shape does not
+    fit.
     """
     pairs = list(zip(request.outputs, results, strict=True))
     targets = [_target(argument, pools) for argument, _ in pairs]

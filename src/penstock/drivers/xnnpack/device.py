@@ -32,8 +32,9 @@ PERFORMANCE: Final = {
     "int16": PerformanceInfo(execution_time=1.75, power_usage=1.75),
     "int32": PerformanceInfo(execution_time=0.05, power_usage=0.05),
 }
-"""Measured on networks of each type, on one thread of an x86-64 processor with AVX-512; int16 and int32 on single operations:
-LiteRT's layers of int16 are plain loops, up to 8 times slower, its arithmetic is not.
+"""Measured on networks of each type, on one thread of an x86-64 processor with AVX-512; int16 and
+int32 on single operations: LiteRT's layers of int16 are plain loops, up to 8 times slower, its
+arithmetic is not.
 """
 
 BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
@@ -46,7 +47,9 @@ DISPATCH_NS: Final = 3_000
 
 
 class XnnpackDevice(DeviceBase):
-    """The processor, through XNNPACK and LiteRT's own kernels. *installation* is that of this machine by default."""
+    """The processor, through XNNPACK and LiteRT's own kernels. *installation* is that of this
+    machine by default.
+    """
 
     name = "xnnpack"
     type = DeviceType.CPU
@@ -99,7 +102,9 @@ class XnnpackDevice(DeviceBase):
 
 
 class BuiltinDevice(XnnpackDevice):
-    """The processor, through LiteRT's own optimised kernels alone: LiteRT's `BUILTIN_WITHOUT_DEFAULT_DELEGATES`."""
+    """The processor, through LiteRT's own optimised kernels alone: LiteRT's
+    `BUILTIN_WITHOUT_DEFAULT_DELEGATES`.
+    """
 
     name = "xnnpack-builtin"
     claims = Capabilities(

@@ -91,8 +91,8 @@ if hasattr(os, "register_at_fork"):
 def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
     """An interpreter of a file, nothing allocated. `GeneralFailure` with LiteRT's words.
 
-    Of a file that LiteRT does not take, and of one it cannot be asked about, `DeviceUnavailable` where
-    LiteRT itself is missing.
+    Of a file that LiteRT does not take, and of one it cannot be asked about, `DeviceUnavailable`
+    where LiteRT itself is missing.
     """
     litert = _engine.module()
     try:
@@ -135,7 +135,9 @@ def _interpreter_module() -> Any:
 
 
 def _hear_out(litert: Any) -> None:
-    """Makes a delegate where nobody listens: LiteRT reports the first one of a process on descriptor 2."""
+    """Makes a delegate where nobody listens: LiteRT reports the first one of a process on
+    descriptor 2.
+    """
     if sys.platform != "linux":
         return
     listener = threading.Thread(target=_make_unheard, args=(litert,), name="penstock-litert")
@@ -151,8 +153,8 @@ def _hear_out(litert: Any) -> None:
 
 
 def _make_unheard(litert: Any) -> None:
-    """Takes descriptors of its own for this thread, with nothing behind 2, and makes a first delegate. Where that
-    is forbidden nothing is done, and LiteRT will be heard once.
+    """Takes descriptors of its own for this thread, with nothing behind 2, and makes a first
+    delegate. Where that is forbidden nothing is done, and LiteRT will be heard once.
     """
     import ctypes
 

@@ -12,14 +12,17 @@ from penstock.ir import Operation
 HEAVY: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
 )
-"""Operations for which it is worth to change the kernel set; the others stay with that of the one before."""
+"""Operations for which it is worth to change the kernel set; the others stay with that of the one
+before.
+"""
 
 
 def grouped(
     operations: Sequence[Operation], pending: Sequence[int], allowed: Sequence[Sequence[Kernels]]
 ) -> Iterator[tuple[Kernels, list[int]]]:
-    """The operations *pending*, whose order is one in which they can run, by kernel set: each group has, in that order, all
-    that can be computed by then, so that few follow. *allowed* are the kernel sets of each operation, the faster first.
+    """The operations *pending*, whose order is one in which they can run, by kernel set: each group
+    has, in that order, all that can be computed by then, so that few follow. *allowed* are the
+    kernel sets of each operation, the faster first.
 
     Takes time in proportion to the operations, however many groups they make.
     """

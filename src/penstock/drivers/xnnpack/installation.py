@@ -16,9 +16,13 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 PACKAGE: Final = "ai_edge_litert"
 INSTALL: Final = install_command("xnnpack")
 DERIVED_WITH: Final = "2.3"
-"""The release of LiteRT whose results the rules' accuracy classes were compared with its reference kernels' on."""
+"""The release of LiteRT whose results the rules' accuracy classes were compared with its reference
+kernels' on.
+"""
 ADAPTER_VERSION: Final = 5
-"""Raised whenever this driver would hand LiteRT another file for the same model, or choose other kernels."""
+"""Raised whenever this driver would hand LiteRT another file for the same model, or choose other
+kernels.
+"""
 
 
 class Installation(msgspec.Struct, frozen=True):
@@ -28,7 +32,9 @@ class Installation(msgspec.Struct, frozen=True):
     reason: str = ""
 
     def describe(self) -> str:
-        """Everything that results depend on besides the model: driver, engine and the processor's features."""
+        """Everything that results depend on besides the model: driver, engine and the processor's
+        features.
+        """
         if not self.version:
             return f"{ADAPTER_VERSION} (litert missing)"
         return f"{ADAPTER_VERSION} (litert {self.version}; {platform.machine()} {processor_features()})"

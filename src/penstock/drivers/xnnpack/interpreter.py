@@ -33,10 +33,14 @@ class Runner:
     """An interpreter whose tensors may move: each is looked for when it is written or read."""
 
     inputs: Sequence[NDArray] = ()
-    """Where they stay, views of the tensors of `Segment.given` and `Segment.made`, and LiteRT's invoke."""
+    """Where they stay, views of the tensors of `Segment.given` and `Segment.made`, and LiteRT's
+    invoke.
+    """
     outputs: Sequence[NDArray] = ()
     sides: tuple[Neighbours, Neighbours] | None = None
-    """Those of `inputs` and of `outputs` that hold a state, once somebody has asked for them together."""
+    """Those of `inputs` and of `outputs` that hold a state, once somebody has asked for them
+    together.
+    """
     invoke: Callable[[], object]
 
     def __init__(self, file: File) -> None:
@@ -154,7 +158,9 @@ def _invoke_with_scalars(
 
 
 def scalar_places(dtypes: Mapping[int, np.dtype[np.generic]]) -> dict[int, NDArray]:
-    """A place for each, by the same key, which lies as LiteRT's own tensors do: where it begins and behind it."""
+    """A place for each, by the same key, which lies as LiteRT's own tensors do: where it begins and
+    behind it.
+    """
     content = np.zeros((len(dtypes) + 1) * ALIGNMENT, np.uint8)
     begin = -content.ctypes.data % ALIGNMENT
     starts = range(begin, content.nbytes, ALIGNMENT)

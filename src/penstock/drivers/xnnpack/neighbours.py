@@ -16,8 +16,8 @@ from penstock.hal import HostMemory, PaddedBytes, RequestArgument
 from penstock.ir import NDArray
 
 ALIGNMENT: Final = 64
-"""Bytes that each of LiteRT's tensors begins at a multiple of: what lies between the end of one and the next multiple is
-nobody's.
+"""Bytes that each of LiteRT's tensors begins at a multiple of: what lies between the end of one and
+the next multiple is nobody's.
 """
 
 MOST_BYTES: Final = 1 << 20
@@ -54,7 +54,9 @@ class Neighbours:
 
 
 class _Run(NamedTuple):
-    """Neighbours: where the first place and the first array begin, and the bytes from there to the end of the last."""
+    """Neighbours: where the first place and the first array begin, and the bytes from there to the
+    end of the last.
+    """
 
     place: int
     array: int
@@ -64,7 +66,8 @@ class _Run(NamedTuple):
 
 
 def merged(places: Sequence[NDArray], arrays: Sequence[NDArray]) -> Pieces:
-    """*places* with *arrays*, in order, where both follow one another at the same distances within memory of one owner
+    """*places* with *arrays*, in order, where both follow one another at the same distances within
+    memory of one owner
     as one pair of flat bytes.
     """
     runs: list[list[_Run]] = []
@@ -106,7 +109,9 @@ def _follows(before: _Run, run: _Run) -> bool:
 
 
 def _owner(array: NDArray) -> PaddedBytes | None:
-    """The bytes that *array* is a view of, where what lies behind it is nobody's either; None where it may be somebody's."""
+    """The bytes that *array* is a view of, where what lies behind it is nobody's either; None where
+    it may be somebody's.
+    """
     owner: PaddedBytes | None = None
     base: object = array
     while isinstance(base, np.ndarray):

@@ -1,7 +1,9 @@
-"""Hybrid convolutions, floats by int8 weights, that XNNPACK quantises as TFLite does: each picture over its own range.
+"""Hybrid convolutions, floats by int8 weights, that XNNPACK quantises as TFLite does: each picture
+over its own range.
 
-Of a kernel of 1x1 it would quantise each pixel by itself, and take longer. A pixel of C channels is two neighbours of
-C/2 to it, under a kernel of 1x2 that moves on by two: the same numbers in the same places.
+Of a kernel of 1x1 it would quantise each pixel by itself, and take longer. A pixel of C channels is
+two neighbours of C/2 to it, under a kernel of 1x2 that moves on by two: the same numbers in the
+same places.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ FOLLOWING: Final = frozenset(
     | {"MAX_POOL_2D", "AVERAGE_POOL_2D", "MEAN", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"}
 )
 JOINING: Final = frozenset({"ADD", "MUL", "CONCATENATION"})
-"""Layers of floats; what keeps their results from any grid, of the first input alone and of all of them."""
+"""Layers of floats; what keeps their results from any grid, of the first input alone and of all of
+them.
+"""
 
 
 def is_hybrid(operation: Operation, operands: Sequence[Operand]) -> bool:
@@ -38,10 +42,12 @@ def is_hybrid(operation: Operation, operands: Sequence[Operand]) -> bool:
 def is_quantised_alike(
     operation: Operation, operands: Sequence[Operand], summed: frozenset[int]
 ) -> bool:
-    """Whether *operation* is a hybrid convolution that XNNPACK rounds as TFLite does, but for what lies within 1e-5 of a half.
+    """Whether *operation* is a hybrid convolution that XNNPACK rounds as TFLite does, but for what
+    lies within 1e-5 of a half.
 
-    Weights of several scales have their pictures quantised with an offset, as XNNPACK does it. Values that a network was
-    given may all be halves: pictures in [-1, 1] are. Those in *summed* are not.
+    Weights of several scales have their pictures quantised with an offset, as XNNPACK does it.
+    Values that a network was given may all be halves: pictures in [-1, 1] are. Those in *summed*
+    are not.
     """
     if not is_hybrid(operation, operands) or operation.inputs[0] not in summed:
         return False

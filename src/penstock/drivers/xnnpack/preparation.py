@@ -26,7 +26,9 @@ DEFAULT_THREADS: Final = 1
 def prepare(
     model: Model, config: PrepareConfig, kernels: Sequence[Kernels]
 ) -> XnnpackPreparedModel:
-    """Writes each segment of *model*, for one of *kernels* each, and opens it. Raises `GeneralFailure` with the operation or LiteRT's words."""
+    """Writes each segment of *model*, for one of *kernels* each, and opens it. Raises
+    `GeneralFailure` with the operation or LiteRT's words.
+    """
     _check(config)
     shaped = shaped_beforehand(flattened(model))
     segments = make_segments(shaped.model, classify(shaped.model, kernels), config.accuracy)
@@ -45,8 +47,8 @@ def prepare(
 
 def _written(segment: Segment) -> bytes:
     try:
-        # LiteRT lays tensors that last all of a run out in the file's order: those of a state lie side by side then, and are
-        # copied as one (`neighbours`).
+        # LiteRT lays tensors that last all of a run out in the file's order: those of a state lie
+        # side by side then, and are copied as one (`neighbours`).
         return write(segment.model, outputs_first=True)
     except PenstockError as error:
         raise GeneralFailure(f"the model cannot be written for LiteRT: {told(error)}") from error

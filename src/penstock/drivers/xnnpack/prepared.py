@@ -46,7 +46,8 @@ NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 
 
 class XnnpackPreparedModel(PreparedModelBase):
-    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its own, which is kept
+    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its own,
+    which is kept
     for the next; *first* is one that is ready.
     """
 
@@ -130,7 +131,9 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._free = deque(maxlen=0)
 
     def _is_direct(self) -> bool:
-        """Whether the arrays of the one segment are the request's, its outputs in the same order, all of known shape."""
+        """Whether the arrays of the one segment are the request's, its outputs in the same order,
+        all of known shape.
+        """
         if len(self._files) != 1 or not self._files[0].steady or self._cleared:
             return False
         entry, segment = self.model.entry, self._files[0].segment
@@ -144,7 +147,9 @@ class XnnpackPreparedModel(PreparedModelBase):
         began: int,
         timings: list[OperationTiming],
     ) -> ExecutionResult:
-        """Runs the segments one after another. Where *began* says when a measured run began, each joins *timings*."""
+        """Runs the segments one after another. Where *began* says when a measured run began, each
+        joins *timings*.
+        """
         with mapped(request) as pools:
             values: dict[int, NDArray] = {
                 index: read(argument, operand, pools)

@@ -1,7 +1,8 @@
-"""Segments: the runs of operations that one set of LiteRT's kernels computes, each as a model to be written.
+"""Segments: the runs of operations that one set of LiteRT's kernels computes, each as a model to be
+written.
 
-Operations on constants alone are computed in each segment that reads them: XNNPACK folds them into what
-follows, and cannot give them out.
+Operations on constants alone are computed in each segment that reads them: XNNPACK folds them into
+what follows, and cannot give them out.
 """
 
 from __future__ import annotations
@@ -32,15 +33,19 @@ from penstock.ir.subgraph import StatePort, Variable
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Operators whose kernels need a bias, and the dimension of their filters that counts its elements."""
+"""Operators whose kernels need a bias, and the dimension of their filters that counts its elements.
+"""
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
-"""Operators of which LiteRT has no first version, with the number of their code in the file format."""
+"""Operators of which LiteRT has no first version, with the number of their code in the file format.
+"""
 BROADCAST_TO: Final = 130
 
 
 class State(msgspec.Struct, frozen=True):
-    """A variable tensor *name* of a segment, set from operand *given* before a run and read as *made* after."""
+    """A variable tensor *name* of a segment, set from operand *given* before a run and read as
+    *made* after.
+    """
 
     given: int
     made: int
@@ -48,8 +53,10 @@ class State(msgspec.Struct, frozen=True):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the operands
-    *inputs* and *outputs* of the partition, in order. *operations* are their indexes in the partition.
+    """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the
+    operands
+    *inputs* and *outputs* of the partition, in order. *operations* are their indexes in the
+    partition.
     """
 
     kernels: Kernels
@@ -73,8 +80,8 @@ class Segment(msgspec.Struct, frozen=True):
 def make_segments(
     model: Model, classes: Sequence[Classes | str], accuracy: AccuracyClass
 ) -> list[Segment]:
-    """The segments of *model*, in order. Raises `GeneralFailure` for an operation that is not supported, or by
-    no kernel set in the class *accuracy*.
+    """The segments of *model*, in order. Raises `GeneralFailure` for an operation that is not
+    supported, or by no kernel set in the class *accuracy*.
     """
     entry = model.entry
     allowed = [_allowed(model, at, known, accuracy) for at, known in polled(enumerate(classes))]
@@ -99,7 +106,8 @@ def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClas
     kind = model.operations[at].key
     if isinstance(known, str):
         raise GeneralFailure(f"operation {at} ({kind}): {known}")
-    # A class that is asked for and that no kernel set meets is the caller's affair: he was told the best.
+    # A class that is asked for and that no kernel set meets is the caller's affair: he was told the
+    # best.
     return known.meets(accuracy) or known.meets(known.best)
 
 
@@ -116,7 +124,8 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
 
 
 class _Cutter:
-    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of constants alone; those in
+    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of constants
+    alone; those in
     *expanded* XNNPACK is given as several, where they need be.
     """
 
@@ -214,8 +223,9 @@ def _in_order(operands: set[int], first: Mapping[int, int]) -> list[int]:
 def _as_asked(operand: Operand, accuracy: AccuracyClass) -> Operand:
     """*operand* with its shape declared, if XNNPACK is to compute whatever it can of it.
 
-    Where the file does not declare them, LiteRT by default leaves some operations to its own kernels. Of 8 bits these round
-    otherwise, and how far LiteRT by default is from the reference is what `faithful` is bound to: there LiteRT decides.
+    Where the file does not declare them, LiteRT by default leaves some operations to its own
+    kernels. Of 8 bits these round otherwise, and how far LiteRT by default is from the reference is
+    what `faithful` is bound to: there LiteRT decides.
     """
     if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in EIGHT_BITS):
         return operand
@@ -263,7 +273,9 @@ def _build(
     states: Sequence[State],
     accuracy: AccuracyClass,
 ) -> Model:
-    """A model of *operations*. State goes through variables, which the writer makes variable tensors of."""
+    """A model of *operations*. State goes through variables, which the writer makes variable
+    tensors of.
+    """
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
     # The model's other subgraphs may use variables that the segment has not.
     referenced = referenced_by(model, operations)
@@ -308,8 +320,8 @@ def _as_written(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
 
 
 def _conditions(operations: Sequence[Operation]) -> set[int]:
-    """Operands that only decide branches. LiteRT takes a vector of one truth value too, and gives views of vectors
-    alone.
+    """Operands that only decide branches. LiteRT takes a vector of one truth value too, and gives
+    views of vectors alone.
     """
     read = [(o.type == "IF" and at == 0, i) for o in operations for at, i in enumerate(o.inputs)]
     return {i for decides, i in read if decides} - {i for decides, i in read if not decides}

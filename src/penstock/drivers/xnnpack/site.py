@@ -20,8 +20,8 @@ QUANTIZED: Final = EIGHT_BITS | {DType.INT16}
 
 
 class Classes(msgspec.Struct, frozen=True):
-    """The class in which each of LiteRT's kernel sets computes an operation; None where it does not. *expanded* is
-    XNNPACK's where the operation is written as several (`whole_numbers`).
+    """The class in which each of LiteRT's kernel sets computes an operation; None where it does
+    not. *expanded* is XNNPACK's where the operation is written as several (`whole_numbers`).
     """
 
     xnnpack: AccuracyClass | None
@@ -60,8 +60,10 @@ EXACT_BUILTIN: Final = Classes("faithful", "exact")
 class Site(msgspec.Struct, frozen=True):
     """An operation with its operands (None: omitted), and how the subgraph reads and gives them.
 
-    *is_input*, *is_output* say of an operand's index whether the entry subgraph has it among its inputs or
-    outputs; *readers* how many operations read it. *judged* is for whoever judges subgraphs, each once: what was found,
+    *is_input*, *is_output* say of an operand's index whether the entry subgraph has it among its
+    inputs or
+    outputs; *readers* how many operations read it. *judged* is for whoever judges subgraphs, each
+    once: what was found,
     by its own keys, which all sites of one model share.
     """
 

@@ -20,12 +20,13 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
     "TILE": (1,),
     "TOPK_V2": (1,),
 }
-"""Inputs whose values make the shape of a result, of the operations that may have them at run time."""
+"""Inputs whose values make the shape of a result, of the operations that may have them at run time.
+"""
 
 
 def is_steady(model: Model) -> bool:
-    """Whether every shape of the entry subgraph is known, and none is made of values: LiteRT then never moves a
-    tensor, and views of its inputs and outputs stay good.
+    """Whether every shape of the entry subgraph is known, and none is made of values: LiteRT then
+    never moves a tensor, and views of its inputs and outputs stay good.
     """
     entry = model.entry
     if not all(is_static(o.shape) for o in entry.operands if o.has_value):
@@ -46,8 +47,10 @@ def is_shaped_once(operation: Operation, inputs: Sequence[Operand | None]) -> bo
 
 
 def shaped_beforehand(flat: Unrolled) -> Unrolled:
-    """*flat* with constants where values that make shapes follow from other shapes, without the operations that only
-    those needed: what SHAPE, STRIDED_SLICE and PACK tell a RESHAPE of a picture of known size is known, too. XNNPACK
+    """*flat* with constants where values that make shapes follow from other shapes, without the
+    operations that only
+    those needed: what SHAPE, STRIDED_SLICE and PACK tell a RESHAPE of a picture of known size is
+    known, too. XNNPACK
     takes a RESHAPE to a constant shape alone.
     """
     entry = flat.model.entry

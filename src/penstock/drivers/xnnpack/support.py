@@ -40,7 +40,8 @@ def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
     flat = flattened(model)
     answers = [*map(_support, classify(flat.model, kernels))]
     if "xnnpack" not in kernels:
-        # LiteRT computes unsteady operations by XNNPACK alone, so other kernels before them are not what it runs.
+        # LiteRT computes unsteady operations by XNNPACK alone, so other kernels before them are not
+        # what it runs.
         unsteady = read_by_unsteady(flat.model.operations)
         for at, operation in enumerate(flat.model.operations):
             if answers[at].supported and unsteady.intersection(operation.outputs):
@@ -57,8 +58,8 @@ def _support(known: Classes | str) -> Support:
 def classify(
     model: Model, kernels: Sequence[Kernels] = ("xnnpack", "builtin")
 ) -> Sequence[Classes | str]:
-    """For each operation of the entry subgraph how well each of *kernels* computes it, or why none does. Of a model
-    that is `flattened`.
+    """For each operation of the entry subgraph how well each of *kernels* computes it, or why none
+    does. Of a model that is `flattened`.
     """
     sites = make_sites(model)
     if any(site.operation.key in CHECKS for site in sites):
@@ -111,8 +112,9 @@ def answer(site: Site) -> Classes | str:
 
 
 def _beside_others(site: Site, classes: Classes) -> Classes:
-    """Floats that are only moved count as `faithful` like the arithmetic around them: moved alone, they would be
-    carried to and fro, and whoever sums them in `exact` would no longer see where they go.
+    """Floats that are only moved count as `faithful` like the arithmetic around them: moved alone,
+    they would be carried to and fro, and whoever sums them in `exact` would no longer see where
+    they go.
     """
     floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
     if not floats:
@@ -128,8 +130,8 @@ ATTENTION: Final = "odml.scaled_dot_product_attention"
 
 
 def check_composite(site: Site) -> Classes:
-    """A composite is what its subgraph computes; attention XNNPACK computes in one piece, save where it does so
-    wrongly (docs/differences.md).
+    """A composite is what its subgraph computes; attention XNNPACK computes in one piece, save
+    where it does so wrongly (docs/differences.md).
     """
     attributes = site.operation.attributes
     index = attributes.integer("decomposition_subgraph_index")
@@ -166,7 +168,9 @@ def _check_parts(site: Site, index: int) -> None:
 
 
 def _attends_rightly(site: Site) -> bool:
-    """Of several batches XNNPACK gives each the keys of the first, and of scales in 64 bits it reads half."""
+    """Of several batches XNNPACK gives each the keys of the first, and of scales in 64 bits it
+    reads half.
+    """
     query = site.input().shape
     if query is None or query[0] != 1:
         return False
@@ -183,8 +187,8 @@ def _attends_rightly(site: Site) -> bool:
 
 
 def check_if(site: Site) -> Classes:
-    """An IF computes what its branches do, within the interpreter: each of them must be computed there, by kernels that
-    need nothing written out for them.
+    """An IF computes what its branches do, within the interpreter: each of them must be computed
+    there, by kernels that need nothing written out for them.
     """
     condition = site.input(0)
     require(static_shape(condition.shape) in {(), (1,)}, "a condition that is not one truth value")

@@ -13,7 +13,9 @@ from penstock.ir import Model
 
 
 class Turning:
-    """*read* and *written* are the positions of a state's arrays among the inputs and the outputs of a request."""
+    """*read* and *written* are the positions of a state's arrays among the inputs and the outputs of a
+    request.
+    """
 
     def __init__(
         self, read: Sequence[int], written: Sequence[int], counts: tuple[int, int]
@@ -67,7 +69,9 @@ class Turning:
 def _getter(
     positions: tuple[int, ...],
 ) -> Callable[[tuple[RequestArgument, ...]], tuple[RequestArgument, ...]]:
-    """What takes the arguments at *positions*, two at the least; a slice, which is faster, where they follow one another."""
+    """What takes the arguments at *positions*, two at the least; a slice, which is faster, where
+    they follow one another.
+    """
     first, last = positions[0], positions[-1]
     if positions == tuple(range(first, last + 1)):
         return itemgetter(slice(first, last + 1))

@@ -1,13 +1,14 @@
 """Hybrid layers, floats by int8 weights, as float arithmetic over whole numbers.
 
-TFLite's reference kernels quantise each row (of a picture all of it) to 8 bits as they run, multiply and add whole numbers,
-and scale the sums. XNNPACK quantises otherwise, and LiteRT's own kernels are slow. Here the rounding is written out
-in operations that XNNPACK computes as IEEE 754 has it, and the layer between is given whole numbers.
+TFLite's reference kernels quantise each row (of a picture all of it) to 8 bits as they run,
+multiply and add whole numbers, and scale the sums. XNNPACK quantises otherwise, and LiteRT's own
+kernels are slow. Here the rounding is written out in operations that XNNPACK computes as IEEE 754
+has it, and the layer between is given whole numbers.
 
-A FULLY_CONNECTED keeps its int8 weights. Two more columns, whose weights are 0, make each row reach over just 255: that
-is what XNNPACK spreads its own 8 bits over, so that its step is 1 and its rounding changes nothing. Other layers
-are ones of floats: while their sums stay below 2**24 every partial sum is exact, in whatever order. Either way the
-results are the reference's.
+A FULLY_CONNECTED keeps its int8 weights. Two more columns, whose weights are 0, make each row reach
+over just 255: that is what XNNPACK spreads its own 8 bits over, so that its step is 1 and its
+rounding changes nothing. Other layers are ones of floats: while their sums stay below 2**24 every
+partial sum is exact, in whatever order. Either way the results are the reference's.
 """
 
 from __future__ import annotations
@@ -31,15 +32,21 @@ MOST_SUM: Final = 1 << 24
 
 MOST_INTEGER_SUM: Final = (1 << 31) - 1
 MOST_SHIFTED: Final = 510
-"""What XNNPACK adds up in 32 bits, and the greatest magnitude of what it multiplies a weight by, with its offset."""
+"""What XNNPACK adds up in 32 bits, and the greatest magnitude of what it multiplies a weight by,
+with its offset.
+"""
 
 Edges: TypeAlias = tuple[int, int] | tuple[float, float]
-"""Two whole numbers, 255 apart, between which all of a row lie: the same for all, or operands with those of each row."""
+"""Two whole numbers, 255 apart, between which all of a row lie: the same for all, or operands with
+those of each row.
+"""
 
 EDGES: Final[Edges] = (-128.0, 127.0)
 
 LEAST_REACH: Final = 1e-30
-"""What the range of a row counts at least: a row of zeros stays one, and no step is below what is normal."""
+"""What the range of a row counts at least: a row of zeros stays one, and no step is below what is
+normal.
+"""
 
 NO_ACTIVATION: Final = {"fused_activation_function": "NONE"}
 POSITIVE: Final = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "LOGISTIC", "ABS", "SOFTMAX"})
@@ -47,11 +54,15 @@ KEEPING: Final = frozenset({"PAD", "RESHAPE", "SQUEEZE", "MAX_POOL_2D", "RESIZE_
 """What gives such numbers, as an operation or an activation, and what only moves them."""
 
 CHANNELS: Final = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Layers that are written so, and the dimension of their weights that counts the results of a place."""
+"""Layers that are written so, and the dimension of their weights that counts the results of a
+place.
+"""
 
 
 def can_expand(site: Site) -> bool:
-    """Whether the hybrid layer of *site* may be written so: its sums stay exact, and each row lies along the last axis."""
+    """Whether the hybrid layer of *site* may be written so: its sums stay exact, and each row lies
+    along the last axis.
+    """
     kind, weights = site.operation.type, site.input(1)
     if kind not in CHANNELS or not is_static(weights.shape):
         return False
@@ -66,7 +77,9 @@ def can_expand(site: Site) -> bool:
 
 
 def _keeps_integers(kind: str, source: Operand) -> bool:
-    """Whether the layer keeps its int8 weights: the columns that join its rows must be as many as they are."""
+    """Whether the layer keeps its int8 weights: the columns that join its rows must be as many as
+    they are.
+    """
     return kind == "FULLY_CONNECTED" and is_static(source.shape)
 
 
@@ -80,8 +93,9 @@ def _is_asymmetric(operation: Operation, weights: Operand) -> bool:
 def expand(
     operands: list[Operand], operation: Operation, weights: NDArray, *, positive: bool = False
 ) -> list[Operation]:
-    """The operations that *operation* is written as; what lies between them joins *operands*. *weights* is the value of
-    its filters. Where no value is below zero (*positive*) some of them are not needed.
+    """The operations that *operation* is written as; what lies between them joins *operands*.
+    *weights* is the value of its filters. Where no value is below zero (*positive*) some of them
+    are not needed.
     """
     return _Expansion(operands, operation, positive).layer(weights)
 
@@ -116,7 +130,9 @@ class _Expansion:
         )
 
     def _flatten(self) -> None:
-        """Takes the rows, whatever they were counted by, as those of a matrix, which the results are."""
+        """Takes the rows, whatever they were counted by, as those of a matrix, which the results
+        are.
+        """
         *leading, depth = self._shape
         rows = math.prod(d for d in leading if d is not None) if None not in leading else None
         self._shape = (rows, depth)
@@ -162,7 +178,9 @@ class _Expansion:
         return self._finish("MUL", [self._make("MUL", [sums, scale], shape), step], shape)
 
     def _integer_sums(self, whole: int, edges: Edges, weights: NDArray, shape: Shape) -> int:
-        """The products of whole numbers, which lie between *edges*, and *weights*, added up, by the weights' scales."""
+        """The products of whole numbers, which lie between *edges*, and *weights*, added up, by the
+        weights' scales.
+        """
         leading = self._shape[:-1]
         columns = [
             self._constant(np.full((*leading, 1), edge, np.float32))
@@ -214,7 +232,9 @@ class _Expansion:
         return self._away_from_zero(scaled, self._shape), step, EDGES
 
     def _asymmetric(self) -> tuple[int, int, Edges]:
-        """Whole numbers less the row's offset, in a range of 255 around zero, and the step of each row."""
+        """Whole numbers less the row's offset, in a range of 255 around zero, and the step of each
+        row.
+        """
         zero, row = self._number(0), self._row
         if self._positive:
             return self._from_zero()
@@ -237,7 +257,9 @@ class _Expansion:
         return self._make("MINIMUM", [whole, most], self._shape), step, (least, most)
 
     def _from_zero(self) -> tuple[int, int, Edges]:
-        """`_asymmetric` of a range that begins at zero: the offset is -128, and nothing lies beyond 255."""
+        """`_asymmetric` of a range that begins at zero: the offset is -128, and nothing lies beyond
+        255.
+        """
         reach = self._over_rows("REDUCE_MAX", self._source)
         reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
         step = self._make("DIV", [reach, self._number(255)], self._row)

@@ -9,8 +9,9 @@ __all__ = ["write"]
 def write(model: Model) -> bytes:
     """The bytes of a `.tflite` file that computes what *model*, or a slice of one, does.
 
-    Equal models give equal bytes. Raises `InputError` for what is no model, `NotExportable`, naming the operation, for what TFLite has no
-    form for. Constants that do not fit the 2 GiB of a FlatBuffer stand behind it.
+    Equal models give equal bytes. Raises `InputError` for what is no model, `NotExportable`, naming
+    the operation, for what TFLite has no form for. Constants that do not fit the 2 GiB of a
+    FlatBuffer stand behind it.
     """
     from penstock.export.tflite import writer
 

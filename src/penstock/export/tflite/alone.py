@@ -1,4 +1,6 @@
-"""Operations cut out of a network as files of their own: their state, which TFLite's operators keep, and their names."""
+"""Operations cut out of a network as files of their own: their state, which TFLite's operators
+keep, and their names.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from penstock.ir.builder import pack
 
 
 def positions_in_file(model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which of *model*'s inputs and outputs the file of `with_state` has: those that are no operator's own state."""
+    """Which of *model*'s inputs and outputs the file of `with_state` has: those that are no
+    operator's own state.
+    """
     pairs = state_pairs(model)
     into, out = {i for i, _ in pairs}, {o for _, o in pairs}
     entry = model.entry
@@ -76,7 +80,8 @@ def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
 
 
 def named(model: Model) -> Model:
-    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads files without names, or
+    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads files
+    without names, or
     where an input and an output share one, but not every reader of its files does.
     """
     entry, taken = model.entry, set[str]()

@@ -11,7 +11,9 @@ from penstock.ir.subgraph import Variable, constant_bytes
 
 ALIGNMENT: Final = 16
 SMALL: Final = 128
-"""Contents up to this size always stand inside: most are read by tools, and offsets would be as large."""
+"""Contents up to this size always stand inside: most are read by tools, and offsets would be as
+large.
+"""
 
 
 class Buffers:

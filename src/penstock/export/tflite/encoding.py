@@ -1,4 +1,6 @@
-"""Plain Python values to a FlatBuffer: the inverse of `penstock.loaders.flatbuffer`, for the same schemas."""
+"""Plain Python values to a FlatBuffer: the inverse of `penstock.loaders.flatbuffer`, for the same
+schemas.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ _FLAGS: Final = {
 def encode(schema: Schema, root: Mapping[str, Any]) -> bytes:
     """The FlatBuffer with *root* as root table; equal values give equal bytes.
 
-    A table is a mapping of field names to values; absent names and None mean an absent field. Vectors of
-    numbers are sequences or arrays, of `uint8` anything with the buffer protocol, aligned to 16 bytes.
+    A table is a mapping of field names to values; absent names and None mean an absent field.
+    Vectors of numbers are sequences or arrays, of `uint8` anything with the buffer protocol,
+    aligned to 16 bytes.
     """
     builder = flatbuffers.Builder(1 << 16)
     builder.Finish(_table(builder, schema, schema.table(schema.root), root), schema.identifier)

@@ -1,8 +1,9 @@
 """FlatBuffers schemas as data: what a table's fields are, parsed from one line of text a table.
 
-Notation: `name: type` or `name: type = default`, separated by `; `. A type is a scalar, an enumeration
-(stored as its scalar), `string`, a table, a union, or `[element]` for a vector. `_` is a slot that is
-no longer used. Fields take slots in order; a union takes two, `<name>_type` and `<name>`.
+Notation: `name: type` or `name: type = default`, separated by `; `. A type is a scalar, an
+enumeration (stored as its scalar), `string`, a table, a union, or `[element]` for a vector. `_` is
+a slot that is no longer used. Fields take slots in order; a union takes two, `<name>_type` and
+`<name>`.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Table(Struct, frozen=True, dict=True):
 
 
 class Schema:
-    """The tables, enumerations and unions of one file format; tables are parsed when first asked for."""
+    """The tables, enumerations and unions of one file format; tables are parsed when first asked
+    for.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""The TFLite metadata schema (semantic version 1.5) as data; the notation is explained in `fields.py`."""
+"""The TFLite metadata schema (semantic version 1.5) as data; the notation is explained in
+`fields.py`.
+"""
 
 from __future__ import annotations
 

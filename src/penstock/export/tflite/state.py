@@ -1,8 +1,9 @@
 """How a model's state ports are written: as variable tensors, or as resource variables.
 
-A port whose state goes straight through one recurrent operation, from zeros, is a variable tensor, which is
-how TFLite keeps such state. Every other port is a resource variable: VAR_HANDLE and READ_VARIABLE before the
-first operation, ASSIGN_VARIABLE after the last, and CALL_ONCE of a subgraph that assigns the initial values.
+A port whose state goes straight through one recurrent operation, from zeros, is a variable tensor,
+which is how TFLite keeps such state. Every other port is a resource variable: VAR_HANDLE and
+READ_VARIABLE before the first operation, ASSIGN_VARIABLE after the last, and CALL_ONCE of a
+subgraph that assigns the initial values.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ RANDOM_INPUTS: Final[Mapping[str, int]] = {
     "RANDOM_STANDARD_NORMAL": 1,
     "MULTINOMIAL": 2,
 }
-"""How many inputs TFLite's random operators have; the generator's position, which they keep inside, follows."""
+"""How many inputs TFLite's random operators have; the generator's position, which they keep inside,
+follows.
+"""
 
 BASIC_LSTM_STATES: Final = (1, 4)
 BASIC_LSTM_OUTPUTS: Final = 4
@@ -56,7 +59,8 @@ class SubgraphState(Struct):
     dropped: set[int] = field(default_factory=set)
     """New-state outputs, which TFLite's operators do not have."""
     kept_inputs: dict[int, int] = field(default_factory=dict)
-    """Operation index to the number of its inputs that TFLite's operator has, where it has fewer."""
+    """Operation index to the number of its inputs that TFLite's operator has, where it has fewer.
+    """
     mutated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Operation index to the positions of the inputs it changes in place."""
     resources: list[StatePort] = field(default_factory=list)
@@ -68,8 +72,8 @@ def ports_by_variable(model: Model) -> Counter[int]:
 
 
 def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
-    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep. *shared* is
-    `ports_by_variable`, which is the same for all subgraphs.
+    """Decides for subgraph *index*; `NotExportable` for recurrent state that TFLite cannot keep.
+    *shared* is `ports_by_variable`, which is the same for all subgraphs.
     """
     subgraph = model.subgraphs[index]
     plan = SubgraphState()
@@ -162,7 +166,9 @@ def _fits(
 
 
 def starts_at_zero(model: Model, variable: Variable) -> bool:
-    """Whether TFLite's reset of a variable tensor gives the initial value: zero, for int8 the zero point."""
+    """Whether TFLite's reset of a variable tensor gives the initial value: zero, for int8 the zero
+    point.
+    """
     zero = 0
     if variable.dtype is DType.INT8 and variable.quantization is not None:
         zero = variable.quantization.zero_point % 256

@@ -27,7 +27,9 @@ OMITTED: Final = -1
 
 
 class SubgraphWriter:
-    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph, *shared* is `ports_by_variable`."""
+    """Writes subgraph *index* of *model*. *numbers* has the file's index of each subgraph, *shared*
+    is `ports_by_variable`.
+    """
 
     def __init__(
         self,
@@ -53,8 +55,8 @@ class SubgraphWriter:
         return any(has_initial_value(self.model, p) for p in self.state.resources)
 
     def table(self, init: int | None, *, outputs_first: bool = False) -> Values:
-        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything else. With *outputs_first*
-        the tensors of outputs follow those of inputs.
+        """The `SubGraph` table; *init* is the subgraph of initial values, entered before anything
+        else. With *outputs_first* the tensors of outputs follow those of inputs.
         """
         subgraph = self.subgraph
         state_inputs = {p.input for p in subgraph.states}
@@ -273,8 +275,8 @@ def _names_of(model: Model) -> Counter[str]:
 
 
 def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Values:
-    """The `Tensor` table of an operand. What a file that was loaded did not declare is not declared again: LiteRT goes by
-    it. A caller must know the shape of an input, though.
+    """The `Tensor` table of an operand. What a file that was loaded did not declare is not declared
+    again: LiteRT goes by it. A caller must know the shape of an input, though.
     """
     is_declared = operand.shape_declared or operand.lifetime is Lifetime.SUBGRAPH_INPUT
     shape = (operand.shape or ()) if is_declared else ()

@@ -10,8 +10,8 @@ from penstock.ir.types import DType, element_count
 
 
 def unasked_values(keys: Operand) -> Operand:
-    """As many values as *keys*, which nobody asks for, of the type that TFLite's tables have beside them:
-    int64 for strings, strings for int64.
+    """As many values as *keys*, which nobody asks for, of the type that TFLite's tables have beside
+    them: int64 for strings, strings for int64.
     """
     shape = tuple(d or 0 for d in keys.shape or ())
     count = element_count(shape)

@@ -30,10 +30,10 @@ ARCHIVE_DATE: Final = (1980, 1, 1, 0, 0, 0)
 def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool = False) -> bytes:
     """The bytes of a `.tflite` file that computes what *model* does; equal models give equal bytes.
 
-    Constants stand in the FlatBuffer as long as they take *inline_limit* bytes at most, else behind it, which
-    every reader of schema v3.c and later understands. With *outputs_first* a subgraph's outputs follow its inputs in
-    the list of tensors, before all others, which stand in the order of their use. Raises `NotExportable`, naming the
-    operation, for what has no twin in TFLite.
+    Constants stand in the FlatBuffer as long as they take *inline_limit* bytes at most, else behind
+    it, which every reader of schema v3.c and later understands. With *outputs_first* a subgraph's
+    outputs follow its inputs in the list of tensors, before all others, which stand in the order of
+    their use. Raises `NotExportable`, naming the operation, for what has no twin in TFLite.
     """
     order = _order(model)
     numbers = {index: at for at, index in enumerate(order)}

@@ -1,14 +1,17 @@
-"""`python -m penstock.ipc.host NAME VALUE ORIGIN`: the driver of that entry point, served on the socket that was inherited.
+"""`python -m penstock.ipc.host NAME VALUE ORIGIN`: the driver of that entry point, served on the
+socket that was inherited.
 
-Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the first argument is `--alone`; 1
-and 2 are a file that clients read. Whoever starts the process says what to import; clients say nothing but what the wire has.
+Descriptor 3 is a Unix socket to the first client, and 4 one that listens for others, unless the
+first argument is `--alone`; 1 and 2 are a file that clients read. Whoever starts the process says
+what to import; clients say nothing but what the wire has.
 
-The process is two: the driver's, which gives up what it must not have and imports the driver, and its parent, the broker, which
-does neither.
+The process is two: the driver's, which gives up what it must not have and imports the driver, and
+its parent, the broker, which does neither.
 
-`python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an administrator runs as a
-user of its own: it listens at PATH, in a directory that only that user or root can write, for clients of other users,
-whose settings name it (the knob `services`). Its registry and its key are then out of its clients' reach.
+`python -m penstock.ipc.host --service PATH [--users UID,UID] NAME VALUE` is a service that an
+administrator runs as a user of its own: it listens at PATH, in a directory that only that user or
+root can write, for clients of other users, whose settings name it (the knob `services`). Its
+registry and its key are then out of its clients' reach.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ def main() -> None:
     def drive(apart: Measure, ready: Callable[[], None]) -> NoReturn:
         _drive(wanted, given, asking, broker, apart, ready)
 
-    # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the key's is in memory.
+    # Before anything starts a thread, as NumPy does, and before anything of the driver's or of the
+    # key's is in memory.
     kept = [s for s in (guests, asked, wanted.first, wanted.listener) if s is not None]
     launched = launch(drive, apart=knobs.namespaces(), kept=kept)
     given.close()
@@ -84,7 +88,8 @@ def _drive(
     import faulthandler
 
     faulthandler.enable()
-    # Where there is a file system of its own, the number by which others know it is not seen any more.
+    # Where there is a file system of its own, the number by which others know it is not seen any
+    # more.
     own = os.path.basename(os.readlink("/proc/self"))
     from penstock.ipc import sandbox
 

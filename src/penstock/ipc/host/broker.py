@@ -1,8 +1,9 @@
-"""The parent of a driver's process: it takes clients on, ends the driver when the last of them is gone, and runs no code of
-the driver's.
+"""The parent of a driver's process: it takes clients on, ends the driver when the last of them is
+gone, and runs no code of the driver's.
 
-What a driver must not hold stays here: the socket at which clients are met, and (`sealing`) the user's key. The driver's
-process is given each client's socket, and is killed where it does not end by itself, whatever its threads are doing.
+What a driver must not hold stays here: the socket at which clients are met, and (`sealing`) the
+user's key. The driver's process is given each client's socket, and is killed where it does not end
+by itself, whatever its threads are doing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from penstock.ipc.host.launching import Launched, status_of
 from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
 
 PARTING_SECONDS: Final = 3.0
-"""How long a driver may take to close its devices once its last client is gone, before it is killed."""
+"""How long a driver may take to close its devices once its last client is gone, before it is
+killed.
+"""
 
 ACCEPT_PAUSE: Final = 0.1
-"""Seconds before a client is taken on again, after that could not be: there was no descriptor for it, most likely."""
+"""Seconds before a client is taken on again, after that could not be: there was no descriptor for
+it, most likely.
+"""
 
 BACKLOG: Final = 128
 
@@ -41,18 +46,19 @@ IN: Final = 1
 SCM_RIGHTS: Final = 1
 
 GUEST: Final = struct.Struct("=qi")
-"""What a client's socket is sent with: its user, and its number here, with which it is sent back where the driver's process had no
-descriptor for it.
+"""What a client's socket is sent with: its user, and its number here, with which it is sent back
+where the driver's process had no descriptor for it.
 """
 
 DRIVER_ENDED: Final = 128
 
 
 class Wanted(NamedTuple):
-    """What the process was started for: the entry point *name* = *value* of *origin*, and its sockets, to the *first* client
-    and to meet others at.
+    """What the process was started for: the entry point *name* = *value* of *origin*, and its
+    sockets, to the *first* client and to meet others at.
 
-    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service* runs on without clients.
+    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service*
+    runs on without clients.
     """
 
     name: str
@@ -83,8 +89,8 @@ class Met:
 
 
 class Broker:
-    """Keeps the driver's process, which is given its clients by *guests*, and asks at the other end of *asked* for what takes the
-    key.
+    """Keeps the driver's process, which is given its clients by *guests*, and asks at the other end
+    of *asked* for what takes the key.
     """
 
     def __init__(
@@ -152,7 +158,8 @@ class Broker:
             except BlockingIOError:
                 return
             except OSError:
-                # Whoever waits there is still there at once: without a pause this would go round and round.
+                # Whoever waits there is still there at once: without a pause this would go round
+                # and round.
                 time.sleep(ACCEPT_PAUSE)
                 return
             self._take_on(sock)
@@ -204,7 +211,8 @@ class Broker:
     def _leave(self, met: Met) -> None:
         for fd in met.descriptors:
             self._met.pop(fd, None)
-            # The driver's process has the same socket: closing it here does not take it from the poll.
+            # The driver's process has the same socket: closing it here does not take it from the
+            # poll.
             with suppress(OSError):
                 self._poll.unregister(fd)
         # Where its process has ended, a child of it may still have the other end.
@@ -245,7 +253,9 @@ class Broker:
 
 
 def end_as(status: int) -> NoReturn:
-    """Ends this process as a child did whose status `os.waitpid` gave: whoever waits for it sees no difference."""
+    """Ends this process as a child did whose status `os.waitpid` gave: whoever waits for it sees no
+    difference.
+    """
     if sys.platform != "win32" and os.WIFSIGNALED(status):
         import resource
 
@@ -279,7 +289,9 @@ def _raise_limit() -> None:
 
 
 def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
-    """Sends a descriptor to the process at the other end: a client's socket, with its user, and its *number* here. Raises `OSError`."""
+    """Sends a descriptor to the process at the other end: a client's socket, with its user, and its
+    *number* here. Raises `OSError`.
+    """
     rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))
     guests.sendmsg([GUEST.pack(user, number)], [rights])
 

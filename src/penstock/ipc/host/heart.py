@@ -27,11 +27,12 @@ MOST_OUTPUT: Final = 4 << 20
 
 
 class Heart:
-    """A thread that counts up a number in shared memory each second, for as long as the interpreter runs threads.
+    """A thread that counts up a number in shared memory each second, for as long as the interpreter
+    runs threads.
 
-    It ends the process where a thread that was started does not run: that one has found no memory, and who started it
-    waits for ever. One that *trims* keeps the process's output small. *fd* is the page, for clients: from now on nobody
-    can map it for writing. Raises `OSError`.
+    It ends the process where a thread that was started does not run: that one has found no memory,
+    and who started it waits for ever. One that *trims* keeps the process's output small. *fd* is
+    the page, for clients: from now on nobody can map it for writing. Raises `OSError`.
     """
 
     fd: int
@@ -83,21 +84,24 @@ def end_process(why: str) -> NoReturn:
 
 
 def trim_output() -> None:
-    """Gives back the memory of what this process wrote to its standard output and error, once it is much: who reads it
-    reads on where it was.
+    """Gives back the memory of what this process wrote to its standard output and error, once it is
+    much: who reads it reads on where it was.
     """
     if sys.platform == "win32":
         return
     try:
         if os.fstat(2).st_blocks * 512 > MOST_OUTPUT:
-            # What is written next lies as far behind the beginning as before, with nothing in between.
+            # What is written next lies as far behind the beginning as before, with nothing in
+            # between.
             os.ftruncate(2, 0)
     except OSError:
         return
 
 
 class Pulse:
-    """A client's view of a host's page. Raises `WireError` for what is no such page, or could shrink under its reader."""
+    """A client's view of a host's page. Raises `WireError` for what is no such page, or could
+    shrink under its reader.
+    """
 
     def __init__(self, fd: int) -> None:
         try:

@@ -1,4 +1,6 @@
-"""Both ends of sealing for a driver's process: the parent's, which has the key, and the driver's, which asks it."""
+"""Both ends of sealing for a driver's process: the parent's, which has the key, and the driver's,
+which asks it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ MOST_OWNERS: Final = 16
 """Names and versions that one host seals for: each has a registry, which is a file."""
 
 ANSWER_SECONDS: Final = 60.0
-"""How long the parent may take for an answer: it waits for locks, and perhaps for the system's key store."""
+"""How long the parent may take for an answer: it waits for locks, and perhaps for the system's key
+store.
+"""
 
 NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises: text that is no UTF-8 is a `ValueError`."""
@@ -60,7 +64,9 @@ class Sealer:
         self._decoder = msgspec.msgpack.Decoder(Asked)
 
     def serve(self) -> None:
-        """Until the driver's end is closed, or says what is no question: it is told nothing more then."""
+        """Until the driver's end is closed, or says what is no question: it is told nothing more
+        then.
+        """
         try:
             while True:
                 question = self._decoder.decode(receive(self._sock, MOST_ASKED))
@@ -132,7 +138,9 @@ def _done(asked: Asked, owner: Owner, registry: Registry, signer: Signer) -> Tol
 
 
 def _header(content: bytes, owner: Owner) -> Header:
-    """The header to seal. Raises `Unreadable` for one that says another driver, version or origin than *owner*'s."""
+    """The header to seal. Raises `Unreadable` for one that says another driver, version or origin
+    than *owner*'s.
+    """
     header = Header.unpack(content)
     if header is None:
         raise WireError("what is to be sealed is no header")

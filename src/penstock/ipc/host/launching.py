@@ -1,8 +1,9 @@
-"""The driver's process is started: in namespaces of its own where the kernel lets this user have them, else without.
+"""The driver's process is started: in namespaces of its own where the kernel lets this user have
+them, else without.
 
-With them there are two more processes on the way. A process cannot move to another namespace of processes, it can only start
-some there; and the first one in it hears no signal of its own, so that it can be no driver: it waits for that, and tells how
-it ended.
+With them there are two more processes on the way. A process cannot move to another namespace of
+processes, it can only start some there; and the first one in it hears no signal of its own, so that
+it can be no driver: it waits for that, and tells how it ended.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MOST_REASON: Final = 512
 
 
 class Launched(NamedTuple):
-    """In the parent: the child *process* to wait for, and the descriptor that tells how the driver's process ended, -1 where the
-    child is that process, after what it has *said* already.
+    """In the parent: the child *process* to wait for, and the descriptor that tells how the
+    driver's process ended, -1 where the child is that process, after what it has *said* already.
     """
 
     process: int
@@ -46,8 +47,9 @@ def launch(
     apart: bool,
     kept: Sequence[socket.socket] = (),
 ) -> Launched:
-    """Starts a process in which *drive* is called, with what is said of its namespaces and what is to be called once they are
-    set up: an `OSError` before that ends the process, and it is started again without any. Without *apart* none are tried. The sockets *kept* are this process's alone.
+    """Starts a process in which *drive* is called, with what is said of its namespaces and what is
+    to be called once they are set up: an `OSError` before that ends the process, and it is started
+    again without any. Without *apart* none are tried. The sockets *kept* are this process's alone.
 
     To be called before this process has other threads.
     """
@@ -94,7 +96,9 @@ def _nothing() -> None:
 
 
 def _launched(told: int) -> Launched | str:
-    """The first process in the namespaces, once the driver's is set up; else the reason why there is none."""
+    """The first process in the namespaces, once the driver's is set up; else the reason why there
+    is none.
+    """
     process, reason, said = 0, b"the process that tried them ended", b""
     while part := os.read(told, 1 << 12):
         said += part
@@ -116,7 +120,9 @@ def _launched(told: int) -> Launched | str:
 def _enter(
     tell: int, heard: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
 ) -> NoReturn:
-    """In the process that the parent started: it ends as soon as there is one in the namespaces, which is then the parent's."""
+    """In the process that the parent started: it ends as soon as there is one in the namespaces,
+    which is then the parent's.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     try:
@@ -160,7 +166,9 @@ def _refuse(tell: int, error: OSError) -> NoReturn:
 
 
 def _wait_for(driver: int, tell: int) -> NoReturn:
-    """As the first process of the namespaces, which is every orphan's parent too: until the driver ends, how it does is told."""
+    """As the first process of the namespaces, which is every orphan's parent too: until the driver
+    ends, how it does is told.
+    """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     os.closerange(0, tell)

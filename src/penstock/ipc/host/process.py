@@ -1,5 +1,5 @@
-"""A driver's process from its start to its end: it makes the devices, serves the clients that its parent (`broker`) gives it,
-and ends when that has none left.
+"""A driver's process from its start to its end: it makes the devices, serves the clients that its
+parent (`broker`) gives it, and ends when that has none left.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ MAX_CLIENTS_OF_USER: Final = 256
 
 
 class Guest:
-    """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it first."""
+    """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it
+    first.
+    """
 
     def __init__(self, sock: socket.socket, user: int, gone: Callable[[Guest], None]) -> None:
         # Nothing has descriptors before `welcome`.
@@ -64,14 +66,18 @@ class Guest:
         self.is_admitted = self.is_gone = False
 
     def greet(self) -> None:
-        """Some thread sees to it from now on, and closes the connection. Raises `EOFError` where it has hung up."""
+        """Some thread sees to it from now on, and closes the connection. Raises `EOFError` where it
+        has hung up.
+        """
         with self._lock:
             if self.is_gone:
                 raise EOFError("the client has hung up")
             self._is_greeted = True
 
     def serve(self, dispatchers: list[Dispatcher], account: Account) -> None:
-        """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no room for that."""
+        """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no
+        room for that.
+        """
         self._client = client = Client(self.connection, dispatchers, self.leave, account)
         client.start()
 
@@ -93,8 +99,8 @@ class Guest:
                 self.connection.close()
 
     def has_left(self) -> bool:
-        """Whether it has hung up. The poll may tell it of a number that another had before: it forgets a socket only when the
-        broker has closed it too.
+        """Whether it has hung up. The poll may tell it of a number that another had before: it
+        forgets a socket only when the broker has closed it too.
         """
         try:
             return self.connection.is_over()
@@ -116,11 +122,13 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver of *place*, the name and the value of an entry point and their origin, to the clients whose sockets come
-    by *guests*.
+    """Serves the driver of *place*, the name and the value of an entry point and their origin, to
+    the clients whose sockets come by *guests*.
 
-    *processes* are this one and the one that clients met, by the numbers that those know. *sandbox* says for each measure
-    what became of it. A *service* keeps what its clients lend apart by user, and shows them nothing of what it writes.
+    *processes* are this one and the one that clients met, by the numbers that those know. *sandbox*
+    says for each measure
+    what became of it. A *service* keeps what its clients lend apart by user, and shows them nothing
+    of what it writes.
     """
 
     def __init__(
@@ -153,8 +161,8 @@ class Host:
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until no more clients come, and ends the process. Where the driver cannot be loaded every client is refused
-        with the reason.
+        """Serves until no more clients come, and ends the process. Where the driver cannot be
+        loaded every client is refused with the reason.
         """
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
@@ -174,8 +182,8 @@ class Host:
         self._part()
 
     def _accept(self) -> None:
-        """Takes clients on until no more come. One that hangs up is seen here too: its threads may all be in calls, or lost
-        for want of memory.
+        """Takes clients on until no more come. One that hangs up is seen here too: its threads may
+        all be in calls, or lost for want of memory.
         """
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
@@ -256,7 +264,9 @@ class Host:
             guest.refuse()
 
     def _admit(self, guest: Guest) -> None:
-        """Counts a client. Raises `WireError` where there are too many, which it is told, `EOFError` where it has left."""
+        """Counts a client. Raises `WireError` where there are too many, which it is told,
+        `EOFError` where it has left.
+        """
         told = ""
         with self._lock:
             if guest.is_gone:

@@ -1,4 +1,6 @@
-"""A host as a system service: the socket that an administrator names, and who may be believed to listen there."""
+"""A host as a system service: the socket that an administrator names, and who may be believed to
+listen there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "PYTHON", "OMP_", "OPENBLAS_
 
 
 def prepare() -> None:
-    """Closes what was inherited but the three standard descriptors, and forgets the environment but for what a driver needs."""
+    """Closes what was inherited but the three standard descriptors, and forgets the environment but
+    for what a driver needs.
+    """
     os.closerange(3, 1 << 16)
     for name in list(os.environ):
         if name not in KEPT and not name.startswith(KEPT_PREFIXES):
@@ -32,10 +36,11 @@ def prepare() -> None:
 
 
 def listen(path: str) -> int:
-    """The descriptor of a socket that listens at *path*, in the place of one that nobody listens at any more.
+    """The descriptor of a socket that listens at *path*, in the place of one that nobody listens at
+    any more.
 
-    Raises `OSError` where somebody does, where a file that is no socket lies there, and where the directory is one in
-    which others could put a socket of their own.
+    Raises `OSError` where somebody does, where a file that is no socket lies there, and where the
+    directory is one in which others could put a socket of their own.
     """
     if sys.platform == "win32":
         raise OSError("a service needs Unix sockets")
@@ -62,8 +67,8 @@ def listen(path: str) -> int:
 def connect_service(name: str, path: str) -> socket.socket:
     """A connection to the service of driver *name* at *path*.
 
-    Raises `DeviceUnavailable` where none listens, and where who listens is not surely the one that the path was given for:
-    the socket's owner, in a directory that nobody else but root can write.
+    Raises `DeviceUnavailable` where none listens, and where who listens is not surely the one that
+    the path was given for: the socket's owner, in a directory that nobody else but root can write.
     """
     if sys.platform == "win32":
         raise DeviceUnavailable(f"driver {name}: a service needs Unix sockets")
@@ -91,7 +96,8 @@ def untrusted(path: Path, user: int) -> str | None:
         status = directory.stat()
         if status.st_uid not in {0, user}:
             return f"directory {directory} belongs to user {status.st_uid}"
-        # In a directory such as /tmp nobody can rename what is another's, but anybody can be there first.
+        # In a directory such as /tmp nobody can rename what is another's, but anybody can be there
+        # first.
         is_kept = depth > 0 and status.st_mode & stat.S_ISVTX
         if status.st_mode & 0o022 and not is_kept:
             return f"directory {directory} can be written by others"

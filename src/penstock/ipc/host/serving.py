@@ -48,7 +48,9 @@ MAX_MEMORIES: Final = 4096
 """Memories that one client may lend at a time."""
 
 MAX_DESCRIPTORS: Final = wire.MAX_HANDLES
-"""Descriptors that one client may have the host keep at a time, for calls under way and for what they made."""
+"""Descriptors that one client may have the host keep at a time, for calls under way and for what
+they made.
+"""
 
 
 class _Job(NamedTuple):
@@ -62,8 +64,8 @@ class _Job(NamedTuple):
 class Client:
     """Serves one client on *connection*, which was welcomed, with a dispatcher for each device.
 
-    Its threads take turns: one reads the next message and, before it makes the call itself, sees to it that another
-    reads on. So no call waits for another, and none changes threads.
+    Its threads take turns: one reads the next message and, before it makes the call itself, sees to
+    it that another reads on. So no call waits for another, and none changes threads.
     """
 
     def __init__(
@@ -73,7 +75,9 @@ class Client:
         ended: Callable[[], None],
         account: Account | None = None,
     ) -> None:
-        """What the client has the host keep and map counts in *account*, until it has been given back."""
+        """What the client has the host keep and map counts in *account*, until it has been given
+        back.
+        """
         self._connection, self._dispatchers, self._ended = connection, dispatchers, ended
         self._lock = threading.Lock()
         self._turn = threading.Lock()
@@ -162,7 +166,8 @@ class Client:
                     with self._lock:
                         self._idle -= 1
                         if not self._idle:
-                            # Without room for one more, this thread reads on once it has made the call.
+                            # Without room for one more, this thread reads on once it has made the
+                            # call.
                             with suppress(RuntimeError, MemoryError):
                                 self._begin_thread()
                     return job
@@ -263,7 +268,8 @@ class Client:
         close = self._dispatchers[drop.device].detach(drop.target)
         if close is None:
             return
-        # What a driver does in `close` may take its time: one thread waits for it, and nobody for that.
+        # What a driver does in `close` may take its time: one thread waits for it, and nobody for
+        # that.
         self._dropped.put(close)
         if not self._closing:
             # Without room for a thread the next one that is dropped begins it.
@@ -334,7 +340,8 @@ class Client:
     def _handle(self, form: wire.HandleForm, job: _Job) -> object:
         match form:
             case wire.DescriptorForm(place=place):
-                # One that is not taken is as one that was not open: without its cache files a model is prepared all the same.
+                # One that is not taken is as one that was not open: without its cache files a model
+                # is prepared all the same.
                 return Descriptor(-1 if place is None else self._descriptor(job, place))
             case wire.ConstantsForm(place=place, size=size, kind=kind, offset=offset):
                 return mapped(self._taken(job, place), size, kind, self._account, offset)
@@ -404,12 +411,16 @@ class Client:
 
 
 def _access(fd: int) -> int:
-    """How memory that is lent is mapped: what is sealed against writing, before Linux 6.7, can be mapped privately only."""
+    """How memory that is lent is mapped: what is sealed against writing, before Linux 6.7, can be
+    mapped privately only.
+    """
     return mmap.ACCESS_COPY if is_write_sealed(fd) else mmap.ACCESS_WRITE
 
 
 def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
-    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads it."""
+    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads
+    it.
+    """
     charge = NOTHING
     try:
         available = os.fstat(fd).st_size

@@ -1,4 +1,6 @@
-"""One prepared model for all clients of a host that prepare the same: its weights are in memory once."""
+"""One prepared model for all clients of a host that prepare the same: its weights are in memory
+once.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
 
 
 class SharingDevice:
-    """*device*, of which equal preparations without cache files are one. Prepared models hold no state of a network, so that
-    clients cannot tell; each closes its own. Where it says how many executions it takes, those of all clients take turns in
+    """*device*, of which equal preparations without cache files are one. Prepared models hold no state
+    of a network, so that
+    clients cannot tell; each closes its own. Where it says how many executions it takes, those of
+    all clients take turns in
     the order they came: what one calls high says nothing of another's.
     """
 
@@ -105,8 +109,8 @@ class SharingDevice:
 
 
 class ClientDevice:
-    """A `SharingDevice` as one client has it: what it prepares twice is two, so that a buffer for one is not one for the
-    other.
+    """A `SharingDevice` as one client has it: what it prepares twice is two, so that a buffer for
+    one is not one for the other.
     """
 
     def __init__(self, shared: SharingDevice) -> None:
@@ -182,13 +186,16 @@ class SharedPreparedModel:
 
 
 class QueuedPreparedModel(SharedPreparedModel):
-    """One whose executions, those of its bursts and reusable executions too, take turns with those of other clients.
+    """One whose executions, those of its bursts and reusable executions too, take turns with those
+    of other clients.
 
     Fenced executions wait for their fences without a slot.
     """
 
     takes_turns = True
-    """However short its runs are, they may wait for long: those of a client that has left are not to be waited for."""
+    """However short its runs are, they may wait for long: those of a client that has left are not
+    to be waited for.
+    """
 
     def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:
         super().__init__(device, entry)

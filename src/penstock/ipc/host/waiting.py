@@ -51,7 +51,9 @@ class Leaving:
 
 
 class ClientFence:
-    """A fence that is the descriptor *fd* of a client, and fails with `DeadObject` when that leaves."""
+    """A fence that is the descriptor *fd* of a client, and fails with `DeadObject` when that
+    leaves.
+    """
 
     def __init__(self, fd: int, leaving: Leaving) -> None:
         self._fence, self._leaving = DescriptorFence(fd), leaving

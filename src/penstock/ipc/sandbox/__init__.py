@@ -1,7 +1,8 @@
-"""What a driver's process gives up before it serves: each measure where the system has it, and what is missing said.
+"""What a driver's process gives up before it serves: each measure where the system has it, and what
+is missing said.
 
-`apply` holds the calling thread and those that it starts later to all of it; a thread that ran before is held by
-everything but Landlock, which the report then says.
+`apply` holds the calling thread and those that it starts later to all of it; a thread that ran
+before is held by everything but Landlock, which the report then says.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ __all__ = [
 
 
 def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
-    """Leaves this process, which is in namespaces of its own, nothing to see but what *policy* allows, and no capability.
+    """Leaves this process, which is in namespaces of its own, nothing to see but what *policy*
+    allows, and no capability.
 
     Gives what is allowed there. Raises `OSError`; the process is of no further use then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
     namespaces.drop_capabilities()
-    # Its own, and those of all the user's processes, count from here on: the others keep the other half.
+    # Its own, and those of all the user's processes, count from here on: the others keep the other
+    # half.
     return policy._replace(
         write=written,
         lists=True,
@@ -44,10 +47,11 @@ def apply(
     apart: Measure | None = None,
     hand_over: Callable[[int], None] | None = None,
 ) -> SandboxReport:
-    """Gives up what *policy* does not allow, for good; *apart* says what became of namespaces. Never raises for what the system
-    does not have.
+    """Gives up what *policy* does not allow, for good; *apart* says what became of namespaces.
+    Never raises for what the system does not have.
 
-    What is refused is listed by whom *hand_over* sends a descriptor to (`refusals`), where it is given.
+    What is refused is listed by whom *hand_over* sends a descriptor to (`refusals`), where it is
+    given.
 
     To be called by a process that has its sockets and its descriptors already.
     """

@@ -70,7 +70,9 @@ def detect() -> Measure:
 
 
 def apply(policy: SandboxPolicy) -> Measure:
-    """Takes the file system from the calling thread, and from threads that it starts later; not to be undone."""
+    """Takes the file system from the calling thread, and from threads that it starts later; not to
+    be undone.
+    """
     found = version()
     if not found:
         return detect()

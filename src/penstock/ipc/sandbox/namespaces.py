@@ -1,8 +1,9 @@
-"""Namespaces of a driver's own: of users, mounts, processes, System V objects and networks (namespaces(7)).
+"""Namespaces of a driver's own: of users, mounts, processes, System V objects and networks
+(namespaces(7)).
 
-Where the kernel lets an ordinary user have them, the driver's process sees no file system but a view of what it may read
-(`view`), no processes but its own, no queues, and no network. What it keeps is its user's number and groups, without any
-capability.
+Where the kernel lets an ordinary user have them, the driver's process sees no file system but a
+view of what it may read (`view`), no processes but its own, no queues, and no network. What it
+keeps is its user's number and groups, without any capability.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ CAPABILITIES_VERSION: Final = 0x2008_0522
 
 
 def enter() -> None:
-    """Moves this process, which has one thread, to namespaces of its own; of processes those that it starts are the first.
+    """Moves this process, which has one thread, to namespaces of its own; of processes those that
+    it starts are the first.
 
     Raises `OSError` where the kernel refuses; this process is of no further use then.
     """

@@ -19,8 +19,8 @@ def die_with_parent() -> None:
 
 
 def die_with(parent: int) -> None:
-    """From now on the kernel kills this process when *parent* ends: see prctl(2), PR_SET_PDEATHSIG, which
-    the sandbox's list of calls does not have.
+    """From now on the kernel kills this process when *parent* ends: see prctl(2), PR_SET_PDEATHSIG,
+    which the sandbox's list of calls does not have.
     """
     if sys.platform == "win32":
         return

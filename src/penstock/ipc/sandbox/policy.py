@@ -96,15 +96,19 @@ MOST_MODULES: Final = 4096
 """Names that are looked at in a directory of which modules alone are shown."""
 
 DEFAULT_DESCRIPTORS: Final = 65_536
-"""More than twice what one client may have a host hold: descriptors of calls, fences, pools, and what it maps."""
+"""More than twice what one client may have a host hold: descriptors of calls, fences, pools, and
+what it maps.
+"""
 
 
 class SandboxPolicy(NamedTuple):
-    """What is allowed beyond computing: *read* and *write* are files and directories with all below them, *devices*
-    patterns of device files. *max_descriptors* is the most that may be open, *max_address_space* bytes of address space
-    (None: no limit), *max_processes* processes and threads of this user in its namespace, and *max_signals* timers and signals
-    that wait (None: no limit; where there is no namespace of users, those of all the user's processes count). It *lists* the directories of which it is shown modules alone, where it has a view in which there is nothing
-    else.
+    """What is allowed beyond computing: *read* and *write* are files and directories with all below
+    them, *devices* patterns of device files. *max_descriptors* is the most that may be open,
+    *max_address_space* bytes of address space (None: no limit), *max_processes* processes and
+    threads of this user in its namespace, and *max_signals* timers and signals that wait (None: no
+    limit; where there is no namespace of users, those of all the user's processes count). It
+    *lists* the directories of which it is shown modules alone, where it has a view in which there
+    is nothing else.
     """
 
     read: tuple[str, ...] = ()
@@ -121,7 +125,9 @@ class SandboxPolicy(NamedTuple):
         return [*self._read(), *DEVICE_FILES, *self._matching()]
 
     def readable(self) -> list[str]:
-        """Every path that exists and may be read: the system's, Python's and its packages', and *read*."""
+        """Every path that exists and may be read: the system's, Python's and its packages', and
+        *read*.
+        """
         return _existing(self._read())
 
     def usable(self) -> list[str]:
@@ -144,8 +150,8 @@ class SandboxPolicy(NamedTuple):
         return [*SYSTEM_FILES, *whole, *modules, *self.read]
 
     def listed(self) -> list[str]:
-        """Directories on Python's search path that hold what is the user's alone: their modules may be read, and nothing else.
-        Whoever is to import them has to list them.
+        """Directories on Python's search path that hold what is the user's alone: their modules may
+        be read, and nothing else. Whoever is to import them has to list them.
         """
         kept = _private()
         return _existing([p for p in map(os.path.abspath, sys.path) if _holds(p, kept)])
@@ -160,8 +166,8 @@ class SandboxPolicy(NamedTuple):
 
 
 def _private() -> list[str]:
-    """What no driver is shown, also where a directory that it may read holds it: the user's home itself, and where Penstock's state,
-    cache and settings are.
+    """What no driver is shown, also where a directory that it may read holds it: the user's home
+    itself, and where Penstock's state, cache and settings are.
     """
     found = [os.path.expanduser("~")]
     for find in (
@@ -200,13 +206,17 @@ def _modules(directory: str, private: list[str]) -> list[str]:
 
 
 def host_policy() -> SandboxPolicy:
-    """That of a host: beside what is open it writes temporary files in a directory of its own, made now."""
+    """That of a host: beside what is open it writes temporary files in a directory of its own, made
+    now.
+    """
     scratch = scratch_directory()
     return SandboxPolicy(write=() if scratch is None else (scratch,))
 
 
 def _installed() -> list[str]:
-    """Where packages are, which need not lie below the prefix; and where editable ones point to is in `sys.path`."""
+    """Where packages are, which need not lie below the prefix; and where editable ones point to is
+    in `sys.path`.
+    """
     import importlib.util
 
     paths = list(sysconfig.get_paths().values())

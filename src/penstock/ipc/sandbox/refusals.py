@@ -1,7 +1,8 @@
-"""A list of the system calls that a driver was refused, for whoever finds out what an engine needs (seccomp_unotify(2)).
+"""A list of the system calls that a driver was refused, for whoever finds out what an engine needs
+(seccomp_unotify(2)).
 
-The filter hands what it would refuse to another process, which says so once and has it refused all the same. What Landlock
-refuses is not in it.
+The filter hands what it would refuse to another process, which says so once and has it refused all
+the same. What Landlock refuses is not in it.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ MOST_SAID: Final = 1024
 
 
 def list_refusals(listener: int) -> None:
-    """Answers each notice of the descriptor *listener* with EPERM, and writes the first of its kind to the standard error, until
-    no process has that filter any more. Closes the descriptor.
+    """Answers each notice of the descriptor *listener* with EPERM, and writes the first of its kind
+    to the standard error, until no process has that filter any more. Closes the descriptor.
     """
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "seccomp is Linux's")

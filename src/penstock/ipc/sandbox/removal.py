@@ -1,4 +1,6 @@
-"""Removing a directory that a stranger has filled: in few steps, whatever it holds and however deep."""
+"""Removing a directory that a stranger has filled: in few steps, whatever it holds and however
+deep.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,12 @@ MOST_ENTRIES: Final = 20_000
 
 
 def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
-    """Removes what is below the descriptor *directory*, whose user must be this process's; whether nothing is left.
+    """Removes what is below the descriptor *directory*, whose user must be this process's; whether
+    nothing is left.
 
-    No link is followed, and no file opened. Directories within are moved up and taken in turn: neither their depth nor the
-    length of their paths counts. Nobody else may change anything there meanwhile.
+    No link is followed, and no file opened. Directories within are moved up and taken in turn:
+    neither their depth nor the length of their paths counts. Nobody else may change anything there
+    meanwhile.
     """
     if sys.platform == "win32":
         raise OSError("descriptors of directories are Unix's")
@@ -79,7 +83,9 @@ def _unlink(directory: int, name: str) -> int:
 
 
 def _lift(inner: int, name: str, directory: int, numbers: count[int]) -> int:
-    """Moves the directory *name* of *inner* to *directory*, by a name that is free there; 1 where that can be."""
+    """Moves the directory *name* of *inner* to *directory*, by a name that is free there; 1 where
+    that can be.
+    """
     with suppress(OSError):
         os.rmdir(name, dir_fd=inner)
         return 1

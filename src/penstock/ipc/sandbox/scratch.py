@@ -22,7 +22,8 @@ _held: list[int] = []
 
 
 def scratch_directory() -> str | None:
-    """A new directory, 0700, that is this process's temporary directory from now on; None where none can be made.
+    """A new directory, 0700, that is this process's temporary directory from now on; None where
+    none can be made.
 
     Directories of processes that have ended are removed first.
     """
@@ -53,7 +54,9 @@ def scratch_directory() -> str | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes *directory* unless its process lives, as much as a start may take time for; the rest is left, and named."""
+    """Removes *directory* unless its process lives, as much as a start may take time for; the rest
+    is left, and named.
+    """
     if sys.platform != "linux":
         return
     import fcntl

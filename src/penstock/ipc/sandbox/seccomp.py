@@ -1,7 +1,8 @@
 """A filter of system calls (seccomp): what is not on the list of `syscalls` is answered with EPERM.
 
-The filter is a program of the kernel's classic packet filter over `struct seccomp_data`: the number of the call, the
-architecture, the instruction pointer and six arguments of 64 bits. Numbers are found by halving, as each call passes it.
+The filter is a program of the kernel's classic packet filter over `struct seccomp_data`: the number
+of the call, the architecture, the instruction pointer and six arguments of 64 bits. Numbers are
+found by halving, as each call passes it.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class _Program(ctypes.Structure):
 def instructions(
     architecture: Architecture, pid: int, *, listed: bool = False
 ) -> list[Instruction]:
-    """The filter for a process *pid* of that architecture; what it refuses is told to another where it is *listed*."""
+    """The filter for a process *pid* of that architecture; what it refuses is told to another where
+    it is *listed*.
+    """
     refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
     if listed:
         refused = _answer(USER_NOTIF)
@@ -143,7 +146,8 @@ def _answer(value: int) -> list[Instruction]:
 def apply(hand_over: Callable[[int], None] | None = None) -> Measure:
     """Filters the calls of every thread of this process, and of those to come; not to be undone.
 
-    What is refused is to be listed by the process that *hand_over* sends a descriptor to: this one has one thread then.
+    What is refused is to be listed by the process that *hand_over* sends a descriptor to: this one
+    has one thread then.
     """
     architecture = kernel.architecture()
     if architecture is None:

@@ -1,8 +1,8 @@
-"""System calls that a driver's process may make, by their numbers on each architecture: no others, also none that a later
-kernel adds.
+"""System calls that a driver's process may make, by their numbers on each architecture: no others,
+also none that a later kernel adds.
 
-Numbers are those of Linux's `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`; None
-where an architecture does not have the call.
+Numbers are those of Linux's `arch/x86/entry/syscalls/syscall_64.tbl` and
+`include/uapi/asm-generic/unistd.h`; None where an architecture does not have the call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ Numbers = tuple[int | None, int | None]
 
 
 class Architecture(NamedTuple):
-    """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables, *last* the newest call
+    """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables, *last*
+    the newest call
     that these were written with: C libraries take `ENOSYS` for a newer one, and go on without it.
     """
 
@@ -40,8 +41,9 @@ WHOLE: Final = 0xFFFF_FFFF
 
 
 class Check(NamedTuple):
-    """That half of a call's *argument* (the low 32 bits, or the *high* ones), in the bits of *mask*, is one of *values*; or,
-    of what is *refused*, none of them. Arguments that point to memory cannot be looked behind.
+    """That half of a call's *argument* (the low 32 bits, or the *high* ones), in the bits of
+    *mask*, is one of *values*; or, of what is *refused*, none of them. Arguments that point to
+    memory cannot be looked behind.
     """
 
     argument: int
@@ -258,7 +260,9 @@ OF_ITSELF: Final[dict[str, Numbers]] = {
     "getsid": (124, 156),
     "move_pages": (279, 239),
 }
-"""Allowed where the first argument is the process itself, or 0, which stands for the thread that calls."""
+"""Allowed where the first argument is the process itself, or 0, which stands for the thread that
+calls.
+"""
 
 CLONE_THREAD: Final = 0x0001_0000 | 0x0000_0800 | 0x0000_0100
 """With CLONE_SIGHAND and CLONE_VM, without which there is no thread."""
@@ -268,8 +272,8 @@ SOCKET_FLAGS: Final = 0x0008_0800
 """SOCK_CLOEXEC and SOCK_NONBLOCK."""
 
 FCNTL: Final = (*range(8), 36, 37, 38, 1027, 1030, 1031, 1032, 1033, 1034)
-"""Duplicates, flags, locks, sizes of pipes and seals of memory; no owners, leases or notices, by which signals and news of
-others come.
+"""Duplicates, flags, locks, sizes of pipes and seals of memory; no owners, leases or notices, by
+which signals and news of others come.
 """
 
 PRCTL: Final = (3, 4, 15, 16, 21, 22, 23, 29, 30, 38, 39, 41, 42, 47, *range(50, 57), 0x53564D41)
@@ -279,8 +283,9 @@ MEMBARRIER: Final = (0, 8, 16, 32, 64)
 """Between the threads of the process alone."""
 
 IOCTL_TYPES: Final = tuple(ord(c) << 8 for c in "TEXf\x12\x89\x94")
-"""Groups of requests of terminals, input, file systems, disks and sockets (`Documentation/userspace-api/ioctl`): typing in
-the user's place, and attributes of files that were opened for reading.
+"""Groups of requests of terminals, input, file systems, disks and sockets
+(`Documentation/userspace-api/ioctl`): typing in the user's place, and attributes of files that were
+opened for reading.
 """
 IOCTL_REQUESTS: Final = (0x4004_7602, 0x4008_7602)
 """FS_IOC_SETVERSION, in a group that accelerators have too."""

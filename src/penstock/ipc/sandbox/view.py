@@ -1,4 +1,5 @@
-"""A file system of a driver's own: what it may read and write, at the same places, and nothing else.
+"""A file system of a driver's own: what it may read and write, at the same places, and nothing
+else.
 
 Links on the way to what is shown are made anew, so that every path that leads there does so here.
 """
@@ -60,7 +61,9 @@ class _View:
         self._shown: set[str] = set()
 
     def show(self, path: str) -> None:
-        """Makes *path* be there, with all below it; one that does not exist, or cannot be reached, is left out."""
+        """Makes *path* be there, with all below it; one that does not exist, or cannot be reached,
+        is left out.
+        """
         links = 0
         todo = list(PurePosixPath(path).parts[1:])
         at = "/"
@@ -106,8 +109,8 @@ class _View:
             _keep_from_writing(here)
 
     def keep_from_writing(self) -> None:
-        """Makes what is mounted below the places shown read-only too: of a place with others mounted in it, only its own
-        mount is by now.
+        """Makes what is mounted below the places shown read-only too: of a place with others
+        mounted in it, only its own mount is by now.
         """
         shown = tuple(f"{self._root}{path}/" for path in self._shown if not path.startswith(USED))
         for here in _mounts():
@@ -116,7 +119,9 @@ class _View:
 
 
 def _mounts() -> list[str]:
-    """Where something is mounted in this namespace (proc(5), `mountinfo`: blanks and backslashes are octal escapes)."""
+    """Where something is mounted in this namespace (proc(5), `mountinfo`: blanks and backslashes
+    are octal escapes).
+    """
     lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
     return [
         re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4])
@@ -137,10 +142,12 @@ def _keep_from_writing(here: str) -> None:
 
 
 def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -> tuple[str, ...]:
-    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and of the directory *written*;
-    where there is none, of one in memory. The directories *listed* are there, with what of *paths* is in them.
+    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and
+    of the directory *written*; where there is none, of one in memory. The directories *listed* are
+    there, with what of *paths* is in them.
 
-    Gives what may be written there. Descriptors stay what they were. Raises `OSError`; this process is of no further use then.
+    Gives what may be written there. Descriptors stay what they were. Raises `OSError`; this process
+    is of no further use then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
@@ -178,7 +185,9 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
 
 
 def _show_system(view: _View, root: str) -> None:
-    """Processes and devices as the namespaces have them: of others where the system shows them only so."""
+    """Processes and devices as the namespaces have them: of others where the system shows them only
+    so.
+    """
     for path, kind in ((PROCESSES, "proc"), (DEVICES, "sysfs")):
         os.mkdir(root + path)
         try:

@@ -1,8 +1,8 @@
 """The operation table: one row for every operation of TFLite and of NNAPI, driver or no driver.
 
-`OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator that
-has a row of its own) to its `OperationSpec`. Rows stand in one file an operation family. Every operation of a
-vendor's extension has the row EXTENSION.
+`OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator that has
+a row of its own) to its `OperationSpec`. Rows stand in one file an operation family. Every
+operation of a vendor's extension has the row EXTENSION.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ FAMILIES: Final[Mapping[str, str]] = {
 
 
 class _Table(Mapping[str, OperationSpec]):
-    """The rows by key. A family is imported when one of its rows is first asked for: a table of everything
-    would be a third of the start-up time, and networks use few families.
+    """The rows by key. A family is imported when one of its rows is first asked for: a table of
+    everything would be a third of the start-up time, and networks use few families.
     """
 
     def __init__(self) -> None:

@@ -36,7 +36,9 @@ BIASED: Final = Port("bias", BIAS, optional=True)
 
 
 def _check_bias(context: ShapeContext, index: int, channels: Dimension) -> None:
-    """A bias has an element for each output channel, in any shape (TFLite's kernels count the elements)."""
+    """A bias has an element for each output channel, in any shape (TFLite's kernels count the
+    elements).
+    """
     if context.has(index):
         agree(elements(context, index), channels, "elements of the bias and output channels")
 

@@ -2,7 +2,8 @@
 
 Options are bytes of the file: a FlexBuffers map (TFLite's own operators), or the C structure of a
 built-in operator (MediaPipe's three). Each function reads those of one operator from an operation's
-attributes, for shape rules and drivers alike, and raises `InvalidAttribute` where they cannot be read.
+attributes, for shape rules and drivers alike, and raises `InvalidAttribute` where they cannot be
+read.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class NumericVerify(Struct, frozen=True):
 
 
 class DotProductAttention(Struct, frozen=True):
-    """Options of odml.scaled_dot_product_attention; *scale* None stands for one over the root of the size of a
-    head, *logit_cap* 0 for none.
+    """Options of odml.scaled_dot_product_attention; *scale* None stands for one over the root of
+    the size of a head, *logit_cap* 0 for none.
     """
 
     scale: float | None

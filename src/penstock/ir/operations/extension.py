@@ -1,4 +1,6 @@
-"""The row of extension operations: what NNAPI's vendors define and their drivers alone compute (NNAPI section 8.6)."""
+"""The row of extension operations: what NNAPI's vendors define and their drivers alone compute
+(NNAPI section 8.6).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port
 
 
 def _require_name(operation: Operation, *_: Sequence[Operand]) -> None:
-    """The attributes name an operation. What it takes and gives is between its vendor and the driver."""
+    """The attributes name an operation. What it takes and gives is between its vendor and the
+    driver.
+    """
     attributes = operation.attributes
     fault = name_fault(attributes.text("extension")) or code_fault(
         attributes.integer("code"), "the number of an extension's operation"

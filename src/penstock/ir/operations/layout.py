@@ -1,4 +1,6 @@
-"""Rows of operations that reorder, pad or repeat whole dimensions, and trade space for batch or depth."""
+"""Rows of operations that reorder, pad or repeat whole dimensions, and trade space for batch or
+depth.
+"""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ from penstock.ir.types import Shape
 
 
 def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
-    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. The work space of shuffled weights
-    keeps its declared shape (TFLite).
+    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. The work
+    space of shuffled weights keeps its declared shape (TFLite).
     """
     shape, weights = context.shape(0), ranked(context, 1, 2)
     units, depth = dimension(weights, 0), dimension(weights, 1)

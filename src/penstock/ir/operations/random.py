@@ -1,8 +1,8 @@
 """Rows of random numbers.
 
-Seeds of 0 and 0 ask for a different sequence each time. The generator's position, a count that starts at 0, is
-state of the network: an optional last input, and as it is afterwards an optional last output. Without it every
-run begins the sequence anew.
+Seeds of 0 and 0 ask for a different sequence each time. The generator's position, a count that
+starts at 0, is state of the network: an optional last input, and as it is afterwards an optional
+last output. Without it every run begins the sequence anew.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rows of recurrent cells and sequences, and of SVDF.
 
-State is explicit: the state inputs stand where TFLite has them, and the new states are extra outputs
-after TFLite's own, in the order of the state inputs. A model of a format that keeps state inside
-gets them from its loader; an operation may also do without.
+State is explicit: the state inputs stand where TFLite has them, and the new states are extra
+outputs after TFLite's own, in the order of the state inputs. A model of a format that keeps state
+inside gets them from its loader; an operation may also do without.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Di
 
 
 def _state(context: ShapeContext, index: int, *shape: Dimension) -> Shape:
-    """The shape of a state and of what it becomes: it has the elements of *shape*, whatever its rank."""
+    """The shape of a state and of what it becomes: it has the elements of *shape*, whatever its
+    rank.
+    """
     given = context.shape(index)
     if given is None:
         return shape
@@ -175,7 +177,9 @@ def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
 
 
 FORGET_AUXILIARY: Final = 41
-"""Position of the forward forget gate's weights of an auxiliary input: the input gate may be left out."""
+"""Position of the forward forget gate's weights of an auxiliary input: the input gate may be left
+out.
+"""
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:

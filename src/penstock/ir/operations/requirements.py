@@ -95,8 +95,8 @@ def symmetric_16bit(_: Operation, given: Sequence[Operand], written: Sequence[Op
 def fixed_output(
     fixed: Mapping[DType, tuple[float, int | None]], tolerance: float = 0.0
 ) -> Requirement:
-    """The output has a given scale, to a relative tolerance, and zero point (None: any), by its type;
-    an output of another type than the input's is free.
+    """The output has a given scale, to a relative tolerance, and zero point (None: any), by its
+    type; an output of another type than the input's is free.
     """
 
     def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
@@ -120,8 +120,8 @@ def fixed_output(
 
 
 def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point. Scales a channel count as none, as
-    the kernels take them (TFLite).
+    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point. Scales a
+    channel count as none, as the kernels take them (TFLite).
     """
     wanted = of_tensor(given[0].quantization)
     for index, output in enumerate(written):

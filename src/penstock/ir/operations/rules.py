@@ -35,7 +35,9 @@ def like(index: int = 0) -> ShapeRule:
 
 
 def declared(context: ShapeContext) -> Sequence[Shape]:
-    """Outputs keep the shapes the model declares: the rule of operations whose shapes are not computed."""
+    """Outputs keep the shapes the model declares: the rule of operations whose shapes are not
+    computed.
+    """
     return tuple(context.declared(i) for i in range(context.output_count))
 
 
@@ -198,8 +200,8 @@ BLOCK_SCALES: Final = Port("block_scales", frozenset({DType.FLOAT16}), optional=
 
 
 def check_blocks(context: ShapeContext, index: int) -> None:
-    """Scales of blocks, where input *index* brings them: [rows, blocks] for the matrix that is input 1, whose
-    rows they divide evenly.
+    """Scales of blocks, where input *index* brings them: [rows, blocks] for the matrix that is
+    input 1, whose rows they divide evenly.
     """
     if not context.has(index):
         return

@@ -13,7 +13,9 @@ from penstock.ir.types import Shape
 
 
 def _rfft_2d(context: ShapeContext) -> Sequence[Shape]:
-    """The last two dimensions become fft_length[0] and fft_length[1] / 2 + 1; lengths are powers of two."""
+    """The last two dimensions become fft_length[0] and fft_length[1] / 2 + 1; lengths are powers of
+    two.
+    """
     shape = at_least(context, 0, 2)
     agree(dimension(ranked(context, 1, 1), 0), 2, "number of transform lengths")
     lengths = constant_integers(context, 1)

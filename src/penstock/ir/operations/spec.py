@@ -36,7 +36,8 @@ class AttributeSpec(Struct, frozen=True):
 
 
 class Port(Struct, frozen=True):
-    """One input or output. *types* None admits every type; ports that share a *var* share one dtype.
+    """One input or output. *types* None admits every type; ports that share a *var* share one
+    dtype.
 
     *optional* inputs may be omitted (NO_VALUE, or missing at the end of the list), *optional*
     outputs may be missing at the end; a *variadic* port, always the last, takes any number of
@@ -189,7 +190,9 @@ class OperationSpec(Struct, frozen=True):
 
 
 OPAQUE: Final = frozenset({EXTENSION, "IF", "WHILE", "CALL"})
-"""Operations that may have operands of extensions' types: those of extensions, and those that hand values on."""
+"""Operations that may have operands of extensions' types: those of extensions, and those that hand
+values on.
+"""
 
 
 def _check_plain(name: str, given: Sequence[Operand], written: Sequence[Operand]) -> None:

@@ -161,7 +161,9 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _half(context: ShapeContext) -> list[Shape]:
-    """Shapes of the operands of an operation whose inputs are operands, then as many initial values."""
+    """Shapes of the operands of an operation whose inputs are operands, then as many initial
+    values.
+    """
     count = context.input_count // 2
     if context.input_count != 2 * count or count != context.output_count:
         raise InvalidOperation(f"{context.input_count} inputs for {context.output_count} outputs")

@@ -27,7 +27,9 @@ MODULES: Final = (
 
 
 class ModelLowering(Protocol):
-    """What all graphs of one model share while they are lowered: `supposing` counts the branches being tried."""
+    """What all graphs of one model share while they are lowered: `supposing` counts the branches
+    being tried.
+    """
 
     budget: Budget
     supposing: int

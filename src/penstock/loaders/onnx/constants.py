@@ -1,7 +1,7 @@
 """The constants of a model on their way into one pool.
 
-Arrays are kept as they are until the pool is made: views of the file's bytes, transposed views of these, and
-arrays of one value repeated, which take the memory of their longest together.
+Arrays are kept as they are until the pool is made: views of the file's bytes, transposed views of
+these, and arrays of one value repeated, which take the memory of their longest together.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Constants:
     def pool(
         self, subgraphs: list[Subgraph], budget: Budget
     ) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
-        """*subgraphs* with the places of their constants in the pool, and the pool: only what they use is in it.
+        """*subgraphs* with the places of their constants in the pool, and the pool: only what they use
+        is in it.
         Its size counts against *budget* before it is made.
         """
         used = sorted(

@@ -163,7 +163,9 @@ class Emitter:
         return found
 
     def layout_of(self, values: Sequence[Value], rank: int) -> Layout:
-        """The layout in which most of *values* are there already; ONNX's own where it is all the same."""
+        """The layout in which most of *values* are there already; ONNX's own where it is all the
+        same.
+        """
         plain = identity(rank)
         votes: dict[Layout, int] = {}
         for value in values:
@@ -207,7 +209,9 @@ class Emitter:
         quantization: Quantization | None = None,
         declared: Sequence[Shape] | None = None,
     ) -> list[int]:
-        """Appends an operation, and returns its outputs: operands of the shapes that the row infers."""
+        """Appends an operation, and returns its outputs: operands of the shapes that the row
+        infers.
+        """
         row = OPERATIONS.get(kind)
         if row is None:
             raise UnknownOperator(f"{kind!r} is not an operation of the vocabulary")

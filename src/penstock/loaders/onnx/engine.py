@@ -39,9 +39,9 @@ def definition(
     attributes: Mapping[str, Any],
     types: Sequence[tuple[int, Shape] | None],
 ) -> Any:
-    """The `FunctionProto` by which ONNX defines the operator of a node, given the values of its attributes, and
-    the element types (numbers of the format) and shapes of its inputs; and the attributes' defaults. None where
-    ONNX defines it by words only.
+    """The `FunctionProto` by which ONNX defines the operator of a node, given the values of its
+    attributes, and the element types (numbers of the format) and shapes of its inputs; and the
+    attributes' defaults. None where ONNX defines it by words only.
     """
     package = onnx()
     try:

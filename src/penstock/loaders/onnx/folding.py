@@ -1,8 +1,8 @@
 """Values known before running: operators on constants, computed by NumPy, their sizes bounded.
 
-Integers of which some are unknown are followed as objects, None for the unknown ones, through operators that
-only move elements about, and through sums and products: what a graph computes of shapes is often known but for
-the batch.
+Integers of which some are unknown are followed as objects, None for the unknown ones, through
+operators that only move elements about, and through sums and products: what a graph computes of
+shapes is often known but for the batch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from penstock.loaders.onnx.tensors import MAX_RANK, TYPES, Budget
 from penstock.loaders.onnx.values import Value
 
 MAX_FOLDED: Final = 1 << 16
-"""Elements of results that are computed, rather than moved about; what is larger is left to the devices."""
+"""Elements of results that are computed, rather than moved about; what is larger is left to the
+devices.
+"""
 
 MAX_KNOWN: Final = 64
 
@@ -41,8 +43,8 @@ Fold: TypeAlias = Callable[[Given], Folded]
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
-    """The values of the outputs of *node*, where those of its inputs are known; arrays of objects where they are
-    known in part.
+    """The values of the outputs of *node*, where those of its inputs are known; arrays of objects
+    where they are known in part.
     """
     if node.domain:
         return None
@@ -250,7 +252,9 @@ def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...
 
 
 def _counted(axes: Sequence[int], rank: int) -> list[int] | None:
-    """*axes* from the front; None where one is out of range or named twice, of which the lowering tells."""
+    """*axes* from the front; None where one is out of range or named twice, of which the lowering
+    tells.
+    """
     found = [a + rank if a < 0 else a for a in axes]
     return found if len({*found}.intersection(range(rank))) == len(found) else None
 

@@ -1,7 +1,8 @@
-"""What stands behind a layer and belongs into it: products and sums by channel, and activation functions.
+"""What stands behind a layer and belongs into it: products and sums by channel, and activation
+functions.
 
-ONNX has normalisation and activation as nodes of their own; TFLite's layers have weights, a bias and an activation
-for them.
+ONNX has normalisation and activation as nodes of their own; TFLite's layers have weights, a bias
+and an activation for them.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ ACTIVATED: Final = frozenset(
 )
 FUSED: Final = {"RELU": "RELU", "RELU6": "RELU6", "RELU_N1_TO_1": "RELU_N1_TO_1"}
 MAX_SPREAD: Final = 1 << 24
-"""Weights that are one value repeated become so many at most, where channels get factors of their own."""
+"""Weights that are one value repeated become so many at most, where channels get factors of their
+own.
+"""
 
 
 class Operands(Protocol):

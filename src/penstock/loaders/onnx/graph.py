@@ -147,7 +147,9 @@ class Function(Struct, frozen=True):
 
 
 class GraphReader:
-    """Reads graphs for one set of opset versions by domain. Nodes of all graphs count against `MAX_NODES`."""
+    """Reads graphs for one set of opset versions by domain. Nodes of all graphs count against
+    `MAX_NODES`.
+    """
 
     def __init__(self, opsets: Mapping[str, int], budget: Budget) -> None:
         self.opsets, self.budget = dict(opsets), budget

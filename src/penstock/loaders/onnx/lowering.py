@@ -34,7 +34,9 @@ MAX_TRIALS: Final = 64
 
 LOWERED_PER_NODE: Final = 50
 LOWERED_ALLOWANCE: Final = 5_000
-"""How often nodes may be lowered, bodies of loops and functions again and again: so often each on average."""
+"""How often nodes may be lowered, bodies of loops and functions again and again: so often each on
+average.
+"""
 
 MAX_CALL_DEPTH: Final = 64
 
@@ -242,8 +244,8 @@ class Body:
         return [inner.find(name, None) if given else unused for name, given in wanted]
 
     def _if(self, node: Node, inputs: list[Value | None], position: int) -> list[Value] | None:
-        """Binds the outputs of an If. Where its branches disagree about ranks, everything behind it becomes
-        part of them, and the outputs of the graph are returned.
+        """Binds the outputs of an If. Where its branches disagree about ranks, everything behind it
+        becomes part of them, and the outputs of the graph are returned.
         """
         if not inputs or inputs[0] is None:
             raise node.invalid("the condition is missing")
@@ -375,7 +377,8 @@ def _alike(a: Value, b: Value) -> bool:
 
 
 def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
-    """*value*, where the condition is as *wanted*; else not a number: what the file says of that case is no
+    """*value*, where the condition is as *wanted*; else not a number: what the file says of that case
+    is no
     computation, and nobody shall take for a result what is none.
     """
     if value.array is not None:

@@ -15,8 +15,8 @@ MEMORY_PER_BYTE: Final = 4
 
 
 def load(pool: ConstantPool) -> Model:
-    """The model in *pool*. Raises the `ModelError` subclass of the first defect, with its node or tensor, and
-    `NotAvailable` where the onnx package is not installed.
+    """The model in *pool*. Raises the `ModelError` subclass of the first defect, with its node or
+    tensor, and `NotAvailable` where the onnx package is not installed.
     """
     from penstock.loaders.onnx.engine import parse
 

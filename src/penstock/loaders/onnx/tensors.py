@@ -77,8 +77,8 @@ def shape_of(dims: Any, where: str) -> tuple[int, ...]:
 def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     """The value of a `TensorProto`: a read-only array. Raw data is viewed where its layout allows.
 
-    Raises `NotLowerable` for data that stands in another file, `InvalidOperand` where there are not as many
-    elements as the dimensions say.
+    Raises `NotLowerable` for data that stands in another file, `InvalidOperand` where there are not
+    as many elements as the dimensions say.
     """
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")

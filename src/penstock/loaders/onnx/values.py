@@ -1,8 +1,10 @@
-"""What a name of a graph stands for while it is lowered: a type, a shape, and where the elements are.
+"""What a name of a graph stands for while it is lowered: a type, a shape, and where the elements
+are.
 
-A *layout* is an order of dimensions: dimension i of an operand in layout p is dimension p[i] of the value. The
-IR's convolutions have channels last, ONNX's second: a value may stand in either order, or in both, and whatever
-does not care takes it as it comes. A TRANSPOSE is made only where somebody needs an order that is not there.
+A *layout* is an order of dimensions: dimension i of an operand in layout p is dimension p[i] of the
+value. The IR's convolutions have channels last, ONNX's second: a value may stand in either order,
+or in both, and whatever does not care takes it as it comes. A TRANSPOSE is made only where somebody
+needs an order that is not there.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ Layout: TypeAlias = "tuple[int, ...]"
 
 
 class Value:
-    """One value. *array* is what a constant is, *forms* the operand for each layout that it has in *home*,
-    the `Emitter` of its subgraph.
+    """One value. *array* is what a constant is, *forms* the operand for each layout that it has in
+    *home*, the `Emitter` of its subgraph.
 
-    *known* are the elements of small integers of which some are unknown: objects, None among them. *source* is
-    what a value was dequantised of; *recipe* computes it of such as integers. *items* is the content of a
+    *known* are the elements of small integers of which some are unknown: objects, None among them.
+    *source* is
+    what a value was dequantised of; *recipe* computes it of such as integers. *items* is the
+    content of a
     sequence, which has no operand.
     """
 

@@ -1,8 +1,9 @@
-"""A look at the bytes of a protobuf before they are parsed: is it an ONNX model, and how much will it become?
+"""A look at the bytes of a protobuf before they are parsed: is it an ONNX model, and how much will
+it become?
 
-A parser makes an object of every message, of some hundred bytes where the file has two: whatever a file would
-become is charged before, and how deep its graphs are nested is bounded. Reference: the Protocol Buffers
-encoding guide; the messages of onnx.proto.
+A parser makes an object of every message, of some hundred bytes where the file has two: whatever a
+file would become is charged before, and how deep its graphs are nested is bounded. Reference: the
+Protocol Buffers encoding guide; the messages of onnx.proto.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ NESTED: Final[dict[str, dict[int, str]]] = {
     "node": {5: "attribute", 9: "leaf"},
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
 }  # fmt: skip
-"""Which field of a message is a message of which kind; a leaf's own fields are charged by its size."""
+"""Which field of a message is a message of which kind; a leaf's own fields are charged by its size.
+"""
 
 NAMES: Final[dict[str, frozenset[int]]] = {
     "model": frozenset({2, 3, 4}),
@@ -46,7 +48,9 @@ NAMES: Final[dict[str, frozenset[int]]] = {
     "attribute": frozenset({1, 21}),
     "leaf": frozenset(),
 }
-"""Which fields of a message are names, of `MAX_NAME` bytes at most. Those of leaves are looked at once they are parsed."""
+"""Which fields of a message are names, of `MAX_NAME` bytes at most. Those of leaves are looked at
+once they are parsed.
+"""
 
 LEAF_SHARE: Final = 4
 """What a leaf takes for each byte beyond raw data, which is copied as it is."""
@@ -92,8 +96,8 @@ class _Cursor:
 
 
 def recognizes(content: memoryview) -> bool:
-    """Whether *content* begins as an ONNX model does: known fields, a version before a graph. A file that ends
-    too early is one too.
+    """Whether *content* begins as an ONNX model does: known fields, a version before a graph. A
+    file that ends too early is one too.
     """
     if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
         return False
@@ -111,8 +115,8 @@ def recognizes(content: memoryview) -> bool:
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) that begins with *head* may be an ONNX model: the fields that begin
-    there are those of a model.
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* may be an ONNX model:
+    the fields that begin there are those of a model.
     """
     if size is not None and size <= len(head):
         return recognizes(head)
@@ -140,7 +144,9 @@ def _is_field(cursor: _Cursor) -> bool:
 
 
 def check(content: memoryview) -> None:
-    """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests too deeply."""
+    """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests
+    too deeply.
+    """
     left = limit = room_for(len(content))
     pending = [("model", 0, len(content), 0)]
     while pending:

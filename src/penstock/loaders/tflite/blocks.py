@@ -1,8 +1,8 @@
 """Weights quantised block by block along their rows.
 
-The file keeps one scale a block in a tensor of its own (`BlockwiseQuantization`). LiteRT's kernels read it in
-two operators, which here take it as another, last input; everywhere else the weights are bare integers. Their
-zero points, which LiteRT does not read, are 0.
+The file keeps one scale a block in a tensor of its own (`BlockwiseQuantization`). LiteRT's kernels
+read it in two operators, which here take it as another, last input; everywhere else the weights are
+bare integers. Their zero points, which LiteRT does not read, are 0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""One subgraph of a file that has state: its operators in turn, and what holds each piece of state after each."""
+"""One subgraph of a file that has state: its operators in turn, and what holds each piece of state
+after each.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
 class FileState(Protocol):
     """The state of all subgraphs of a file, as one of them sees it (`states.StateLowering`).
 
-    *roles* say of each subgraph how it is entered, *use* what it touches; *folded* are the values that a CALL_ONCE of
+    *roles* say of each subgraph how it is entered, *use* what it touches; *folded* are the values
+    that a CALL_ONCE of
     constants leaves, by its subgraph.
     """
 
@@ -60,7 +63,9 @@ class FileState(Protocol):
         ...
 
     def choice(self, types: tuple[DType, DType], second: bool) -> int:
-        """The index of a subgraph of two pairs of vectors of these types that gives one of the pairs."""
+        """The index of a subgraph of two pairs of vectors of these types that gives one of the
+        pairs.
+        """
         ...
 
 
@@ -111,8 +116,9 @@ class StateBody(Body):
         )
 
     def listed_inputs(self) -> list[int]:
-        """The inputs that hold values. A tensor listed more than once is one input of an entry subgraph; where an
-        operation hands the values over, it takes the last of them (LiteRT), and nobody reads the others.
+        """The inputs that hold values. A tensor listed more than once is one input of an entry
+        subgraph; where an operation hands the values over, it takes the last of them (LiteRT), and
+        nobody reads the others.
         """
         inputs = [i for i in self.raw.inputs if i not in self.raw.handles]
         if len(set(inputs)) == len(inputs):
@@ -132,7 +138,9 @@ class StateBody(Body):
         return list(use.touched[index] if role == "body" else use.written[index])
 
     def ports(self) -> list[StatePort]:
-        """State ports: resource variables first read, then variable tensors, then what is only written."""
+        """State ports: resource variables first read, then variable tensors, then what is only
+        written.
+        """
         keys = [k for k in self.state_in if k.kind != "tensor"] + [
             k for k in self.state_in if k.kind == "tensor"
         ]
@@ -183,16 +191,16 @@ class StateBody(Body):
         self.emit(operator.type, inputs, outputs, operator)
 
     def entering(self, key: Key) -> int:
-        """What brings *key* to a subgraph: its value, which for variable tensors is the initial one; for a
-        generator the beginning of its sequence.
+        """What brings *key* to a subgraph: its value, which for variable tensors is the initial
+        one; for a generator the beginning of its sequence.
         """
         if key.kind == "random":
             return self.add(Operand(DType.INT64, (), Lifetime.CONSTANT_COPY, value=bytes(8)))
         return self.value(key)
 
     def leaving(self, key: Key) -> int:
-        """What takes *key* from a subgraph; nobody reads how far a generator came, nor what a variable tensor
-        holds in the end: both begin anew wherever the subgraph is entered (LiteRT).
+        """What takes *key* from a subgraph; nobody reads how far a generator came, nor what a
+        variable tensor holds in the end: both begin anew wherever the subgraph is entered (LiteRT).
         """
         if key.kind in ENTERED_ANEW:
             return self.add(self.lowering.state_operand(key))

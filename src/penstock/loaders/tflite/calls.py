@@ -1,7 +1,8 @@
 """Which subgraph enters which, and what network state each of them touches.
 
-State in a TFLite file hides in variable tensors and in resource variables (named by VAR_HANDLE). This module
-finds out who reads and writes what, through control flow; `states` then makes it explicit.
+State in a TFLite file hides in variable tensors and in resource variables (named by VAR_HANDLE).
+This module finds out who reads and writes what, through control flow; `states` then makes it
+explicit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 ENTERED_ANEW: Final = frozenset({"random", "tensor"})
-"""Kinds of state that an operation leaves in no subgraph that it has entered: the next entry begins with the initial value."""
+"""Kinds of state that an operation leaves in no subgraph that it has entered: the next entry begins
+with the initial value.
+"""
 
 MAX_PASSES: Final = 2 * MAX_DEPTH
 STATE_PER_OPERAND: Final = 8
@@ -44,13 +47,17 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
 
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
-    """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when too deep."""
+    """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when
+    too deep.
+    """
     calls = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
     return callees_first(calls)[::-1]
 
 
 def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
-    """Fills `handles`: follows resource tensors from VAR_HANDLE and HASHTABLE into called subgraphs."""
+    """Fills `handles`: follows resource tensors from VAR_HANDLE and HASHTABLE into called
+    subgraphs.
+    """
     for index in order:
         subgraph = subgraphs[index]
         for operator in subgraph.operators:
@@ -105,13 +112,15 @@ def table_state(table: Key) -> tuple[Key, Key, Key]:
 
 
 class StateUse(Struct):
-    """The state each subgraph touches and changes, itself or through what it enters, all in one order."""
+    """The state each subgraph touches and changes, itself or through what it enters, all in one
+    order.
+    """
 
     touched: list[dict[Key, None]]
     written: list[dict[Key, None]]
     restarted: frozenset[int]
-    """The subgraphs whose random operators begin anew whenever they are entered. Those of a loop's body go on
-    from round to round, those of an entry from run to run.
+    """The subgraphs whose random operators begin anew whenever they are entered. Those of a loop's
+    body go on from round to round, those of an entry from run to run.
     """
 
 
@@ -189,7 +198,9 @@ def _local(subgraph: RawSubgraph, use: StateUse) -> None:
 def _state_of(
     subgraph: RawSubgraph, operator: RawOperator
 ) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-    """The variables and tables that *operator* reads, and those it changes, apart from variable tensors."""
+    """The variables and tables that *operator* reads, and those it changes, apart from variable
+    tensors.
+    """
     match operator.type:
         case "READ_VARIABLE":
             return (handle_of(subgraph, operator),), ()
@@ -204,7 +215,9 @@ def _state_of(
 
 
 def _asks_a_table(subgraph: RawSubgraph, operator: RawOperator) -> bool:
-    """Whether a table operator has a handle still: those of constant tables are given constants instead."""
+    """Whether a table operator has a handle still: those of constant tables are given constants
+    instead.
+    """
     return bool(operator.inputs) and operator.inputs[0] in subgraph.handles
 
 
@@ -241,8 +254,8 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
 
 
 def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
-    """For every resource variable an operand of its type: as it is read, else as it is assigned; and for
-    every table of unknown content those of its keys and values.
+    """For every resource variable an operand of its type: as it is read, else as it is assigned;
+    and for every table of unknown content those of its keys and values.
 
     Dimensions on which its readers and writers differ are unknown.
     """

@@ -1,7 +1,7 @@
 """A TFLite file as it stands: every tensor, operator and signature under the file's own numbers.
 
-Beside the model that `reader.load` makes of a file, for doors that show the file itself. Nothing is lowered,
-renamed or left out; only what could not be shown at all is refused.
+Beside the model that `reader.load` makes of a file, for doors that show the file itself. Nothing is
+lowered, renamed or left out; only what could not be shown at all is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ NOT_QUANTIZED: Final = QuantizationEntry(np.empty(0, np.float32), np.empty(0, np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LevelEntry:
-    """One level of a sparse tensor: dense of *dense_size*, or compressed by *segments* and *indices*."""
+    """One level of a sparse tensor: dense of *dense_size*, or compressed by *segments* and
+    *indices*.
+    """
 
     dense_size: int = 0
     segments: NDArray | None = None
@@ -91,8 +93,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted input; of VAR_HANDLE
-    the name of the *resource* too.
+    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted
+    input; of VAR_HANDLE the name of the *resource* too.
     """
 
     name: str
@@ -135,10 +137,10 @@ class Catalog:
 def read_catalog(pool: ConstantPool) -> Catalog:
     """The catalogue of the TFLite file in *pool*.
 
-    Raises the `ModelError` subclass of the first defect, with its place in the file: content that is no
-    TFLite file, an unknown type or operator code, constants that do not fill their shapes, shapes below
-    zero or beyond 64 bits, quantisation parameters that do not fit each other. Indexes of tensors are as
-    the file has them, right or wrong.
+    Raises the `ModelError` subclass of the first defect, with its place in the file: content that
+    is no TFLite file, an unknown type or operator code, constants that do not fill their shapes,
+    shapes below zero or beyond 64 bits, quantisation parameters that do not fit each other. Indexes
+    of tensors are as the file has them, right or wrong.
     """
     file = File(pool)
     tables = file.tables("subgraphs")

@@ -23,7 +23,9 @@ BUFFER_MEMORY: Final = 160
 
 END_OF_ARCHIVE: Final = b"PK\x05\x06"
 ARCHIVE_END: Final = 22 + 0xFFFF
-"""What a zip archive's last record begins with, and the most bytes that it takes, its comment included."""
+"""What a zip archive's last record begins with, and the most bytes that it takes, its comment
+included.
+"""
 
 
 class File:

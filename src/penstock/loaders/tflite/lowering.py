@@ -1,4 +1,5 @@
-"""Subgraphs of a file to subgraphs of the IR, where they keep no state and enter no subgraph: each operator becomes one operation.
+"""Subgraphs of a file to subgraphs of the IR, where they keep no state and enter no subgraph: each
+operator becomes one operation.
 
 - DENSIFY of a constant is the constant, which was made dense when it was read.
 - A tensor listed more than once among the inputs of an entry subgraph is one input of it.
@@ -27,7 +28,9 @@ class Lowered(Struct):
 
 
 class Body:
-    """Lowers one subgraph, which has no state. *renamed* are the tensors that another operand stands for."""
+    """Lowers one subgraph, which has no state. *renamed* are the tensors that another operand
+    stands for.
+    """
 
     def __init__(self, raw: RawSubgraph) -> None:
         self.raw = raw

@@ -1,6 +1,8 @@
-"""What a file says about itself: metadata buffers, the TFLite metadata FlatBuffer, associated files.
+"""What a file says about itself: metadata buffers, the TFLite metadata FlatBuffer, associated
+files.
 
-Associated files (label lists) stand in a zip archive appended to the model, as the TFLite metadata guide has it.
+Associated files (label lists) stand in a zip archive appended to the model, as the TFLite metadata
+guide has it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Operators of a file as they stand there: type, operand indexes and attributes, checked against the format."""
+"""Operators of a file as they stand there: type, operand indexes and attributes, checked against
+the format.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ OPERATOR_MEMORY: Final = 576
 ATTRIBUTE_MEMORY: Final = 64
 ARGUMENT_MEMORY: Final = 32
 MUTATED_MEMORY: Final = 512
-"""What an operator code, an operator, each attribute, each operand it names and each input it changes take in all that is made
-of them, besides the numbers as they were read.
+"""What an operator code, an operator, each attribute, each operand it names and each input it
+changes take in all that is made of them, besides the numbers as they were read.
 """
 
 SUBGRAPH_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -77,7 +79,8 @@ class RawOperator(Struct):
 
 class Key(Struct, frozen=True):
     """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
-    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether CALL_ONCE has
+    *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether
+    CALL_ONCE has
     entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
     """
 
@@ -168,7 +171,9 @@ def read_operator(
 
 
 def read_attributes(file: File, kind: str, table: Values, place: str) -> dict[str, AttributeValue]:
-    """The operator's options as attributes of the same names; absent options have the schema's defaults."""
+    """The operator's options as attributes of the same names; absent options have the schema's
+    defaults.
+    """
     expected = OPTIONS_OF_OPERATOR.get(kind)
     if expected is None:
         return {}

@@ -1,10 +1,12 @@
-"""Element types of computed tensors: what LiteRT makes of them, which is not always what the file declares.
+"""Element types of computed tensors: what LiteRT makes of them, which is not always what the file
+declares.
 
-Before it runs, most kernels of LiteRT give their output the type that follows from the inputs, and a wrong declaration
-does not matter (`OVERWRITTEN`). Some leave the declaration as it is and write what they compute under it (`LABELLED`): the
-bytes of a float32 sum that is declared int32 are read as int32. That has a meaning where both types are equally
-wide, and is a BITCAST here. Of other widths LiteRT's output overruns its tensor or leaves a part of it unwritten;
-there the declaration stands, and the operation table refuses it.
+Before it runs, most kernels of LiteRT give their output the type that follows from the inputs, and
+a wrong declaration does not matter (`OVERWRITTEN`). Some leave the declaration as it is and write
+what they compute under it (`LABELLED`): the bytes of a float32 sum that is declared int32 are read
+as int32. That has a meaning where both types are equally wide, and is a BITCAST here. Of other
+widths LiteRT's output overruns its tensor or leaves a part of it unwritten; there the declaration
+stands, and the operation table refuses it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from penstock.loaders.tflite.operators import (
 from penstock.loaders.tflite.tensors import OPERAND_MEMORY
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
-"""The type of an operator's outputs by the types of its inputs (None: left out); None where it is open."""
+"""The type of an operator's outputs by the types of its inputs (None: left out); None where it is
+open.
+"""
 
 
 def _input(position: int) -> Rule:
@@ -105,23 +109,26 @@ LABELLED: Final[dict[str, Rule]] = {
     "SOFTMAX": _float_or_int16,
     "LSH_PROJECTION": _always(DType.INT32),
 }
-"""Operators whose kernels write values of this type, whatever type their output is declared with."""
+"""Operators whose kernels write values of this type, whatever type their output is declared with.
+"""
 
 SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
 """Types of the outputs of NON_MAX_SUPPRESSION_V5: which boxes, their scores, how many."""
 
 
 ENTERING: Final = frozenset({"IF", "WHILE", "STABLEHLO_COMPOSITE", "STABLEHLO_CASE"})
-"""Operators that give the inputs of the subgraphs they enter their own inputs' types; of a subgraph that several enter, the
-first does. Their outputs have the types that the subgraph gives which they enter last; STABLEHLO_CASE leaves the label.
+"""Operators that give the inputs of the subgraphs they enter their own inputs' types; of a subgraph
+that several enter, the first does. Their outputs have the types that the subgraph gives which they
+enter last; STABLEHLO_CASE leaves the label.
 """
 
 BITCAST_MEMORY: Final = OPERAND_MEMORY + OPERATOR_MEMORY + 2 * ARGUMENT_MEMORY
 
 
 def settle(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
-    """Gives computed tensors of all *subgraphs* their types, and the inputs of those that are entered the types of what
-    they are given; *file* is charged for what is added. Raises `CyclicModel` where a subgraph enters itself.
+    """Gives computed tensors of all *subgraphs* their types, and the inputs of those that are
+    entered the types of what they are given; *file* is charged for what is added. Raises
+    `CyclicModel` where a subgraph enters itself.
     """
     calls = [[t for o in s.operators for t in o.targets] for s in subgraphs]
     settled: set[int] = set()
@@ -150,7 +157,9 @@ def _settle_subgraph(
 
 
 def _give_types(operator: RawOperator, operands: Sequence[Operand], target: RawSubgraph) -> None:
-    """The inputs of *target* have the types of what *operator* gives them, whatever they are declared with."""
+    """The inputs of *target* have the types of what *operator* gives them, whatever they are
+    declared with.
+    """
     given = operator.inputs[1:] if operator.type in BRANCHES else operator.inputs
     if operator.type not in ENTERING or len(given) != len(target.inputs):
         return
@@ -167,7 +176,9 @@ def _settle(
     fixed: Collection[int],
     subgraphs: Sequence[RawSubgraph],
 ) -> list[RawOperator]:
-    """Types the outputs of one operator, and returns what has to follow it. Tensors that are *fixed* keep their type."""
+    """Types the outputs of one operator, and returns what has to follow it. Tensors that are
+    *fixed* keep their type.
+    """
     types, labelled = _made(operator, operands, subgraphs)
     following: list[RawOperator] = []
     for position, (index, dtype) in enumerate(zip(operator.outputs, types, strict=False)):
@@ -185,7 +196,9 @@ def _settle(
 def _made(
     operator: RawOperator, operands: Sequence[Operand], subgraphs: Sequence[RawSubgraph]
 ) -> tuple[Sequence[DType | None], bool]:
-    """The types of the outputs, None where the declaration decides; and whether the outputs keep their labels."""
+    """The types of the outputs, None where the declaration decides; and whether the outputs keep
+    their labels.
+    """
     kind, count = operator.type, len(operator.outputs)
     code = operator.attributes.get("custom_code")
     if kind == "CUSTOM" and isinstance(code, str):
@@ -207,7 +220,9 @@ def _made(
 def _bitcast(
     operator: RawOperator, position: int, dtype: DType, operands: list[Operand]
 ) -> RawOperator:
-    """What reads the bytes of an output of *operator* as the declared type; the operator writes a new operand."""
+    """What reads the bytes of an output of *operator* as the declared type; the operator writes a
+    new operand.
+    """
     declared = operator.outputs[position]
     operands.append(replace(operands[declared], dtype=dtype, origin=None))
     outputs = list(operator.outputs)

@@ -60,8 +60,8 @@ def recognizes(content: memoryview) -> bool:
 
 
 def may_begin(head: memoryview, size: int | None) -> bool:
-    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file. Raises as `load` for one
-    whose root lies outside.
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file.
+    Raises as `load` for one whose root lies outside.
     """
     if not recognizes(head):
         return False
@@ -172,7 +172,8 @@ def _subgraph(
             operator.attributes.update(_intermediates(operator, operands))
     variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"]).difference(inputs)
     for i in variables:
-        # Its memory is there before the first run, and nobody resizes it: what `shape_signature` leaves open is known.
+        # Its memory is there before the first run, and nobody resizes it: what `shape_signature`
+        # leaves open is known.
         operands[i] = replace(operands[i], shape=integers(tensors[i]["shape"]))
     # What has been read is let go, or it would stand in memory beside all that is made of it.
     table["tensors"] = table["operators"] = None
@@ -210,7 +211,8 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
             n for named, known in zip(ends, real, strict=True) for n, i in named if i not in known
         ]
         if stray:
-            # Tools that change a graph's ends leave such signatures behind; the graph itself is sound.
+            # Tools that change a graph's ends leave such signatures behind; the graph itself is
+            # sound.
             log.warning(
                 "%s is left out: %s is no input or output of subgraph %d", where, stray[0], subgraph
             )

@@ -1,8 +1,8 @@
 """Sparse constants made dense.
 
-Source: the `SparsityParameters` of the TFLite schema. Levels are walked in traversal order; a dense level
-gives every node as many children as the level has indexes, a compressed one as many as its segments say.
-The leaves are the stored values, in order.
+Source: the `SparsityParameters` of the TFLite schema. Levels are walked in traversal order; a dense
+level gives every node as many children as the level has indexes, a compressed one as many as its
+segments say. The leaves are the stored values, in order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ INDEX_MEMORY: Final = 8
 
 
 def dense_size(dtype: DType, shape: tuple[int, ...], limit: int) -> int:
-    """Bytes the dense form takes. Raises `InvalidSparsity` or `LimitExceeded`, before anything is allocated."""
+    """Bytes the dense form takes. Raises `InvalidSparsity` or `LimitExceeded`, before anything is
+    allocated.
+    """
     bits = dtype.bits
     if bits is None or dtype in PACKED:
         raise InvalidSparsity(f"a {dtype.value} tensor cannot be sparse")
@@ -78,7 +80,9 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
 def _expand(
     file: File, metadata: Values, nodes: int, limit: int, room: int
 ) -> tuple[NDArray, NDArray]:
-    """Parent and index of every node of the next level, of which there may be *room* (`LimitExceeded`)."""
+    """Parent and index of every node of the next level, of which there may be *room*
+    (`LimitExceeded`).
+    """
     if metadata["format"] == DENSE:
         size = metadata["dense_size"]
         if size <= 0 or nodes * size > limit:

@@ -1,13 +1,19 @@
 """Network state made explicit: variables, state ports, and extra operands of control flow.
 
-- READ_VARIABLE becomes a use of the variable's current value, ASSIGN_VARIABLE makes its operand the current
-  value; an entry subgraph takes the first value as a state input and gives the last as a state output.
-- A variable tensor is the state input of its subgraph; the recurrent operation that changes it gives the new
+- READ_VARIABLE becomes a use of the variable's current value, ASSIGN_VARIABLE makes its operand the
+  current
+  value; an entry subgraph takes the first value as a state input and gives the last as a state
+  output.
+- A variable tensor is the state input of its subgraph; the recurrent operation that changes it
+  gives the new
   value as an extra output, after its own, in the order of its state inputs.
-- Branches, loops and composites pass what their subgraphs touch as extra inputs and outputs, after their own.
-- CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any other becomes an
+- Branches, loops and composites pass what their subgraphs touch as extra inputs and outputs, after
+  their own.
+- CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any
+  other becomes an
   IF on a boolean variable.
-- HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds already.
+- HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds
+  already.
 - A random operator takes its generator's position as another input, and gives it as another output.
 """
 
@@ -153,7 +159,9 @@ class StateLowering:
         return bytes([zero_point]) * size
 
     def _find_roles(self) -> list[str]:
-        """How each subgraph is entered: entry, branch, cond, body, called or once. State needs one role each."""
+        """How each subgraph is entered: entry, branch, cond, body, called or once. State needs one
+        role each.
+        """
         roles = ["entry"] * len(self.raw)
         for subgraph in self.raw:
             for operator in subgraph.operators:
@@ -207,7 +215,9 @@ class StateLowering:
         return late
 
     def skip_subgraph(self, init: int) -> int:
-        """A subgraph that passes on unchanged what *init* touches: the branch of a CALL_ONCE already done."""
+        """A subgraph that passes on unchanged what *init* touches: the branch of a CALL_ONCE
+        already done.
+        """
         if init not in self.skipping:
             body = StateBody(self, RawSubgraph(init, "", [], [], (), (), frozenset()))
             self.skipping[init] = len(self.raw) + len(self.extra)
@@ -215,7 +225,9 @@ class StateLowering:
         return self.skipping[init]
 
     def choice(self, types: tuple[DType, DType], second: bool) -> int:
-        """A subgraph of two pairs of vectors of these types that gives the first pair, or the *second*."""
+        """A subgraph of two pairs of vectors of these types that gives the first pair, or the
+        *second*.
+        """
         known = self.choices.get((types, second))
         if known is None:
             known = self.choices[types, second] = len(self.raw) + len(self.extra)

@@ -1,9 +1,9 @@
 """Hash tables: lowered to constants, or to state.
 
-TFLite imports keys and values into a table once, later imports are ignored, and nothing else changes it. A
-table whose import is constant is therefore a pair of constants, and looking something up needs no state:
-HASHTABLE_FIND takes keys, values, query and default, HASHTABLE_SIZE the keys. The keys and values of every other
-table are state, which its first import fills.
+TFLite imports keys and values into a table once, later imports are ignored, and nothing else
+changes it. A table whose import is constant is therefore a pair of constants, and looking something
+up needs no state: HASHTABLE_FIND takes keys, values, query and default, HASHTABLE_SIZE the keys.
+The keys and values of every other table are state, which its first import fills.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ MAX_TENSOR_BYTES: Final = 2**40 - 1
 OPERAND_MEMORY: Final = 256
 QUANTIZATION_MEMORY: Final = 192
 VARIABLE_MEMORY: Final = 512
-"""What an operand, its quantisation parameters and its being a variable take in memory in all that is made of
-them, besides the numbers as they were read.
+"""What an operand, its quantisation parameters and its being a variable take in memory in all that
+is made of them, besides the numbers as they were read.
 """
 
 INT32_RANGE: Final = range(-(2**31), 2**31)
@@ -61,7 +61,8 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             )
         full = _dimensions(tensor, dtype)
         place = file.buffer(tensor["buffer"], "")
-        # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any other.
+        # The schema's tensor of unknown rank; where the rank follows, it is a scalar's none or any
+        # other.
         is_declared = bool(full) or tensor["has_rank"] or place is not None
         quantization = read_quantization(
             tensor["quantization"], dtype, full if is_declared else None
@@ -99,8 +100,8 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 def read_quantization(
     table: Values | None, dtype: DType, shape: tuple[int, ...] | None
 ) -> Quantization | None:
-    """Quantisation parameters of a tensor of that shape, None where the file declares none; None when the table has no
-    scales, says "not quantised", or leaves the scales to blocks (`blocks`).
+    """Quantisation parameters of a tensor of that shape, None where the file declares none; None
+    when the table has no scales, says "not quantised", or leaves the scales to blocks (`blocks`).
     """
     if table is None or table["details_type"] == BLOCKWISE:
         return None

@@ -32,7 +32,9 @@ PADDINGS: Final[Mapping[int, Literal["SAME", "VALID"]]] = {1: "SAME", 2: "VALID"
 
 
 class Lowering(Protocol):
-    """One NNAPI subgraph while it is lowered, as its operations see it (`lowering.model.SubgraphLowering`)."""
+    """One NNAPI subgraph while it is lowered, as its operations see it
+    (`lowering.model.SubgraphLowering`).
+    """
 
     graph: Graph
     feature_level: int
@@ -90,7 +92,9 @@ class Arguments:
         return self._lowering.operand(self.operation.inputs[self.match.inputs[name]])
 
     def tensor(self, name: str) -> int:
-        """The IR operand of an input, a scalar as one without dimensions; that of omission where it is not given."""
+        """The IR operand of an input, a scalar as one without dimensions; that of omission where it
+        is not given.
+        """
         if not self.given(name):
             return self.graph.omitted()
         return self._lowering.value(self.operation.inputs[self.match.inputs[name]])
@@ -156,7 +160,9 @@ class Arguments:
         return PADDINGS[code]
 
     def axis(self, axis: int, rank: int, *, negative: bool = True) -> int:
-        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0 unless *negative*."""
+        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0 unless
+        *negative*.
+        """
         if not (-rank if negative else 0) <= axis < rank:
             raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")
         return axis % rank
@@ -231,7 +237,9 @@ class Arguments:
         )
 
     def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """The subgraph's inputs are of the arguments' types, quantisation and, where known, dimensions."""
+        """The subgraph's inputs are of the arguments' types, quantisation and, where known,
+        dimensions.
+        """
         self._require_alike(name, "takes", self.interface(name)[0], arguments)
 
     def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
@@ -267,7 +275,9 @@ class Arguments:
             raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
 
     def require_numbers(self, name: str, of: str) -> None:
-        """An input is a vector of one number for each dimension of input *of*, where both are known."""
+        """An input is a vector of one number for each dimension of input *of*, where both are
+        known.
+        """
         self.require_rank(name, 1)
         shape, rank = self.shape(self.tensor(name)), self.rank(self.tensor(of))
         if shape is not None and rank is not None and shape[0] not in {None, rank}:
@@ -276,7 +286,9 @@ class Arguments:
             )
 
     def require_same_quantization(self, *names: str) -> None:
-        """Inputs and outputs of these names have one scale and zero point, where their type has any."""
+        """Inputs and outputs of these names have one scale and zero point, where their type has
+        any.
+        """
         found = [(n, o) for n in names for o in self._named(n)]
         if not found[0][1].type.is_quantized:
             return

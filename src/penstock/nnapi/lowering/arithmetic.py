@@ -48,8 +48,8 @@ def mul(site: Site) -> None:
 
 @lowers("DIV", level=2, form=FUSED, T="f32 f16@3 i32@4")
 def div(site: Site) -> None:
-    """Integers are divided rounding down; by zero they have a quotient that nothing is said of, and no failure:
-    zeros among divisors become ones.
+    """Integers are divided rounding down; by zero they have a quotient that nothing is said of, and
+    no failure: zeros among divisors become ones.
     """
     if site.types["T"] is not OperandType.TENSOR_INT32:
         _fused(site, "DIV")

@@ -29,7 +29,9 @@ def if_else(site: Site) -> None:
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
 def while_loop(site: Site) -> None:
-    """What the body takes and does not give is handed through; state that is only the loop's stays inside."""
+    """What the body takes and does not give is handed through; state that is only the loop's stays
+    inside.
+    """
     arguments, outputs = site.arguments("arguments"), site.results()
     taken, given = site.interface("body")
     passed = len(taken) - len(given)

@@ -1,4 +1,6 @@
-"""Convolutions. Explicit padding that no implicit scheme gives becomes a PAD before, or a SLICE after."""
+"""Convolutions. Explicit padding that no implicit scheme gives becomes a PAD before, or a SLICE
+after.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,9 @@ def _full_extent(site: Site, data: int, weights: int, strides: tuple[int, int]) 
 
 
 def _target_shape(site: Site) -> tuple[int, ...] | None:
-    """The output's NHWC shape, where it is known; in the operation's layout it stands in the argument."""
+    """The output's NHWC shape, where it is known; in the operation's layout it stands in the
+    argument.
+    """
     site.require_rank("output_shape", 1)
     value = site.constant("output_shape")
     if value is None:

@@ -104,7 +104,9 @@ def dequantize(site: Site) -> None:
     T="f16 f32 i32 q8 b8@4 q8s@4 q8y@4 pc@4 q16y@4 q16a@4",
 )
 def cast(site: Site) -> None:
-    """Numbers beyond the range of unsigned 8-bit values saturate; scale and zero point do not count."""
+    """Numbers beyond the range of unsigned 8-bit values saturate; scale and zero point do not
+    count.
+    """
     basic = {
         OperandType.TENSOR_FLOAT16,
         OperandType.TENSOR_FLOAT32,

@@ -2,12 +2,12 @@
 
     "input:T filter:W bias:B padding:i [nchw:b@3 [dilation_w:i dilation_h:i]] -> output:T"
 
-An argument is `name:kind`. A kind is a short name of an operand type (`KINDS`), `real` for the float
-scalar that goes with the first tensor's type (FLOAT16 beside TENSOR_FLOAT16, FLOAT32 otherwise), or a
-variable whose types stand beside the form: arguments of one variable share one type. `@n` is the feature
-level from which the argument may be given; `?` allows it to be omitted (NO_VALUE); `*` stands for any
-number of arguments, `+` for one or more; brackets around the last arguments allow to leave them away, all of
-one pair of brackets together.
+An argument is `name:kind`. A kind is a short name of an operand type (`KINDS`), `real` for the
+float scalar that goes with the first tensor's type (FLOAT16 beside TENSOR_FLOAT16, FLOAT32
+otherwise), or a variable whose types stand beside the form: arguments of one variable share one
+type. `@n` is the feature level from which the argument may be given; `?` allows it to be omitted
+(NO_VALUE); `*` stands for any number of arguments, `+` for one or more; brackets around the last
+arguments allow to leave them away, all of one pair of brackets together.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How operands fill a form: the first place of each argument that is given, how many of the repeated
-    input there are, and the types of the variables.
+    """How operands fill a form: the first place of each argument that is given, how many of the
+    repeated input there are, and the types of the variables.
     """
 
     form: Form

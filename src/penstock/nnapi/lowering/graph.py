@@ -205,7 +205,9 @@ class Graph:
         return index
 
     def refine(self, index: int, declared: Shape, name: str) -> None:
-        """Joins what is inferred of a shape with what the source declares; `ShapeMismatch` where they differ."""
+        """Joins what is inferred of a shape with what the source declares; `ShapeMismatch` where
+        they differ.
+        """
         operand = self.operands[index]
         shape = joined(operand.shape, declared)
         if shape != operand.shape or not operand.name:

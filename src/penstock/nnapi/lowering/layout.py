@@ -29,7 +29,9 @@ def reshape(site: Site) -> None:
 
 @lowers("SQUEEZE", level=2, form="x:T dims:i32? -> y:T", T=OLD)
 def squeeze(site: Site) -> None:
-    """The IR's dimensions are an attribute: where they come with a run, the declared shape is taken instead."""
+    """The IR's dimensions are an attribute: where they come with a run, the declared shape is taken
+    instead.
+    """
     site.require_same_quantization("x", "y")
     site.require_rank("x", 1, 4)
     x, dims = site.tensor("x"), site.constant("dims")

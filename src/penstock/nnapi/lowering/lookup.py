@@ -49,8 +49,8 @@ def hashtable_lookup(site: Site) -> None:
     I="any",
 )
 def lsh_projection(site: Site) -> None:
-    """The deprecated sparse form has no offset a hash function: it is taken off again. What is hashed are the
-    bytes of float32 seeds.
+    """The deprecated sparse form has no offset a hash function: it is taken off again. What is
+    hashed are the bytes of float32 seeds.
     """
     site.require_rank("hash", 2)
     kind = site.integer("type")

@@ -35,13 +35,15 @@ def lower(
 ) -> Model:
     """*model* in the operations of the IR, its inputs and outputs in their order.
 
-    *feature_level* (1 to 8) is what the model may use; `description.EXPERIMENTAL` allows everything.
-    *omitted* are positions of main inputs that stand for optional operands and are given no value when the
+    *feature_level* (1 to 8) is what the model may use; `description.EXPERIMENTAL` allows
+    everything.
+    *omitted* are positions of main inputs that stand for optional operands and are given no value
+    when the
     model runs: the result does not have them.
 
-    Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and NNAPI's
-    numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own rules; and
-    `NotLowerable` for what is valid and has no form in the IR.
+    Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and
+    NNAPI's numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own
+    rules; and `NotLowerable` for what is valid and has no form in the IR.
     """
     return lower_traced(model, feature_level, omitted)[0]
 
@@ -51,7 +53,9 @@ def lower_traced(
     feature_level: int = MAXIMUM_FEATURE_LEVEL,
     omitted: AbstractSet[int] = NOTHING,
 ) -> tuple[Model, tuple[range, ...]]:
-    """As `lower`; and for each operation of the main subgraph the operations of the IR that it became."""
+    """As `lower`; and for each operation of the main subgraph the operations of the IR that it
+    became.
+    """
     check_structure(model, feature_level)
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
@@ -145,7 +149,9 @@ class SubgraphLowering:
         )
 
     def value(self, index: int) -> int:
-        """The IR operand of NNAPI operand *index*: inputs and constants come into being when first asked for."""
+        """The IR operand of NNAPI operand *index*: inputs and constants come into being when first
+        asked for.
+        """
         if index not in self._values:
             operand = self.graph.assembly.settled(ir_operand(self._source.operands[index]))
             self._values[index] = self.graph.add(operand)

@@ -1,4 +1,6 @@
-"""Softmax, normalisations and fully connected layers: operations along an axis that the IR has last."""
+"""Softmax, normalisations and fully connected layers: operations along an axis that the IR has
+last.
+"""
 
 from __future__ import annotations
 

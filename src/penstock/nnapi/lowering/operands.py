@@ -51,7 +51,9 @@ LIFETIMES: Final = {
 def check_operand(
     operand: NnapiOperand, pools: Sequence[ConstantPool], subgraphs: int, feature_level: int
 ) -> None:
-    """Raises `InvalidOperand`, `InvalidQuantization` or `OffsetOutOfBounds` unless the operand is valid by itself."""
+    """Raises `InvalidOperand`, `InvalidQuantization` or `OffsetOutOfBounds` unless the operand is
+    valid by itself.
+    """
     kind = operand.type
     if kind.feature_level > feature_level:
         raise InvalidOperand(

@@ -54,7 +54,9 @@ def average_pool_2d(site: Site) -> None:
 
 @lowers("L2_POOL_2D", level=1, form=FORMS, T="f32 f16@3")
 def l2_pool_2d(site: Site) -> None:
-    """With explicit padding: the norm of the padded image over the root of the share of real elements."""
+    """With explicit padding: the norm of the padded image over the root of the share of real
+    elements.
+    """
     data, padding, steps = _window(site)
     if padding.scheme != "EXPLICIT":
         _finish(site, "L2_POOL_2D", data, padding, steps)

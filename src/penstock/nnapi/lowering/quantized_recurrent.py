@@ -1,4 +1,6 @@
-"""QUANTIZED_16BIT_LSTM and QUANTIZED_LSTM: long short-term memories with 8-bit activations and a 16-bit cell state."""
+"""QUANTIZED_16BIT_LSTM and QUANTIZED_LSTM: long short-term memories with 8-bit activations and a
+16-bit cell state.
+"""
 
 from __future__ import annotations
 

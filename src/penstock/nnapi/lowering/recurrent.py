@@ -95,7 +95,9 @@ def check_states(site: Site, *names: str) -> None:
 
 
 def parameters(site: Site, prefix: str = "") -> list[int]:
-    """The IR operands of one direction's weights and biases; without an input gate nothing peeps into it."""
+    """The IR operands of one direction's weights and biases; without an input gate nothing peeps
+    into it.
+    """
     found = tensors(site, PARAMETERS, prefix)
     if not site.given(f"{prefix}input_to_input"):
         found[PARAMETERS.index("cell_to_input")] = site.graph.omitted()
@@ -354,7 +356,9 @@ def svdf(site: Site) -> None:
 
 
 def _shifted(site: Site, state: int, filters: int, memory: int, *, later: bool) -> int:
-    """*state* [batch, filters * memory] with each filter's values one place later or earlier, zero coming in."""
+    """*state* [batch, filters * memory] with each filter's values one place later or earlier, zero
+    coming in.
+    """
     rows = site.reshape(state, (-1, memory))
     wide = site.emit("PAD", [rows, site.table([(0, 0), (1, 0) if later else (0, 1)])])
     start = site.integers([0, 0 if later else 1])

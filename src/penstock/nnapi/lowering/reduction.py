@@ -87,8 +87,8 @@ def argmin(site: Site) -> None:
 
 @lowers("TOPK_V2", level=3, form="x:T k:i -> values:T indices:i32", T="f16 f32 i32 q8 q8s@4")
 def top_k(site: Site) -> None:
-    """NNAPI puts the larger index first among equals, the IR the smaller: the last axis is reversed before,
-    and the indices count from its end.
+    """NNAPI puts the larger index first among equals, the IR the smaller: the last axis is reversed
+    before, and the indices count from its end.
     """
     site.require_same_quantization("x", "values")
     x, types = site.tensor("x"), site.result_types()

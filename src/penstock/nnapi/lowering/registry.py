@@ -4,8 +4,8 @@
     def logical_and(site: Site) -> None:
         site.finish("LOGICAL_AND", [site.tensor("a"), site.tensor("b")])
 
-The decorated function checks what the form cannot say, and writes the operation with the IR's operations
-through its `Site`. Families are imported when the first operation is looked up.
+The decorated function checks what the form cannot say, and writes the operation with the IR's
+operations through its `Site`. Families are imported when the first operation is looked up.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def lowers(
 ) -> Callable[[Lowering], Lowering]:
     """Registers the decorated function as the lowering of *name*.
 
-    *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of the
+    *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of
+    the
     forms with the types each admits.
     """
     texts = (form,) if isinstance(form, str) else tuple(form)
@@ -113,7 +114,9 @@ def rules() -> Mapping[str, Rule]:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of one operation, of an extension's by its key; `UnknownOperator` where NNAPI has none of that name."""
+    """The rule of one operation, of an extension's by its key; `UnknownOperator` where NNAPI has
+    none of that name.
+    """
     if split_key(name) is not None:
         return _rule_of_extension(name)
     found = _RULES.get(name) or rules().get(name)
@@ -122,7 +125,8 @@ def rule_of(name: str) -> Rule:
     return found
 
 
-# Operations of vendors' extensions go to the IR as they are: only a driver knows their rules (NNAPI section 8.4).
+# Operations of vendors' extensions go to the IR as they are: only a driver knows their rules (NNAPI
+# section 8.4).
 _EXTENSION_LEVEL: Final = 3
 
 _ANYTHING: Final = Form(
@@ -140,7 +144,9 @@ def _rule_of_extension(key: str) -> Rule:
 
 
 def _lower_extension(site: Site) -> None:
-    """One EXTENSION operation of the same operands. Raises `NotLowerable` for one that stands for a model."""
+    """One EXTENSION operation of the same operands. Raises `NotLowerable` for one that stands for a
+    model.
+    """
     name, code = split_key(site.type) or ("", 0)
     for operand in site.arguments("operands"):
         _check_operand(operand, site.type)

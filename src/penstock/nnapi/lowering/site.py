@@ -32,7 +32,9 @@ class Site(Arguments):
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """Appends an IR operation of one output (by default of the first input's type) and returns that."""
+        """Appends an IR operation of one output (by default of the first input's type) and returns
+        that.
+        """
         wanted = self.value_type(inputs[0]) if output is None else output
         return self.emit_many(kind, inputs, [wanted], **attributes)[0]
 
@@ -79,8 +81,8 @@ class Site(Arguments):
         return len(self._bound) == len(self.operation.outputs)
 
     def subgraph(self, name: str, passed: int = 0) -> int:
-        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs become
-        further outputs.
+        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs
+        become further outputs.
         """
         return self._lowering.subgraph(self.operand(name).subgraph, passed)
 
@@ -103,7 +105,9 @@ class Site(Arguments):
         return self.graph.constant(np.array(value, self.dtype(like).numpy))
 
     def sizes(self, index: int, first: int, last: int) -> int:
-        """The dimensions *first* to *last* (excluded) of an operand as an int32 vector: a constant where they are known."""
+        """The dimensions *first* to *last* (excluded) of an operand as an int32 vector: a constant
+        where they are known.
+        """
         shape = self.shape(index)
         known = None if shape is None else shape[first:last]
         if known is not None and None not in known:

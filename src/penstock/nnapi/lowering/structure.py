@@ -1,4 +1,6 @@
-"""NNAPI's rules for the structure of a model, before any operation is looked at (NNAPI section 8.4)."""
+"""NNAPI's rules for the structure of a model, before any operation is looked at (NNAPI section
+8.4).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ WRITABLE = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_O
 
 
 def check_structure(model: NnapiModel, feature_level: int) -> None:
-    """Raises the `ModelError` of the first defect of *model*'s operands and of how they are connected."""
+    """Raises the `ModelError` of the first defect of *model*'s operands and of how they are
+    connected.
+    """
     check_kind(model, NnapiModel, "an NnapiModel is lowered")
     check_subgraph(model, model.main, "main", feature_level)
     for index, subgraph in enumerate(model.referenced):

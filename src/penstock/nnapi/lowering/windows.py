@@ -151,7 +151,9 @@ def check_bias_scale(
 
 
 def needs_signed(site: Site) -> bool:
-    """Whether unsigned activations meet a filter with scales for channels, which the IR has for signed ones only."""
+    """Whether unsigned activations meet a filter with scales for channels, which the IR has for
+    signed ones only.
+    """
     weights = site.operand("filter").type
     return (
         weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
@@ -177,7 +179,8 @@ def signed(site: Site, index: int) -> int:
 def finish_weighted(
     site: Site, kind: str, inputs: list[int], data: int, **attributes: str | int | bool
 ) -> int:
-    """The operation with weights, over signed values where `needs_signed`: its result, of the output's type.
+    """The operation with weights, over signed values where `needs_signed`: its result, of the
+    output's type.
 
     *data* is the place of the image among *inputs*.
     """

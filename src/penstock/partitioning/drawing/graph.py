@@ -21,8 +21,8 @@ PLAIN: Final = "#ffffff"
 
 
 class Node(Struct, frozen=True):
-    """An operation, input or output of the model. *step* is None for what belongs to none; *detail* is what a pointer
-    resting on it should be told.
+    """An operation, input or output of the model. *step* is None for what belongs to none; *detail*
+    is what a pointer resting on it should be told.
     """
 
     key: str
@@ -34,7 +34,9 @@ class Node(Struct, frozen=True):
 
 
 class Edge(Struct, frozen=True):
-    """A value on its way from node to node; *label* describes it where it crosses from step to step."""
+    """A value on its way from node to node; *label* describes it where it crosses from step to
+    step.
+    """
 
     source: str
     target: str

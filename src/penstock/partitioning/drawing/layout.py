@@ -1,5 +1,5 @@
-"""A layered drawing of an acyclic graph, after Sugiyama, Tagawa and Toda (1981): layers by longest path, order within
-a layer by the mean place of neighbours, long edges bent at the layers they pass.
+"""A layered drawing of an acyclic graph, after Sugiyama, Tagawa and Toda (1981): layers by longest
+path, order within a layer by the mean place of neighbours, long edges bent at the layers they pass.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ SWEEPS: Final = 6
 
 
 class Layout(Struct, frozen=True):
-    """Where nodes are: *places* gives each key its middle (x) and its layer; *routes* gives each edge the x at every
-    layer from its source to its target.
+    """Where nodes are: *places* gives each key its middle (x) and its layer; *routes* gives each
+    edge the x at every layer from its source to its target.
     """
 
     places: Mapping[str, tuple[float, int]]
@@ -28,8 +28,8 @@ class Layout(Struct, frozen=True):
 def lay_out(
     widths: Mapping[str, float], edges: Sequence[tuple[str, str]], gap: float, bend: float
 ) -> Layout:
-    """Places nodes of these *widths*, in an order in which edges run forward, *gap* apart; a long edge takes *bend* of
-    each layer that it passes.
+    """Places nodes of these *widths*, in an order in which edges run forward, *gap* apart; a long
+    edge takes *bend* of each layer that it passes.
     """
     layer = _layers(list(widths), edges)
     taken: dict[str, float] = dict(widths)
@@ -80,7 +80,9 @@ def _chains(
     taken: dict[str, float],
     bend: float,
 ) -> list[list[str]]:
-    """Each edge as the nodes it passes, one a layer; those in between are added to *layer* and *taken*."""
+    """Each edge as the nodes it passes, one a layer; those in between are added to *layer* and
+    *taken*.
+    """
     chains = []
     for number, (source, target) in enumerate(edges):
         chain = [source]
@@ -111,7 +113,9 @@ def _settle(
     gap: float,
     x: dict[str, float],
 ) -> None:
-    """Puts *row* in the order of its neighbours' mean places and each node as near its own as the others let it."""
+    """Puts *row* in the order of its neighbours' mean places and each node as near its own as the
+    others let it.
+    """
     wished = {
         key: sum(x[other] for other in neighbours[key]) / len(neighbours[key])
         if neighbours[key]

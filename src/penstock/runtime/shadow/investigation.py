@@ -1,4 +1,6 @@
-"""From a run that departs to the operation at fault, and to the verdict against the driver's version."""
+"""From a run that departs to the operation at fault, and to the verdict against the driver's
+version.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ GROWTH: Final = 2.0
 
 
 MOST_UNEXPLAINED: Final = 8
-"""Departures that no operation explains and that do not repeat, after which a compiled form is not looked at any more."""
+"""Departures that no operation explains and that do not repeat, after which a compiled form is not
+looked at any more.
+"""
 
 
 class Note:
@@ -63,7 +67,9 @@ class Note:
 
 
 class Job(Struct, frozen=True):
-    """One run to compare: what it was given and gave, the state before and after, the devices that it *used*."""
+    """One run to compare: what it was given and gave, the state before and after, the devices that
+    it *used*.
+    """
 
     inputs: Sequence[NDArray]
     before: State | None
@@ -74,10 +80,11 @@ class Job(Struct, frozen=True):
 
 
 class Investigation:
-    """Compares runs of one *compilation*, made by *run*, with the reference; by the rule of the class *accuracy*.
+    """Compares runs of one *compilation*, made by *run*, with the reference; by the rule of the
+    class *accuracy*.
 
-    It is *done* once a fault has been found, or too much that could not be explained. *stop* ends it with `Cancelled`. One
-    thread at a time.
+    It is *done* once a fault has been found, or too much that could not be explained. *stop* ends
+    it with `Cancelled`. One thread at a time.
     """
 
     def __init__(
@@ -120,7 +127,9 @@ class Investigation:
         return not found.problem and _size(found) <= GROWTH * self._rounding.get(found.output, 0.0)
 
     def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
-        """Looks for the operation at fault in a run whose outputs lie too far away; whether it is more than rounding."""
+        """Looks for the operation at fault in a run whose outputs lie too far away; whether it is
+        more than rounding.
+        """
         again = self._again(job)
         repeats = again is not None and _same(again, job.outputs)
         departure = self._culprit(job, tries=1 if repeats else TRIES)

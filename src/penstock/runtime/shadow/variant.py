@@ -25,8 +25,9 @@ KEPT: Final = "kept for shadow verification"
 
 
 class ShadowedVariant(Variant):
-    """A `Variant` some of whose runs *shadow* chooses. What such a run was given and gave is copied, which stands in its
-    receipt; comparing goes on in a thread of its own and changes no answer.
+    """A `Variant` some of whose runs *shadow* chooses. What such a run was given and gave is
+    copied, which stands in its receipt; comparing goes on in a thread of its own and changes no
+    answer.
     """
 
     def __init__(

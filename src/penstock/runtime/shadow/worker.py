@@ -37,7 +37,8 @@ class Stop(CancelToken):
 
 
 class Worker(Generic[T]):
-    """Does jobs by *work*, one after another. *lost* is told of each that was not done, or not to its end.
+    """Does jobs by *work*, one after another. *lost* is told of each that was not done, or not to
+    its end.
 
     A program that ends does not wait for jobs: the one at work stops where it next looks at *stop*.
     """
@@ -69,7 +70,9 @@ class Worker(Generic[T]):
             return True
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Lets the jobs go on for *timeout* seconds at most, stops them, and waits for the thread to end."""
+        """Lets the jobs go on for *timeout* seconds at most, stops them, and waits for the thread
+        to end.
+        """
         end = time.monotonic() + timeout
         with self._changed:
             self._closing = True

@@ -1,7 +1,7 @@
 """`python -m penstock.testing chaos DRIVER [--json] [--limit SECONDS] [--graphs N] [--seed N]`.
 
-The scenarios run in a process of their own: a driver that hangs or crashes fails that scenario, and the next one finds
-a new process.
+The scenarios run in a process of their own: a driver that hangs or crashes fails that scenario, and
+the next one finds a new process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ READ: Final = "docs/writing-a-driver.md#chaos"
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What came of one scenario on one device; *message* says what was seen where it failed or was not covered."""
+    """What came of one scenario on one device; *message* says what was seen where it failed or was
+    not covered.
+    """
 
     scenario: str
     outcome: Outcome
@@ -67,10 +69,11 @@ def run(
     limit: float = LIMIT,
     progress: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Every scenario on every device of *driver* that can work here, each on *graphs* graphs of *seed*.
+    """Every scenario on every device of *driver* that can work here, each on *graphs* graphs of
+    *seed*.
 
-    Raises `GeneralFailure` where there is no such driver or device, or none that can work here; `InputError` for
-    no graphs.
+    Raises `GeneralFailure` where there is no such driver or device, or none that can work here;
+    `InputError` for no graphs.
     """
     if graphs < 1:
         raise InputError(f"{graphs} graphs are too few")

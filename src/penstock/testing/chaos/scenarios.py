@@ -1,4 +1,6 @@
-"""The faults: every HAL call failing in turn with every status, delays, deadlines, cancellation, and lies."""
+"""The faults: every HAL call failing in turn with every status, delays, deadlines, cancellation,
+and lies.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Trouble: TypeAlias = Callable[[Device, Sequence[Graph]], None]
 MAX_CALLS: Final = 40
 """Of one method: the last call that is made to fail."""
 CALLED: Final = ("supported_operations", "prepare_model", "prepare_model_from_cache", "execute")
-"""The methods that a compile and its runs may call; others belong to doors that are tried with the contract."""
+"""The methods that a compile and its runs may call; others belong to doors that are tried with the
+contract.
+"""
 INTERRUPTIBLE: Final = ("prepare_model", "execute")
 DELAY: Final = 0.01
 ENDLESS: Final = 3600.0
@@ -112,7 +116,9 @@ def _hangs(method: str, *, cancelled: bool) -> Trouble:
 
 
 def _lies(lie: Lie) -> Trouble:
-    """A lie about shapes, counts or support is caught, and repaired or named; wrong values are found by comparing."""
+    """A lie about shapes, counts or support is caught, and repaired or named; wrong values are
+    found by comparing.
+    """
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         for graph, fall_back in itertools.product(graphs, (True, False)):

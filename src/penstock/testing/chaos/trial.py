@@ -1,4 +1,6 @@
-"""One graph on one device that misbehaves: compiled, run three times on one state, and held against the reference."""
+"""One graph on one device that misbehaves: compiled, run three times on one state, and held against
+the reference.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ PROMPT_SECONDS: Final = 5.0
 
 
 class Graph(Struct, frozen=True):
-    """A model that the device supports whole, inputs for it, and the reference's answers to `RUNS` runs in a row."""
+    """A model that the device supports whole, inputs for it, and the reference's answers to `RUNS`
+    runs in a row.
+    """
 
     name: str
     model: Model
@@ -48,7 +52,8 @@ class Graph(Struct, frozen=True):
 
 
 class Favoured(InterceptingDevice):
-    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it; under a name of its
+    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it; under
+    a name of its
     own, so that it may be the reference device, too.
     """
 
@@ -110,10 +115,11 @@ def attempt(
     cache: Path | None = None,
     again: bool = True,
 ) -> Attempt:
-    """Compiles *graph* on *device* and runs it `RUNS` times on one state; each call is tried `TRIES` times.
+    """Compiles *graph* on *device* and runs it `RUNS` times on one state; each call is tried
+    `TRIES` times.
 
-    With *again* one of the tries must give the reference's answer. Raises `Violation` for a wrong answer, for an
-    error without a name of Penstock's, and for changed inputs.
+    With *again* one of the tries must give the reference's answer. Raises `Violation` for a wrong
+    answer, for an error without a name of Penstock's, and for changed inputs.
     """
     made = Attempt([])
     kept = [a.tobytes() for a in graph.inputs]
@@ -150,7 +156,8 @@ def attempt(
 
 
 def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool) -> None:
-    """A compile and run that has *seconds* to end, by its timeout or by its cancel token, ends soon after that.
+    """A compile and run that has *seconds* to end, by its timeout or by its cancel token, ends soon
+    after that.
 
     It gives the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
     """

@@ -65,7 +65,9 @@ def check_burst_refuses_bad_requests(device: Device) -> None:
 
 @needs_values
 def check_burst_runs_one_at_a_time(device: Device) -> None:
-    """VTS's ValidateBurst: a run beside another of the same burst is `GeneralFailure`, or waits; no answer is wrong."""
+    """VTS's ValidateBurst: a run beside another of the same burst is `GeneralFailure`, or waits; no
+    answer is wrong.
+    """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
 

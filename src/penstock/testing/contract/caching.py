@@ -1,8 +1,8 @@
 """Compilation caching across the waist (NNAPI section 2.7): handles, counts, access modes.
 
 Checks that have an upstream scenario bear its name. The scenarios SaveToCacheInvalidNumFd and
-PrepareModelFromCacheInvalidNumFd have no counterpart: there a handle may hold no descriptor, or two, and a
-`CacheHandle` holds one by its type.
+PrepareModelFromCacheInvalidNumFd have no counterpart: there a handle may hold no descriptor, or
+two, and a `CacheHandle` holds one by its type.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
 
 @needs_values
 def check_save_to_cache_invalid_num_cache(device: Device) -> None:
-    """SaveToCacheInvalidNumCache: a file too many or too few: it compiles and runs, and loads nothing."""
+    """SaveToCacheInvalidNumCache: a file too many or too few: it compiles and runs, and loads
+    nothing.
+    """
     case = one_case(device)
     for what, counts in _wrong(device.cache_files_needed()):
         with entry_of(device, counts) as entry, entry.opened() as config:
@@ -196,8 +198,9 @@ def check_loading_needs_no_write_access(device: Device) -> None:
 
 @needs_values
 def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
-    """While another process has the entry's lock to read, runs take no longer than without it. A driver that writes late says
-    in its report what the write waits for; a later run makes it, or none, and the report says which.
+    """While another process has the entry's lock to read, runs take no longer than without it. A
+    driver that writes late says in its report what the write waits for; a later run makes it, or
+    none, and the report says which.
     """
     case = cached_cases(device)[0]
     with entry_of(device) as entry, _writing_late(device, case, entry) as prepared:

@@ -1,9 +1,11 @@
-"""Which cache files are never executed (NNAPI section 2.7): altered ones, and those of something else.
+"""Which cache files are never executed (NNAPI section 2.7): altered ones, and those of something
+else.
 
-Checks have the names of the upstream scenarios, and go further where NNAPI lets data cache files pass: a
-file of either kind that is not exactly what was saved is `GeneralFailure`. Each first shows that the
-untouched entry loads, and at the end that it still does. What is random comes from seeds 0 to 9, which
-complaints name; the models are chains of 100 operations, of one shape and different values.
+Checks have the names of the upstream scenarios, and go further where NNAPI lets data cache files
+pass: a file of either kind that is not exactly what was saved is `GeneralFailure`. Each first shows
+that the untouched entry loads, and at the end that it still does. What is random comes from seeds 0
+to 9, which complaints name; the models are chains of 100 operations, of one shape and different
+values.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
 
 
 def chains(device: Device) -> list[list[Case]]:
-    """Pairs of chains that *device* runs: the same interface, different values. `NotCovered` without any."""
+    """Pairs of chains that *device* runs: the same interface, different values. `NotCovered`
+    without any.
+    """
     require_caching(device)
     pairs = [
         [chain("ADD", dtype, 1), chain("MUL", dtype, -1)] for dtype in (DType.FLOAT32, DType.INT8)
@@ -107,7 +111,9 @@ def check_wrong_token(device: Device) -> None:
 
 
 def check_replace_security_sensitive_cache(device: Device) -> None:
-    """ReplaceSecuritySensitiveCache: another model's cache files in place of some or all of an entry's."""
+    """ReplaceSecuritySensitiveCache: another model's cache files in place of some or all of an
+    entry's.
+    """
     for (case, entry), (_, other) in _pairs(device):
         own, foreign = entry.contents(), other.contents()
         every = range(len(own))
@@ -130,8 +136,8 @@ def check_replace_security_sensitive_cache(device: Device) -> None:
 def check_save_to_cache_toctou(device: Device) -> None:
     """SaveToCache_TOCTOU: another model's files replace the entry's while it is saved.
 
-    Deterministically: whenever the device looks at its cancel token, and when the call has returned. What runs
-    is the model that was given, and a later load is refused or gives the same.
+    Deterministically: whenever the device looks at its cancel token, and when the call has
+    returned. What runs is the model that was given, and a later load is refused or gives the same.
     """
     for (case, entry), (_, other) in _pairs(device):
         foreign = other.contents()
@@ -152,7 +158,8 @@ def check_save_to_cache_toctou(device: Device) -> None:
 
 @needs_values
 def check_prepare_from_cache_toctou(device: Device) -> None:
-    """PrepareFromCache_TOCTOU: another model's files replace the entry's while it is loaded, and once it is.
+    """PrepareFromCache_TOCTOU: another model's files replace the entry's while it is loaded, and
+    once it is.
 
     Refused, or the right model: what was verified is what runs, whatever the files hold by then.
     """
@@ -213,8 +220,8 @@ def _models(device: Device) -> list[Case]:
 
 
 def _pairs(device: Device) -> Iterator[tuple[tuple[Case, Entry], tuple[Case, Entry]]]:
-    """Each chain saved, beside its other one, saved under another token. What becomes of the files of the first
-    does not matter.
+    """Each chain saved, beside its other one, saved under another token. What becomes of the files
+    of the first does not matter.
     """
     for first, second in chains(device):
         for one in each_saved(device, [first]):

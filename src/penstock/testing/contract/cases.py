@@ -1,6 +1,7 @@
 """Small models with known answers, for the checks to choose from what a device supports.
 
-Values are small integers, so that every float format and every order of summation gives the same bits.
+Values are small integers, so that every float format and every order of summation gives the same
+bits.
 """
 
 from __future__ import annotations
@@ -151,7 +152,9 @@ def fully_connected_without_bias() -> Case:
 
 
 def fully_connected_of_pictures() -> Case:
-    """The input has more than two dimensions: it is taken as rows of the weights' depth, which are not its last dimension."""
+    """The input has more than two dimensions: it is taken as rows of the weights' depth, which are
+    not its last dimension.
+    """
     b = ModelBuilder()
     x, w, k = _numbers(2, 3, 2, 2), _numbers(5, 12, start=3), _numbers(5)
     given = [b.input(F32, x.shape, "x"), b.constant(w, "weights"), b.constant(k, "bias")]
@@ -180,7 +183,9 @@ def conv_2d() -> Case:
 
 
 def softmax() -> Case:
-    """Shares that are powers of two, so that every engine has them to the bit; what is far below the largest has none."""
+    """Shares that are powers of two, so that every engine has them to the bit; what is far below
+    the largest has none.
+    """
     b = ModelBuilder()
     x = np.array([[0, 0, 0, 0], [700, 0, 700, 0], [-500, -900, -900, -900]], np.float32)
     given = b.input(F32, x.shape, "x")
@@ -280,8 +285,8 @@ def branching(b: ModelBuilder, otherwise: str) -> Model:
 
 
 def looping(step: float, start: float | None = None) -> Model:
-    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends. The counter is an input
-    and an output, but where it begins at the constant *start*.
+    """WHILE a counter, raised by *step* each time, is below 5: x + x. With step 0 it never ends.
+    The counter is an input and an output, but where it begins at the constant *start*.
     """
     b = ModelBuilder()
     if start is None:
@@ -396,7 +401,9 @@ def one_case(device: Device) -> Case:
 
 
 def with_other_inputs(case: Case, seed: int) -> tuple[NDArray, ...]:
-    """Inputs for *case*, other than its own, of the same shapes: rolled by *seed*, and signed ones negated by odd ones."""
+    """Inputs for *case*, other than its own, of the same shapes: rolled by *seed*, and signed ones
+    negated by odd ones.
+    """
     rolled = (np.roll(a.reshape(-1), seed).reshape(a.shape) for a in case.inputs)
     return tuple(-a if seed % 2 and a.dtype.kind in "fi" else a for a in rolled)
 

@@ -1,7 +1,7 @@
 """`python -m penstock.testing contract DRIVER [--json] [--limit SECONDS]`.
 
-The checks run in a process of their own: a driver that hangs or crashes fails that check, and the next one finds a
-new process.
+The checks run in a process of their own: a driver that hangs or crashes fails that check, and the
+next one finds a new process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:
 
 
 def show(result: CheckResult) -> str:
-    """The lines of *result* in a table: one, and for a failure the rule, what was seen, and where to read."""
+    """The lines of *result* in a table: one, and for a failure the rule, what was seen, and where
+    to read.
+    """
     word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
     line = f"{result.suite:16} {result.check:56} {word:7} {result.seconds * 1e3:8.1f} ms"
     if result.outcome == "not_covered":
@@ -110,7 +112,9 @@ def show(result: CheckResult) -> str:
 
 
 def summary(driver: str, report: Report, results: Sequence[CheckResult]) -> str:
-    """The last line of a table. Where so few checks could be tried that their success says little, it says why."""
+    """The last line of a table. Where so few checks could be tried that their success says little,
+    it says why.
+    """
     counts = f"{report.passed} passed, {report.failed} failed, {report.not_covered} not covered"
     if report.not_covered < MOSTLY * len(results):
         return f"{driver}: {counts}"

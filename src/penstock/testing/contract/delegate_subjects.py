@@ -1,7 +1,9 @@
-"""Small networks on which a delegate that does not look at a node's options or types is wrong. Experimental until 1.0.
+"""Small networks on which a delegate that does not look at a node's options or types is wrong.
+Experimental until 1.0.
 
 for subject in standard_subjects(MyDelegate):
-    for result in run_delegate_contract(subject): print(result.check, result.outcome, result.message)
+    for result in run_delegate_contract(subject): print(result.check, result.outcome,
+    result.message)
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ LAYER: dict[str, Any] = {"padding": "SAME", "stride_h": 1, "stride_w": 1}
 def standard_subjects(
     make: Callable[[], Delegate], *, rtol: float = 1e-4, atol: float = 1e-5
 ) -> dict[str, Subject]:
-    """Subjects by name: convolutions, depthwise and plain, with every fused activation, padding, stride and dilation, in float32
-    and int8, without bias and of groups; fully connected layers, pools, sums and means with their options. What *make*'s
-    delegate does not take is not covered. Results of int8 may be one step away.
+    """Subjects by name: convolutions, depthwise and plain, with every fused activation, padding,
+    stride and dilation, in float32 and int8, without bias and of groups; fully connected layers,
+    pools, sums and means with their options. What *make*'s delegate does not take is not covered.
+    Results of int8 may be one step away.
     """
     return {
         name: Subject(make, content, rtol=rtol, atol=1.0 if "int8" in name else atol)

@@ -1,10 +1,12 @@
-"""The suite every delegate must pass: what an interpreter, and who else works on the same graph, relies on.
+"""The suite every delegate must pass: what an interpreter, and who else works on the same graph,
+relies on.
 
     subject = Subject(MyDelegate, Path("net.tflite").read_bytes())
-    for result in run_delegate_contract(subject): print(result.check, result.outcome, result.message)
+    for result in run_delegate_contract(subject): print(result.check, result.outcome,
+    result.message)
 
-A check takes a `Subject`, returns when the promise holds, and raises `Violation` when it is broken or `NotCovered` when this
-subject cannot show it. Experimental until 1.0.
+A check takes a `Subject`, returns when the promise holds, and raises `Violation` when it is broken
+or `NotCovered` when this subject cannot show it. Experimental until 1.0.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ HOST: Final = ("reference",)
 
 
 class Subject(Struct, frozen=True):
-    """What is tried: *make* makes the delegate, once for each check; *content* is a TFLite file of which it takes nodes.
+    """What is tried: *make* makes the delegate, once for each check; *content* is a TFLite file of
+    which it takes nodes.
 
-    *inputs* are arrays for the file's inputs, in order; None draws some. Results may be *rtol* and *atol* away from those of
+    *inputs* are arrays for the file's inputs, in order; None draws some. Results may be *rtol* and
+    *atol* away from those of
     the reference device; both 0 asks for the same bits.
     """
 
@@ -53,7 +57,9 @@ DelegateCheck: TypeAlias = Callable[[Subject], None]
 
 
 class Bench:
-    """One subject at work: the delegate, an interpreter with it and one without, and what became of its buffers."""
+    """One subject at work: the delegate, an interpreter with it and one without, and what became of
+    its buffers.
+    """
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.delegate = subject, subject.make()
@@ -204,8 +210,8 @@ def check_outputs_may_stay_in_buffers(subject: Subject) -> None:
 
 
 def check_every_buffer_is_freed_once(subject: Subject) -> None:
-    """A buffer that a kernel replaces is freed after that run; when the interpreter closes, each buffer that a tensor lies in
-    is freed, once.
+    """A buffer that a kernel replaces is freed after that run; when the interpreter closes, each
+    buffer that a tensor lies in is freed, once.
     """
     with bench(subject) as b:
         run(b.delegated, b.inputs)
@@ -239,7 +245,9 @@ def check_two_interpreters_share_it(subject: Subject) -> None:
 
 
 def check_input_shapes_change(subject: Subject) -> None:
-    """After an input is resized results are those without the delegate, also back at the first shape."""
+    """After an input is resized results are those without the delegate, also back at the first
+    shape.
+    """
     with bench(subject) as b:
         details = b.plain.get_input_details()
         free = [d for d in details if -1 in d["shape_signature"]]

@@ -33,7 +33,8 @@ CLOSED: Final = 1 << 20
 
 
 class Entry:
-    """The cache files of one entry in *directory*, made empty if they are not there, and its lock file.
+    """The cache files of one entry in *directory*, made empty if they are not there, and its lock
+    file.
 
     *counts* are the (model, data) files. Files have numbers: the model files' come first.
     """
@@ -63,7 +64,8 @@ class Entry:
         odd: Mapping[int, int] | None = None,
         **fields: Any,
     ) -> Iterator[PrepareConfig]:
-        """A configuration with the files opened anew with *flags*, those numbered in *odd* with others.
+        """A configuration with the files opened anew with *flags*, those numbered in *odd* with
+        others.
 
         *fields* replace what the entry has for `PrepareConfig`.
         """
@@ -116,7 +118,9 @@ class Entry:
 
 @contextmanager
 def entry_of(device: Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
-    """An empty entry of the files that *device* needs, or of other *counts*, for the time of a block."""
+    """An empty entry of the files that *device* needs, or of other *counts*, for the time of a
+    block.
+    """
     with tempfile.TemporaryDirectory() as directory:
         yield Entry(Path(directory) / "entry", counts or device.cache_files_needed())
 
@@ -130,7 +134,8 @@ def weakest(device: Device, case: Case) -> AccuracyClass:
 def save(
     device: Device, case: Case, config: PrepareConfig, what: str = "while saving"
 ) -> CacheReport:
-    """Compiles *case* into the files of *config* and runs it once, so that a late compile is made and written.
+    """Compiles *case* into the files of *config* and runs it once, so that a late compile is made
+    and written.
 
     The run must be right. Returns what the device said after the compile.
     """

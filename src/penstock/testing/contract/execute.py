@@ -106,8 +106,8 @@ def check_inputs_may_share_memory(device: Device) -> None:
 
 
 def check_overlapping_arguments_harm_nobody_else(device: Device) -> None:
-    """An output that lies over an input or another output is refused, or gives undefined values there;
-    nothing else is written.
+    """An output that lies over an input or another output is refused, or gives undefined values
+    there; nothing else is written.
     """
     for case in static_cases(device):
         with closing(prepare(device, case)) as prepared, Trial(case) as trial:
@@ -226,7 +226,9 @@ def check_unknown_output_shapes_are_reported(device: Device) -> None:
 
 @needs_values
 def check_small_outputs_are_insufficient(device: Device) -> None:
-    """`OutputInsufficientSize` with the true shape of every output, and nothing written beyond the memory."""
+    """`OutputInsufficientSize` with the true shape of every output, and nothing written beyond the
+    memory.
+    """
     for case in dynamic_cases(device):
         with closing(prepare(device, case)) as prepared:
             for kind in kinds(device):
@@ -237,7 +239,9 @@ def check_small_outputs_are_insufficient(device: Device) -> None:
 
 
 def check_execute_refuses_every_mutation(device: Device) -> None:
-    """Each single mutation of a valid request is `InvalidArgument`; nothing is written, nothing crashes."""
+    """Each single mutation of a valid request is `InvalidArgument`; nothing is written, nothing
+    crashes.
+    """
     for case in supported_cases(device):
         with closing(prepare(device, case)) as prepared:
             for kind in kinds(device):
@@ -325,7 +329,9 @@ def check_execute_cancelled(device: Device) -> None:
 
 @needs_values
 def check_endless_loops_end(device: Device) -> None:
-    """A WHILE that never ends is `MissedDeadlineTransient` after the loop timeout (NNAPI section 7.3)."""
+    """A WHILE that never ends is `MissedDeadlineTransient` after the loop timeout (NNAPI section
+    7.3).
+    """
     endless = replace(loop(), model=looping(step=0.0))
     if not is_supported(device, endless):
         raise NotCovered("it does not support WHILE")

@@ -19,8 +19,8 @@ PATIENCE_NS: Final = 60 * 10**9
 
 
 class Executor(Struct, frozen=True):
-    """One way to execute: its *name*, and what does it, raising the driver's error. *fenced* ones take no outputs of
-    unknown shape, and tell no times.
+    """One way to execute: its *name*, and what does it, raising the driver's error. *fenced* ones
+    take no outputs of unknown shape, and tell no times.
     """
 
     name: str

@@ -32,7 +32,9 @@ PROBED: Final = range(8)
 """Numbers of operations that are tried: vendors count from 0."""
 
 LENGTHS: Final = (0, 4, 16)
-"""Bytes of extension data, all zeros, that operands are tried with: none, and those of usual parameters."""
+"""Bytes of extension data, all zeros, that operands are tried with: none, and those of usual
+parameters.
+"""
 
 DIMENSIONS: Final = ((1,), (2, 3))
 """Dimensions that all tensors of an operation are tried with."""
@@ -54,8 +56,8 @@ Signature: TypeAlias = "tuple[tuple[Kind, ...], Kind, tuple[int, ...]]"
 
 
 def check_extensions_are_well_formed(device: Device) -> None:
-    """Names are reversed domain names, each once, operand types have numbers of 16 bits, each once, and a size; nothing of it
-    changes.
+    """Names are reversed domain names, each once, operand types have numbers of 16 bits, each once,
+    and a size; nothing of it changes.
     """
     offered = _offered(device)
     fault = fault_of_extensions(offered)
@@ -65,7 +67,9 @@ def check_extensions_are_well_formed(device: Device) -> None:
 
 
 def check_extension_support_is_pure(device: Device) -> None:
-    """Equal models of extension operations get equal answers, however they are named, and a no has a reason."""
+    """Equal models of extension operations get equal answers, however they are named, and a no has
+    a reason.
+    """
     for extension in _offered(device):
         model, _ = _probes(extension)
         first = list(device.supported_operations(model))
@@ -81,8 +85,8 @@ def check_extension_support_is_pure(device: Device) -> None:
 
 
 def check_other_extensions_are_refused(device: Device) -> None:
-    """An operation of an extension that is not offered gets a no, and so does one on an operand type that its extension does
-    not have.
+    """An operation of an extension that is not offered gets a no, and so does one on an operand
+    type that its extension does not have.
     """
     offered = _offered(device)
     if any(answer.supported for answer in device.supported_operations(unheard_of())):
@@ -99,8 +103,9 @@ def check_other_extensions_are_refused(device: Device) -> None:
 
 
 def check_supported_extension_operations_run(device: Device) -> None:
-    """An extension operation with a yes is prepared. It runs, leaves its inputs and the memory around its outputs as they are,
-    and gives equal outputs for equal inputs; or it fails with a `DriverError`, as it may for values.
+    """An extension operation with a yes is prepared. It runs, leaves its inputs and the memory
+    around its outputs as they are, and gives equal outputs for equal inputs; or it fails with a
+    `DriverError`, as it may for values.
     """
     succeeded = 0
     for case in _supported(device):
@@ -113,8 +118,8 @@ def check_supported_extension_operations_run(device: Device) -> None:
 
 
 def check_attributes_are_checked(device: Device) -> None:
-    """Attributes that the driver does not know, and values that make no sense, are ignored, by compiles and by runs; attributes
-    that are malformed or given twice are `InvalidArgument`.
+    """Attributes that the driver does not know, and values that make no sense, are ignored, by
+    compiles and by runs; attributes that are malformed or given twice are `InvalidArgument`.
     """
     case = _supported(device)[0]
     (extension, *_) = _offered(device)
@@ -135,8 +140,8 @@ def check_attributes_are_checked(device: Device) -> None:
 
 
 def check_extensions_are_the_same_through_messages(device: Device) -> None:
-    """In a process of its own the driver declares the same and answers the same: nothing depends on sharing objects with the
-    caller.
+    """In a process of its own the driver declares the same and answers the same: nothing depends on
+    sharing objects with the caller.
     """
     offered = _offered(device)
     from penstock.testing.loopback import LoopbackDevice
@@ -182,7 +187,9 @@ def _supported(device: Device) -> list[Case]:
 
 
 def _ones(case: Case) -> list[NDArray]:
-    """As the case's inputs, each number a 1, and each element of an extension the bytes of a little-endian 1."""
+    """As the case's inputs, each number a 1, and each element of an extension the bytes of a
+    little-endian 1.
+    """
     made = []
     for zeros, operand in zip(case.inputs, case.model.inputs, strict=True):
         array = np.ones_like(zeros)
@@ -219,7 +226,9 @@ def _case(name: str, model: Model) -> Case:
 
 
 def _probes(extension: Extension) -> tuple[Model, list[Signature]]:
-    """One model of many operations of *extension*: each number with each signature of one input, or of two of one type."""
+    """One model of many operations of *extension*: each number with each signature of one input, or
+    of two of one type.
+    """
     types: list[Kind] = [DType.FLOAT32, DType.INT32]
     for kind in extension.operand_types[:MOST_TYPES]:
         types += [

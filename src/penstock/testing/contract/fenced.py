@@ -1,4 +1,6 @@
-"""Fenced execution: nothing runs before the fences have signalled, nothing is written after its own has."""
+"""Fenced execution: nothing runs before the fences have signalled, nothing is written after its own
+has.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ def check_fenced_refuses_bad_requests(device: Device) -> None:
 
 @needs_values
 def check_fenced_past_its_deadline(device: Device) -> None:
-    """A fence that never signals: the wait ends at the deadline with `MissedDeadline*`, or `GeneralFailure`."""
+    """A fence that never signals: the wait ends at the deadline with `MissedDeadline*`, or
+    `GeneralFailure`.
+    """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, Trial(case) as trial:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 20_000_000)

@@ -1,4 +1,6 @@
-"""NNAPI's generated tests: every way to execute, with and without measuring, from every kind of memory (section 5.4)."""
+"""NNAPI's generated tests: every way to execute, with and without measuring, from every kind of
+memory (section 5.4).
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def check_fenced_compute(device: Device) -> None:
 
 @needs_values
 def check_dynamic_shape(device: Device) -> None:
-    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape, with room and with just enough of it: their shapes are reported."""
+    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape, with room and with just enough of it:
+    their shapes are reported.
+    """
     for case in dynamic_cases(device):
         with closing(prepare(device, case)) as prepared:
             for executor in EXECUTORS:
@@ -105,7 +109,9 @@ def check_dynamic_shape(device: Device) -> None:
 
 @needs_values
 def check_dynamic_shape_insufficient(device: Device) -> None:
-    """GeneratedTest: DYNAMIC_SHAPE without room. `OutputInsufficientSize` with the true shape of every output, after which more memory is enough."""
+    """GeneratedTest: DYNAMIC_SHAPE without room. `OutputInsufficientSize` with the true shape of
+    every output, after which more memory is enough.
+    """
     for case in dynamic_cases(device):
         with closing(prepare(device, case)) as prepared:
             for executor in EXECUTORS:
@@ -122,7 +128,9 @@ def check_dynamic_shape_insufficient(device: Device) -> None:
 
 @needs_values
 def check_infinite_loop_timeout(device: Device) -> None:
-    """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient` after its timeout, and one that ends is right."""
+    """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient`
+    after its timeout, and one that ends is right.
+    """
     endless, ending = replace(loop(), model=looping(step=0.0)), loop()
     if not is_supported(device, endless):
         raise NotCovered("it does not support WHILE")
@@ -143,7 +151,9 @@ def check_infinite_loop_timeout(device: Device) -> None:
 
 @needs_values
 def check_quantization_coupling(device: Device) -> None:
-    """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower and signed, give the same real values."""
+    """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower
+    and signed, give the same real values.
+    """
     unsigned, signed = add_uint8(), add_int8()
     both = [is_supported(device, case) for case in (unsigned, signed)]
     if not all(both):
@@ -162,7 +172,9 @@ def check_quantization_coupling(device: Device) -> None:
 
 @needs_values
 def check_every_way_reads_memory_that_is_there(device: Device) -> None:
-    """Memory that is gone, and other memory in its place, under the same descriptor: nothing old is read or written."""
+    """Memory that is gone, and other memory in its place, under the same descriptor: nothing old is
+    read or written.
+    """
     case = one_case(device)
     with (
         closing(prepare(device, case)) as prepared,

@@ -1,4 +1,6 @@
-"""What is opened is closed: nothing is left behind, closing twice is harmless, use after it has a name."""
+"""What is opened is closed: nothing is left behind, closing twice is harmless, use after it has a
+name.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ ROUNDS: Final = 5
 
 
 def check_runs_leave_nothing_behind(device: Device) -> None:
-    """No descriptor, thread, child process or mapped pool is left by preparing, running and closing."""
+    """No descriptor, thread, child process or mapped pool is left by preparing, running and
+    closing.
+    """
     cases = supported_cases(device)
 
     def work() -> None:
@@ -98,7 +102,9 @@ def check_prepared_models_close_twice(device: Device) -> None:
 
 @needs_values
 def check_runs_after_close_have_a_name(device: Device) -> None:
-    """A run, burst or execution of a closed model raises a `DriverError` or `ClosedError`, or is right."""
+    """A run, burst or execution of a closed model raises a `DriverError` or `ClosedError`, or is
+    right.
+    """
     case = one_case(device)
     prepared = prepare(device, case)
     burst = prepared.configure_burst()

@@ -102,8 +102,9 @@ def check_allocate_without_domains(device: Device) -> None:
 
 
 def check_allocate_refuses_bad_roles(device: Device) -> None:
-    """None, unknown models, indexes out of range, frequencies outside (0, 1], a role twice, dimensions
-    that contradict: `InvalidArgument` (or `GeneralFailure` where there are no domains at all).
+    """None, unknown models, indexes out of range, frequencies outside (0, 1], a role twice,
+    dimensions that contradict: `InvalidArgument` (or `GeneralFailure` where there are no domains at
+    all).
     """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:

@@ -1,4 +1,6 @@
-"""Memory of every kind, for constants, inputs and outputs: mapped where a device claims it, refused where not."""
+"""Memory of every kind, for constants, inputs and outputs: mapped where a device claims it, refused
+where not.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +87,9 @@ def check_every_kind_serves_constants(device: Device) -> None:
 
 
 def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> None:
-    """An operation that reads a constant in memory that the device does not map, or in an image, gets a no that names the
-    kind when support is asked, and `prepare_model` refuses it with `GeneralFailure`; operations beside it keep their yes.
+    """An operation that reads a constant in memory that the device does not map, or in an image,
+    gets a no that names the kind when support is asked, and `prepare_model` refuses it with
+    `GeneralFailure`; operations beside it keep their yes.
     """
     case = _with_constants(device)
     own = len(case.model.operations)
@@ -107,8 +110,8 @@ def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> 
 
 
 def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> None:
-    """An IF is refused when support is asked, with a reason that names the kind, where a branch reads a constant in memory
-    that the device does not map.
+    """An IF is refused when support is asked, with a reason that names the kind, where a branch
+    reads a constant in memory that the device does not map.
     """
     model = _branch_with_a_constant()
     if not all(answer.supported for answer in device.supported_operations(model)):
@@ -122,7 +125,9 @@ def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> No
 
 
 def check_memory_at_odds_with_its_name(device: Device) -> None:
-    """A handle that is not what the name says, or a description that is not the name's, is `GeneralFailure`."""
+    """A handle that is not what the name says, or a description that is not the name's, is
+    `GeneralFailure`.
+    """
     case = one_case(device)
     with closing(prepare(device, case)) as prepared, Trial(case) as trial:
         size = trial.request.pools[0].size
@@ -143,7 +148,9 @@ def check_memory_at_odds_with_its_name(device: Device) -> None:
 
 @needs_values
 def check_padding_is_accepted(device: Device) -> None:
-    """Arguments may lie as the device prefers, with room behind them that it may overwrite (NNAPI section 6.8)."""
+    """Arguments may lie as the device prefers, with room behind them that it may overwrite (NNAPI
+    section 6.8).
+    """
     case = one_case(device)
     preference = preferred_memory(device)
     arrays = [*case.inputs, *case.outputs]
@@ -207,7 +214,9 @@ def _strange(kind: str, like: Memory) -> Memory:
 
 
 def _at(arguments: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in pool 1."""
+    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in pool
+    1.
+    """
     whole = DataLocation(0, 0, 0)
     first = replace(arguments[0], location=whole, padding=0) if kind == IMAGE else arguments[0]
     return (first, *(_next_pool(a) for a in arguments[1:]))
@@ -251,7 +260,8 @@ def _all_in(model: Model, kind: str) -> Model:
 
 
 def _beside_itself(model: Model, kind: str) -> Model:
-    """*model*, whose constants are said to be in memory of that kind, and once more beside it with constants in memory of the
+    """*model*, whose constants are said to be in memory of that kind, and once more beside it with
+    constants in memory of the
     process.
     """
     entry, count = model.entry, len(model.operands)

@@ -34,7 +34,8 @@ from penstock.ir.types import is_static
 from penstock.testing.contract.trial import Trial
 
 ModelMutation: TypeAlias = tuple[str, Callable[[], Model]]
-"""What is changed, and the change: it raises `ModelError`, or returns a model no driver may take."""
+"""What is changed, and the change: it raises `ModelError`, or returns a model no driver may take.
+"""
 
 WRONG: Final[dict[str, Any]] = {
     "int": "1",
@@ -214,7 +215,9 @@ def _order(model: Model) -> Iterator[ModelMutation]:
 
 
 def request_mutations(trial: Trial) -> Iterator[tuple[str, Request]]:
-    """Every mutation of *trial*'s request, one at a time; each breaks `penstock.hal.validate_request`."""
+    """Every mutation of *trial*'s request, one at a time; each breaks
+    `penstock.hal.validate_request`.
+    """
     request = trial.request
     inputs, outputs = request.inputs, request.outputs
     for index in range(len(inputs)):

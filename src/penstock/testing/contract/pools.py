@@ -21,7 +21,9 @@ def memory_kinds(device: Device) -> tuple[str, ...]:
 
 
 def pool_of(kind: str, nbytes: int) -> MemoryPool:
-    """A writable pool of *nbytes* of that *kind* of memory; `NotCovered` for one that nobody here can make."""
+    """A writable pool of *nbytes* of that *kind* of memory; `NotCovered` for one that nobody here
+    can make.
+    """
     if kind == "ashmem":
         return MemoryPool.anonymous(nbytes)
     if kind == "mmap_fd":

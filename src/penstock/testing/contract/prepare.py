@@ -68,7 +68,9 @@ def check_prepare_leaves_the_model_alone(device: Device) -> None:
 
 @needs_values
 def check_prepare_from_two_threads(device: Device) -> None:
-    """Two compiles of one model at once, and compiles of others meanwhile, do not disturb each other."""
+    """Two compiles of one model at once, and compiles of others meanwhile, do not disturb each
+    other.
+    """
     cases = supported_cases(device)
     with ThreadPoolExecutor(4) as pool:
         prepared = list(pool.map(lambda c: prepare(device, c), cases * 2))
@@ -98,7 +100,9 @@ def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
 
 @needs_values
 def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
-    """Quantised results are within a step in `stepwise` and each stricter class that the device answers."""
+    """Quantised results are within a step in `stepwise` and each stricter class that the device
+    answers.
+    """
     cases = [c for c in supported_cases(device) if all(o.quantization for o in c.model.inputs)]
     tried = 0
     for case in filter(lambda case: case.model.inputs, cases):
@@ -143,8 +147,8 @@ def check_cycle(device: Device) -> None:
 
 
 def check_prepare_refuses_every_mutation(device: Device) -> None:
-    """VTS's ValidateModel: each single mutation of a valid model is refused: it cannot be built, or the driver says
-    `InvalidArgument`; nothing crashes.
+    """VTS's ValidateModel: each single mutation of a valid model is refused: it cannot be built, or
+    the driver says `InvalidArgument`; nothing crashes.
     """
     for case in supported_cases(device):
         for name, mutate in model_mutations(case.model):

@@ -15,7 +15,8 @@ Check: TypeAlias = Callable[[Device], None]
 C = TypeVar("C", bound=Callable[..., None])
 
 VALUE_CHECKS: Final[set[str]] = set()
-"""Names of the checks that look at computed values; a device that computes nothing is spared them."""
+"""Names of the checks that look at computed values; a device that computes nothing is spared them.
+"""
 
 
 class Violation(AssertionError):
@@ -62,7 +63,9 @@ def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
 
 @contextmanager
 def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[PenstockError]]:
-    """The block may raise one of *kinds*, which is then put into the list; other errors are a `Violation`."""
+    """The block may raise one of *kinds*, which is then put into the list; other errors are a
+    `Violation`.
+    """
     raised: list[PenstockError] = []
     try:
         yield raised

@@ -1,4 +1,6 @@
-"""NNAPI's quality-of-service tests: deadlines and priorities, of preparing and of every way to execute (section 5.4)."""
+"""NNAPI's quality-of-service tests: deadlines and priorities, of preparing and of every way to
+execute (section 5.4).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ LATE: Final[dict[str, Callable[[], int | None]]] = {
 
 @needs_values
 def check_prepare_by_a_deadline(device: Device) -> None:
-    """QualityOfServiceTest: preparing is missed, `MissedDeadline*`, or what it makes is right; with time enough it is not missed."""
+    """QualityOfServiceTest: preparing is missed, `MissedDeadline*`, or what it makes is right; with
+    time enough it is not missed.
+    """
     for case in static_cases(device)[:3]:
         for name, deadline in SOON.items():
             with allowed(f"preparing by a deadline {name}", MissedDeadline):
@@ -46,7 +50,9 @@ def check_prepare_by_a_deadline(device: Device) -> None:
 
 @needs_values
 def check_every_way_by_a_deadline(device: Device) -> None:
-    """QualityOfServiceTest: an execution is missed, `MissedDeadline*`, or right; with time enough it is not missed."""
+    """QualityOfServiceTest: an execution is missed, `MissedDeadline*`, or right; with time enough
+    it is not missed.
+    """
     case = one_case(device)
     with closing(prepare(device, case, PREPARE)) as prepared:
         for executor in EXECUTORS:

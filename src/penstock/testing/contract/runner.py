@@ -81,11 +81,14 @@ READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "lifetime": ("letting-go", "PreparedModel.close"),
     }
 )
-"""For each suite the section of `PAGE` that explains it, and the name in `penstock.hal` whose docstring is the rule."""
+"""For each suite the section of `PAGE` that explains it, and the name in `penstock.hal` whose
+docstring is the rule.
+"""
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What one check found on *device*; *message* says what was seen where it failed or was not covered.
+    """What one check found on *device*; *message* says what was seen where it failed or was not
+    covered.
 
     *rule* is the promise in a sentence, *read* where it is explained.
     """
@@ -137,9 +140,9 @@ def run_check(
 ) -> CheckResult:
     """One check, its outcome as a value; nothing is raised.
 
-    With a *limit* in seconds the check runs in a thread of its own, and has failed when it takes longer: the thread,
-    which nobody can stop, is left to itself. What holds the interpreter for good is stopped by the command alone,
-    which gives each driver a process.
+    With a *limit* in seconds the check runs in a thread of its own, and has failed when it takes
+    longer: the thread, which nobody can stop, is left to itself. What holds the interpreter for
+    good is stopped by the command alone, which gives each driver a process.
     """
     began = time.perf_counter()
     found: list[tuple[Outcome, str]] = []

@@ -52,8 +52,8 @@ def check_levels(device: Device) -> None:
 
 
 def check_get_capabilities(device: Device) -> None:
-    """BasicTests.GetCapabilitiesTest: costs are positive and named by element types, none of which is a subgraph, counts are
-    not negative; alignments are powers of two.
+    """BasicTests.GetCapabilitiesTest: costs are positive and named by element types, none of which
+    is a subgraph, counts are not negative; alignments are powers of two.
     """
     claims = device.capabilities
     fault = fault_of(claims)
@@ -62,8 +62,8 @@ def check_get_capabilities(device: Device) -> None:
 
 
 def check_memory_kinds(device: Device) -> None:
-    """Every driver maps `ashmem` and `mmap_fd`, from feature level 4 on also `hardware_buffer_blob`; below level 3 none
-    says that it maps a hardware buffer.
+    """Every driver maps `ashmem` and `mmap_fd`, from feature level 4 on also
+    `hardware_buffer_blob`; below level 3 none says that it maps a hardware buffer.
     """
     level, kinds = device.feature_level, set(device.capabilities.memory_kinds)
     needed = {"ashmem", "mmap_fd"} | ({"hardware_buffer_blob"} if level >= 4 else set())

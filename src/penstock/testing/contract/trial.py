@@ -44,7 +44,8 @@ class Trial(Closing):
     """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
 
     *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
-    from a multiple of 64 bytes the arguments start, *memory* what kind of memory the pool is of. Arguments lie between sentinels; `check_memory`
+    from a multiple of 64 bytes the arguments start, *memory* what kind of memory the pool is of.
+    Arguments lie between sentinels; `check_memory`
     says whether those, and the inputs, are as they were.
     """
 
@@ -107,7 +108,9 @@ class Trial(Closing):
         return found
 
     def check_memory(self, spare: int | None = None) -> None:
-        """Inputs are byte-identical and nothing outside an output was written; argument *spare* may be."""
+        """Inputs are byte-identical and nothing outside an output was written; argument *spare* may
+        be.
+        """
         for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
             memory = self._memory(place)
             guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])

@@ -20,8 +20,10 @@ When: TypeAlias = int | Collection[int] | Literal["always"]
 class FaultyDevice(InterceptingDevice):
     """Raises in place of chosen calls: `FaultyDevice(device, raise_on={"execute": 3})`.
 
-    *raise_on* maps names of `METHODS` to the calls meant; other names are an `InputError`. *error* is the status
-    that those fail with (`ErrorStatus.DEAD_OBJECT`), or makes what is raised from a sentence. `calls` counts the
+    *raise_on* maps names of `METHODS` to the calls meant; other names are an `InputError`. *error*
+    is the status
+    that those fail with (`ErrorStatus.DEAD_OBJECT`), or makes what is raised from a sentence.
+    `calls` counts the
     calls of each method so far, over all that the device has made.
     """
 

@@ -1,6 +1,8 @@
-"""The operating system's files, doubled: ones that fail at a chosen operation, and ones that show every operation.
+"""The operating system's files, doubled: ones that fail at a chosen operation, and ones that show
+every operation.
 
-Each is a `penstock.sealed.FileSystem`, to be given to a `Seal` or a `penstock.cache.CacheDirectory`.
+Each is a `penstock.sealed.FileSystem`, to be given to a `Seal` or a
+`penstock.cache.CacheDirectory`.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ QUICK_FILES: Final = QuickFiles()
 
 
 class ReadOnlyFiles(QuickFiles):
-    """The system's files with *mount* mounted read-only: whatever would write below it raises `OSError(EROFS)`."""
+    """The system's files with *mount* mounted read-only: whatever would write below it raises
+    `OSError(EROFS)`.
+    """
 
     def __init__(self, mount: StrPath) -> None:
         super().__init__()
@@ -74,11 +78,15 @@ class Crash(BaseException):
 
 @dataclass
 class FaultyFiles:
-    """A `FileSystem` whose operation number *at* (from 0) does *fault* instead of its work; counts the operations.
+    """A `FileSystem` whose operation number *at* (from 0) does *fault* instead of its work; counts
+    the operations.
 
-    *fault* raises, or returns to let the operation go on. *only* counts operations of these names alone. After
-    a `Crash` nothing works any more but closing, which the system does for a dead process. `log` has the names of
-    the operations so far: with *at* 0, 1, 2, ... until it is no longer than *at*, every one was made to fail.
+    *fault* raises, or returns to let the operation go on. *only* counts operations of these names
+    alone. After
+    a `Crash` nothing works any more but closing, which the system does for a dead process. `log`
+    has the names of
+    the operations so far: with *at* 0, 1, 2, ... until it is no longer than *at*, every one was
+    made to fail.
     """
 
     at: int = -1

@@ -44,14 +44,17 @@ METHODS: Final = (
     "burst_execute",
     "reusable_execute",
 )
-"""What `InterceptingDevice.intercept` sees, by name; the last two are the `execute` of a burst and of a
-reusable execution."""
+"""What `InterceptingDevice.intercept` sees, by name; the last two are the `execute` of a burst and
+of a reusable execution.
+"""
 
 
 class InterceptingDevice:
-    """A device around *device*: each call of `METHODS` on it or on what it makes goes through `intercept`.
+    """A device around *device*: each call of `METHODS` on it or on what it makes goes through
+    `intercept`.
 
-    *name* None keeps the name of *device*; all else that a device says of itself is that one's. Close it as any
+    *name* None keeps the name of *device*; all else that a device says of itself is that one's.
+    Close it as any
     device: *device* is closed with it. Raises `InputError` for what is no device.
     """
 

@@ -21,8 +21,8 @@ class Call(NamedTuple):
 
 
 class RecordingDevice(InterceptingDevice):
-    """Keeps every call of `METHODS`, with its arguments and its result or error, in `calls`, in the order in
-    which they ended.
+    """Keeps every call of `METHODS`, with its arguments and its result or error, in `calls`, in the
+    order in which they ended.
 
     What is kept is kept alive: prepared models and requests with their memory.
     """

@@ -21,9 +21,11 @@ DAMAGED_BYTES: Final = 8
 
 
 class ScribblingDevice(InterceptingDevice):
-    """Writes where it must not, after every run: over its *inputs*, or *behind* or *before* its outputs.
+    """Writes where it must not, after every run: over its *inputs*, or *behind* or *before* its
+    outputs.
 
-    One byte each. Behind and before are possible in pools alone: an array of the caller's has no memory around it.
+    One byte each. Behind and before are possible in pools alone: an array of the caller's has no
+    memory around it.
     """
 
     def __init__(self, device: Device, where: Where, name: str | None = None) -> None:

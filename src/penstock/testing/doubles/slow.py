@@ -15,9 +15,11 @@ T = TypeVar("T")
 
 
 class SlowDevice(InterceptingDevice):
-    """Takes *seconds*[method] longer, and notices deadline and cancellation meanwhile, unless it is *heedless*.
+    """Takes *seconds*[method] longer, and notices deadline and cancellation meanwhile, unless it is
+    *heedless*.
 
-    *seconds* maps names of `METHODS` to what they take on top, before the call goes on; infinite is a hang.
+    *seconds* maps names of `METHODS` to what they take on top, before the call goes on; infinite is
+    a hang.
     *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
     """
 

@@ -20,7 +20,8 @@ from penstock.testing.doubles.intercepting import InterceptingDevice
 class SubsetDevice(InterceptingDevice):
     """Supports what *device* does and *supports* lets it: for tests of partitioning.
 
-    *supports* takes (model, index of an operation of its entry subgraph) and returns whether it may, or
+    *supports* takes (model, index of an operation of its entry subgraph) and returns whether it
+    may, or
     the reason why not.
     """
 

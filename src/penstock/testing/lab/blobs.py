@@ -1,4 +1,6 @@
-"""The lab device's own cache of compiled programs: how a driver uses `penstock.blobcache` for itself."""
+"""The lab device's own cache of compiled programs: how a driver uses `penstock.blobcache` for
+itself.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ _ALIGNED: Final = 16
 
 
 class Artefacts:
-    """Programs of one version of one device, in *blobs*: a file that is opened, or a cache that the caller has
-    opened and closes.
+    """Programs of one version of one device, in *blobs*: a file that is opened, or a cache that the
+    caller has opened and closes.
 
-    Those of the device's other versions are freed when this one starts. A blob cache notices damage, not
-    malice: its file belongs where only its user can write, and a program from it is parsed as one from a
-    stranger.
+    Those of the device's other versions are freed when this one starts. A blob cache notices
+    damage, not malice: its file belongs where only its user can write, and a program from it is
+    parsed as one from a stranger.
     """
 
     def __init__(

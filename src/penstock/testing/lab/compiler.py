@@ -1,4 +1,6 @@
-"""From a model to the lab device's programs: what it supports, the baseline form, and the optimised one."""
+"""From a model to the lab device's programs: what it supports, the baseline form, and the optimised
+one.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ Progress = Callable[[int, int], None]
 
 
 def support(model: Model, operation: Operation) -> Support:
-    """Whether there is an instruction for *operation* as it stands, or a sentence that says why not."""
+    """Whether there is an instruction for *operation* as it stands, or a sentence that says why
+    not.
+    """
     if operation.type not in OPCODES or operation.type == "FULLY_CONNECTED_TURNED":
         return Support(supported=False, reason=f"the lab device has no {operation.type}")
     if len(operation.outputs) != 1:
@@ -85,8 +89,8 @@ def _odd(operand: Operand, index: int) -> str:
 
 
 def _read(model: Model, operation: Operation) -> tuple[int, ...]:
-    """The inputs that the instruction reads: neither the shape of RESHAPE, which its output has, nor an
-    omitted bias.
+    """The inputs that the instruction reads: neither the shape of RESHAPE, which its output has,
+    nor an omitted bias.
     """
     match operation.type:
         case "RESHAPE":
@@ -116,7 +120,8 @@ def _instruction(model: Model, operation: Operation) -> Instruction:
 def compile_model(model: Model, progress: Progress) -> Program:
     """The baseline program of a supported model.
 
-    Raises `GeneralFailure` where an input or output that no operation touches is of unknown shape or size.
+    Raises `GeneralFailure` where an input or output that no operation touches is of unknown shape
+    or size.
     """
     operations = model.operations
     instructions = []
@@ -175,7 +180,9 @@ def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
 
 
 def optimise(program: Program) -> Program:
-    """The same with RELU fused into what it follows, and the weights of layers turned to [depth, units]."""
+    """The same with RELU fused into what it follows, and the weights of layers turned to [depth,
+    units].
+    """
     fused = _fuse(program)
     weights = _Weights()
     slots = list(program.slots)
@@ -202,7 +209,9 @@ def optimise(program: Program) -> Program:
 
 
 def _fuse(program: Program) -> list[Instruction]:
-    """The instructions, each RELU that alone reads the result of one that can clamp made part of that one."""
+    """The instructions, each RELU that alone reads the result of one that can clamp made part of
+    that one.
+    """
     reads = Counter(n for one in program.instructions for n in one.inputs)
     reads.update(program.outputs)
     writer: dict[int, int] = {}
@@ -237,7 +246,9 @@ def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]
 
 
 def interface(program: Program) -> Model:
-    """A model with the inputs and outputs of *program*, for checking requests against: one opaque operation."""
+    """A model with the inputs and outputs of *program*, for checking requests against: one opaque
+    operation.
+    """
     builder = ModelBuilder()
     inputs = [builder.input(program.slots[n].dtype, program.slots[n].shape) for n in program.inputs]
     results = [(program.slots[n].dtype, program.slots[n].shape) for n in program.outputs]

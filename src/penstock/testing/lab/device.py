@@ -64,22 +64,27 @@ class Compiled(NamedTuple):
 
 
 class LabDevice(DeviceBase):
-    """A small float32 accelerator in NumPy, for tests of whatever has to do with compilation caching.
+    """A small float32 accelerator in NumPy, for tests of whatever has to do with compilation
+    caching.
 
-    It executes nothing but programs that it has deserialised from payloads of cache files, whether they were
-    just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now" compiles when it
-    prepares; "first_run" at the first run; "staged" a baseline when it prepares, and an optimised form after
-    *uses* runs, also of a baseline that was loaded. What is compiled late is written late, if the runtime
+    It executes nothing but programs that it has deserialised from payloads of cache files, whether
+    they were
+    just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now" compiles
+    when it
+    prepares; "first_run" at the first run; "staged" a baseline when it prepares, and an optimised
+    form after
+    *uses* runs, also of a baseline that was loaded. What is compiled late is written late, if the
+    runtime
     gave the entry's lock.
 
-    `compiles`, `loads` and `saves` count what succeeded. *on_engine* is told "compile", "deserialise" and
-    "execute" before the engine does it, and may raise or wait; `engine_calls` counts these. *blobs*, a
-    path or a cache, is where it keeps compiled programs on its own, whatever the runtime caches; see
-    `free_artefacts`.
+    `compiles`, `loads` and `saves` count what succeeded. *on_engine* is told "compile",
+    "deserialise" and "execute" before the engine does it, and may raise or wait; `engine_calls`
+    counts these. *blobs*, a path or a cache, is where it keeps compiled programs on its own,
+    whatever the runtime caches; see `free_artefacts`.
 
-    Its buffers (memory domains) may be of unknown size, and have *memory* bytes together, None for any number. *layout*
-    "tiles" keeps values in them, and computes on them, in tiles of 8 x 8; `conversions` counts how often a value
-    was brought from one layout to the other.
+    Its buffers (memory domains) may be of unknown size, and have *memory* bytes together, None for
+    any number. *layout* "tiles" keeps values in them, and computes on them, in tiles of 8 x 8;
+    `conversions` counts how often a value was brought from one layout to the other.
 
     *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
     """

@@ -57,7 +57,9 @@ def execute(
     laid_out: LaidOut,
     claim: Claim | None = None,
 ) -> ExecutionResult:
-    """Runs *program* on a request that was checked against its interface; *claim* has the buffers that it names."""
+    """Runs *program* on a request that was checked against its interface; *claim* has the buffers
+    that it names.
+    """
     begun = time.perf_counter_ns()
     with ExitStack() as mapped:
         pools = [mapped.enter_context(_map(memory, machine)).array for memory in request.pools]
@@ -109,8 +111,9 @@ def run(
     machine: Machine = ROWS,
     laid_out: LaidOut | None = None,
 ) -> list[Value]:
-    """The outputs for inputs of the program's types and shapes, as *machine* computes them. *clock* is given the time at
-    which each instruction begins and the last one ends; *laid_out* keeps the program's constants in tiles.
+    """The outputs for inputs of the program's types and shapes, as *machine* computes them. *clock*
+    is given the time at which each instruction begins and the last one ends; *laid_out* keeps the
+    program's constants in tiles.
     """
     laid_out = laid_out or LaidOut()
     values: dict[int, Value] = {
@@ -133,7 +136,9 @@ def run(
 
 
 def _own(result: Value, machine: Machine) -> Value:
-    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have the very same."""
+    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have the
+    very same.
+    """
     if isinstance(result, Tiled) and machine.tiled:
         return result
     return machine.kept(result)
@@ -145,7 +150,9 @@ def _check_room(
     slots: Sequence[Slot],
     program: Program,
 ) -> None:
-    """Raises `OutputInsufficientSize`, before anything is written, where a result of unknown size does not fit."""
+    """Raises `OutputInsufficientSize`, before anything is written, where a result of unknown size
+    does not fit.
+    """
     enough = []
     for number, place, result in zip(program.outputs, places, results, strict=True):
         nbytes = math.prod(result.shape) * slots[number].dtype.numpy.itemsize

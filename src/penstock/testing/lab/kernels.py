@@ -23,8 +23,10 @@ class Arguments(Protocol):
 
 
 class Opcode(NamedTuple):
-    """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only then. *arity* is the
-    number of inputs of one whose shapes may be known only in a run; 0 where they must be known before.
+    """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only
+    then. *arity* is the
+    number of inputs of one whose shapes may be known only in a run; 0 where they must be known
+    before.
     """
 
     fits: Callable[[Arguments, Sequence[Dimensions], Dimensions], bool]
@@ -150,5 +152,6 @@ OPCODES: Final[dict[str, Opcode]] = {
     "FULLY_CONNECTED": Opcode(_connected, _fully_connected),
     "FULLY_CONNECTED_TURNED": Opcode(_connected_turned, _fully_connected_turned),
 }
-"""By name, in the order of their numbers in a program. FULLY_CONNECTED has weights [units, depth], the turned one
-[depth, units]."""
+"""By name, in the order of their numbers in a program. FULLY_CONNECTED has weights [units, depth],
+the turned one [depth, units].
+"""

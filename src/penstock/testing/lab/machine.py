@@ -1,4 +1,6 @@
-"""What a lab device computes with: the layout of its values, and the count of conversions between layouts."""
+"""What a lab device computes with: the layout of its values, and the count of conversions between
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ from penstock.testing.lab.tiles import (
 
 
 class Machine:
-    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each "conversions". It maps
-    memory of these *kinds*.
+    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each
+    "conversions". It maps memory of these *kinds*.
     """
 
     def __init__(
@@ -58,7 +60,9 @@ class Machine:
     def compute(
         self, one: Instruction, inputs: Sequence[Value], program: Program, laid_out: LaidOut
     ) -> Value:
-        """The result of one instruction. Raises `GeneralFailure` where shapes known only now do not fit."""
+        """The result of one instruction. Raises `GeneralFailure` where shapes known only now do not
+        fit.
+        """
         slot = program.slots[one.output]
         if self.tiled and one.opcode in TILEWISE and any(isinstance(v, Tiled) for v in inputs):
             found = self._on_tiles(one, inputs, program, laid_out)

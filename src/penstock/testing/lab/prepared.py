@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 class LabPreparedModel(PreparedModelBase):
     """Executes *program*, which was deserialised from the three payloads of an entry.
 
-    Without one yet, it reads or compiles *model* at its first run. One that is *improving* does the same for the
-    optimised form once it has run often enough. Both write through *writer*, where they have one, at the end of that run or
-    of a later one, and then let go of the handles.
+    Without one yet, it reads or compiles *model* at its first run. One that is *improving* does the
+    same for the optimised form once it has run often enough. Both write through *writer*, where
+    they have one, at the end of that run or of a later one, and then let go of the handles.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class LabPreparedModel(PreparedModelBase):
             return self._program
 
     def _count_use(self) -> None:
-        """Goes on to the optimised form at the last use; runs of other threads go on with the old one."""
+        """Goes on to the optimised form at the last use; runs of other threads go on with the old
+        one.
+        """
         if not self._changing.acquire(blocking=False):
             return
         try:

@@ -1,10 +1,12 @@
 """What the lab device executes, and the format of its own that it is kept in.
 
-A program is a stream (its values, inputs, outputs and instructions) and the weights that its constants lie in. The
-stream is little-endian:
+A program is a stream (its values, inputs, outputs and instructions) and the weights that its
+constants lie in. The stream is little-endian:
 
-    "PLAB"  u8 format  u8 artefact  u16 slots  u16 inputs  u16 outputs  u16 instructions  u64 bytes of weights
-    slot         u8 element type  u8 rank  u8 is constant  u32 dimension...  [u64 offset in the weights]
+    "PLAB"  u8 format  u8 artefact  u16 slots  u16 inputs  u16 outputs  u16 instructions  u64 bytes
+    of weights
+    slot         u8 element type  u8 rank  u8 is constant  u32 dimension...  [u64 offset in the
+    weights]
                  (rank 255 is not known; dimension 2**32 - 1 is not known)
     input        u16 slot
     output       u16 slot
@@ -63,7 +65,9 @@ class MalformedProgram(GeneralFailure):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """A value: a constant at *offset* of the weights, else an input or the result of an instruction."""
+    """A value: a constant at *offset* of the weights, else an input or the result of an
+    instruction.
+    """
 
     dtype: DType
     shape: Shape
@@ -93,8 +97,8 @@ class Slot(msgspec.Struct, frozen=True):
 
 
 class Instruction(msgspec.Struct, frozen=True):
-    """What one kernel computes; *inputs* and *output* are numbers of slots, *operations* the model's that it stands
-    for.
+    """What one kernel computes; *inputs* and *output* are numbers of slots, *operations* the
+    model's that it stands for.
     """
 
     opcode: str
@@ -184,7 +188,9 @@ def decode(stream: Bytes, weights: Bytes) -> Program:
 
 
 def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
-    """One payload for each of *files*: (model, data). Without data files the model files have the weights too."""
+    """One payload for each of *files*: (model, data). Without data files the model files have the
+    weights too.
+    """
     models, datas = files
     if not models:
         return [], _parts(_joined(stream, weights), datas)
@@ -275,7 +281,9 @@ def _instruction(reader: _Reader) -> Instruction:
 
 
 def _check(program: Program) -> None:
-    """Every slot is written before it is read, once, in the shape and type that its instruction gives."""
+    """Every slot is written before it is read, once, in the shape and type that its instruction
+    gives.
+    """
     slots = program.slots
     named = {
         *program.inputs,

@@ -1,7 +1,8 @@
-"""The tiled layout that the lab device may keep values in, and what it computes there without leaving it.
+"""The tiled layout that the lab device may keep values in, and what it computes there without
+leaving it.
 
-The last two dimensions of a value (a vector is one row) are cut into tiles of 8 x 8, filled up with zeros: an array of
-shape (products of the others, rows of tiles, columns of tiles, 8, 8).
+The last two dimensions of a value (a vector is one row) are cut into tiles of 8 x 8, filled up with
+zeros: an array of shape (products of the others, rows of tiles, columns of tiles, 8, 8).
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def compute(opcode: str, inputs: Sequence[Tiled], shape: tuple[int, ...]) -> Til
 
 
 def _layer(inputs: Sequence[Tiled], shape: tuple[int, ...], *, turned: bool) -> Tiled:
-    """The product of *inputs* 0 and 1, weights [units, depth] or *turned*, and the bias, which has the output's shape."""
+    """The product of *inputs* 0 and 1, weights [units, depth] or *turned*, and the bias, which has
+    the output's shape.
+    """
     x, weights, *bias = (value.tiles[0] for value in inputs)
     form = "rcij,cujk->ruik" if turned else "rcij,uckj->ruik"
     product = np.einsum(form, x, weights, optimize=True)

@@ -1,7 +1,7 @@
 """`python -m penstock.testing vectors DIRECTORY --device NAME [--operation NAME]... [--json]`.
 
-Exit code 0 when nothing failed, 1 when something did, 2 for a device, directory or operation that is not
-there, 3 for a directory that holds something else, or broken files.
+Exit code 0 when nothing failed, 1 when something did, 2 for a device, directory or operation that
+is not there, 3 for a directory that holds something else, or broken files.
 """
 
 from __future__ import annotations

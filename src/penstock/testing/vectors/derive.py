@@ -1,9 +1,9 @@
 """From a case to the runs it stands for: NNAPI models, and what to feed and expect.
 
 `plain` is the case as it stands. `tensors_as_inputs` turns constants into model inputs,
-`inputs_as_internal` puts an ADD of zero before inputs (where it lists constants, also with those made
-inputs first), `dynamic_output_shape` leaves the dimensions of outputs
-open, and `quant8_signed` moves unsigned 8-bit values to signed ones.
+`inputs_as_internal` puts an ADD of zero before inputs (where it lists constants, also with those
+made inputs first), `dynamic_output_shape` leaves the dimensions of outputs open, and
+`quant8_signed` moves unsigned 8-bit values to signed ones.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of one case: a model, the arrays of its inputs by operand (None: omitted), and its outputs."""
+    """One run of one case: a model, the arrays of its inputs by operand (None: omitted), and its
+    outputs.
+    """
 
     case: Case
     kind: str

@@ -1,4 +1,6 @@
-"""The file format `nnapi-vectors/1`: one `.npz` a specification, a JSON header and the bytes of every buffer."""
+"""The file format `nnapi-vectors/1`: one `.npz` a specification, a JSON header and the bytes of
+every buffer.
+"""
 
 from __future__ import annotations
 

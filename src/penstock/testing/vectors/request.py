@@ -16,13 +16,16 @@ from penstock.memory import MemoryPool
 
 ALIGNMENT: Final = 64
 UNWRITTEN: Final = 0x5A
-"""What outputs are filled with: a device that writes nothing shall not pass for one that writes zeros."""
+"""What outputs are filled with: a device that writes nothing shall not pass for one that writes
+zeros.
+"""
 
 
 class Layout(Closing):
     """The arguments of one execution of *model*, in memory of the caller or in one shared pool.
 
-    *room* has the bytes for each output whose shape *model* does not tell; *alignment*, of each argument, asks
+    *room* has the bytes for each output whose shape *model* does not tell; *alignment*, of each
+    argument, asks
     for a pool. Closing frees the pool.
     """
 

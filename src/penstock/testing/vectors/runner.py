@@ -51,7 +51,8 @@ def run_vectors(
 ) -> Report:
     """Every run of every case on *device*, and on nothing else.
 
-    *pools* True puts every argument into shared memory, False into memory of the caller; None goes by what
+    *pools* True puts every argument into shared memory, False into memory of the caller; None goes
+    by what
     the device accepts.
     """
     if not is_device(device):
@@ -101,7 +102,9 @@ def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
 
 
 def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
-    """The outputs of one run. Raises `NotCovered` with the device's reasons where it does not take the model."""
+    """The outputs of one run. Raises `NotCovered` with the device's reasons where it does not take
+    the model.
+    """
     try:
         model = lower(run.model, run.feature_level, run.omitted)
     except NotLowerable as reason:
@@ -116,7 +119,8 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     ]
     if refused:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
-    # A relaxed case allows float16's precision, which the class `relaxed` goes below: it is asked for where it is claimed.
+    # A relaxed case allows float16's precision, which the class `relaxed` goes below: it is asked
+    # for where it is claimed.
     claimed: AccuracyClass = min(
         (a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful"
     )

@@ -1,4 +1,6 @@
-"""Branches in an ONNX model, which holds each as often as it is entered, and the names of its outputs."""
+"""Branches in an ONNX model, which holds each as often as it is entered, and the names of its
+outputs.
+"""
 
 from __future__ import annotations
 

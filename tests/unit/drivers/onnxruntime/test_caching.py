@@ -1,4 +1,6 @@
-"""The cache files of the ONNX Runtime driver: what is saved is loaded, in other processes too, and nothing else."""
+"""The cache files of the ONNX Runtime driver: what is saved is loaded, in other processes too, and
+nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The ONNX Runtime devices as users meet them: named, explained, and not loaded before they are needed."""
+"""The ONNX Runtime devices as users meet them: named, explained, and not loaded before they are
+needed.
+"""
 
 from __future__ import annotations
 
@@ -297,7 +299,9 @@ def test_a_forked_child_is_refused_and_does_not_hang() -> None:
 @needs_onnxruntime
 @pytest.mark.parametrize("said", [None, "0"])
 def test_it_touches_no_file_of_the_users_and_reports_nothing(said: str | None, tmp_path: Path) -> None:  # fmt: skip
-    """ONNX Runtime 1.31 would open a database of what it is to report in the user's cache directory."""
+    """ONNX Runtime 1.31 would open a database of what it is to report in the user's cache
+    directory.
+    """
     program = (
         "import os, sys\n"
         "import numpy as np, penstock\n"

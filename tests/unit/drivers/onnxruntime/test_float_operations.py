@@ -1,4 +1,6 @@
-"""Every operation the driver takes over float32, whole numbers and truth values: as the reference computes it."""
+"""Every operation the driver takes over float32, whole numbers and truth values: as the reference
+computes it.
+"""
 
 from __future__ import annotations
 

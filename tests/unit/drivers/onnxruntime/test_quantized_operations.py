@@ -207,7 +207,9 @@ def test_the_default_policy_leaves_layers_to_the_reference_and_says_why() -> Non
 def test_a_convolution_is_rounded_nearly_as_often_up_as_by_the_reference(
     zero: int, most: float
 ) -> None:
-    """Where no result is below zero one is added to the sums, without which one in fifty would be a step lower here."""
+    """Where no result is below zero one is added to the sums, without which one in fifty would be a
+    step lower here.
+    """
     steps = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
     large, out = (1, 33, 40, 8), (1, 33, 40, 24)
     case = layer("conv", "CONV_2D", large, (24, 1, 1, 8), out, 0, zero, **steps)

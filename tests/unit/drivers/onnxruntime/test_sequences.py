@@ -1,4 +1,6 @@
-"""Sequences that are convolved as images of one row: right, whatever stands between, and never turned for nothing."""
+"""Sequences that are convolved as images of one row: right, whatever stands between, and never
+turned for nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One case of every operation that the driver takes over whole numbers and truth values: exact, all of them."""
+"""One case of every operation that the driver takes over whole numbers and truth values: exact, all
+of them.
+"""
 
 from __future__ import annotations
 

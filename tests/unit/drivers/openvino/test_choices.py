@@ -1,4 +1,6 @@
-"""Whole numbers, truth values and what is chosen by them: exact on OpenVINO, or left to another device."""
+"""Whole numbers, truth values and what is chosen by them: exact on OpenVINO, or left to another
+device.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,9 @@ def test_is_left_to_others(case: OneOperation, reason: str) -> None:
 
 
 def images_compared() -> Model:
-    """Pictures that stay channels first: where the larger of two is above a threshold by channel, else zero."""
+    """Pictures that stay channels first: where the larger of two is above a threshold by channel,
+    else zero.
+    """
     b = ModelBuilder()
     x, y = b.input(F32, IMAGE, "x"), b.input(F32, IMAGE, "y")
     pool: dict[str, int | str] = {

@@ -1,4 +1,6 @@
-"""Just-in-time and multi-stage compilation with OpenVINO: what is written late is what the next process loads."""
+"""Just-in-time and multi-stage compilation with OpenVINO: what is written late is what the next
+process loads.
+"""
 
 from __future__ import annotations
 

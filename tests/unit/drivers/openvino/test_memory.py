@@ -1,4 +1,6 @@
-"""Buffers of the OpenVINO device: aligned memory that its infer requests are bound to, run after run."""
+"""Buffers of the OpenVINO device: aligned memory that its infer requests are bound to, run after
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a network puts around convolutions and OpenVINO does without: zeros before, dimensions of 1 and turns behind."""
+"""What a network puts around convolutions and OpenVINO does without: zeros before, dimensions of 1
+and turns behind.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def drawn(*shape: int) -> NDArray:
 def padded(
     padding: str, pads: tuple[tuple[int, int], ...] = AROUND, *, shown: bool = False
 ) -> Model:
-    """A convolution and a depthwise one over the same padded image, which is an output too where it is *shown*."""
+    """A convolution and a depthwise one over the same padded image, which is an output too where it
+    is *shown*.
+    """
     b = ModelBuilder()
     x = b.input(F32, IMAGE, "x")
     shape = tuple(d + sum(p) for d, p in zip(IMAGE, pads, strict=True))
@@ -107,7 +111,9 @@ def test_quantised_images_are_padded_with_their_zero() -> None:
 def test_an_image_is_turned_behind_a_reshape_by_dimensions_of_1(
     image: tuple[int, ...], shape: tuple[int, ...], order: tuple[int, ...], turns: int
 ) -> None:
-    """A convolution, its image in another rank, and that turned: as it lies, where there is nothing but 1 between."""
+    """A convolution, its image in another rank, and that turned: as it lies, where there is nothing
+    but 1 between.
+    """
     b = ModelBuilder()
     x, w = b.input(F32, image, "x"), b.constant(drawn(4, 1, 1, 3), "w")
     attributes: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}

@@ -1,4 +1,6 @@
-"""Quantised operations: each by itself near TFLite's, most of them rounded as there, the others taken only by who asks."""
+"""Quantised operations: each by itself near TFLite's, most of them rounded as there, the others
+taken only by who asks.
+"""
 
 from __future__ import annotations
 
@@ -113,13 +115,17 @@ OFTEN: Final = [
 """Outputs of thousands of elements, on both sides of zero and on one."""
 
 SELDOM: Final = {"conv", "depthwise"}
-"""Layers that are made to round as TFLite's, and do not where a sum lies next to the middle of two steps."""
+"""Layers that are made to round as TFLite's, and do not where a sum lies next to the middle of two
+steps.
+"""
 
 
 @needs_exact_sums
 @pytest.mark.parametrize("case", OFTEN, ids=lambda case: case.name)
 def test_leaves_zero_as_often_as_the_reference(case: OneOperation) -> None:
-    """TFLite rounds twice, and one in a hundred values goes on to the next step that one rounding would leave."""
+    """TFLite rounds twice, and one in a hundred values goes on to the next step that one rounding
+    would leave.
+    """
     given = [case.inputs(0)]
     (answer,) = cpu().supported_operations(case.model)
     assert answer.accuracy == ("stepwise" if case.name in SELDOM else "faithful"), answer.reason

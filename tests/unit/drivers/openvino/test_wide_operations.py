@@ -1,5 +1,5 @@
-"""Numbers that OpenVINO computes otherwise than TFLite, and only under `relaxed`: int16 values, and int8 weights beside
-float32 values.
+"""Numbers that OpenVINO computes otherwise than TFLite, and only under `relaxed`: int16 values, and
+int8 weights beside float32 values.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Models of one operation, with regions where it has some, run by the reference driver and by LiteRT.
+"""Models of one operation, with regions where it has some, run by the reference driver and by
+LiteRT.
 
-add = combining("STABLEHLO_ADD", DType.FLOAT32)
-model = single("STABLEHLO_REDUCE", [x, zero], [(DType.FLOAT32, (2,))], {"dimensions": (1,)}, body_subgraph_index=add)
-check(model, [x, zero])
+add = combining("STABLEHLO_ADD", DType.FLOAT32) model = single("STABLEHLO_REDUCE", [x, zero],
+[(DType.FLOAT32, (2,))], {"dimensions": (1,)}, body_subgraph_index=add) check(model, [x, zero])
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def single(
     quantization: Quantization | None = None,
     **regions: Body | Sequence[Body],
 ) -> Model:
-    """A model of one operation; *constant* are the positions of inputs that are constants, *regions* the
-    bodies by attribute; every operand has *quantization*.
+    """A model of one operation; *constant* are the positions of inputs that are constants,
+    *regions* the bodies by attribute; every operand has *quantization*.
     """
     builder = ModelBuilder()
     made: dict[str, AttributeValue] = dict(attributes or {})
@@ -116,8 +116,8 @@ def judged(model: Model, feeds: Sequence[NDArray], *, reference: bool = True) ->
 
 
 def check(model: Model, feeds: Sequence[NDArray], *, reference: bool = True) -> None:
-    """The reference driver gives what LiteRT gives, in the same types and shapes: integers bit for bit,
-    floats within `FLOAT_TOLERANCE` of the largest.
+    """The reference driver gives what LiteRT gives, in the same types and shapes: integers bit for
+    bit, floats within `FLOAT_TOLERANCE` of the largest.
     """
     outputs, wanted = computed(model, feeds), judged(model, feeds, reference=reference)
     for got, want in zip(outputs, wanted, strict=True):

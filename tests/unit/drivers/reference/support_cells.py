@@ -94,8 +94,8 @@ def both_case(
     linked: bool = False,
     **more: AttributeValue,
 ) -> Case:
-    """BIDIRECTIONAL_SEQUENCE_RNN. *auxiliary* is the size of an auxiliary input, which has weights unless
-    it is *linked* to the backward direction.
+    """BIDIRECTIONAL_SEQUENCE_RNN. *auxiliary* is the size of an auxiliary input, which has weights
+    unless it is *linked* to the backward direction.
     """
     each = sizes.units, sizes.backward
     extra: list[Item] = [None] * 3

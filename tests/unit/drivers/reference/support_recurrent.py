@@ -1,4 +1,6 @@
-"""Models of one recurrent operation, as LiteRT and the reference driver run them, state carried along."""
+"""Models of one recurrent operation, as LiteRT and the reference driver run them, state carried
+along.
+"""
 
 from __future__ import annotations
 
@@ -183,7 +185,9 @@ def run_reference(model: bytes, feeds: Sequence[Sequence[NDArray]]) -> list[list
 
 
 def compare(case: Case, feeds: Sequence[Sequence[NDArray]], tolerance: float = 2e-6) -> None:
-    """Both give the same at every run: integers bit for bit, floats within *tolerance* of the largest."""
+    """Both give the same at every run: integers bit for bit, floats within *tolerance* of the
+    largest.
+    """
     model = case.model()
     for wanted, got in pairs(run_litert(model, feeds), run_reference(model, feeds)):
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)

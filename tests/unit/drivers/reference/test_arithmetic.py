@@ -75,8 +75,8 @@ def _quotient(seed: int, dtype: DType) -> Recorded:
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("seed", range(20))
 def test_quantised_quotients(dtype: DType, seed: int) -> None:
-    """Bit for bit where the reference kernel is defined: quotients under half a step, which it may have
-    to shift by more than 31 bits, are 0 here.
+    """Bit for bit where the reference kernel is defined: quotients under half a step, which it may
+    have to shift by more than 31 bits, are 0 here.
     """
     recorded = _quotient(seed, dtype)
     (got,), (wanted,) = recorded.run(), recorded.wanted

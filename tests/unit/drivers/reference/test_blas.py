@@ -44,7 +44,9 @@ def pool() -> Iterator[Pool]:
 
 
 def taken_by_others(run: Callable[[], object]) -> float:
-    """Processor time of other threads of the process, those that other tests left too, while this one takes 0.2 s: its share."""
+    """Processor time of other threads of the process, those that other tests left too, while this
+    one takes 0.2 s: its share.
+    """
     everything, own = time.process_time(), time.thread_time()
     while time.thread_time() - own < 0.2:
         run()
@@ -143,7 +145,9 @@ def test_openblas_divides_nothing_smaller_than_the_least_divided(pool: Pool) -> 
 
 
 def multiplies(path: Path) -> bool:
-    """Whether the operations of a file multiply matrices through NumPy, themselves or by the shared products."""
+    """Whether the operations of a file multiply matrices through NumPy, themselves or by the shared
+    products.
+    """
     tree = ast.parse(path.read_text("utf-8"))
     return any(
         (isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult))

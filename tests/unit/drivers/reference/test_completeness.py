@@ -1,4 +1,5 @@
-"""Every row of the operation table is whole: checked, inferred, computed, compared and documented; or it is a gap.
+"""Every row of the operation table is whole: checked, inferred, computed, compared and documented;
+or it is a gap.
 
 The table of gaps may hold only what LiteRT itself refuses, which a test asks it.
 """
@@ -28,7 +29,8 @@ CASES: Final = (
     "tests/unit/drivers/reference",
     "tests/unit/loaders",
 )
-"""Where golden cases stand: models whose results come from LiteRT, or from another implementation."""
+"""Where golden cases stand: models whose results come from LiteRT, or from another implementation.
+"""
 
 GAPS: Final[dict[str, str]] = {
     "CONCAT_EMBEDDINGS": "LiteRT registers no kernel",
@@ -62,8 +64,8 @@ def has_validation(row: OperationSpec) -> None:
 
 
 def has_shape_inference(row: OperationSpec) -> None:
-    """What it infers for drawn models is what they give when they run; for a row that nobody draws, a test of
-    shapes names it.
+    """What it infers for drawn models is what they give when they run; for a row that nobody draws,
+    a test of shapes names it.
     """
     if row.name not in every_case():
         short = row.name.partition("STABLEHLO_")[2]
@@ -93,8 +95,8 @@ def has_a_reference_implementation(row: OperationSpec) -> None:
 
 
 def has_a_golden_case(row: OperationSpec) -> None:
-    """A generator or a test names it; custom operators by their code, and StableHLO's in files of their own also
-    without what all their names begin with.
+    """A generator or a test names it; custom operators by their code, and StableHLO's in files of
+    their own also without what all their names begin with.
     """
     family, _, short = row.name.partition("STABLEHLO_" if "STABLEHLO_" in row.name else ":")
     named = f'"{row.name}"' in _cases("")
@@ -107,7 +109,9 @@ def has_a_doc_row(row: OperationSpec) -> None:
 
 @cache
 def _shape_tests() -> str:
-    """The text of the tests of shapes, and of those that run models of operations that nobody draws."""
+    """The text of the tests of shapes, and of those that run models of operations that nobody
+    draws.
+    """
     places = (
         "tests/unit/ir",
         "tests/unit/drivers/reference",

@@ -1,5 +1,5 @@
-"""Every operation of the corpus's networks that is no layer with weights, one by one, against LiteRT's
-reference kernels: on the tensors that the judge's operator read.
+"""Every operation of the corpus's networks that is no layer with weights, one by one, against
+LiteRT's reference kernels: on the tensors that the judge's operator read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ELSEWHERE: Final = frozenset(
         "WHILE",
     }
 )
-"""Layers, which have a test of their own, operations that need the model's other subgraphs, and those
-whose state the judge has moved on when it is read.
+"""Layers, which have a test of their own, operations that need the model's other subgraphs, and
+those whose state the judge has moved on when it is read.
 """
 
 BEYOND_THE_JUDGE: Final = {"hair_segmentation_float"}

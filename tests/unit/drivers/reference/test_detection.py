@@ -60,7 +60,9 @@ def test_float_detections(seed: int, background: int, changed: dict[str, Any]) -
 
 
 def _assert_written_places_agree(recorded: Recorded, **changed: Any) -> None:
-    """TFLite's fast suppression leaves the places that it does not need as they were; here they are 0."""
+    """TFLite's fast suppression leaves the places that it does not need as they were; here they are
+    0.
+    """
     found, wanted = recorded.run(), recorded.wanted
     count, classes = int(wanted[3][0]), changed.get("max_classes_per_detection", 1)
     assert found[3] == count

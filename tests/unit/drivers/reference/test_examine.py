@@ -1,4 +1,6 @@
-"""What the reference driver says of operations that contradict themselves: a reason, and no exception."""
+"""What the reference driver says of operations that contradict themselves: a reason, and no
+exception.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def wrap(x: int) -> int:
 
 
 def scaled(x: int, mantissa: int, shift: int) -> int:
-    """The definition: a left shift by the last five bits of a number of places, which wraps, a product halves up, a quotient
-    halves away from zero.
+    """The definition: a left shift by the last five bits of a number of places, which wraps, a
+    product halves up, a quotient halves away from zero.
     """
     wrapped = wrap(x * 2 ** (max(shift, 0) % 32))
     high = half_up(Fraction(wrapped * mantissa, 2**31))

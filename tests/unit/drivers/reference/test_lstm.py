@@ -1,4 +1,6 @@
-"""Float and hybrid long short-term memories against LiteRT's kernels, over steps and successive runs."""
+"""Float and hybrid long short-term memories against LiteRT's kernels, over steps and successive
+runs.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_the_input_gate_is_coupled_where_the_input_has_no_elements(
 
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
 def test_more_outputs_than_cells(weights: DType, asymmetric: bool) -> None:
-    """Of a sequence, and by a few: LiteRT writes past its scratch memory otherwise (docs/differences.md)."""
+    """Of a sequence, and by a few: LiteRT writes past its scratch memory otherwise
+    (docs/differences.md).
+    """
     rng = np.random.default_rng(1)
     form = Form(outputs=9, projection_bias=True)
     case = real_case(form, rng, weights, asymmetric_quantize_inputs=asymmetric)

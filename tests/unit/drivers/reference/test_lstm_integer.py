@@ -1,4 +1,6 @@
-"""Integer long short-term memories, bit for bit against LiteRT's kernels over steps and successive runs."""
+"""Integer long short-term memories, bit for bit against LiteRT's kernels over steps and successive
+runs.
+"""
 
 from __future__ import annotations
 

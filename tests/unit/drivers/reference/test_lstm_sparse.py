@@ -1,4 +1,6 @@
-"""Long short-term memories whose hybrid weights a file holds sparsely: they are those of the dense file."""
+"""Long short-term memories whose hybrid weights a file holds sparsely: they are those of the dense
+file.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,9 @@ def test_sparse_weights_of_input_and_projection() -> None:
     ids=["recurrent weights", "asymmetric inputs"],
 )
 def test_what_litert_makes_of_the_same_weights(positions: list[int], asymmetric: bool) -> None:
-    """LiteRT scales the previous output as it does the input, and leaves offsets out (docs/differences.md)."""
+    """LiteRT scales the previous output as it does the input, and leaves offsets out
+    (docs/differences.md).
+    """
     case = thin_case(asymmetric=asymmetric)
     file = sparse(case.model(), positions)
     feeds = case.feeds(np.random.default_rng(2), 3, reach=2.0)

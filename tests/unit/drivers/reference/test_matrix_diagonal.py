@@ -1,4 +1,6 @@
-"""MATRIX_DIAG and MATRIX_SET_DIAG beside LiteRT in the types its kernels know, else by their definition."""
+"""MATRIX_DIAG and MATRIX_SET_DIAG beside LiteRT in the types its kernels know, else by their
+definition.
+"""
 
 from __future__ import annotations
 

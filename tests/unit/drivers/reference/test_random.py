@@ -36,7 +36,9 @@ def test_uniform_numbers_of_three_runs(seeds: tuple[int, int], shape: tuple[int,
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_normal_numbers_of_three_runs(seeds: tuple[int, int], shape: tuple[int, ...]) -> None:
-    """The generator's bits are LiteRT's; sines and logarithms may round otherwise in the last place."""
+    """The generator's bits are LiteRT's; sines and logarithms may round otherwise in the last
+    place.
+    """
     content = shaped("RANDOM_STANDARD_NORMAL", shape, seeds)
     assert_same_runs(content, [[]] * 3, tolerance=1e-7)
 

@@ -1,5 +1,6 @@
-"""Where LiteRT computes recurrent operations wrongly (docs/differences.md), on both sides: a test that
-fails here may be LiteRT mended. What would write outside LiteRT's own arrays is run by Penstock alone.
+"""Where LiteRT computes recurrent operations wrongly (docs/differences.md), on both sides: a test
+that fails here may be LiteRT mended. What would write outside LiteRT's own arrays is run by
+Penstock alone.
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def test_no_activation_shows_the_cell_state(weights: DType) -> None:
 
 
 def test_peepholes_see_every_cell_however_many_outputs_there_are() -> None:
-    """Without recurrent weights the cells do not depend on the projection: nor does what one output shows."""
+    """Without recurrent weights the cells do not depend on the projection: nor does what one output
+    shows.
+    """
     form = Form(kind="LSTM", peephole=True, outputs=6)
     wide = integer_case(form, np.random.default_rng(5))
     none = {

@@ -1,4 +1,6 @@
-"""Inputs of which kernels need exactly one element, whose number of elements is known only in the run."""
+"""Inputs of which kernels need exactly one element, whose number of elements is known only in the
+run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""dot_general and convolution beside their definitions, written as loops, and beside TFLite's layers."""
+"""dot_general and convolution beside their definitions, written as loops, and beside TFLite's
+layers.
+"""
 
 from __future__ import annotations
 

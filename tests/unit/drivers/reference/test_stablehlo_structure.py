@@ -1,4 +1,6 @@
-"""StableHLO operations that move elements: padding beside LiteRT, the others by the specification's examples."""
+"""StableHLO operations that move elements: padding beside LiteRT, the others by the specification's
+examples.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Branches, which LiteRT runs as further subgraphs, and loops of known rounds, which it is given written out."""
+"""Branches, which LiteRT runs as further subgraphs, and loops of known rounds, which it is given
+written out.
+"""
 
 from __future__ import annotations
 

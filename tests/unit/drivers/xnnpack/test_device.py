@@ -1,4 +1,6 @@
-"""The device as users meet it: named, explained, not loaded before it is needed, and heard by nobody."""
+"""The device as users meet it: named, explained, not loaded before it is needed, and heard by
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,9 @@ def test_listing_and_planning_do_not_load_the_engine() -> None:
 @needs_litert
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has descriptors by thread")
 def test_the_engine_is_not_heard_and_others_are() -> None:
-    """Where threads may not have descriptors of their own, LiteRT says one line; nothing else is lost."""
+    """Where threads may not have descriptors of their own, LiteRT says one line; nothing else is
+    lost.
+    """
     program = (
         "import ctypes, threading\n"
         "allowed = []\n"

@@ -1,4 +1,6 @@
-"""Prepared models: from several threads, with state, with shapes known late, and once they are closed."""
+"""Prepared models: from several threads, with state, with shapes known late, and once they are
+closed.
+"""
 
 from __future__ import annotations
 
@@ -258,7 +260,9 @@ def test_a_network_with_state_runs_as_on_the_reference() -> None:
 
 
 def test_other_entries_with_state_do_not_matter() -> None:
-    """The entry is the last subgraph; the first has a variable, the second is what a composite computes."""
+    """The entry is the last subgraph; the first has a variable, the second is what a composite
+    computes.
+    """
     builder = ModelBuilder()
     kept = builder.variable("held", F32, (3,))
     before = builder.operand(Operand(F32, (3,), Lifetime.SUBGRAPH_INPUT, "before"))
@@ -356,8 +360,8 @@ def test_behind_the_last_detection_there_are_zeros() -> None:
 
 
 def test_a_partition_of_two_kernel_sets_gives_what_one_gives() -> None:
-    """Under `faithful` floats by int8 weights stay with LiteRT's own kernels where rows are not along the last axis; the
-    layers around them do not.
+    """Under `faithful` floats by int8 weights stay with LiteRT's own kernels where rows are not
+    along the last axis; the layers around them do not.
     """
     rng = np.random.default_rng(2)
     builder = ModelBuilder()

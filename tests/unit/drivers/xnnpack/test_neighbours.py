@@ -167,8 +167,8 @@ def test_arguments_seen_before_are_not_looked_at_again() -> None:
 
 
 def counters() -> Model:
-    """Three variables of unlike sizes, one, ten and a hundred more after every run; the output is what their first
-    elements make together.
+    """Three variables of unlike sizes, one, ten and a hundred more after every run; the output is
+    what their first elements make together.
     """
     builder = ModelBuilder()
     total = builder.input(F32, (1,), "x")

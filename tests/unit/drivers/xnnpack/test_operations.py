@@ -1,4 +1,6 @@
-"""Operations by type and element type, on random values, against the reference driver by the rule of each class."""
+"""Operations by type and element type, on random values, against the reference driver by the rule
+of each class.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,9 @@ def behind(
     through: str = "",
     stride: int = 1,
 ) -> Model:
-    """A layer of floats, *through* another operation, and a hybrid layer of *channels*; two pictures."""
+    """A layer of floats, *through* another operation, and a hybrid layer of *channels*; two
+    pictures.
+    """
     builder = ModelBuilder()
     rng = np.random.default_rng(3)
     x = builder.input(F32, (2, 6, 5, 3), "x")

@@ -13,8 +13,8 @@ I32 = DType.INT32
 
 
 def flattening(*, told: bool = False) -> Model:
-    """RELU of pictures, each as a row: how many there are SHAPE, STRIDED_SLICE and PACK say. *told* is the shape of the
-    rows an output, too.
+    """RELU of pictures, each as a row: how many there are SHAPE, STRIDED_SLICE and PACK say. *told*
+    is the shape of the rows an output, too.
     """
     b = ModelBuilder()
     x = b.input(F32, (None, 2, 3), "x")

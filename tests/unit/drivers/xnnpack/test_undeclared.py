@@ -1,5 +1,5 @@
-"""Files that leave out the shapes of computed values: some operations LiteRT by default then keeps from XNNPACK, and of 8 bits
-so does `faithful`.
+"""Files that leave out the shapes of computed values: some operations LiteRT by default then keeps
+from XNNPACK, and of 8 bits so does `faithful`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Hybrid layers written as float arithmetic over whole numbers: bit for bit what the reference computes."""
+"""Hybrid layers written as float arithmetic over whole numbers: bit for bit what the reference
+computes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ INPUTS: Final = ("drawn", "positive", "negative", "zeros", "halves", "even", "sm
 
 
 def values(kind: str, shape: tuple[int, ...], seed: int = 0) -> NDArray:
-    """Inputs of every sort: of one sign, nothing, on the borders of rounding, ranges that reach equally far, extremes."""
+    """Inputs of every sort: of one sign, nothing, on the borders of rounding, ranges that reach
+    equally far, extremes.
+    """
     rng = np.random.default_rng(seed)
     drawn = (rng.standard_normal(shape) * 3).astype(np.float32)
     if kind == "halves":

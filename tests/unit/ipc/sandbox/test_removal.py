@@ -1,4 +1,6 @@
-"""What a driver leaves behind is removed whatever it is, in bounded steps, and nothing else with it."""
+"""What a driver leaves behind is removed whatever it is, in bounded steps, and nothing else with
+it.
+"""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ def test_a_barrier_holds(what: str) -> None:
 
 
 def foreign(what: str) -> str:
-    """What becomes of a process that makes a call of another instruction set: the signal that ends it."""
+    """What becomes of a process that makes a call of another instruction set: the signal that ends
+    it.
+    """
     done = run(what)
     return done.stdout if done.returncode >= 0 else signal.Signals(-done.returncode).name
 

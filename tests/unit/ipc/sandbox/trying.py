@@ -1,7 +1,8 @@
-"""A program that gives up what a driver's process does not need, tries what it must not do, and says what came of it.
+"""A program that gives up what a driver's process does not need, tries what it must not do, and
+says what came of it.
 
-Its arguments are a file to read, a file to write, a directory it may write to, the port of a server, and the process
-that started it.
+Its arguments are a file to read, a file to write, a directory it may write to, the port of a
+server, and the process that started it.
 """
 
 from __future__ import annotations

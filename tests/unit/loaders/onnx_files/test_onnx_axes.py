@@ -1,4 +1,6 @@
-"""Axes that an input has not, or that are named twice: refused by the node's name, of constants as of other values."""
+"""Axes that an input has not, or that are named twice: refused by the node's name, of constants as
+of other values.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Graphs of several nodes: control flow, sequences, functions, layouts, shapes followed before running."""
+"""Graphs of several nodes: control flow, sequences, functions, layouts, shapes followed before
+running.
+"""
 
 from __future__ import annotations
 

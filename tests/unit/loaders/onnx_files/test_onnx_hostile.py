@@ -319,7 +319,9 @@ def test_many_empty_messages_are_refused_before_they_are_made() -> None:
 
 
 def test_nodes_of_a_few_bytes_are_counted_for_what_becomes_of_them() -> None:
-    """Each of 25 bytes: the memory and time that they would take is refused before it is spent, unless it is asked for."""
+    """Each of 25 bytes: the memory and time that they would take is refused before it is spent,
+    unless it is asked for.
+    """
     count = 40_000
     nodes = [helper.make_node("Relu", [f"t{k}"], [f"t{k + 1}"]) for k in range(count)]
     model = model_of(nodes, {"t0": X}, [f"t{count}"]).SerializeToString()

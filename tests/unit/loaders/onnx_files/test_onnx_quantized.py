@@ -1,4 +1,6 @@
-"""Quantised graphs: layers between DequantizeLinear and QuantizeLinear are integer operations, exactly where they may."""
+"""Quantised graphs: layers between DequantizeLinear and QuantizeLinear are integer operations,
+exactly where they may.
+"""
 
 from __future__ import annotations
 

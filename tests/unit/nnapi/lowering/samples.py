@@ -1,4 +1,6 @@
-"""One valid model of every operation that `test_channels`, `test_detection` and `test_recurrent` do not have."""
+"""One valid model of every operation that `test_channels`, `test_detection` and `test_recurrent` do
+not have.
+"""
 
 from __future__ import annotations
 

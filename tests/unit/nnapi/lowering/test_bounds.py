@@ -1,4 +1,6 @@
-"""Numbers that no image has, and outputs of other types than their operations give: both are refused."""
+"""Numbers that no image has, and outputs of other types than their operations give: both are
+refused.
+"""
 
 from __future__ import annotations
 

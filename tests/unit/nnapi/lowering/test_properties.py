@@ -1,4 +1,6 @@
-"""Whatever a model says, lowering it succeeds or ends in a `ModelError`: samples, changed at random."""
+"""Whatever a model says, lowering it succeeds or ends in a `ModelError`: samples, changed at
+random.
+"""
 
 from __future__ import annotations
 

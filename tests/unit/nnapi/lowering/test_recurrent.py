@@ -337,7 +337,9 @@ def test_peephole_weights_of_an_input_gate_that_is_not_there_are_left_out() -> N
 
 
 def test_the_state_of_svdf_makes_room_after_a_run() -> None:
-    """One filter with a memory of three values, as NNAPI keeps them: the newest one before a free place."""
+    """One filter with a memory of three values, as NNAPI keeps them: the newest one before a free
+    place.
+    """
     arguments = {
         "input": t("f32", 1, 1),
         "weights_feature": constant("f32", np.array([[2.0]])),

@@ -1,8 +1,9 @@
 """The graph that ONNX Runtime is given, made operation by operation.
 
-Real values are float32 in the layout that the operation left them in: images channels first where a convolution made
-them, turned only for a reader that needs NHWC. Quantised values are uint8 throughout, an int8 value being the one
-128 less, and stay channels last: the integer kernels take them so, and are fastest with that type.
+Real values are float32 in the layout that the operation left them in: images channels first where a
+convolution made them, turned only for a reader that needs NHWC. Quantised values are uint8
+throughout, an int8 value being the one 128 less, and stay channels last: the integer kernels take
+them so, and are fastest with that type.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ MICROSOFT: Final = "com.microsoft"
 TO_FIRST: Final = (0, 3, 1, 2)
 TO_LAST: Final = (0, 2, 3, 1)
 TURNED: Final = (0, 2, 1)
-"""Between sequences as TFLite has them, channels last, and as they are convolved, channels before steps."""
+"""Between sequences as TFLite has them, channels last, and as they are convolved, channels before
+steps.
+"""
 
 FIRST_AXIS: Final = (0, 2, 3, 1)
 """Where each axis of NHWC stands in NCHW."""
@@ -35,7 +38,9 @@ BIAS: Final = 128
 """What a stored int8 value is raised by to be a uint8."""
 
 AWAY: Final = 1 - 2.0**-21
-"""What a scale is multiplied with so that halves are rounded away from zero: more than float32 rounding takes."""
+"""What a scale is multiplied with so that halves are rounded away from zero: more than float32
+rounding takes.
+"""
 
 AWAY_ONCE: Final = 1 - 2.0**-23
 """The same where nothing but the division by the scale is rounded before."""
@@ -51,8 +56,8 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 
 
 class Node:
-    """One ONNX node: plain Python until the model is written. *operation* is the one that it was made for; None
-    for an input's or an output's own.
+    """One ONNX node: plain Python until the model is written. *operation* is the one that it was
+    made for; None for an input's or an output's own.
     """
 
     __slots__ = ("attributes", "domain", "inputs", "kind", "operation", "outputs")
@@ -90,10 +95,11 @@ class Node:
 
 
 class Graph:
-    """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit weights unsigned: for processors whose
-    product of unsigned and signed bytes saturates. *portable* has nothing but ONNX's own operators, layers
-    between dequantisation and quantisation, as providers other than the CPU's know them. *relaxed* leaves the sums of 8-bit
-    convolutions as they are, and so their results bit for bit what XNNPACK's are.
+    """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit
+    weights unsigned: for processors whose product of unsigned and signed bytes saturates.
+    *portable* has nothing but ONNX's own operators, layers between dequantisation and quantisation,
+    as providers other than the CPU's know them. *relaxed* leaves the sums of 8-bit convolutions as
+    they are, and so their results bit for bit what XNNPACK's are.
     """
 
     def __init__(
@@ -130,8 +136,8 @@ class Graph:
             self._input(index)
 
     def branch(self, index: int, given: Sequence[Value]) -> Graph:
-        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Names and constants are common
-        to both.
+        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Names and
+        constants are common to both.
         """
         made = Graph(
             self.model,
@@ -148,7 +154,9 @@ class Graph:
         return made
 
     def finish(self) -> None:
-        """Names the outputs of the entry subgraph that are not its inputs; those of a branch, all of them."""
+        """Names the outputs of the entry subgraph that are not its inputs; those of a branch, all
+        of them.
+        """
         if self.around is not None:
             named = set[Value]()
             for index in self.entry.outputs:
@@ -166,7 +174,8 @@ class Graph:
             node.rename(names)
         self._leave_out_unread()
         if not self.outputs:
-            # ONNX Runtime takes no model without a node. This one is never run: what is forwarded needs no session.
+            # ONNX Runtime takes no model without a node. This one is never run: what is forwarded
+            # needs no session.
             zero = np.zeros(1, np.float32)
             self.inputs = []
             self.nodes = [Node("Identity", [self.constant(zero)], ["o0"], "", {})]
@@ -233,8 +242,8 @@ class Graph:
         return value
 
     def through(self, value: Value, make: Callable[[Value], Value]) -> Value:
-        """What *make* computes of *value* element by element; done before the reshape that it may be the result of, so that
-        it stands beside what that one reads.
+        """What *make* computes of *value* element by element; done before the reshape that it may
+        be the result of, so that it stands beside what that one reads.
         """
         base = self._unshaped.get(value)
         if base is None or base not in self._shapes:
@@ -242,7 +251,9 @@ class Graph:
         return self.reshape(self.shaped(make(base), self._shapes[base]), self._shapes[value])
 
     def get(self, index: int, *, first: bool = False) -> Value:
-        """The stored value of an operand; with *first* as NCHW, which operands of rank 4 alone can be."""
+        """The stored value of an operand; with *first* as NCHW, which operands of rank 4 alone can
+        be.
+        """
         if index not in self._last and index in self._turned:
             self._last[index] = self._turned_back(index)
         have, other = (self._first, self._last) if first else (self._last, self._first)
@@ -288,8 +299,8 @@ class Graph:
         return self.number(scale), self.constant(np.array(zero, np.uint8))
 
     def target(self, operand: Operand, away: float = AWAY) -> tuple[Value, Value]:
-        """As `grid`, of an operand that is computed: kernels round halves to even, TFLite rounds them away from
-        zero, and so does a scale that is a little smaller.
+        """As `grid`, of an operand that is computed: kernels round halves to even, TFLite rounds
+        them away from zero, and so does a scale that is a little smaller.
         """
         scale, zero = stored_grid(operand)
         return self.number(scale * away), self.constant(np.array(zero, np.uint8))
@@ -308,7 +319,9 @@ class Graph:
     def source(
         self, site: Site, position: int = 0, *, output: int = 0, first: bool = False
     ) -> Value:
-        """The stored value of input *position* on the grid of an output that its values are moved to."""
+        """The stored value of input *position* on the grid of an output that its values are moved
+        to.
+        """
         index, given, wanted = (
             site.input_indexes[position],
             site.input(position),
@@ -353,7 +366,9 @@ class Graph:
         return self.node("Clip", value, self.number(low), self.number(high))
 
     def limit(self, value: Value, operand: Operand, fused: str) -> Value:
-        """A stored *value* through a fused activation, whose bounds are rounded to the grid as TFLite does."""
+        """A stored *value* through a fused activation, whose bounds are rounded to the grid as
+        TFLite does.
+        """
         low, high = stored_limits(operand, fused)
         if (low, high) == (0, 255):
             return value
@@ -379,7 +394,9 @@ class Graph:
         self._last[index] = self._flip(name) if operand.dtype is DType.INT8 else name
 
     def _output(self, index: int, names: dict[Value, Value]) -> None:
-        """Has *names* call the value of an output so; one that no node of its own makes, or that has a name, is copied."""
+        """Has *names* call the value of an output so; one that no node of its own makes, or that
+        has a name, is copied.
+        """
         operand, value = self.entry.operands[index], self.get(index)
         name = f"o{len(self.outputs)}"
         self.outputs.append((name, operand))

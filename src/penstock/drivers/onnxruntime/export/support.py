@@ -22,17 +22,23 @@ MAX_BYTES: Final = 1 << 31
 """What an ONNX model may hold: the limit of its wire form."""
 
 MOST_IN_BRANCHES: Final = 1 << 12
-"""Operations and branches that all IFs of a model may become: ONNX Runtime takes 0.3 ms and 20 KB for each branch."""
+"""Operations and branches that all IFs of a model may become: ONNX Runtime takes 0.3 ms and 20 KB
+for each branch.
+"""
 
 MOST_NESTED: Final = 31
-"""How deep branches may be nested: protobuf reads messages nested 100 deep, of which each branch is three."""
+"""How deep branches may be nested: protobuf reads messages nested 100 deep, of which each branch is
+three.
+"""
 
 ROOM: Final = 1 << 24
 """Kept free for everything besides the constants."""
 
 
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
-    """One answer an operation. No class is better than *best*: what a provider was measured to meet."""
+    """One answer an operation. No class is better than *best*: what a provider was measured to
+    meet.
+    """
     if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
@@ -55,8 +61,8 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
 
 
 def in_branches(model: Model) -> tuple[int, int]:
-    """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model, which has no subgraphs that
-    several nodes share, holds it; and how deep the branches are nested.
+    """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model,
+    which has no subgraphs that several nodes share, holds it; and how deep the branches are nested.
     """
     written: dict[int, int] = {}
     depths: dict[int, int] = {}
@@ -72,8 +78,8 @@ def in_branches(model: Model) -> tuple[int, int]:
 
 
 def constant_bytes(model: Model) -> int:
-    """Bytes that the constants take in an ONNX model, where 8-bit ones may become float32: those of the entry subgraph,
-    and where that has control flow of all others.
+    """Bytes that the constants take in an ONNX model, where 8-bit ones may become float32: those of
+    the entry subgraph, and where that has control flow of all others.
     """
     total = 0
     subgraphs = model.subgraphs if has_control_flow(model) else (model.entry,)

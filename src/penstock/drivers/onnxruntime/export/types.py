@@ -17,8 +17,8 @@ WHOLE: Final = frozenset({DType.INT32, DType.INT64})
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:
-    """The class of an operation that moves values of input *position* and changes none. *unscaled*: also 8-bit
-    values that are numbers by themselves.
+    """The class of an operation that moves values of input *position* and changes none. *unscaled*:
+    also 8-bit values that are numbers by themselves.
     """
     return moved(site, [site.input(position)], unscaled=unscaled)
 

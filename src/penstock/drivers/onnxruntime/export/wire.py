@@ -34,7 +34,9 @@ ELEMENTS: Final = {
 def build(
     model: Model, *, wide: bool = False, portable: bool = False, relaxed: bool = False
 ) -> Graph:
-    """The graph of *model*, whose operations are all supported, as of `Graph`. `GeneralFailure` names the one that fails."""
+    """The graph of *model*, whose operations are all supported, as of `Graph`. `GeneralFailure`
+    names the one that fails.
+    """
     flat = flattened(model)
     try:
         graph = Graph(flat.model, wide=wide, portable=portable, relaxed=relaxed)

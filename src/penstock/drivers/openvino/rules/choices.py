@@ -1,4 +1,6 @@
-"""Comparisons, truth values and what is chosen by them, conversions, and positions of the largest and smallest."""
+"""Comparisons, truth values and what is chosen by them, conversions, and positions of the largest
+and smallest.
+"""
 
 from __future__ import annotations
 

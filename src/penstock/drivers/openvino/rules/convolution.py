@@ -24,8 +24,9 @@ MUCH: Final = 1 << 30
 
 
 def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant int32 bias; or constant
-    8-bit weights beside float32 values, which TFLite would quantise as it runs and OpenVINO leaves as they are.
+    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
+    int32 bias; or constant 8-bit weights beside float32 values, which TFLite would quantise as it
+    runs and OpenVINO leaves as they are.
     """
     activation(site, ACTIVATIONS)
     accuracy = activations(site, [data], "faithful")
@@ -75,7 +76,9 @@ def add_bias(
     data: int = 0,
     weights: int = 1,
 ) -> Node:
-    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times weight scale."""
+    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times weight
+    scale.
+    """
     if not site.has(bias):
         return node
     operand = site.input(bias)
@@ -105,14 +108,16 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
 def activated(
     graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
 ) -> tuple[Node, NDArray]:
-    """The sums of a layer through its activation, and what they are to be raised by: rounded as TFLite's if quantised.
+    """The sums of a layer through its activation, and what they are to be raised by: rounded as
+    TFLite's if quantised.
     *shape* has their channels.
     """
     fused = activation(site, ACTIVATIONS)
     if not site.is_quantized:
         return graph.activate(node, fused), NOTHING
     if not is_above_zero(site.output()):
-        # What bends the sums takes up to a third of the layer's time, for a step in one of a thousand values.
+        # What bends the sums takes up to a third of the layer's time, for a step in one of a
+        # thousand values.
         return graph.activate(node, fused), NOTHING
     ratio = _product_scales(site, data, 1) / np.float64(one_scale(site.output())[0])
     distance = rounded_twice(site, np.broadcast_to(ratio, math.prod(shape))).reshape(shape)
@@ -123,8 +128,8 @@ def activated(
 
 
 def _is_grouped(site: Site) -> bool:
-    """Whether each filter sees some of the channels: behind such a layer OpenVINO 2026.4 does not always compile sums that
-    are bent or limits that differ by channel, or dies of them.
+    """Whether each filter sees some of the channels: behind such a layer OpenVINO 2026.4 does not
+    always compile sums that are bent or limits that differ by channel, or dies of them.
     """
     if site.operation.type == "DEPTHWISE_CONV_2D":
         return True
@@ -132,8 +137,8 @@ def _is_grouped(site: Site) -> bool:
 
 
 def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:
-    """The image of a convolution, channels first, and the zeros before and after it: those of a PAD too, for which
-    OpenVINO would write the image once more.
+    """The image of a convolution, channels first, and the zeros before and after it: those of a PAD
+    too, for which OpenVINO would write the image once more.
     """
     image = graph.unpadded(site.input_indexes[0])
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
@@ -158,8 +163,8 @@ def _check_conv(site: Site) -> AccuracyClass:
 
 
 def _of_pictures(site: Site, accuracy: AccuracyClass) -> AccuracyClass:
-    """Quantised sums that lie next to the middle of two steps are rounded to the other one, if seldom; what a deep network
-    makes of that may be further off than LiteRT is.
+    """Quantised sums that lie next to the middle of two steps are rounded to the other one, if
+    seldom; what a deep network makes of that may be further off than LiteRT is.
     """
     return "stepwise" if site.is_quantized else accuracy
 
@@ -201,7 +206,8 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
     windows(site, output[1:3], filters[1:3])
     require(filters[3] == image[3], "filter and image of different channels")
     accuracy = check_layer(site, data=2, weights=1, bias=3)
-    # Its kernel for whole numbers, which it takes of such images alone, is wrong by hundreds of steps here and there.
+    # Its kernel for whole numbers, which it takes of such images alone, is wrong by hundreds of
+    # steps here and there.
     bare = site.is_quantized and one_scale(site.input(2))[1] == 0
     require(not bare, "OpenVINO computes images of 8 bits whose zero point is 0 wrongly")
     return _of_pictures(site, accuracy)
@@ -215,7 +221,9 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
 
 
 def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequence[int]) -> Node:
-    """The gradient with a filter [out, height, width, in] at input 1; *beyond* adds rows and columns behind."""
+    """The gradient with a filter [out, height, width, in] at input 1; *beyond* adds rows and
+    columns behind.
+    """
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])
     weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))

@@ -128,8 +128,8 @@ def _check_binary(site: Site) -> AccuracyClass:
 
 
 def _is_coarse(site: Site) -> bool:
-    """Whether one operand is a constant number, and a step of the other more than one of the output: OpenVINO then takes the
-    limits of the output to the other's grid.
+    """Whether one operand is a constant number, and a step of the other more than one of the
+    output: OpenVINO then takes the limits of the output to the other's grid.
     """
     for position, other in ((0, 1), (1, 0)):
         if not site.input(position).is_constant or math.prod(site.shape(position)) != 1:

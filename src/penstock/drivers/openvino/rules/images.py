@@ -29,8 +29,9 @@ def _check_pool(site: Site) -> AccuracyClass:
 
 
 def _is_rounded_alike(site: Site) -> bool:
-    """Whether OpenVINO's 8-bit kernels round as TFLite's. They cut limits of an activation to whole steps, and take a mean
-    between two steps to the even one, where TFLite goes away from 0 as it is stored: of an odd number none lies there.
+    """Whether OpenVINO's 8-bit kernels round as TFLite's. They cut limits of an activation to whole
+    steps, and take a mean between two steps to the even one, where TFLite goes away from 0 as it is
+    stored: of an odd number none lies there.
     """
     if activation(site, ACTIVATIONS) not in {"NONE", "RELU"}:
         return False
@@ -86,8 +87,8 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
-    """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by the positions that TFLite
-    computes in float32.
+    """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by
+    the positions that TFLite computes in float32.
     """
     node = graph.get(site.input_indexes[0], first=True)
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")

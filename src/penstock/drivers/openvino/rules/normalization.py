@@ -24,8 +24,8 @@ def _check_local(site: Site) -> AccuracyClass:
 
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local)
 def emit_local(graph: Graph, site: Site) -> None:
-    """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias for 1: so
-    x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
+    """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias
+    for 1: so x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
     """
     attributes = site.operation.attributes
     size = 2 * attributes.integer("radius") + 1

@@ -40,8 +40,9 @@ PICTURE: Final = [2, 3]
 
 
 def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
-    """The mean of each channel as one window of a pool. A reduction adds the channels beyond the last 8 or 16 in another
-    order than the others, so that channels that are alike get means that are not.
+    """The mean of each channel as one window of a pool. A reduction adds the channels beyond the
+    last 8 or 16 in another order than the others, so that channels that are alike get means that
+    are not.
     """
     window = list(site.shape()[1:3])
     node = graph.op.avg_pool(x, [1, 1], [0, 0], [0, 0], window, True)
@@ -74,6 +75,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         distance = rounded_twice(site, ratio, divided.bit_length() - 1)
         node, raised = away_from_zero(graph, site, node, distance)
         if raised.any():
-            # OpenVINO's kernel does not keep to limits of its FakeQuantize that are moved by so little.
+            # OpenVINO's kernel does not keep to limits of its FakeQuantize that are moved by so
+            # little.
             node = graph.op.add(node, graph.constant(raised))
     graph.define(site, node, first=first and keep)

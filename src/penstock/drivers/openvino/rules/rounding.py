@@ -1,6 +1,8 @@
-"""Which way TFLite's integer kernels round what OpenVINO rounds to the nearest step, halves to even.
+"""Which way TFLite's integer kernels round what OpenVINO rounds to the nearest step, halves to
+even.
 
-A layer adds up thousands of values: where one in a hundred is rounded otherwise, always the same way, the sums drift.
+A layer adds up thousands of values: where one in a hundred is rounded otherwise, always the same
+way, the sums drift.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from penstock.ir import NDArray
 
 
 def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
-    """How much earlier than half a step a value goes on to the next step away from zero: real, one for each *ratio*.
+    """How much earlier than half a step a value goes on to the next step away from zero: real, one
+    for each *ratio*.
 
-    A kernel multiplies a sum by *ratio* as a 32-bit mantissa and a right shift, *halvings* more than the mantissa in
-    [0.5, 1) asks for, and rounds after both: to 1/2**shift of a step, then to steps. So half of such a fraction below
-    half a step goes up, or down below zero (Jacob et al., "Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference", section 2.2 and appendix B).
+    A kernel multiplies a sum by *ratio* as a 32-bit mantissa and a right shift, *halvings* more
+    than the mantissa in [0.5, 1) asks for, and rounds after both: to 1/2**shift of a step, then to
+    steps. So half of such a fraction below half a step goes up, or down below zero (Jacob et al.,
+    "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+    section 2.2 and appendix B).
     """
     exponent = np.frexp(ratio)[1] - halvings
     steps: NDArray = np.where(exponent < 0, np.exp2(exponent - 1.0), 0.0)
@@ -33,10 +37,12 @@ def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
 def away_from_zero(
     graph: Graph, site: Site, node: Node, distance: NDArray, fused: str = "NONE"
 ) -> tuple[Node, NDArray]:
-    """*node* with *distance* added to what is above zero and taken from what is below it, then activated by *fused*; and
+    """*node* with *distance* added to what is above zero and taken from what is below it, then
+    activated by *fused*; and
     what it is to be raised by where it is rounded, which is nothing to compute there.
 
-    *distance*, at most a quarter of a step, has the rank of *node* or none, and one element a channel on axis 1 or one
+    *distance*, at most a quarter of a step, has the rank of *node* or none, and one element a
+    channel on axis 1 or one
     for all.
     """
     if not distance.any():
@@ -51,7 +57,8 @@ def away_from_zero(
 
 
 def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tuple[Node, NDArray]:
-    """*node* by a line that is steep as far as *half* around zero, where no step changes, and else runs *distance* beside it:
+    """*node* by a line that is steep as far as *half* around zero, where no step changes, and else
+    runs *distance* beside it:
     made of two that are bent once, the form in which OpenVINO keeps it within a layer of 8 bits.
     """
     op, rank = graph.op, max(distance.ndim, 1)
@@ -70,15 +77,17 @@ def step_ratio(site: Site) -> float:
 def define_rescaled(
     graph: Graph, site: Site, node: Node, *, first: bool, fused: str = "NONE"
 ) -> None:
-    """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on another one."""
+    """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on
+    another one.
+    """
     distance = rounded_twice(site, np.array(step_ratio(site)))
     node, raised = away_from_zero(graph, site, node, distance, fused)
     graph.define(site, node, first=first, raised=raised)
 
 
 def rounds_alike(ratio: float) -> bool:
-    """Whether steps become the same *ratio* as many by TFLite's kernels and `away_from_zero`: every difference of two 8-bit
-    numbers.
+    """Whether steps become the same *ratio* as many by TFLite's kernels and `away_from_zero`: every
+    difference of two 8-bit numbers.
     """
     mantissa, exponent = math.frexp(ratio)
     left = max(exponent, 0)
@@ -95,7 +104,9 @@ def rounds_alike(ratio: float) -> bool:
 
 NOTHING: Final = np.zeros((), np.float32)
 STEEP: Final = np.float32(0.125)
-"""Of a step, on both sides of zero: at most a quarter is added to that, and what becomes half a step stays zero."""
+"""Of a step, on both sides of zero: at most a quarter is added to that, and what becomes half a
+step stays zero.
+"""
 
 TIE: Final = 5e-5
 """Of a step: so near to a half float32 may round either way."""

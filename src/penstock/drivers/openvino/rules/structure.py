@@ -36,7 +36,8 @@ def emit_reshape(graph: Graph, site: Site) -> None:
     if order is None:
         graph.move(site, graph.reshape(graph.get(index), shape))
         return
-    # Reshaped as it lies and turned behind that, where OpenVINO finds the next TRANSPOSE to do without both.
+    # Reshaped as it lies and turned behind that, where OpenVINO finds the next TRANSPOSE to do
+    # without both.
     node = graph.reshape(graph.get(index, first=True), [shape[axis] for axis in order])
     if order != sorted(order):
         node = graph.transpose(node, [order.index(axis) for axis in range(len(shape))])
@@ -44,8 +45,8 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 
 def _turned(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
-    """The axes of *wanted* in the order in which they lie channels first, for an NHWC image *given* that is reshaped by
-    dimensions of 1 alone; None for any other.
+    """The axes of *wanted* in the order in which they lie channels first, for an NHWC image *given*
+    that is reshaped by dimensions of 1 alone; None for any other.
     """
     axes = [axis for axis, size in enumerate(wanted) if size != 1]
     kept = [axis for axis, size in enumerate(given) if size != 1]
@@ -199,7 +200,8 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
         before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
     x = graph.get(site.input_indexes[0], first=first)
     if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
-        # OpenVINO (2026.4) pads a row in whole steps, and takes the value, which is real, for such a step.
+        # OpenVINO (2026.4) pads a row in whole steps, and takes the value, which is real, for such
+        # a step.
         around = [graph.op.broadcast(value, graph.whole(side)) for side in (before, after)]
         node = graph.op.concat([around[0], x, around[1]], 0)
     else:

@@ -36,9 +36,9 @@ def if_else(site: Site) -> Kernel:
 def while_loop(site: Site) -> Kernel:
     """The body's outputs become its next inputs while the condition subgraph says so.
 
-    After each evaluation of the condition the loop checks its limits: past the execution's loop timeout, if it has
-    one, it raises `MissedDeadlineTransient` (NNAPI section 4.5), and it ends with the execution's deadline or
-    cancellation.
+    After each evaluation of the condition the loop checks its limits: past the execution's loop
+    timeout, if it has one, it raises `MissedDeadlineTransient` (NNAPI section 4.5), and it ends
+    with the execution's deadline or cancellation.
     """
     condition = site.subgraphs(site.attributes.integer("cond_subgraph_index"))
     body = site.subgraphs(site.attributes.integer("body_subgraph_index"))
@@ -60,7 +60,9 @@ def while_loop(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CASE")
 def case(site: Site) -> Kernel:
-    """One of several subgraphs of the inputs after the index; the last, where the index is none of theirs."""
+    """One of several subgraphs of the inputs after the index; the last, where the index is none of
+    theirs.
+    """
     branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
     require(bool(branches), "STABLEHLO_CASE without branches")
 

@@ -23,9 +23,10 @@ from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization, S
 from penstock.ir.rounding import Sums
 
 Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
-"""Computes one operation: the arrays of its inputs (None for an omitted one; constants are given too)
-to fresh arrays of its outputs, in their true shapes. An output may be an input, or a view of one,
-where the values are the same; inputs are never written. Stateless, and safe from any thread."""
+"""Computes one operation: the arrays of its inputs (None for an omitted one; constants are given
+too) to fresh arrays of its outputs, in their true shapes. An output may be an input, or a view of
+one, where the values are the same; inputs are never written. Stateless, and safe from any thread.
+"""
 
 Builder: TypeAlias = "Callable[[Site], Kernel]"
 
@@ -69,7 +70,9 @@ class Site(Struct, frozen=True, eq=False):
     outputs: tuple[Operand, ...]
     values: Callable[[int], NDArray | None]
     subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
-    """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations is."""
+    """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations
+    is.
+    """
 
     sums: Sums = "any"
     """In which order float sums are taken (`Sums`)."""
@@ -100,7 +103,9 @@ class Site(Struct, frozen=True, eq=False):
         return self.outputs[index]
 
     def constant(self, index: int) -> NDArray | None:
-        """The value of input *index* where it is a constant, None where a run brings it or it is omitted."""
+        """The value of input *index* where it is a constant, None where a run brings it or it is
+        omitted.
+        """
         return self.values(index) if self.has(index) else None
 
     def unsupported_types(self) -> Unsupported:
@@ -128,8 +133,9 @@ def require(condition: bool, reason: str) -> None:
 
 
 class _Kernels(Mapping[str, Builder]):
-    """Builders by row of the operation table (`Operation.key`). The module that has a row's builder is
-    imported when the row is first asked for: networks use few, and every start would wait for all.
+    """Builders by row of the operation table (`Operation.key`). The module that has a row's builder
+    is imported when the row is first asked for: networks use few, and every start would wait for
+    all.
     """
 
     def __init__(self) -> None:
@@ -157,8 +163,8 @@ KERNELS: Final = _Kernels()
 
 
 def kernel(*keys: str) -> Callable[[Builder], Builder]:
-    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>), which `MODULES` lists
-    for its module.
+    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>), which
+    `MODULES` lists for its module.
     """
 
     def register(builder: Builder) -> Builder:
@@ -182,10 +188,11 @@ def _absent(operation: Operation) -> str:
 
 
 def build(site: Site) -> Kernel:
-    """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel in float16 is
-    computed in float32.
+    """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel
+    in float16 is computed in float32.
 
-    Infinities and not-a-numbers are values here: NumPy does not warn of them, when preparing or running.
+    Infinities and not-a-numbers are values here: NumPy does not warn of them, when preparing or
+    running.
     """
     builder = KERNELS.get(site.operation.key)
     if builder is None:

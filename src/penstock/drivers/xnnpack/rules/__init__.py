@@ -1,4 +1,6 @@
-"""Which operations LiteRT computes, and how well, by family. `RULES` has the check of each operation type."""
+"""Which operations LiteRT computes, and how well, by family. `RULES` has the check of each
+operation type.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ PAIRS: Final = {
 }
 SUMS: Final = frozenset({"ADD", "SUB"})
 MOST_STEPS: Final = 1024.0
-"""Steps of the output in one of an operand, or of a product: of more LiteRT's kernels overflow, and in the end they end the process."""
+"""Steps of the output in one of an operand, or of a product: of more LiteRT's kernels overflow, and
+in the end they end the process.
+"""
 
 LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
 """Pairs whose quantised values are compared as they are."""
@@ -112,7 +114,9 @@ UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
 
 CURVES: Final = frozenset({"TANH", "LOGISTIC"})
 STEEPEST: Final = 65535 / (3 * 4096)
-"""The scale of int16 values from which on a value times LiteRT's multiplier takes more than 32 bits."""
+"""The scale of int16 values from which on a value times LiteRT's multiplier takes more than 32
+bits.
+"""
 
 LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "EXP": lambda _, most: float(np.exp(most)),
@@ -122,7 +126,9 @@ LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "ELU": lambda _, most: most,
     "GELU": lambda _, most: most,
 }
-"""The largest results of what LiteRT looks up in a table, by the least value above zero and the greatest."""
+"""The largest results of what LiteRT looks up in a table, by the least value above zero and the
+greatest.
+"""
 
 
 @rule(*UNARY)
@@ -183,7 +189,9 @@ def check_logical(site: Site) -> Classes:
 
 @rule("FLOOR_DIV", "FLOOR_MOD")
 def check_division(site: Site) -> Classes:
-    """The least integer by -1 is a fault of the processor in LiteRT's FLOOR_MOD, which ends the process."""
+    """The least integer by -1 is a fault of the processor in LiteRT's FLOOR_MOD, which ends the
+    process.
+    """
     among(site.input(), types_of("float32 int32"))
     if site.input().dtype is F32:
         return FAITHFUL

@@ -24,16 +24,17 @@ from penstock.ir import DType
 
 F32: Final = DType.FLOAT32
 HYBRID: Final = Classes("relaxed", "faithful")
-"""Floats by int8 weights: LiteRT's kernels quantise each row as TFLite does; XNNPACK was up to 3 % of the largest
-result away from that."""
+"""Floats by int8 weights: LiteRT's kernels quantise each row as TFLite does; XNNPACK was up to 3 %
+of the largest result away from that.
+"""
 
 HYBRID_OR_EXPANDED: Final = Classes("relaxed", "faithful", "faithful")
 """The same, where XNNPACK computes what the reference does if the rounding is written out."""
 
 SLOW_HYBRID: Final = Classes("faithful", "faithful")
 EXPANDED: Final = Classes(None, "faithful", "faithful")
-"""Floats by int8 weights in a layer that XNNPACK leaves to LiteRT's kernels; the same, where XNNPACK computes it if the
-rounding is written out, which takes half the time.
+"""Floats by int8 weights in a layer that XNNPACK leaves to LiteRT's kernels; the same, where
+XNNPACK computes it if the rounding is written out, which takes half the time.
 """
 
 
@@ -85,7 +86,9 @@ def _or_expanded(site: Site, classes: Classes) -> Classes:
 
 
 def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
-    """The classes of a layer: all float32, floats by int8 weights, or quantised data by constant weights."""
+    """The classes of a layer: all float32, floats by int8 weights, or quantised data by constant
+    weights.
+    """
     clamped(site)
     given, result, matrix = site.input(data), site.output(), site.input(weights)
     among(given, types_of("float32 int8 uint8 int16"))

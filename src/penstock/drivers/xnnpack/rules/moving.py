@@ -118,7 +118,9 @@ def check_unpack(site: Site) -> Classes:
 
 @rule("CONCATENATION")
 def check_concatenation(site: Site) -> Classes:
-    """Of operands of several scales LiteRT's own kernel rounds uint8 alone; XNNPACK leaves them to it."""
+    """Of operands of several scales LiteRT's own kernel rounds uint8 alone; XNNPACK leaves them to
+    it.
+    """
     result = site.output()
     among(result, ALL)
     require(site.activation == "NONE", "it has a fused activation")

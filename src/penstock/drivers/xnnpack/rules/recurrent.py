@@ -11,8 +11,8 @@ from penstock.ir import DType
 
 @rule("SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM")
 def check_recurrent(site: Site) -> Classes:
-    """LiteRT keeps state in the operation: it can be set before a run and read after it where nobody else in
-    the partition does.
+    """LiteRT keeps state in the operation: it can be set before a run and read after it where
+    nobody else in the partition does.
     """
     operation = site.operation
     positions = state_positions(operation.type, operation.attributes)

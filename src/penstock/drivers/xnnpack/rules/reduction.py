@@ -64,7 +64,9 @@ def check_cumsum(site: Site) -> Classes:
 
 @rule("SOFTMAX")
 def check_softmax(site: Site) -> Classes:
-    """Of int8 LiteRT makes int16 shares of any scale; others have one scale, which it takes for given."""
+    """Of int8 LiteRT makes int16 shares of any scale; others have one scale, which it takes for
+    given.
+    """
     first, result = site.input(), site.output()
     among(first, types_of("float32 int8 uint8 int16"))
     require(site.rank() >= 1, "a scalar")

@@ -45,7 +45,9 @@ def check_mediapipe(site: Site) -> Classes:
 
 @rule("CUSTOM:TFLite_Detection_PostProcess")
 def check_detection(site: Site) -> Classes:
-    """LiteRT leaves what lay in memory behind the last detection; the driver clears it, of outputs alone."""
+    """LiteRT leaves what lay in memory behind the last detection; the driver clears it, of outputs
+    alone.
+    """
     among(site.input(), types_of("float32 uint8"))
     outputs = site.operation.outputs
     require(

@@ -97,7 +97,9 @@ def broadcast_all(call: Call, operands: Sequence[int]) -> list[int]:
 
 
 def arithmetic(call: Call, kind: str, a: int, b: int) -> int:
-    """One of TFLite's functions of two broadcast operands, or StableHLO's where TFLite lacks the type."""
+    """One of TFLite's functions of two broadcast operands, or StableHLO's where TFLite lacks the
+    type.
+    """
     dtype = call.emitter.dtype(a)
     if dtype is not call.emitter.dtype(b):
         raise call.node.invalid(
@@ -219,7 +221,9 @@ def concatenate(call: Call, operands: Sequence[int], axis: int) -> int:
 
 
 def slice_axis(call: Call, operand: int, axis: int, start: int, end: int, step: int = 1) -> int:
-    """`operand[..., start:end:step, ...]` with Python's meaning of bounds; *end* 2**31 - 1 for none."""
+    """`operand[..., start:end:step, ...]` with Python's meaning of bounds; *end* 2**31 - 1 for
+    none.
+    """
     rank = len(call.shape(operand) or ())
     begin, stop, strides = [0] * rank, [0] * rank, [1] * rank
     begin[axis], stop[axis], strides[axis] = start, end, step

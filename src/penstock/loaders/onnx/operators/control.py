@@ -44,7 +44,9 @@ def _empty(call: Call, dtype: DType, shape: Shape) -> int:
 
 
 def _room(call: Call, value: Value, axis: int, limit: int, dtype: DType, shape: Shape) -> int:
-    """Zeros for as many elements of *shape* as there are along a dimension of *value*, which *limit* is."""
+    """Zeros for as many elements of *shape* as there are along a dimension of *value*, which
+    *limit* is.
+    """
     if shape is None or None in shape:
         raise call.refuse("what a loop gathers is of unknown shape")
     rest = [d or 0 for d in shape]

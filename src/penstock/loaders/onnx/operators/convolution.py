@@ -258,7 +258,9 @@ def transpose_convolution(call: Call) -> Value:
 
 
 def _without_auto_pad(call: Call) -> Call:
-    """The call, `auto_pad` left out: it decides about the output's size here, which `_cropped` works out."""
+    """The call, `auto_pad` left out: it decides about the output's size here, which `_cropped`
+    works out.
+    """
     from msgspec.structs import replace
 
     attributes = {k: v for k, v in call.node.attributes.items() if k != "auto_pad"}

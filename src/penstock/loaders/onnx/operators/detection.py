@@ -25,7 +25,9 @@ MAX_CLASSES: Final = 256
 
 @operator("NonMaxSuppression")
 def suppression(call: Call) -> Value:
-    """Rows (image, class, box): for each class the boxes in order of score, less those that overlap a better one."""
+    """Rows (image, class, box): for each class the boxes in order of score, less those that overlap
+    a better one.
+    """
     boxes, scores = call.tensor(0), call.tensor(1)
     images, classes, count = scores.shape or (None,) * 3
     if boxes.rank != 3 or scores.rank != 3:
@@ -70,7 +72,9 @@ def suppression(call: Call) -> Value:
 
 
 def _limit(call: Call, index: int, default: float, *, above: bool = False) -> int:
-    """A threshold; *above*: what is equal to it does not reach it (ONNX), where TFLite's kernel counts it."""
+    """A threshold; *above*: what is equal to it does not reach it (ONNX), where TFLite's kernel
+    counts it.
+    """
     array = call.array(index)
     if array is not None or not call.has(index):
         value = np.float32(default if array is None else array.reshape(-1)[0])

@@ -133,7 +133,9 @@ def gather(call: Call) -> Value:
 
 
 def element_places(call: Call, indices: int, axis: int, shape: tuple[int, ...]) -> int:
-    """Full index vectors [..., rank] for indices along *axis*, whose other coordinates are their own places."""
+    """Full index vectors [..., rank] for indices along *axis*, whose other coordinates are their
+    own places.
+    """
     dtype = call.emitter.dtype(indices)
     columns = []
     for at in range(len(shape)):

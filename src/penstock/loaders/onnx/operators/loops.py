@@ -17,8 +17,9 @@ from penstock.loaders.onnx.values import Value
 MAX_ROUNDS = 4
 
 Step = Callable[[Emitter, Value, list[Value]], tuple[list[int], int | None]]
-"""One round: the emitter of the body, the counter, what came from the last round; what the next round gets, and
-whether there is one (None: as the counter says)."""
+"""One round: the emitter of the body, the counter, what came from the last round; what the next
+round gets, and whether there is one (None: as the counter says).
+"""
 
 
 def length(call: Call, operand: int, axis: int) -> int:
@@ -38,10 +39,11 @@ def loop(
     go: int | None = None,
     along: tuple[Value, int] | None = None,
 ) -> list[int]:
-    """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins at all.
+    """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins
+    at all.
 
-    Where that is a dimension of a value that the rounds read, *along* names both: the condition then asks for it
-    itself, so that whoever knows the shapes knows the number of rounds.
+    Where that is a dimension of a value that the rounds read, *along* names both: the condition
+    then asks for it itself, so that whoever knows the shapes knows the number of rounds.
     """
     outer = call.emitter
     start = call.scalar(0, DType.INT64)

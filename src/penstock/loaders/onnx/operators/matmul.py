@@ -95,7 +95,9 @@ def multiplied(call: Call, a: Value, b: Value) -> Value:
 
 
 def _integer_layer(rank: int, *, transposed: bool) -> Layer:
-    """A product with constant weights, of quantised values; *transposed* weights are as the operation has them."""
+    """A product with constant weights, of quantised values; *transposed* weights are as the
+    operation has them.
+    """
     return Layer(
         "FULLY_CONNECTED",
         None,
@@ -154,7 +156,9 @@ def gemm(call: Call) -> Value:
 
 @operator("Einsum")
 def einsum(call: Call) -> Value:
-    """One or two operands, each letter once in an operand, no ellipsis: transposed to a batch of products."""
+    """One or two operands, each letter once in an operand, no ellipsis: transposed to a batch of
+    products.
+    """
     equation = call.node.text("equation").replace(" ", "")
     terms, _, result = equation.partition("->")
     inputs = terms.split(",")

@@ -275,8 +275,9 @@ def _best(call: Call, scores: int) -> int:
 
 
 def _two_sided(call: Call, scores: int, how: str, limit: float, *, rest: bool) -> tuple[int, int]:
-    """(label, scores of both classes) of a single score [rows, 1] for the second of two classes: the other gets
-    the *rest* to 1, or the negative. Only the logistic transform applies (ONNX Runtime).
+    """(label, scores of both classes) of a single score [rows, 1] for the second of two classes:
+    the other gets the *rest* to 1, or the negative. Only the logistic transform applies (ONNX
+    Runtime).
     """
     chosen = call.emit("GREATER", [scores, number(call, limit, FLOAT)], DType.BOOL)
     if how == "LOGISTIC":
@@ -300,8 +301,8 @@ def _column(call: Call, scores: int, place: int) -> int:
 
 @operator("TreeEnsembleClassifier", domain=ML)
 def tree_classifier(call: Call) -> list[Value]:
-    """The class of the largest sum. Of two classes, rows that reach no weight of the second have one score only,
-    that of the first, which then counts for the second (ONNX Runtime).
+    """The class of the largest sum. Of two classes, rows that reach no weight of the second have
+    one score only, that of the first, which then counts for the second (ONNX Runtime).
     """
     labels, how = _labels(call), call.node.text("post_transform", "NONE")
     trees = forest(call, "class", len(labels))
@@ -473,7 +474,9 @@ def _vector(items: list[object]) -> NDArray:
 
 @operator("LabelEncoder", domain=ML)
 def label_encoder(call: Call) -> Value:
-    """The place of the key that each element equals picks its value; the default stands behind the last."""
+    """The place of the key that each element equals picks its value; the default stands behind the
+    last.
+    """
     x = call.tensor(0)
     keys, values, default = _keys(call)
     if len(keys) != len(values) or not len(keys):

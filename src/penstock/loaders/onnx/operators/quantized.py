@@ -1,8 +1,10 @@
-"""Quantised operators: exactly as ONNX rounds, or as the IR's integer operations where these give the same.
+"""Quantised operators: exactly as ONNX rounds, or as the IR's integer operations where these give
+the same.
 
-ONNX rounds halves to even, TFLite's integer kernels away from zero. Between DequantizeLinear and QuantizeLinear
-a layer becomes an integer operation only where the ratio of its scales leaves no sum on a half: a ratio of few
-binary digits does, one of all 24 does not. Everything else is computed in float32, and rounded as ONNX does.
+ONNX rounds halves to even, TFLite's integer kernels away from zero. Between DequantizeLinear and
+QuantizeLinear a layer becomes an integer operation only where the ratio of its scales leaves no sum
+on a half: a ratio of few binary digits does, one of all 24 does not. Everything else is computed in
+float32, and rounded as ONNX does.
 """
 
 from __future__ import annotations
@@ -173,7 +175,9 @@ def dynamic_quantize(call: Call) -> list[Value]:
 
 
 def _real_input(call: Call, at: int, *, channels: int | None = None) -> Value:
-    """Inputs *at*, at + 1 and at + 2 (values, scale, zero point) as real values; scales along *channels*."""
+    """Inputs *at*, at + 1 and at + 2 (values, scale, zero point) as real values; scales along
+    *channels*.
+    """
     x, scale, zero = call.tensor(at), call.value(at + 1), call.value(at + 2)
     flat = scale.rank == 0 or (scale.shape or (None,)) == (1,)
     if flat:
@@ -239,7 +243,9 @@ def quantized_matmul(call: Call) -> Value:
 
 
 def _centred(call: Call, x: Value, zero: Value | None) -> Value:
-    """Stored values less their zero point, as floats: their products are whole, and exact below 2**24."""
+    """Stored values less their zero point, as floats: their products are whole, and exact below
+    2**24.
+    """
     wide = constant(x.array.astype(np.float32)) if x.array is not None else None
     if wide is None:
         layout = call.emitter.layout_of([x], x.rank or 0)

@@ -1,4 +1,6 @@
-"""Layers between dequantised inputs and a quantised output, computed by one integer operation of the IR."""
+"""Layers between dequantised inputs and a quantised output, computed by one integer operation of
+the IR.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ TIED_DIGITS: Final = 14
 
 
 class Source(Struct, frozen=True, eq=False):
-    """What a value was dequantised of: stored integers with one scale and zero point, or one a channel."""
+    """What a value was dequantised of: stored integers with one scale and zero point, or one a
+    channel.
+    """
 
     stored: Value
     scales: NDArray
@@ -27,8 +31,9 @@ class Source(Struct, frozen=True, eq=False):
 
 
 Recipe = Callable[[Call, Quantization, DType, str], "tuple[int, Layout] | None"]
-"""Computes a value, an activation function behind it, as integers of a quantisation; None where that would not be
-ONNX's result."""
+"""Computes a value, an activation function behind it, as integers of a quantisation; None where
+that would not be ONNX's result.
+"""
 
 
 def has_ties(scales: NDArray, target: float) -> bool:
@@ -59,8 +64,10 @@ def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int:
 class Layer(Struct, frozen=True, eq=False):
     """A layer with constant weights as an integer operation *kind*.
 
-    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension *axis* in the
-    file and *channel* in the operation. *prepare* makes the operation's input of the activation, *finish* what
+    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension
+    *axis* in the
+    file and *channel* in the operation. *prepare* makes the operation's input of the activation,
+    *finish* what
     stands for the node of its output.
     """
 
@@ -77,7 +84,8 @@ class Layer(Struct, frozen=True, eq=False):
 def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
     """How *layer* is computed of what its inputs were dequantised of; None where it cannot be.
 
-    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too (TFLite).
+    Activations of int8, or of uint8 with weights of one scale, which then become uint8 too
+    (TFLite).
     """
     source, taps = x.source, weights.source
     if not isinstance(source, Source) or not isinstance(taps, Source):

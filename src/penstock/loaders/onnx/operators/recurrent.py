@@ -1,4 +1,6 @@
-"""LSTM, GRU and RNN: by the IR's sequence operations where these do the same, else as loops over time."""
+"""LSTM, GRU and RNN: by the IR's sequence operations where these do the same, else as loops over
+time.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ DEFAULTS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RN
 DIRECTIONS = {"forward": 1, "reverse": 1, "bidirectional": 2}
 
 Cell = Callable[[Call, int, list[int]], list[int]]
-"""One step: the projected input of this time and the states; the new states, the first of them the output."""
+"""One step: the projected input of this time and the states; the new states, the first of them the
+output.
+"""
 
 
 class _Layer:
@@ -137,7 +141,8 @@ class _Layer:
         y = concatenate(call, every, 1)
         values = [call.wrap(y, (1, 2, 0, 3) if self.batch_first else None)]
         if self.batch_first:
-            # Y is [batch, time, direction, hidden]; what stands there is [time, direction, batch, hidden].
+            # Y is [batch, time, direction, hidden]; what stands there is [time, direction, batch,
+            # hidden].
             values[0] = call.wrap(y, (1, 2, 0, 3))
         for each in zip(*states, strict=True):
             joined = concatenate(call, [expand(call, s, 0) for s in each], 0)
@@ -316,7 +321,9 @@ def gru(call: Call) -> list[Value]:
 
 
 def _gru(layer: _Layer, at: int, late: bool) -> list[int]:
-    """Gates update, reset, hidden. *late*: the reset gate applies behind the recurrent product, its bias included."""
+    """Gates update, reset, hidden. *late*: the reset gate applies behind the recurrent product, its
+    bias included.
+    """
     call, hidden = layer.call, layer.hidden
     recurrent = layer.of_direction(2, at)
     bias = layer.of_direction(3, at) or constant(np.zeros(6 * hidden, layer.dtype.numpy))

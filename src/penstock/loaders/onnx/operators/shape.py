@@ -59,7 +59,9 @@ def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
 
 @operator("Reshape")
 def reshape_node(call: Call) -> Value:
-    """0 keeps a dimension (unless allowzero), -1 is what remains; dimensions known only in part do as -1 too."""
+    """0 keeps a dimension (unless allowzero), -1 is what remains; dimensions known only in part do
+    as -1 too.
+    """
     x = call.tensor(0)
     if call.version < 5:
         target: list[int | None] = list(call.node.integers("shape"))
@@ -163,7 +165,8 @@ def squeeze_node(call: Call) -> Value:
         return x
     operand = call.get(x, layout)
     if call.body.lowering.supposing and any(dims[a] is None for a in axes):
-        # Shapes that contradict what a branch supposes may be given: that branch is then not the one taken.
+        # Shapes that contradict what a branch supposes may be given: that branch is then not the
+        # one taken.
         first = call.emitter.constant(np.array(0, np.int32))
         for place in reversed(places):
             operand = call.emit("GATHER", [operand, first], x.dtype, {"axis": place})
@@ -191,7 +194,9 @@ def unsqueeze_node(call: Call) -> Value:
 
 @operator("Transpose")
 def transpose_node(call: Call) -> Value:
-    """Another name for the dimensions of what is there; elements move where somebody needs them in order."""
+    """Another name for the dimensions of what is there; elements move where somebody needs them in
+    order.
+    """
     x = call.tensor(0)
     rank = x.rank or 0
     order = call.node.integers("perm") if call.node.has("perm") else identity(rank)[::-1]
@@ -404,7 +409,9 @@ def _mirrored(call: Call, operand: int, pads: list[tuple[int, int]], mode: str) 
 
 @operator("DepthToSpace")
 def depth_to_space(call: Call) -> Value:
-    """Channels of [n, c, h, w] laid out as blocks: DCR has the block first in the channels, CRD last."""
+    """Channels of [n, c, h, w] laid out as blocks: DCR has the block first in the channels, CRD
+    last.
+    """
     x = call.tensor(0)
     if x.rank != 4:
         raise call.mismatch(f"an image of shape {x.shape}")

@@ -13,7 +13,9 @@ from penstock.loaders.onnx.values import Value, constant
 
 @operator("StringNormalizer")
 def normalizer(call: Call) -> Value:
-    """Stop words left out of a vector, or of the one row of a matrix; one empty string where none is left."""
+    """Stop words left out of a vector, or of the one row of a matrix; one empty string where none
+    is left.
+    """
     x = call.tensor(0)
     if x.dtype is not DType.STRING:
         raise call.node.invalid(f"strings are taken, not {x.dtype.value}")

@@ -27,7 +27,9 @@ class Window(Struct, frozen=True):
 
 
 def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> list[Window]:
-    """The windows of a node, padding by `auto_pad` worked out; `after` may be negative where nothing reaches."""
+    """The windows of a node, padding by `auto_pad` worked out; `after` may be negative where
+    nothing reaches.
+    """
     node, count = call.node, len(extents)
     strides = node.integers("strides", (1,) * count)
     dilations = node.integers("dilations", (1,) * count)

@@ -1,4 +1,6 @@
-"""The scenarios that NNAPI's VTS has for memory domains (NNAPI section 6.7), under its names, and what they leave out."""
+"""The scenarios that NNAPI's VTS has for memory domains (NNAPI section 6.7), under its names, and
+what they leave out.
+"""
 
 from __future__ import annotations
 

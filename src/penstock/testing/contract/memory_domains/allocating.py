@@ -1,4 +1,6 @@
-"""The scenarios that NNAPI's VTS has for the allocation of a buffer (MemoryDomainAllocateTest), under its names."""
+"""The scenarios that NNAPI's VTS has for the allocation of a buffer (MemoryDomainAllocateTest),
+under its names.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the scenarios of memory domains run on: a device with a small model prepared, and its buffers."""
+"""What the scenarios of memory domains run on: a device with a small model prepared, and its
+buffers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What NNAPI's VTS leaves out: pools of every kind, buffers of unknown size, and buffers that many use at once."""
+"""What NNAPI's VTS leaves out: pools of every kind, buffers of unknown size, and buffers that many
+use at once.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def check_buffers_copy_to_and_from_pools_of_every_kind(device: Device) -> None:
 
 @needs_values
 def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -> None:
-    """Outputs of different shapes in successive runs, smaller and larger; as an input it has the last shape written."""
+    """Outputs of different shapes in successive runs, smaller and larger; as an input it has the
+    last shape written.
+    """
     with bench(device, shape=(None, 3)) as on:
         roles = [on.input(0), on.output]
         first, one = on.allocate(roles)
@@ -74,7 +78,9 @@ def check_buffers_of_unknown_size_take_that_of_what_is_written(device: Device) -
 
 @needs_values
 def check_buffers_that_many_use_at_once(device: Device) -> None:
-    """Readers, and writers of different sizes, together: every call returns, and who reads what nobody writes is right."""
+    """Readers, and writers of different sizes, together: every call returns, and who reads what
+    nobody writes is right.
+    """
     try:
         with bench(device, shape=(None, 3)) as on:
             _compete(on, [(rows, 3) for rows in (1, 6, 3)])
@@ -116,7 +122,9 @@ def _compete(on: Bench, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def _tolerant(call: Callable[[int], None], times: int) -> Callable[[], None]:
-    """What is read while others write may be of another shape, or not there: that is said, and nothing else happens."""
+    """What is read while others write may be of another shape, or not there: that is said, and
+    nothing else happens.
+    """
 
     def repeated() -> None:
         for at in range(times):
@@ -145,7 +153,9 @@ def _all_at_once(calls: Sequence[Callable[[], None]], problems: list[str]) -> No
 def _add(
     on: Bench, u: int | None, v: NDArray, total: int | None, dimensions: tuple[int, ...] = ()
 ) -> NDArray:
-    """The sum of the buffer *u* (None: of *v*) and *v*, which goes into the buffer *total*, or is returned."""
+    """The sum of the buffer *u* (None: of *v*) and *v*, which goes into the buffer *total*, or is
+    returned.
+    """
     with MemoryPool.anonymous(2 * v.nbytes) as pool:
         pool.view(v.dtype, v.shape)[...] = v
         given = PoolArgument(DataLocation(0, 0, v.nbytes), v.shape)

@@ -1,4 +1,6 @@
-"""The scenarios that NNAPI's VTS has for copies from and to a buffer (MemoryDomainCopyTest), under its names."""
+"""The scenarios that NNAPI's VTS has for copies from and to a buffer (MemoryDomainCopyTest), under
+its names.
+"""
 
 from __future__ import annotations
 

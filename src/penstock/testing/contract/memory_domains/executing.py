@@ -1,4 +1,6 @@
-"""The scenarios that NNAPI's VTS has for executions with a buffer (MemoryDomainExecutionTest), under its names, in every way to execute."""
+"""The scenarios that NNAPI's VTS has for executions with a buffer (MemoryDomainExecutionTest),
+under its names, in every way to execute.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a case says: one operation with its inputs, and the shapes of its outputs or that it is refused."""
+"""What a case says: one operation with its inputs, and the shapes of its outputs or that it is
+refused.
+"""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
 
 
 def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
-    """The fraction cut off, and what is beyond the type its least or greatest value. Rounded numbers are quantised,
-    also those that were divided by a step before.
+    """The fraction cut off, and what is beyond the type its least or greatest value. Rounded
+    numbers are quantised, also those that were divided by a step before.
     """
     x = _unlimited(graph, x, target)
     maker = graph.maker(x)
@@ -111,7 +111,9 @@ def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
 
 
 def scaled_bytes(graph: Graph, a: Value, b: Value) -> Value | None:
-    """The product of 8-bit numbers, as float32, and a step, as one node; None where that is not what they are."""
+    """The product of 8-bit numbers, as float32, and a step, as one node; None where that is not
+    what they are.
+    """
     for value, factor in ((a, b), (b, a)):
         maker, step = graph.maker(value), graph.scalar(factor)
         known = maker is not None and maker.kind == "DequantizeLinear"

@@ -106,8 +106,8 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
 
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
-    """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised data is computed
-    real: there is no integer kernel.
+    """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised
+    data is computed real: there is no integer kernel.
     """
     w, beyond = transposed_windows(site)
     x = graph.real(site.input_indexes[2], first=True)

@@ -178,8 +178,9 @@ def _multiplied(graph: Graph, site: Site) -> Value:
 
 
 def _added(graph: Graph, site: Site) -> Value:
-    """A sum or difference in steps of the output. Scales are taken relative to the output's and rounded to so many
-    bits as LiteRT's kernels keep (XNNPACK's qs8-vadd), so that both round the same sums.
+    """A sum or difference in steps of the output. Scales are taken relative to the output's and
+    rounded to so many bits as LiteRT's kernels keep (XNNPACK's qs8-vadd), so that both round the
+    same sums.
     """
     scale, zero = stored_grid(site.output())
     ratios = [np.float32(stored_grid(site.input(p))[0]) / np.float32(scale) for p in (0, 1)]
@@ -204,8 +205,8 @@ def _added(graph: Graph, site: Site) -> Value:
 
 
 def _spread(graph: Graph, site: Site, position: int) -> Value:
-    """A stored input; a constant with few elements in a row is broadcast here, since kernels start anew with each
-    row.
+    """A stored input; a constant with few elements in a row is broadcast here, since kernels start
+    anew with each row.
     """
     operand, shape = site.input(position), site.output_shape()
     if operand.is_constant and len(site.shape(position)) and len(shape):
@@ -282,7 +283,9 @@ def emit_prelu(graph: Graph, site: Site) -> None:
 
 
 def _by_channel(site: Site, alpha: NDArray) -> bool:
-    """Whether there is one slope a channel, none so great that the sum of two products would lose digits."""
+    """Whether there is one slope a channel, none so great that the sum of two products would lose
+    digits.
+    """
     channels = site.shape()[3]
     return (
         site.input().dtype is F32
@@ -292,7 +295,9 @@ def _by_channel(site: Site, alpha: NDArray) -> bool:
 
 
 def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
-    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions: they keep the layout of those before and after."""
+    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions: they keep the layout of those
+    before and after.
+    """
     x, channels = graph.get(site.input_indexes[0], first=True), alpha.size
     parts = [
         graph.node(

@@ -66,7 +66,9 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
-    """A mean of stored values rounded to a stored value: halves away from what TFLite stores as zero."""
+    """A mean of stored values rounded to a stored value: halves away from what TFLite stores as
+    zero.
+    """
     half = graph.number(0.5)
     if site.input().dtype.value == "uint8":
         return graph.node("Cast", graph.node("Floor", graph.node("Add", mean, half)), to=UINT8)

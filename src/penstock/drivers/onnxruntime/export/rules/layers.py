@@ -1,4 +1,6 @@
-"""What convolutions and FULLY_CONNECTED share: the check of their types, integer weights, biases, requantisation."""
+"""What convolutions and FULLY_CONNECTED share: the check of their types, integer weights, biases,
+requantisation.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from penstock.ir import DType, NDArray
 
 
 def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant int32 bias; or
-    float32 data with constant 8-bit weights, which are dequantised where TFLite quantises the data as it runs.
+    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
+    int32 bias; or float32 data with constant 8-bit weights, which are dequantised where TFLite
+    quantises the data as it runs.
     """
     activation(site, ACTIVATIONS)
     accuracy = activations(site, [data])
@@ -54,9 +57,11 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
 def real_weights(
     graph: Graph, site: Site, position: int, order: Sequence[int], shape: Sequence[int], channels: Sequence[int]
 ) -> Value:  # fmt: skip
-    """The filter at input *position*, real, its dimensions taken in *order* and then laid out as *shape*.
+    """The filter at input *position*, real, its dimensions taken in *order* and then laid out as
+    *shape*.
 
-    A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the layout
+    A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the
+    layout
     *channels*: here, or in the graph where that is portable, so that a provider sees its integers.
     """
     index, operand = site.input_indexes[position], site.input(position)
@@ -86,7 +91,9 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
 def real_bias(
     graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
 ) -> list[Value]:
-    """The bias as a list of one real value, or none; an integer one in steps of input scale times weight scale."""
+    """The bias as a list of one real value, or none; an integer one in steps of input scale times
+    weight scale.
+    """
     if not site.has(bias):
         return []
     operand = site.input(bias)
@@ -106,8 +113,8 @@ def weight_scales(site: Site, weights: int) -> NDArray:
 def stored_weights(
     graph: Graph, site: Site, position: int, value: NDArray
 ) -> tuple[Value, Value, Value]:
-    """An 8-bit filter *value*, laid out, with its scales and zero points: signed, since that is fastest beside
-    unsigned data, or unsigned where the processor's products would saturate.
+    """An 8-bit filter *value*, laid out, with its scales and zero points: signed, since that is
+    fastest beside unsigned data, or unsigned where the processor's products would saturate.
     """
     operand = site.input(position)
     if operand.dtype is DType.INT8 and graph.wide:
@@ -137,13 +144,18 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:
-    """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that they are rounded more
+    """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that
+    they are rounded more
     like TFLite's. The largest there is stays: converters write it for what they cannot say.
 
-    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after both: a sum that is
-    1 / (2 * mantissa) below the middle of two steps goes up, or down below zero (Jacob et al., "Quantization and Training of
-    Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.2 and appendix B). ONNX Runtime's kernels
-    multiply by a float and round once. Where no result is below zero, a sum of one more is nearer to that: the mantissa is
+    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after
+    both: a sum that is
+    1 / (2 * mantissa) below the middle of two steps goes up, or down below zero (Jacob et al.,
+    "Quantization and Training of
+    Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.2 and appendix B).
+    ONNX Runtime's kernels
+    multiply by a float and round once. Where no result is below zero, a sum of one more is nearer
+    to that: the mantissa is
     0.5 to 1. Where some are, it would move half of them away.
     """
     output = site.output()

@@ -69,7 +69,9 @@ def emit_reduction(graph: Graph, site: Site) -> None:
 
 
 def _emit_image_mean(graph: Graph, site: Site, *, keep: bool) -> None:
-    """By pooling, which adds up the channels all alike: ReduceMean's order of adding depends on where each lies."""
+    """By pooling, which adds up the channels all alike: ReduceMean's order of adding depends on
+    where each lies.
+    """
     x = graph.real(site.input_indexes[0], first=True)
     node = graph.node("GlobalAveragePool", x)
     if not keep:

@@ -17,7 +17,9 @@ rule: Final = RULES.add
 
 
 def judge(site: Site) -> AccuracyClass:
-    """The class in which an operation is computed. Raises `Refused` where it is not, and what a check stumbles over."""
+    """The class in which an operation is computed. Raises `Refused` where it is not, and what a
+    check stumbles over.
+    """
     kind = site.operation.key
     known = RULES.get(kind)
     if known is None:

@@ -51,7 +51,9 @@ def _check_update(site: Site) -> AccuracyClass:
 
 
 def _update_of(site: Site) -> tuple[int, int, int] | None:
-    """The dimension of which a part is replaced, and where that part begins and ends; None for the whole."""
+    """The dimension of which a part is replaced, and where that part begins and ends; None for the
+    whole.
+    """
     whole, part = site.shape(0), site.shape(1)
     require(len(whole) == len(part), "a block of another rank")
     starts = site.integers(2, "where it begins")

@@ -37,8 +37,8 @@ def _check_reshape(site: Site) -> AccuracyClass:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    """Sequences are convolved as images of one row: what takes that row away, or gives it back, keeps the channels before
-    the steps.
+    """Sequences are convolved as images of one row: what takes that row away, or gives it back,
+    keeps the channels before the steps.
     """
     index, shape, made = site.input_indexes[0], site.shape(), site.output_shape()
     turned = graph.turned(index)

@@ -39,7 +39,8 @@ class Chosen(NamedTuple):
 def box_with_nms_limit(site: Site) -> Kernel:
     """Scores, boxes, classes and batch indices of what stays, image by image, by class, best first.
 
-    Class 0 is the background and never chosen. Neighbouring boxes with one batch index are an image.
+    Class 0 is the background and never chosen. Neighbouring boxes with one batch index are an
+    image.
     """
     read_scores = reader(site.input(0), "scores")
     read_boxes = reader(site.input(1), "boxes")
@@ -150,7 +151,9 @@ class Chooser:
         return self._decay(boxes[order], scores[order], order)
 
     def _decay(self, boxes: NDArray, scores: NDArray, order: NDArray) -> Chosen:
-        """Box after box: the best of those that wait is chosen, and lowers the scores of the others."""
+        """Box after box: the best of those that wait is chosen, and lowers the scores of the
+        others.
+        """
         factors, least = self._factors(), np.float32(self.least_after)
         room = len(boxes) if self.limit < 0 else min(self.limit, len(boxes))
         places: list[int] = []

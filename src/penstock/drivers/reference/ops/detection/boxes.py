@@ -1,7 +1,7 @@
 """Axis-aligned boxes: checks, transforms by deltas, and greedy suppression of those that overlap.
 
-A box is two opposite corners, each of two coordinates: (x1, y1, x2, y2) in NNAPI's regions of interest.
-All arithmetic is float32.
+A box is two opposite corners, each of two coordinates: (x1, y1, x2, y2) in NNAPI's regions of
+interest. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ BLOCK: Final = 128
 
 
 PART: Final = 2048
-"""Boxes chosen before that candidates are held against at a time: their overlaps stay in the cache."""
+"""Boxes chosen before that candidates are held against at a time: their overlaps stay in the cache.
+"""
 
 
 def check_boxes(boxes: NDArray, what: str) -> None:
-    """`InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4], which a NaN never fulfils."""
+    """`InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4], which a NaN never
+    fulfils.
+    """
     good = (boxes[..., :2] <= boxes[..., 2:]).all(axis=-1)
     if not good.all():
         place = tuple(int(i) for i in np.argwhere(~good)[0])
@@ -67,11 +70,12 @@ def _areas(boxes: NDArray) -> NDArray:
 
 
 def transform(boxes: NDArray, deltas: NDArray, sizes: NDArray) -> NDArray:
-    """*boxes* [n, 4] moved and scaled by *deltas* [n, classes, 4], and clipped to images of *sizes* [n, 2].
+    """*boxes* [n, 4] moved and scaled by *deltas* [n, classes, 4], and clipped to images of *sizes*
+    [n, 2].
 
     Deltas are (dx, dy) in units of a box's width and height and the logarithms of the factors for
-    width and height; sizes are (height, width). Returns [n, classes, 4] (Ren et al., "Faster R-CNN",
-    2015, with corners).
+    width and height; sizes are (height, width). Returns [n, classes, 4] (Ren et al., "Faster
+    R-CNN", 2015, with corners).
     """
     two = np.float32(2)
     extent = (boxes[:, 2:] - boxes[:, :2])[:, None]
@@ -89,8 +93,8 @@ def best_first(scores: NDArray) -> NDArray:
 
 
 def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
-    """Indexes of the *boxes* [n, 4], given best first, that stay: one that overlaps an earlier one that
-    stays by *iou* or more goes. *limit* is the greatest number of them, negative for no limit.
+    """Indexes of the *boxes* [n, 4], given best first, that stay: one that overlaps an earlier one
+    that stays by *iou* or more goes. *limit* is the greatest number of them, negative for no limit.
     """
     room = len(boxes) if limit < 0 else min(limit, len(boxes))
     threshold = np.float32(iou)

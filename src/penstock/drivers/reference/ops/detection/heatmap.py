@@ -46,7 +46,8 @@ def heatmap_max_keypoint(site: Site) -> Kernel:
 
 
 def _peaks(maps: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """Row and column of each map's first maximum, and the 3 x 3 pixels around it: [n, points, 3, 3].
+    """Row and column of each map's first maximum, and the 3 x 3 pixels around it: [n, points, 3,
+    3].
 
     Beyond the edges the map is mirrored, its edge pixels not repeated.
     """

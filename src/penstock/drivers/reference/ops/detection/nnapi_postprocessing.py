@@ -26,8 +26,8 @@ class Detections(NamedTuple):
 
 @kernel("DETECTION_POSTPROCESSING")
 def detection_postprocessing(site: Site) -> Kernel:
-    """Scores, boxes (y1, x1, y2, x2) and classes of each image's detections, zero beyond the last, and how
-    many there are. Class 0 is the background, never detected.
+    """Scores, boxes (y1, x1, y2, x2) and classes of each image's detections, zero beyond the last,
+    and how many there are. Class 0 is the background, never detected.
     """
     for index in range(3):
         if site.input(index).dtype not in FLOATING:
@@ -66,7 +66,9 @@ def detection_postprocessing(site: Site) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """The parameters of the operation; *first_label* is what the class after the background is called."""
+    """The parameters of the operation; *first_label* is what the class after the background is
+    called.
+    """
 
     scales: tuple[float, float, float, float]
     regular: bool
@@ -101,8 +103,8 @@ class Detector:
         return self.limit if self.regular else self.limit * self.classes_each
 
     def decode(self, deltas: NDArray, anchors: NDArray) -> NDArray:
-        """Corners [images, n, 4] of boxes (y, x, h, w) relative to *anchors* (y, x, h, w): centres are
-        scaled by the anchor's size, sizes are logarithms (Liu et al., "SSD", 2016).
+        """Corners [images, n, 4] of boxes (y, x, h, w) relative to *anchors* (y, x, h, w): centres
+        are scaled by the anchor's size, sizes are logarithms (Liu et al., "SSD", 2016).
         """
         scales = np.array(self.scales, np.float32)
         centres = anchors[:, :2] + anchors[:, 2:] * deltas[..., :2] / scales[:2]
@@ -128,7 +130,9 @@ class Detector:
         return Detections(anchor, label_of + self.first_label, scores[anchor, label_of])
 
     def _each_anchor(self, boxes: NDArray, scores: NDArray) -> Detections:
-        """One suppression over each anchor's best score; the chosen anchors keep their best classes."""
+        """One suppression over each anchor's best score; the chosen anchors keep their best
+        classes.
+        """
         chosen = self._suppress(boxes, scores.max(axis=1), self.limit)
         kept = min(self.classes_each, scores.shape[1])
         order = np.argsort(-scores[chosen], axis=1, kind="stable")[:, :kept]

@@ -1,7 +1,7 @@
 """ROI_ALIGN: boxes of images resampled bilinearly to one size (NNAPI).
 
-A result is the mean of the sampling points of its cell. Sampling is separable, so each axis has its own
-taps: the pixels that a cell's points read along it, and the share each has in their mean.
+A result is the mean of the sampling points of its cell. Sampling is separable, so each axis has its
+own taps: the pixels that a cell's points read along it, and the share each has in their mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MOST_POINTS: Final = 4096
 
 
 class Taps(NamedTuple):
-    """Along one axis, for each region and cell: pixels and their weights, both [regions, cells, taps]."""
+    """Along one axis, for each region and cell: pixels and their weights, both [regions, cells,
+    taps].
+    """
 
     pixels: NDArray
     weights: NDArray
@@ -76,8 +78,8 @@ def roi_align(site: Site) -> Kernel:
 def taps(starts: NDArray, steps: NDArray, cells: int, points: int, size: int) -> Taps:
     """The taps of regions that begin at *starts* and have cells *steps* long, on *size* pixels.
 
-    Each cell has *points* sampling points, evenly spread; each point reads the two pixels around it.
-    Where a cell's points share pixels, their weights are added up.
+    Each cell has *points* sampling points, evenly spread; each point reads the two pixels around
+    it. Where a cell's points share pixels, their weights are added up.
     """
     edges = steps[:, None] * np.arange(cells, dtype=np.float32) + starts[:, None]
     inner = (np.arange(points, dtype=np.float32) + np.float32(0.5)) / np.float32(points)

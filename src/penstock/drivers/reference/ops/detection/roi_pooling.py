@@ -39,7 +39,9 @@ def roi_pooling(site: Site) -> Kernel:
 def _cells(
     first: NDArray, last: NDArray, count: int, size: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Starts and ends of *count* cells of each region from pixel *first* to *last*, within *size* pixels."""
+    """Starts and ends of *count* cells of each region from pixel *first* to *last*, within *size*
+    pixels.
+    """
     step = (np.maximum(last - first + np.float32(1), np.float32(1)) / np.float32(count))[:, None]
     edges = np.arange(count + 1, dtype=np.float32)
     places = step * edges + first[:, None]

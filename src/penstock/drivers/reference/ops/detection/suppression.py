@@ -39,7 +39,9 @@ def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
 
 
 class _Candidate(NamedTuple):
-    """A box that waits for its turn; the first *seen* chosen boxes have been held against it already."""
+    """A box that waits for its turn; the first *seen* chosen boxes have been held against it
+    already.
+    """
 
     score: float
     box: int
@@ -54,8 +56,8 @@ def suppress(
     A candidate that overlaps a chosen box by *iou* or more goes; with *sigma* > 0 a lesser overlap
     lowers its score by exp(-overlap**2 / (2 sigma)), and it waits for its new turn (Bodla et al.,
     "Soft-NMS", 2017). A chosen box waits again too and is dropped by its overlap with itself, as
-    TFLite has it: so a box without area, which overlaps nothing, is chosen as often as there is room.
-    Equal scores take turns in the order of a binary heap (`_pop`), TFLite's own.
+    TFLite has it: so a box without area, which overlaps nothing, is chosen as often as there is
+    room. Equal scores take turns in the order of a binary heap (`_pop`), TFLite's own.
     """
     decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
     queue: list[_Candidate] = []
@@ -86,8 +88,8 @@ _NOTHING: Final = np.empty(0, np.float32)
 def _lowered(
     score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
 ) -> float | None:
-    """The score after these overlaps, latest choice first; None where one of them is too large. What has
-    fallen to *least* is compared no further.
+    """The score after these overlaps, latest choice first; None where one of them is too large.
+    What has fallen to *least* is compared no further.
     """
     value = np.float32(score)
     for overlap in shared:
@@ -113,8 +115,8 @@ def _rise(heap: list[_Candidate], at: int, item: _Candidate) -> None:
 
 
 def _pop(heap: list[_Candidate]) -> _Candidate:
-    """The candidate of the greatest score. The hole it leaves sinks to the bottom, always to the side of
-    the greater child (the second of equal ones), and the last item rises from there.
+    """The candidate of the greatest score. The hole it leaves sinks to the bottom, always to the
+    side of the greater child (the second of equal ones), and the last item rises from there.
     """
     best, last = heap[0], heap.pop()
     size = len(heap)
@@ -133,8 +135,8 @@ def _pop(heap: list[_Candidate]) -> _Candidate:
 
 @kernel("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
 def non_max_suppression(site: Site) -> Kernel:
-    """Indexes of the chosen boxes, padded with zeros to the greatest number (V5: also their scores, after
-    decay), and how many there are.
+    """Indexes of the chosen boxes, padded with zeros to the greatest number (V5: also their scores,
+    after decay), and how many there are.
     """
     soft = site.operation.type.endswith("V5")
     require(site.input(0).dtype is DType.FLOAT32, "boxes that are not float32")

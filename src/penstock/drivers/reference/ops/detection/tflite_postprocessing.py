@@ -32,8 +32,8 @@ class Detections(NamedTuple):
 
 @kernel("CUSTOM:TFLite_Detection_PostProcess")
 def detection_postprocess(site: Site) -> Kernel:
-    """Decodes the boxes of one image [1, n, 4], suppresses overlaps, and returns boxes (ymin, xmin, ymax,
-    xmax), classes and scores, zero beyond the last, and how many there are; all float32.
+    """Decodes the boxes of one image [1, n, 4], suppresses overlaps, and returns boxes (ymin, xmin,
+    ymax, xmax), classes and scores, zero beyond the last, and how many there are; all float32.
     """
     options = detection_post_process(site.operation.attributes)
     readers = [_reader(site.input(i)) for i in range(3)]
@@ -76,8 +76,8 @@ def _given(value: NDArray | None) -> NDArray:
 
 
 def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) -> NDArray:
-    """Corners [n, 4] of boxes given as (y, x, h, w) relative to anchors (y, x, h, w): centres are scaled
-    by the anchor's size, sizes are logarithms (Liu et al., "SSD", 2016).
+    """Corners [n, 4] of boxes given as (y, x, h, w) relative to anchors (y, x, h, w): centres are
+    scaled by the anchor's size, sizes are logarithms (Liu et al., "SSD", 2016).
     """
     scales = np.array([options.y_scale, options.x_scale, options.h_scale, options.w_scale])
     y, x, h, w = (encodings[:, :4].astype(np.float64) / scales).T
@@ -93,8 +93,8 @@ def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) 
 def suppress_sorted(
     boxes: NDArray, scores: NDArray, limit: int, least: float, iou: float
 ) -> list[int]:
-    """At most *limit* boxes with scores of *least* or more, best first; each drops those after it that
-    overlap it by more than *iou*. Equal scores keep their order.
+    """At most *limit* boxes with scores of *least* or more, best first; each drops those after it
+    that overlap it by more than *iou*. Equal scores keep their order.
     """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] >= np.float32(least)]

@@ -91,8 +91,8 @@ def _is_quantized(site: Site) -> bool:
 
 
 def _plain(site: Site, function: Pair) -> Kernel:
-    """Real or unquantised arithmetic, clamped to the activation's bounds; integers wrap, and infinities become the type's
-    greatest numbers.
+    """Real or unquantised arithmetic, clamped to the activation's bounds; integers wrap, and
+    infinities become the type's greatest numbers.
     """
     low, high = activation_bounds(site.attributes.text("fused_activation_function"))
     dtype = site.output().dtype
@@ -125,7 +125,9 @@ def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizations:
-    """Scales (as float32) and zero points of a, b and the result, and what the result is clamped to."""
+    """Scales (as float32) and zero points of a, b and the result, and what the result is clamped
+    to.
+    """
 
     a: Quantization
     b: Quantization
@@ -154,8 +156,8 @@ def _quantizations(site: Site) -> _Quantizations:
 
 
 def _quantized_sum(site: Site, subtract: bool) -> Kernel:
-    """Both operands at 2**-20 (int16: 2**-15) of twice the larger scale, added, and rescaled; what leaves 32 bits saturates
-    (TFLite's own result is undefined there).
+    """Both operands at 2**-20 (int16: 2**-15) of twice the larger scale, added, and rescaled; what
+    leaves 32 bits saturates (TFLite's own result is undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = (float(s) for s in these.scales)
@@ -225,10 +227,11 @@ def _quantized_product(site: Site) -> Kernel:
 
 
 def _quantized_quotient(site: Site) -> Kernel:
-    """`a` times the reciprocal of `b`, with all the bits that `a` leaves free; int16 operands of one
-    shape in float32.
+    """`a` times the reciprocal of `b`, with all the bits that `a` leaves free; int16 operands of
+    one shape in float32.
 
-    Quotients that are shifted out altogether are 0, those that leave 32 bits saturate (TFLite's own are undefined there).
+    Quotients that are shifted out altogether are 0, those that leave 32 bits saturate (TFLite's own
+    are undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales

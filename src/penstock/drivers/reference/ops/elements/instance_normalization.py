@@ -15,7 +15,9 @@ from penstock.ir import NDArray
 
 @kernel("INSTANCE_NORMALIZATION")
 def instance_normalization(site: Site) -> Kernel:
-    """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), computed in float64."""
+    """(x - mean) * gamma / sqrt(variance + epsilon) + beta (Ulyanov et al., 2016), computed in
+    float64.
+    """
     dtype = site.output().dtype
     if site.input(0).dtype is not dtype or dtype not in REAL:
         raise site.unsupported_types()

@@ -17,8 +17,9 @@ Pair = Callable[[NDArray, NDArray], NDArray]
 
 
 def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
-    """The kernel of an elementwise function of two arrays, which broadcasts them. 16-bit floats are computed as
-    float32, of which they are rounded. A *whole* one looks at more than the elements at one place.
+    """The kernel of an elementwise function of two arrays, which broadcasts them. 16-bit floats are
+    computed as float32, of which they are rounded. A *whole* one looks at more than the elements at
+    one place.
     """
     apply = _whole if whole else by_parts
 

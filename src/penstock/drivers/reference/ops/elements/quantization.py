@@ -88,8 +88,9 @@ def dequantize(site: Site) -> Kernel:
 def fake_quant(site: Site) -> Kernel:
     """Floats rounded to the nearest value that a quantisation of min..max to num_bits has.
 
-    The range is moved so that zero is among those values; what is not a number becomes its least one. A range without
-    extent makes everything not a number. TFLite holds the place of zero in 16 bits.
+    The range is moved so that zero is among those values; what is not a number becomes its least
+    one. A range without extent makes everything not a number. TFLite holds the place of zero in 16
+    bits.
     """
     attributes = site.attributes
     bits = attributes.integer("num_bits")
@@ -148,7 +149,8 @@ def _quantize(target: Operand) -> Kernel:
         values: NDArray, scale: NDArray, low: NDArray, high: NDArray, offset: NDArray
     ) -> NDArray:
         rounded = np.asarray(np.divide(values, scale, dtype=np.float32))
-        # The number that is added has the sign of what it is added to: bits are faster than copysign.
+        # The number that is added has the sign of what it is added to: bits are faster than
+        # copysign.
         sign = np.bitwise_and(rounded.view(np.uint32), SIGN)
         rounded += np.bitwise_or(sign, BELOW_HALF.view(np.uint32)).view(np.float32)
         stored = np.trunc(rounded, out=rounded).astype(real, copy=False)

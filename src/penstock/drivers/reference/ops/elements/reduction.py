@@ -87,7 +87,9 @@ def _mean(x: NDArray, axes: Axes) -> NDArray:
 
 
 def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
-    """The sum of values less the zero point, rescaled; the mean's divisor is part of the multiplier."""
+    """The sum of values less the zero point, rescaled; the mean's divisor is part of the
+    multiplier.
+    """
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
     mantissa, shift = quantize_multiplier(given.scale / made.scale)
@@ -108,8 +110,8 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
 
 
 def _divided(mantissa: int, shift: int, count: int) -> tuple[int, int]:
-    """A multiplier divided by *count*: first made larger by as many bits as the count has and the shift
-    allows, so that the cut-off division loses little.
+    """A multiplier divided by *count*: first made larger by as many bits as the count has and the
+    shift allows, so that the cut-off division loses little.
     """
     more = min(count.bit_length() - 1, 32, 31 + shift)
     return (mantissa << more) // count, shift - more
@@ -198,8 +200,8 @@ def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
 
 @kernel("ARG_MAX", "ARG_MIN")
 def arg_extreme(site: Site) -> Kernel:
-    """The index of the first largest or smallest stored value along an axis; what is not a number is
-    neither.
+    """The index of the first largest or smallest stored value along an axis; what is not a number
+    is neither.
     """
     if site.input(0).dtype not in PLAIN | QUANTIZED | {DType.BOOL}:
         raise site.unsupported_types()
@@ -224,7 +226,9 @@ def arg_extreme(site: Site) -> Kernel:
 
 @kernel("CUMSUM")
 def cumulative_sum(site: Site) -> Kernel:
-    """The running sum along an axis, from the end on request, without the element itself on request."""
+    """The running sum along an axis, from the end on request, without the element itself on
+    request.
+    """
     if site.input(0).dtype not in PLAIN:
         raise site.unsupported_types()
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")

@@ -169,7 +169,9 @@ def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
 
 
 def _divide_16(x: NDArray, exponent: int) -> NDArray:
-    """`rounding_divide_by_pot` of int16 values in 16 bits: of more than 15 places nothing is left but a step away from zero."""
+    """`rounding_divide_by_pot` of int16 values in 16 bits: of more than 15 places nothing is left
+    but a step away from zero.
+    """
     if exponent > 15:
         return np.where(x >= 0, 1, -1)
     return rounding_divide_by_pot(x, exponent)

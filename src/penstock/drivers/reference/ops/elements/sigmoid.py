@@ -82,8 +82,10 @@ def _by_type(
     rounded: RealFunction,
     short: Collection[np.dtype[Any]] = (),
 ) -> Kernel:
-    """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as float32;
-    *rounded* is *function* as C's mathematical library computes it: each step to the nearest float32.
+    """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
+    float32;
+    *rounded* is *function* as C's mathematical library computes it: each step to the nearest
+    float32.
     """
     given = site.input(0).dtype
     if given is not site.output().dtype:
@@ -178,8 +180,8 @@ def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
 
 @cache
 def _logistic_points() -> NDArray:
-    """logistic(i / 24) in Q0.16 for i = 0 .. 255, each corrected by half the error that straight lines
-    between the points make in the middle; the last is the greatest value there is.
+    """logistic(i / 24) in Q0.16 for i = 0 .. 255, each corrected by half the error that straight
+    lines between the points make in the middle; the last is the greatest value there is.
     """
     exact = 65536.0 / (1.0 + np.exp(np.arange(0.0, 256.5, 0.5) / -24.0))
     starts, middles, ends = exact[:-1:2], exact[1::2], exact[2::2]

@@ -48,8 +48,8 @@ WIDE: Final = Quantization((2.0**-16,), (-(2**15),))
 
 @kernel("SOFTMAX")
 def softmax(site: Site) -> Kernel:
-    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768), uint8 ones
-    whatever their scale is said to be; 8 bits become int16 of any scale.
+    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768), uint8
+    ones whatever their scale is said to be; 8 bits become int16 of any scale.
     """
     given, made = site.input(0).dtype, site.output().dtype
     beta = site.attributes.number("beta")

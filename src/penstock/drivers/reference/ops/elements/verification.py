@@ -19,8 +19,8 @@ LEAST_TOLERANCE: Final = 0.1
 
 @kernel("CUSTOM:NumericVerify")
 def numeric_verify_kernel(site: Site) -> Kernel:
-    """The dequantised input less the reference. With `log_if_failed` a difference of more than `tolerance`
-    quantisation steps (of 0 for float16) fails the run.
+    """The dequantised input less the reference. With `log_if_failed` a difference of more than
+    `tolerance` quantisation steps (of 0 for float16) fails the run.
     """
     options = numeric_verify(site.attributes)
     operand = site.input(0)

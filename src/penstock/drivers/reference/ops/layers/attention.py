@@ -16,7 +16,9 @@ from penstock.ir.operations.custom_options import dot_product_attention, hadamar
 
 @kernel("CUSTOM:aeq.hadamard_rotation")
 def hadamard_rotation(site: Site) -> Kernel:
-    """The fast Walsh-Hadamard transform of every group of elements, times one over the root of its size."""
+    """The fast Walsh-Hadamard transform of every group of elements, times one over the root of its
+    size.
+    """
     size = hadamard_size(site.attributes)
     if site.input(0).dtype is not DType.FLOAT32:
         raise site.unsupported_types()
@@ -40,8 +42,8 @@ def hadamard_rotation(site: Site) -> Kernel:
 
 @kernel("CUSTOM:odml.scaled_dot_product_attention")
 def scaled_dot_product_attention(site: Site) -> Kernel:
-    """Attention of heads; each head of keys and values may serve several that follow each other. A cap bends the scaled products by
-    its hyperbolic tangent before the mask is added.
+    """Attention of heads; each head of keys and values may serve several that follow each other. A
+    cap bends the scaled products by its hyperbolic tangent before the mask is added.
     """
     options = dot_product_attention(site.attributes)
     cap = np.float32(options.logit_cap)

@@ -73,7 +73,9 @@ def _plain_integers(site: Site) -> Kernel:
 
 
 def _stored_values(site: Site) -> Kernel:
-    """Products of int8 kept in 32 bits: TFLite's kernel takes the stored values as they are, and no scale."""
+    """Products of int8 kept in 32 bits: TFLite's kernel takes the stored values as they are, and no
+    scale.
+    """
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         a, b = _operands(site, inputs)
@@ -92,8 +94,8 @@ def _magnitude(operand: Operand, zero_point: int) -> int:
 def _quantized(site: Site) -> Kernel:
     """Scales multiply in float32; 16-bit inputs sum in 64 bits.
 
-    TFLite's kernel knows one scale of each side: it takes that of a right side with a scale a channel
-    for 0, so that every product is zero and none needs to be computed.
+    TFLite's kernel knows one scale of each side: it takes that of a right side with a scale a
+    channel for 0, so that every product is zero and none needs to be computed.
     """
     a, b, target = site.input(0), site.input(1), site.output()
     left, right = tensor_quantization(a, "a factor"), b.quantization
@@ -151,8 +153,8 @@ def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> N
 def _hybrid(site: Site) -> Kernel:
     """Each row of the left side is quantised over its own range.
 
-    Scales a channel of the right side are those of the product's columns, in order, whatever dimension they are said to
-    belong to (TFLite); there may be more of them than columns.
+    Scales a channel of the right side are those of the product's columns, in order, whatever
+    dimension they are said to belong to (TFLite); there may be more of them than columns.
     """
     b = site.input(1)
     if b.quantization is None:

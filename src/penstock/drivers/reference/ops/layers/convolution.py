@@ -1,4 +1,6 @@
-"""CONV_2D: images NHWC, filters [out, height, width, in]; groups where `in` divides the image's depth."""
+"""CONV_2D: images NHWC, filters [out, height, width, in]; groups where `in` divides the image's
+depth.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,11 @@ def convolve(
     image: NDArray, columns: NDArray, extents: tuple[int, int], window: tuple[Axis, Axis],
     out: NDArray, finish: Finish, multiply: Multiply = multiply_fast,
 ) -> None:  # fmt: skip
-    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width, depth].
+    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
+    depth].
 
-    *columns* [channels, height * width * depth of one filter] is in the type to compute in; *finish*
+    *columns* [channels, height * width * depth of one filter] is in the type to compute in;
+    *finish*
     gets the sums of some output positions at a time, all channels.
     """
     if not out.size:
@@ -105,8 +109,8 @@ def _output(image: NDArray, window: tuple[Axis, Axis], filters: NDArray, dtype: 
 
 
 def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
-    """Adds the bias to sums in place, applies the fused activation, and stores them; where they are to be *finite*, with
-    the greatest floats for infinities.
+    """Adds the bias to sums in place, applies the fused activation, and stores them; where they are
+    to be *finite*, with the greatest floats for infinities.
     """
     activation_bounds(activation)
     clamp = clamp_to_finite if finite else clamp_in_place

@@ -1,4 +1,6 @@
-"""DEPTHWISE_CONV_2D: images NHWC, filters [1, height, width, out]; each input channel has out / in of its own."""
+"""DEPTHWISE_CONV_2D: images NHWC, filters [1, height, width, out]; each input channel has out / in
+of its own.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 STRIP_BYTES: Final = 1 << 18
-"""Sums of one strip of output rows: small enough that every tap finds them in the processor's cache."""
+"""Sums of one strip of output rows: small enough that every tap finds them in the processor's
+cache.
+"""
 
 STRIP_ROWS: Final = 8
 """Least rows of a strip: rows that two strips read are converted twice."""
@@ -45,7 +49,8 @@ def depthwise_conv_2d(site: Site) -> Kernel:
 def convolve_depthwise(
     image: NDArray, taps: NDArray, window: tuple[Axis, Axis], out: NDArray, finish: Finish
 ) -> None:
-    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width, depth].
+    """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
+    depth].
 
     *taps* [height, width, channels] is in the type to compute in; *finish* gets the sums of some
     output positions at a time, all channels.

@@ -36,7 +36,9 @@ from penstock.ir import DType, NDArray
 
 @kernel("FULLY_CONNECTED")
 def fully_connected(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid; shuffled uint8 weights."""
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid; shuffled
+    uint8 weights.
+    """
     source, weights, target = site.input(0), site.input(1), site.output()
     if site.attributes.text("weights_format") == "SHUFFLED4x16INT8":
         return shuffled_layer(site)
@@ -116,7 +118,9 @@ def _quantized_layer(site: Site) -> Prepare:
 
 
 def _hybrid_layer(site: Site) -> Prepare:
-    """The one layer of TFLite whose kernel applies TANH and SIGN_BIT (1 for what is below zero, else 0)."""
+    """The one layer of TFLite whose kernel applies TANH and SIGN_BIT (1 for what is below zero,
+    else 0).
+    """
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
     unclamped = activation in {"TANH", "SIGN_BIT"}

@@ -32,7 +32,9 @@ from penstock.ir import NDArray
 
 @kernel("GROUPED_CONV_2D")
 def grouped_conv_2d(site: Site) -> Kernel:
-    """Float, and 8-bit convolution with one scale, or one a channel, of filters [out, height, width, in]."""
+    """Float, and 8-bit convolution with one scale, or one a channel, of filters [out, height,
+    width, in].
+    """
     return layer_by_types(site, _float_layer, _quantized_layer)
 
 

@@ -15,8 +15,8 @@ def channels_first(site: Site) -> bool:
 
 
 def to_nhwc(image: NDArray, first: bool) -> NDArray:
-    """A view of *image*, which must have four dimensions, with the channels last; *first* says that they
-    come first.
+    """A view of *image*, which must have four dimensions, with the channels last; *first* says that
+    they come first.
     """
     if image.ndim != 4:
         raise ShapeMismatch(f"an image batch of shape {image.shape}, which is not of rank 4")

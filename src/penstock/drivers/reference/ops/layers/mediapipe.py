@@ -1,8 +1,8 @@
-"""MediaPipe's custom operators: a transposed convolution with bias, pooling that remembers where the
-greatest values were, and its inverse.
+"""MediaPipe's custom operators: a transposed convolution with bias, pooling that remembers where
+the greatest values were, and its inverse.
 
-An index counts the places of a pooling window column by column, and is an unsigned 32-bit number whose
-bits stand in the float tensor: so do XNNPACK's argmax pooling and unpooling, which run these
+An index counts the places of a pooling window column by column, and is an unsigned 32-bit number
+whose bits stand in the float tensor: so do XNNPACK's argmax pooling and unpooling, which run these
 operators in LiteRT.
 """
 
@@ -36,7 +36,9 @@ def _require_float(site: Site) -> None:
 
 @kernel("CUSTOM:Convolution2DTransposeBias")
 def convolution_transpose_bias(site: Site) -> Kernel:
-    """Filters [out, height, width, in] spread over the output, plus a bias for each of its channels."""
+    """Filters [out, height, width, in] spread over the output, plus a bias for each of its
+    channels.
+    """
     _require_float(site)
     options = transpose_conv_bias(site.attributes)
     steps = Steps((options.stride_h, options.stride_w), (1, 1), options.padding)
@@ -62,8 +64,8 @@ def _spread_size(size: int, extent: int, stride: int, padding: str) -> int:
 
 @kernel("CUSTOM:MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(site: Site) -> Kernel:
-    """The greatest value of each window, and its place there; the first of equals. What is not a number counts only where
-    a window begins with it, and then nothing is greater (XNNPACK).
+    """The greatest value of each window, and its place there; the first of equals. What is not a
+    number counts only where a window begins with it, and then nothing is greater (XNNPACK).
     """
     _require_float(site)
     options = windowed_pool(site.attributes)

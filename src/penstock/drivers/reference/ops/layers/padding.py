@@ -13,7 +13,9 @@ from penstock.ir import Attributes, NDArray
 
 MAX_PADDED_BYTES: Final = 1 << 28
 MAX_GROWTH: Final = 64
-"""Images that padding makes larger than both are refused: windows of such holes are an attack, no network."""
+"""Images that padding makes larger than both are refused: windows of such holes are an attack, no
+network.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,8 @@ class Axis:
 
 
 def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> Axis:
-    """The window along a dimension of *size* elements, padded as *padding* says (NNAPI section 8.1).
+    """The window along a dimension of *size* elements, padded as *padding* says (NNAPI section
+    8.1).
 
     SAME gives ceil(size / stride) positions and puts the odd element of padding behind; VALID gives
     as many as fit. *after* is negative where the last elements are not reached.
@@ -123,7 +126,9 @@ def pad(image: NDArray, rows: Axis, columns: Axis, value: float) -> NDArray:
 
 
 def patches(image: NDArray, rows: Axis, columns: Axis) -> NDArray:
-    """The windows of a padded NHWC *image*: a view [batch, out height, out width, height, width, depth]."""
+    """The windows of a padded NHWC *image*: a view [batch, out height, out width, height, width,
+    depth].
+    """
     batch, _, _, depth = image.shape
     b, h, w, d = image.strides
     return as_strided(

@@ -18,8 +18,8 @@ ONE: Final = 1 << FRACTION_BITS
 
 
 class Axis(NamedTuple):
-    """For each position of the output along one dimension: the two input positions it lies between, and
-    how far it is from the lower one.
+    """For each position of the output along one dimension: the two input positions it lies between,
+    and how far it is from the lower one.
     """
 
     lower: NDArray
@@ -29,8 +29,8 @@ class Axis(NamedTuple):
 
 @kernel("RESIZE_BILINEAR")
 def resize_bilinear(site: Site) -> Kernel:
-    """Interpolates between the four nearest pixels. uint8 goes through float32 and rounds half up; int8 and
-    int16 through positions of 10 fraction bits.
+    """Interpolates between the four nearest pixels. uint8 goes through float32 and rounds half up;
+    int8 and int16 through positions of 10 fraction bits.
     """
     dtype = site.input(0).dtype
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
@@ -146,7 +146,8 @@ def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
         below = bottom.astype(wide) * wide(down)
         total = (above + below)[columns.lower] * shares[0]
         total += (above + below)[columns.upper] * shares[1]
-        # Half away from zero, as C's truncating division after adding half the divisor with the sign.
+        # Half away from zero, as C's truncating division after adding half the divisor with the
+        # sign.
         total += (total >> sign) + wide(1 << (bits - 1))
         total >>= bits
         np.copyto(out, total, casting="unsafe")
@@ -161,7 +162,9 @@ def _mixed(
     dtype: Any,
     mix: Callable[[NDArray, NDArray, Any, NDArray], None],
 ) -> NDArray:
-    """Pictures whose rows *mix* makes of two rows of *picture* and how far they are from the first one."""
+    """Pictures whose rows *mix* makes of two rows of *picture* and how far they are from the first
+    one.
+    """
     batch, _, _, channels = picture.shape
     out = np.empty((batch, len(rows.lower), len(columns.lower), channels), dtype)
     for image, made in zip(picture, out, strict=True):

@@ -76,8 +76,8 @@ def spread(
     out: NDArray,
     finish: Finish,
 ) -> None:
-    """Fills *out* [batch, height, width, channels]: each element of *image* times the filters, added
-    where they reach from its place.
+    """Fills *out* [batch, height, width, channels]: each element of *image* times the filters,
+    added where they reach from its place.
 
     *columns* [channels, height, width, depth] and *image* are in the type to compute in. Padding is
     that of the convolution which takes *out*'s size to the image's.

@@ -37,7 +37,9 @@ def check_padded(elements: int, before: int) -> None:
 
 
 def pad(volume: NDArray, window: Window) -> NDArray:
-    """*volume* with zeros for padding, cut to what windows reach; a view where there is nothing to fill."""
+    """*volume* with zeros for padding, cut to what windows reach; a view where there is nothing to
+    fill.
+    """
     cut = (slice(None), *(slice(axis.size + min(axis.after, 0)) for axis in window))
     volume = volume[cut]
     if not any(axis.before or axis.after > 0 for axis in window):
@@ -79,7 +81,9 @@ def patches(volume: NDArray, window: Window) -> NDArray:
 
 
 def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
-    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory stays near `TILE_BYTES`."""
+    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory stays near
+    `TILE_BYTES`.
+    """
     if not outputs:
         yield ()
         return
@@ -95,9 +99,11 @@ def convolve(
     volume: NDArray, columns: NDArray, window: Window,
     out: NDArray, finish: Finish, multiply: Multiply = multiply_fast,
 ) -> None:  # fmt: skip
-    """Fills *out* [batch, outputs ..., channels] from a padded *volume* [batch, spatial ..., depth].
+    """Fills *out* [batch, outputs ..., channels] from a padded *volume* [batch, spatial ...,
+    depth].
 
-    *columns* [channels, elements of one filter], the last of its dimensions the depth of a group, is
+    *columns* [channels, elements of one filter], the last of its dimensions the depth of a group,
+    is
     in the type to compute in. There are as many groups as the volume's depth has of theirs.
     *finish* gets the sums of some output positions at a time, all channels.
     """
@@ -135,8 +141,8 @@ def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: Multiply) -> ND
 
 
 def spread(volume: NDArray, taps: NDArray, window: Window, out: NDArray) -> None:
-    """Adds to *out* [spatial ..., channels] each element of *volume* [spatial ..., depth] times *taps*
-    [extents ..., channels, depth], where they reach from its place and *out* goes.
+    """Adds to *out* [spatial ..., channels] each element of *volume* [spatial ..., depth] times
+    *taps* [extents ..., channels, depth], where they reach from its place and *out* goes.
 
     *window* is that of the convolution which takes *out*'s size to the volume's.
     """

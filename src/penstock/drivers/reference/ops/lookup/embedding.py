@@ -26,8 +26,8 @@ def rows_of(table: NDArray, ids: NDArray) -> NDArray:
 
 @kernel("EMBEDDING_LOOKUP")
 def embedding_lookup(site: Site) -> Kernel:
-    """Rows picked by id. Rows of 8 bits and less become real ones by the table's scale, or by a scale
-    a row, where the output is float32, or by a scale a block; everything else is copied.
+    """Rows picked by id. Rows of 8 bits and less become real ones by the table's scale, or by a
+    scale a row, where the output is float32, or by a scale a block; everything else is copied.
     """
     table, target = site.input(1), site.output().dtype
     if site.has(2):
@@ -80,9 +80,11 @@ COMBINERS: Final = frozenset({"SUM", "MEAN", "SQRTN"})
 
 @kernel("EMBEDDING_LOOKUP_SPARSE")
 def embedding_lookup_sparse(site: Site) -> Kernel:
-    """Weighted sums of rows, one for each run of ids whose index vectors agree but for the last element.
+    """Weighted sums of rows, one for each run of ids whose index vectors agree but for the last
+    element.
 
-    MEAN divides a sum by its weights' sum, SQRTN by the root of the sum of their squares. A later run with an earlier one's indices is added to what stands there, and both are divided.
+    MEAN divides a sum by its weights' sum, SQRTN by the root of the sum of their squares. A later
+    run with an earlier one's indices is added to what stands there, and both are divided.
     """
     combiner = site.attributes.text("combiner")
     require(combiner in COMBINERS, f"EMBEDDING_LOOKUP_SPARSE with combiner {combiner}")
@@ -130,8 +132,8 @@ def _divide(total: NDArray, combiner: str, weights: NDArray) -> None:
 
 @kernel("HASHTABLE_LOOKUP")
 def hashtable_lookup(site: Site) -> Kernel:
-    """The values of the queried keys, which stand sorted; zeros, or empty strings, where there is none,
-    and whether there was. Of equal keys, the one that halving the table meets first counts.
+    """The values of the queried keys, which stand sorted; zeros, or empty strings, where there is
+    none, and whether there was. Of equal keys, the one that halving the table meets first counts.
     """
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy

@@ -20,9 +20,10 @@ AT_ONCE: Final = 1 << 22
 
 @kernel("LSH_PROJECTION")
 def lsh_projection(site: Site) -> Kernel:
-    """For each number of *hash* one bit: whether the weighted sum of the fingerprints of the input's rows,
-    each behind the number's bytes, is positive. SPARSE makes one number of the bits of a hash function,
-    the first bit highest, plus the function's index shifted left by its number of bits.
+    """For each number of *hash* one bit: whether the weighted sum of the fingerprints of the
+    input's rows, each behind the number's bytes, is positive. SPARSE makes one number of the bits
+    of a hash function, the first bit highest, plus the function's index shifted left by its number
+    of bits.
     """
     sparse = site.attributes.text("type") == "SPARSE"
     strings = site.input(1).dtype is DType.STRING

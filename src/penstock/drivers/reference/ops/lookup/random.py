@@ -1,7 +1,7 @@
 """Random numbers: TFLite's, bit for bit, where the model gives seeds.
 
-The generator's position, a count of its blocks, is state of the network. Without seeds it is keyed by
-the knob `random_seed`, or anew for every run by the system's entropy where that is not set.
+The generator's position, a count of its blocks, is state of the network. Without seeds it is keyed
+by the knob `random_seed`, or anew for every run by the system's entropy where that is not set.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ AT_ONCE: Final = 1 << 20
 """Numbers made, or compared with classes, in one step."""
 
 BLOCKS_PER_SAMPLE: Final = 512
-"""Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple of 4."""
+"""Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple
+of 4.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +135,8 @@ def fill(site: Site) -> Kernel:
 
 @kernel("MULTINOMIAL")
 def multinomial(site: Site) -> Kernel:
-    """Classes drawn by the exponentials of their finite logits, less the greatest of a row: the first
-    whose running sum, float64, exceeds a uniform part of the whole.
+    """Classes drawn by the exponentials of their finite logits, less the greatest of a row: the
+    first whose running sum, float64, exceeds a uniform part of the whole.
     """
     generator, dtype = Generator.of(site), site.output().dtype.numpy
     if site.input(0).dtype is not DType.FLOAT32:

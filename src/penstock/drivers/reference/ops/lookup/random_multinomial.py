@@ -19,8 +19,8 @@ MASK: Final = 2**64 - 1
 
 @kernel("RANDOM_MULTINOMIAL")
 def random_multinomial(site: Site) -> Kernel:
-    """int32 [batches, samples]; logits that are not finite are never drawn. The same seeds give the same
-    classes at every run; seeds of 0 and 0 are none (`Generator`).
+    """int32 [batches, samples]; logits that are not finite are never drawn. The same seeds give the
+    same classes at every run; seeds of 0 and 0 are none (`Generator`).
     """
     if not site.input(0).dtype.is_float:
         raise site.unsupported_types()

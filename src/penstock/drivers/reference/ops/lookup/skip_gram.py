@@ -21,9 +21,9 @@ SPACES: Final = frozenset(b" \t\n\v\f\r")
 
 @kernel("SKIP_GRAM")
 def skip_gram(site: Site) -> Kernel:
-    """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size` words
-    left out between two of them; with `include_all_ngrams` each run of fewer words after those that
-    begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
+    """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size`
+    words left out between two of them; with `include_all_ngrams` each run of fewer words after
+    those that begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
     """
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
@@ -48,8 +48,8 @@ def skip_gram(site: Site) -> Kernel:
 
 
 def _words(text: bytes) -> list[bytes]:
-    """What stands between spaces. A word behind a space that the text begins with is not counted, as in
-    TFLite's kernel.
+    """What stands between spaces. A word behind a space that the text begins with is not counted,
+    as in TFLite's kernel.
     """
     words: list[bytes] = []
     start = 0

@@ -1,1 +1,3 @@
-"""Shared by the operations: fixed-point and real arithmetic, scales, products, parts of large arrays."""
+"""Shared by the operations: fixed-point and real arithmetic, scales, products, parts of large
+arrays.
+"""

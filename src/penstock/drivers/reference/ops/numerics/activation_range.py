@@ -20,7 +20,8 @@ BOUNDS: Final[dict[str, tuple[float | None, float | None]]] = {
 }
 """(lowest, highest) real value of each fused activation; None: unbounded.
 
-TFLite's layers clamp and know no other activation: where a file asks for TANH or SIGN_BIT, they apply none.
+TFLite's layers clamp and know no other activation: where a file asks for TANH or SIGN_BIT, they
+apply none.
 """
 
 
@@ -45,8 +46,8 @@ def clamp_in_place(values: NDArray, activation: str) -> NDArray:
 
 
 def clamp_to_finite(values: NDArray, activation: str) -> NDArray:
-    """`clamp_in_place` of float32 values as layers and pooling have it: what the activation does not bound ends with the
-    greatest float, so that infinities become finite.
+    """`clamp_in_place` of float32 values as layers and pooling have it: what the activation does
+    not bound ends with the greatest float, so that infinities become finite.
     """
     low, high = activation_bounds(activation)
     least = -GREATEST if low is None else np.float32(low)

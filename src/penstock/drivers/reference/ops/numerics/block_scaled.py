@@ -18,8 +18,8 @@ from penstock.ir import DType, NDArray
 
 
 def block_scaled(site: Site) -> Kernel:
-    """Rows quantised asymmetrically at run time, their products summed as integers in each block, the sums of
-    blocks weighed by the scales.
+    """Rows quantised asymmetrically at run time, their products summed as integers in each block,
+    the sums of blocks weighed by the scales.
     """
     source, weights, target = site.input(0), site.input(1), site.output()
     if not (source.dtype is target.dtype is DType.FLOAT32 and weights.dtype is DType.INT4):

@@ -1,7 +1,7 @@
 """The complementary error function of arrays, which NumPy does not have.
 
-W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation 23
-(1969): three rational functions, to about 1e-15 relative.
+W. J. Cody, "Rational Chebyshev approximations for the error function", Mathematics of Computation
+23 (1969): three rational functions, to about 1e-15 relative.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""FarmHash's 64-bit fingerprint (Fingerprint64, its "na" variant), of many byte strings of one length at once."""
+"""FarmHash's 64-bit fingerprint (Fingerprint64, its "na" variant), of many byte strings of one
+length at once.
+"""
 
 from __future__ import annotations
 

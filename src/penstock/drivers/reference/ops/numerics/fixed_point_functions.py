@@ -1,4 +1,5 @@
-"""Functions of fixed-point numbers, bit for bit as gemmlowp computes them for TFLite's reference kernels.
+"""Functions of fixed-point numbers, bit for bit as gemmlowp computes them for TFLite's reference
+kernels.
 
 A number Qk has k integer bits: its raw int32 value stands for raw / 2**(31 - k). Arrays hold raw
 values as int64.

@@ -38,7 +38,9 @@ NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Quantised rows: *values* [rows, length] int8, and per row a float32 scale and an integer offset."""
+    """Quantised rows: *values* [rows, length] int8, and per row a float32 scale and an integer
+    offset.
+    """
 
     values: NDArray
     scales: NDArray
@@ -46,10 +48,11 @@ class Rows:
 
 
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
-    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has scale 1.
+    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has
+    scale 1.
 
-    A row that is not finite has no range: its scale is not a number, which makes its results none either (TFLite makes
-    integers of what no integer holds, which C++ leaves undefined).
+    A row that is not finite has no range: its scale is not a number, which makes its results none
+    either (TFLite makes integers of what no integer holds, which C++ leaves undefined).
     """
     lost = np.asarray(~np.isfinite(rows).all(axis=1, keepdims=True))
     if lost.any():
@@ -65,7 +68,8 @@ def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
 
 
 def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
-    """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1] or one.
+    """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1]
+    or one.
 
     Their magnitude is at most `reach_of` the mode.
     """
@@ -84,8 +88,9 @@ def reach_of(*, asymmetric: bool) -> int:
 
 
 _Ranges: TypeAlias = tuple[Numbers, Numbers, Numbers, bool]
-"""Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for the only row,
-which is faster; and whether an inverse is infinite: others take no value beyond a symmetric range.
+"""Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for
+the only row, which is faster; and whether an inverse is infinite: others take no value beyond a
+symmetric range.
 """
 
 

@@ -1,4 +1,6 @@
-"""Elementwise functions of large arrays, a part at a time: every pass but the first reads from the cache."""
+"""Elementwise functions of large arrays, a part at a time: every pass but the first reads from the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
 
 
 def by_rows(compute: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
-    """*compute* of an array, whose results have its shape and depend on their row along the last dimension."""
+    """*compute* of an array, whose results have its shape and depend on their row along the last
+    dimension.
+    """
     if x.size <= BLOCK or x.ndim < 2:
         return np.asarray(compute(x))
     rows = x.reshape(-1, x.shape[-1])

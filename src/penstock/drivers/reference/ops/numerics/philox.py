@@ -1,5 +1,5 @@
-"""Philox 4x32-10, a counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3",
-SC'11), and the real numbers that TFLite's random operations make of its words.
+"""Philox 4x32-10, a counter-based generator (Salmon et al., "Parallel Random Numbers: As Easy as 1,
+2, 3", SC'11), and the real numbers that TFLite's random operations make of its words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ LEAST_UNIFORM: Final = np.float32(1.0e-7)
 
 
 def words(key: int, stream: int, position: int, count: int) -> NDArray:
-    """*count* words, uint32, of the generator with a 64-bit *key* and the 64-bit upper half *stream* of
+    """*count* words, uint32, of the generator with a 64-bit *key* and the 64-bit upper half *stream*
+    of
     the counter, from block *position* on.
     """
     blocks = -(-count // WORDS)
@@ -50,7 +51,9 @@ def words(key: int, stream: int, position: int, count: int) -> NDArray:
 
 
 def uniforms(bits: NDArray) -> NDArray:
-    """float32 in [0, 1), one a word: its lowest 23 bits as the fraction of a number from 1 to 2, less 1."""
+    """float32 in [0, 1), one a word: its lowest 23 bits as the fraction of a number from 1 to 2,
+    less 1.
+    """
     fraction = (bits & np.uint32(0x7FFFFF)) | np.uint32(127 << 23)
     return np.asarray(fraction.view(np.float32) - np.float32(1))
 

@@ -1,7 +1,8 @@
 """Matrix products of small integers through floating-point BLAS, where that is exact.
 
-A sum of integer products is exact in any order as long as every partial sum is: it is bounded by the
-sum of the weights' magnitudes times the greatest input, below 2**24 in float32 and 2**53 in float64.
+A sum of integer products is exact in any order as long as every partial sum is: it is bounded by
+the sum of the weights' magnitudes times the greatest input, below 2**24 in float32 and 2**53 in
+float64.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ TILE_BYTES: Final = 1 << 22
 """Work memory of the left side of a product; single rows may exceed it."""
 
 Finish: TypeAlias = Callable[[NDArray, NDArray], None]
-"""Turns sums [rows, columns] into results of the same shape, its second argument; may destroy the sums."""
+"""Turns sums [rows, columns] into results of the same shape, its second argument; may destroy the
+sums.
+"""
 
 
 Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
 """[rows, depth] times [columns, depth] to fresh sums [rows, columns]."""
 
 ORDERED_TILE_ROWS: Final = 256
-"""Bytes of work memory weigh this much more where sums are taken in order: blocks stay in the cache."""
+"""Bytes of work memory weigh this much more where sums are taken in order: blocks stay in the
+cache.
+"""
 
 
 def exact_dtype(bound: float) -> np.dtype[Any]:
@@ -79,9 +84,10 @@ def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
-    """Sums [rows, columns] of float32, taken in float64 and rounded once. BLAS adds in an order that depends on the processor and
-    on where rows and columns stand: of a float32 result that changes something only where the float64 sum lies as near to the
-    middle of two float32 as its own rounding goes.
+    """Sums [rows, columns] of float32, taken in float64 and rounded once. BLAS adds in an order
+    that depends on the processor and on where rows and columns stand: of a float32 result that
+    changes something only where the float64 sum lies as near to the middle of two float32 as its
+    own rounding goes.
     """
     wide = left.astype(np.float64)
     sums = np.empty((len(left), len(columns)), np.float32)
@@ -92,15 +98,16 @@ def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
-    """The same in float32 with every sum begun at zero and its products added in order, each rounded:
-    bit for bit what TFLite's reference kernels get.
+    """The same in float32 with every sum begun at zero and its products added in order, each
+    rounded: bit for bit what TFLite's reference kernels get.
     """
     return _step_by_step(left, columns, None, _add_rounded)
 
 
 def multiply_fused(left: NDArray, columns: NDArray, bias: NDArray | None) -> NDArray:
-    """The same with every sum begun at its column's bias and each product added before it is rounded
-    (IEEE 754 fusedMultiplyAdd, through float64: only a sum within 2**-29 of a tie rounds otherwise).
+    """The same with every sum begun at its column's bias and each product added before it is
+    rounded (IEEE 754 fusedMultiplyAdd, through float64: only a sum within 2**-29 of a tie rounds
+    otherwise).
     """
     return _step_by_step(left, columns, bias, _add_fused)
 

@@ -39,8 +39,8 @@ def reader(operand: Operand, role: str) -> Read:
 
 
 def writer(operand: Operand, role: str) -> Write:
-    """Real values to those *operand* holds, rounded once: halves away from zero, saturating, and what is
-    not a number to the zero point.
+    """Real values to those *operand* holds, rounded once: halves away from zero, saturating, and
+    what is not a number to the zero point.
     """
     dtype = operand.dtype.numpy
     if operand.dtype in FLOATING:

@@ -1,8 +1,8 @@
 """Accumulators of integer products to stored values, bit for bit as TFLite's reference kernels.
 
 Most accumulators fit float64 arithmetic exactly, which NumPy runs several times faster than 64-bit
-integer arithmetic; a `Requantizer` proves that from bounds when it is made, and otherwise computes in
-integers.
+integer arithmetic; a `Requantizer` proves that from bounds when it is made, and otherwise computes
+in integers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 BLOCK: Final = 1 << 15
-"""Elements worked on at a time, so that every pass but the first reads from the processor's cache."""
+"""Elements worked on at a time, so that every pass but the first reads from the processor's cache.
+"""
 
 PERIOD: Final = 1 << 11
-"""Least length of the per-channel vectors, repeated for few channels: NumPy's inner loops want it."""
+"""Least length of the per-channel vectors, repeated for few channels: NumPy's inner loops want it.
+"""
 
 
 class Requantizer:
     """Adds the bias, scales, adds the output's zero point and clamps.
 
-    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel, or
+    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel,
+    or
     None; *bound* the greatest magnitude of an accumulator before the bias, a channel or for all.
     With *wide*, accumulators have 64 bits and are scaled as kernels with such accumulators do it;
     otherwise they have 32 bits.
@@ -80,12 +83,12 @@ class Requantizer:
     def _prepare(self, bound: NDArray) -> None:
         """Decides whether float64 is exact, and computes the vectors of `_in_floats`.
 
-        Products with the mantissa over 2**31 are multiples of 2**-31, so below 2**22 they are exact.
-        They stay below it if accumulators do, or else wherever the result does not saturate: what
-        does not has fewer than *bits* bits after the right shift, and rounding is monotone, so that
-        what is beyond 2**22 saturates either way. Ties of the second rounding are pushed away from
-        zero by a factor that is too small to move anything else across a half. Wide products are
-        multiples of 2**(shift - 15) below 2**52 of them, and so is what is added to them.
+        Products with the mantissa over 2**31 are multiples of 2**-31, so below 2**22 they are
+        exact. They stay below it if accumulators do, or else wherever the result does not saturate:
+        what does not has fewer than *bits* bits after the right shift, and rounding is monotone, so
+        that what is beyond 2**22 saturates either way. Ties of the second rounding are pushed away
+        from zero by a factor that is too small to move anything else across a half. Wide products
+        are multiples of 2**(shift - 15) below 2**52 of them, and so is what is added to them.
         """
         bias, total = self._bias, bound + np.abs(self._bias.astype(np.float64))
         left, right = np.maximum(self._shifts, 0), np.maximum(-self._shifts, 0)
@@ -176,8 +179,10 @@ class Requantizer:
 class RealRequantizer:
     """Scales in float64 and rounds once, halves away from zero, as FULLY_CONNECTED does.
 
-    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel; *bound* the greatest
-    magnitude of an accumulator before the bias, a channel. Accumulators wrap at 32 bits, at 64 where they are *wide*.
+    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel;
+    *bound* the greatest
+    magnitude of an accumulator before the bias, a channel. Accumulators wrap at 32 bits, at 64
+    where they are *wide*.
     """
 
     def __init__(

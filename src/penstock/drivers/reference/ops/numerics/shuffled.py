@@ -1,8 +1,9 @@
 """FULLY_CONNECTED whose weights the converter has reordered: the format SHUFFLED4x16INT8.
 
-The weights [units, depth] lie in blocks of 4 rows and 16 columns, one row of a block after the other, and their highest
-bit is flipped, which makes int8 of them. Both zero points count as 128, whatever the operands say. The second output is the
-work space of TFLite's kernel, which holds the input, its highest bit flipped, in the same blocks.
+The weights [units, depth] lie in blocks of 4 rows and 16 columns, one row of a block after the
+other, and their highest bit is flipped, which makes int8 of them. Both zero points count as 128,
+whatever the operands say. The second output is the work space of TFLite's kernel, which holds the
+input, its highest bit flipped, in the same blocks.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ FLIP: Final = np.uint8(0x80)
 
 
 def shuffled_layer(site: Site) -> Kernel:
-    """uint8 inputs [1 or 4, depth] and weights [units, depth] to int16 [rows, units]; units are a multiple of 4, depth one
-    of 16.
+    """uint8 inputs [1 or 4, depth] and weights [units, depth] to int16 [rows, units]; units are a
+    multiple of 4, depth one of 16.
     """
     types = [site.input(0).dtype, site.input(1).dtype, site.output().dtype]
     if types != [DType.UINT8, DType.UINT8, DType.INT16]:

@@ -44,7 +44,8 @@ def look_up(table: NDArray, x: NDArray) -> NDArray:
 def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
     """The kernel of a function of one quantised operand.
 
-    *compute* maps stored values (int64) to stored results, which are clamped to the output's type here.
+    *compute* maps stored values (int64) to stored results, which are clamped to the output's type
+    here.
     """
     given, made = site.input(0).dtype, site.output().dtype
     results = np.clip(compute(stored_values(given)), *integer_range(made))
@@ -61,7 +62,8 @@ def tabulated_reals(site: Site, function: Callable[[NDArray], NDArray]) -> Kerne
     """The kernel of a real function of one quantised operand, as TFLite's lookup tables have it.
 
     *function* maps float32 to float32. For 8 bits the table has every result; for int16 it has
-    512 steps of input, each corrected by half its error in the middle, between which is interpolated.
+    512 steps of input, each corrected by half its error in the middle, between which is
+    interpolated.
     """
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
@@ -104,7 +106,9 @@ def interpolation_table(
     function: Callable[[NDArray], NDArray],
     real: type[np.floating[Any]],
 ) -> NDArray:
-    """The 513 points of an int16 table: (scale, zero point) of input and output, arithmetic in *real*."""
+    """The 513 points of an int16 table: (scale, zero point) of input and output, arithmetic in
+    *real*.
+    """
     (in_scale, in_zero), (out_scale, out_zero) = given, made
     low, high = integer_range(DType.INT16)
     # Arrays of one element, so that every step is rounded as *real* is.
@@ -126,7 +130,8 @@ def interpolation_table(
 
 
 def interpolate(table: NDArray, stored: NDArray) -> NDArray:
-    """Values of an `interpolation_table` at int16 values: 9 bits choose the step, 7 the place in it.
+    """Values of an `interpolation_table` at int16 values: 9 bits choose the step, 7 the place in
+    it.
 
     Slopes and results wrap at 16 bits.
     """

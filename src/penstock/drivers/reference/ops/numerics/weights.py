@@ -83,8 +83,9 @@ def centred(values: NDArray, operand: Operand) -> NDArray:
 def channel_scales(operand: Operand, axis: int) -> NDArray:
     """The weights' scales, float64: one, or one a channel along *axis*.
 
-    Of matrices, TFLite's kernels take the scales for those of the channels, in order, whatever dimension they are said to
-    belong to, and leave out those that are too many. Others along another dimension, and too few, are `Unsupported`.
+    Of matrices, TFLite's kernels take the scales for those of the channels, in order, whatever
+    dimension they are said to belong to, and leave out those that are too many. Others along
+    another dimension, and too few, are `Unsupported`.
     """
     quantization = operand.quantization
     if quantization is None:
@@ -160,9 +161,11 @@ class Scaling:
         return np.asarray(product / target)
 
     def requantizer(self, bound: NDArray, sums: NDArray, bias: NDArray | None) -> Requantizer:
-        """The requantizer of a layer whose sums, of inputs that are not centred, are at most *bound*.
+        """The requantizer of a layer whose sums, of inputs that are not centred, are at most
+        *bound*.
 
-        *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero point
+        *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero
+        point
         of the input takes its share off the bias.
         """
         return Requantizer(

@@ -33,7 +33,9 @@ BIDIRECTIONAL_STATES = (35, 36, 37, 38)
 
 @kernel("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM")
 def lstm(site: Site) -> Kernel:
-    """Float, hybrid, and integer with int8 activations and an int16 cell state; one step, or a sequence."""
+    """Float, hybrid, and integer with int8 activations and an int16 cell state; one step, or a
+    sequence.
+    """
     if site.attributes.get("kernel_type") == "BASIC":
         return basic_lstm(site)
     if site.input(0).dtype is DType.INT8:

@@ -62,7 +62,9 @@ def basic_lstm(site: Site) -> Kernel:
 
 
 def _results(site: Site, *results: NDArray) -> list[NDArray]:
-    """Activation, state, joined input and gates; then activation and state once more, as the new ones."""
+    """Activation, state, joined input and gates; then activation and state once more, as the new
+    ones.
+    """
     pairs = zip((*results, *results[:2]), site.outputs, strict=False)
     return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
 
@@ -136,10 +138,11 @@ def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
 @kernel("QUANTIZED_16BIT_LSTM")
 def quantized_16bit_lstm(site: Site) -> Kernel:
     """The integer kernel with a matrix for each gate; scales and zero points as NNAPI fixes them:
-    1/128 and 128 for the activations, 2**-11 for the cell state, and for the biases the weights' over 128.
+    1/128 and 128 for the activations, 2**-11 for the cell state, and for the biases the weights'
+    over 128.
 
-    NNAPI puts the recurrent weights before the input's, and the input before the previous output: the
-    first columns of the joined weights meet the input, whichever matrix they come from.
+    NNAPI puts the recurrent weights before the input's, and the input before the previous output:
+    the first columns of the joined weights meet the input, whichever matrix they come from.
     """
     wanted = [*[DType.UINT8] * 9, *[DType.INT32] * 4, DType.INT16, DType.UINT8]
     if [site.input(i).dtype for i in range(len(wanted))] != wanted:

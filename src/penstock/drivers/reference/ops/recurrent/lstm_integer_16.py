@@ -136,7 +136,9 @@ class Memory16:
         )
 
     def run(self, source: NDArray, state: Memory) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state afterwards."""
+        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state
+        afterwards.
+        """
         steps, batch, _ = source.shape
         shape = batch, len(self._gates), self.cells
         sums = clamp_16(self._input(rows_of(source))).reshape(steps, *shape)
@@ -194,8 +196,8 @@ class Peephole:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Layer normalisation of one gate: int16 *coefficients*, int32 *bias*, the multiplier to Q3, and
-    the variance that is taken where there is none.
+    """Layer normalisation of one gate: int16 *coefficients*, int32 *bias*, the multiplier to Q3,
+    and the variance that is taken where there is none.
     """
 
     coefficients: NDArray
@@ -216,7 +218,9 @@ class Norm:
         )
 
     def __call__(self, sums: NDArray) -> NDArray:
-        """int16 sums [batch, cells] to int16 gates in Q3; products with the coefficients wrap at 32 bits."""
+        """int16 sums [batch, cells] to int16 gates in Q3; products with the coefficients wrap at 32
+        bits.
+        """
         cells = sums.shape[1]
         mean = _quotient(sums.sum(axis=1) * RESOLUTION, cells)
         squares = np.square(sums).sum(axis=1)

@@ -51,7 +51,9 @@ CELL_POWER = -15
 
 @dataclass(frozen=True, slots=True)
 class Intermediates:
-    """Scales and zero points of, for each gate in turn, the sum, the input's and the recurrent product."""
+    """Scales and zero points of, for each gate in turn, the sum, the input's and the recurrent
+    product.
+    """
 
     scales: tuple[np.float32, ...]
     zero_points: tuple[int, ...]
@@ -91,7 +93,9 @@ class Memory8:
         )
 
     def run(self, source: NDArray, state: Memory) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state afterwards."""
+        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state
+        afterwards.
+        """
         steps, batch, _ = source.shape
         rows = rows_of(source)
         inputs = {g: p.from_input(rows).reshape(steps, batch, -1) for g, p in self._parts.items()}

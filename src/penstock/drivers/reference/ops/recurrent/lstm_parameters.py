@@ -73,8 +73,9 @@ class Positions:
 def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
     """The gates that this direction computes: all, or all but the input gate (CIFG).
 
-    Input weights without elements are none to TFLite's kernels, whose pointer to them is null: the input gate is coupled.
-    `Unsupported` where a gate has only some of its parameters, as TFLite's kernels refuse it.
+    Input weights without elements are none to TFLite's kernels, whose pointer to them is null: the
+    input gate is coupled. `Unsupported` where a gate has only some of its parameters, as TFLite's
+    kernels refuse it.
     """
     coupled = not site.has(positions.weights(INPUT))
     gates = [FORGET, CELL, OUTPUT] if coupled else [INPUT, FORGET, CELL, OUTPUT]

@@ -77,7 +77,8 @@ class RealMemory:
     def run(
         self, source: NDArray, auxiliary: NDArray | None, state: Memory, *, backward: bool = False
     ) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] for *source* [time, batch, size], and the state afterwards.
+        """Outputs [time, batch, outputs] for *source* [time, batch, size], and the state
+        afterwards.
 
         *auxiliary* is [time, batch, its size], used where there are weights for it.
         """

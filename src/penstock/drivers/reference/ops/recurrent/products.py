@@ -33,8 +33,8 @@ Product: TypeAlias = Callable[[NDArray], NDArray]
 def with_parameters(
     site: Site, positions: Sequence[int], prepare: Callable[[Arrays], Kernel]
 ) -> Kernel:
-    """The kernel that *prepare* makes of the inputs at *positions*, those that are given: once where all
-    are constants, else at each run.
+    """The kernel that *prepare* makes of the inputs at *positions*, those that are given: once
+    where all are constants, else at each run.
 
     Whatever *prepare* refuses is refused at once, as far as shapes are known.
     """

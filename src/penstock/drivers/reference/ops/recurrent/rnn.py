@@ -33,8 +33,8 @@ from penstock.ir import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions of inputs: weights, recurrent weights and bias from *first* on, *state*, and the weights
-    of an auxiliary input.
+    """Positions of inputs: weights, recurrent weights and bias from *first* on, *state*, and the
+    weights of an auxiliary input.
     """
 
     first: int

@@ -90,8 +90,8 @@ def _real(site: Site) -> Kernel:
 def _integer(site: Site) -> Kernel:
     """Both scalings go through quantised multipliers of ratios that are taken in float32.
 
-    Sums over time wrap at 32 bits. RELU alone is known, and left to the output's type: TFLite's kernel
-    takes it that the output's zero point is the least value there is.
+    Sums over time wrap at 32 bits. RELU alone is known, and left to the output's type: TFLite's
+    kernel takes it that the output's zero point is the least value there is.
     """
     activation = site.attributes.text("fused_activation_function")
     require(activation == "RELU", f"an integer SVDF with the activation {activation}")

@@ -1,8 +1,8 @@
 """The nonlinearities of integer recurrent cells, as tables over int16.
 
-Two kinds: gemmlowp's 16-bit fixed-point functions, whose every step rounds to 16 bits, and functions
-of real values that are cut off to 15 bits. A number Qk has k integer bits: its raw value stands for
-raw / 2**(15 - k). Tables are indexed by stored values: negative ones count from the end.
+Two kinds: gemmlowp's 16-bit fixed-point functions, whose every step rounds to 16 bits, and
+functions of real values that are cut off to 15 bits. A number Qk has k integer bits: its raw value
+stands for raw / 2**(15 - k). Tables are indexed by stored values: negative ones count from the end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def logistic_q3() -> NDArray:
 
 @cache
 def tanh_of(integer_bits: int) -> NDArray:
-    """The hyperbolic tangent in Q0 of every value of Q*integer_bits*, which is 0 to `MOST_INTEGER_BITS`."""
+    """The hyperbolic tangent in Q0 of every value of Q*integer_bits*, which is 0 to
+    `MOST_INTEGER_BITS`.
+    """
     x = stored_values(DType.INT16)
     half = _twice_the_reciprocal(_exp_on_negative_values(np.where(x < 0, x, -x), integer_bits + 1))
     size = _shift_saturating(half - _ONE_Q2, 2)

@@ -13,8 +13,8 @@ from penstock.ir import DType, NDArray
 
 @kernel("RFFT2D")
 def rfft2d(site: Site) -> Kernel:
-    """The Fourier transform of the last two dimensions, cut or padded with zeros to the lengths given; the
-    last keeps its non-negative frequencies. Computed in float64, returned as complex64.
+    """The Fourier transform of the last two dimensions, cut or padded with zeros to the lengths
+    given; the last keeps its non-negative frequencies. Computed in float64, returned as complex64.
     """
     require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
 

@@ -26,8 +26,8 @@ MEL_SCALE = 1127.0
 
 @kernel("CUSTOM:AudioSpectrogram")
 def audio_spectrogram_kernel(site: Site) -> Kernel:
-    """Magnitudes, or their squares, of the Fourier transforms of periodic Hann windows of each channel,
-    padded with zeros to a power of two.
+    """Magnitudes, or their squares, of the Fourier transforms of periodic Hann windows of each
+    channel, padded with zeros to a power of two.
     """
     require(site.input(0).dtype is DType.FLOAT32, "AudioSpectrogram of other than float32")
     options = audio_spectrogram(site.attributes)
@@ -64,8 +64,8 @@ def _bound(elements: int, most: int, what: str) -> None:
 
 @kernel("CUSTOM:Mfcc")
 def mfcc_kernel(site: Site) -> Kernel:
-    """Cepstral coefficients of squared spectra: triangular mel filters over the magnitudes, logarithms, and a
-    cosine transform.
+    """Cepstral coefficients of squared spectra: triangular mel filters over the magnitudes,
+    logarithms, and a cosine transform.
     """
     require(site.input(0).dtype is DType.FLOAT32, "Mfcc of other than float32")
     options = mfcc(site.attributes)
@@ -96,9 +96,10 @@ def _mel(frequency: float | NDArray) -> NDArray:
 
 
 def mel_filters(options: Mfcc, bins: int, rate: float) -> NDArray | None:
-    """Weights [bins, channels] of triangles that overlap by half, evenly spaced in mel between the two
-    frequency limits. *rate* is in samples a second; bin 0 and what lies outside the limits have no weight.
-    None where the spectrum ends below the upper limit: then TFLite's coefficients are all 0.
+    """Weights [bins, channels] of triangles that overlap by half, evenly spaced in mel between the
+    two frequency limits. *rate* is in samples a second; bin 0 and what lies outside the limits have
+    no weight. None where the spectrum ends below the upper limit: then TFLite's coefficients are
+    all 0.
     """
     low, high = options.lower_frequency_limit, options.upper_frequency_limit
     if not (bins > 1 and rate > 0 and 0 <= low < high):

@@ -1,7 +1,7 @@
 """StableHLO's functions of single elements.
 
-Operands have one shape; a scalar beside an array is taken for each of its elements, so that a region
-may be run on many elements at once (`Region`).
+Operands have one shape; a scalar beside an array is taken for each of its elements, so that a
+region may be run on many elements at once (`Region`).
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def remainder(a: NDArray, b: NDArray) -> NDArray:
 
 
 def powered(a: NDArray, b: NDArray) -> NDArray:
-    """`a` to the power of `b`; of integers modulo their width, negative exponents truncated to 0 or +-1."""
+    """`a` to the power of `b`; of integers modulo their width, negative exponents truncated to 0 or
+    +-1.
+    """
     if a.dtype.kind not in "iu":
         return np.asarray(np.power(a, b))
     negative = b < 0

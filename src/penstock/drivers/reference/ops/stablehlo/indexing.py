@@ -27,8 +27,8 @@ UFUNCS: Final[dict[str, Any]] = {
 
 
 def index_vectors(indices: NDArray, axis: int) -> NDArray:
-    """Index vectors [batch dimensions ..., length]; *axis* is the one they stand along, which may be the
-    one behind the last.
+    """Index vectors [batch dimensions ..., length]; *axis* is the one they stand along, which may
+    be the one behind the last.
     """
     if axis == indices.ndim:
         return indices[..., np.newaxis]
@@ -44,8 +44,8 @@ def _distinct(values: Sequence[int], bound: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Slices of an operand: their *sizes*, which dimensions an index vector moves (*moved*), and which
-    are left out of the slices (*dropped*, of size 1).
+    """Slices of an operand: their *sizes*, which dimensions an index vector moves (*moved*), and
+    which are left out of the slices (*dropped*, of size 1).
     """
 
     sizes: tuple[int, ...]
@@ -53,8 +53,8 @@ class Slices:
     dropped: tuple[int, ...]
 
     def check(self, shape: tuple[int, ...], length: int, *, inside: bool) -> None:
-        """`ShapeMismatch` unless slices and index vectors of *length* are those of an operand of *shape*,
-        and fit into it where they must lie *inside*.
+        """`ShapeMismatch` unless slices and index vectors of *length* are those of an operand of
+        *shape*, and fit into it where they must lie *inside*.
         """
         if len(shape) != len(self.sizes) or any(
             size < 0 or (inside and size > whole)
@@ -77,7 +77,8 @@ class Slices:
     def starts(self, vectors: NDArray, shape: tuple[int, ...], *, clamped: bool) -> list[Any]:
         """Where slices start in each dimension: for each index vector, or 0.
 
-        *clamped* moves slices into the operand; else indices are brought near it, out of it as they are.
+        *clamped* moves slices into the operand; else indices are brought near it, out of it as they
+        are.
         """
         found: list[Any] = [0] * len(shape)
         for at, axis in enumerate(self.moved):
@@ -140,7 +141,9 @@ def gather(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SCATTER")
 def scatter(site: Site) -> Kernel:
-    """Updates combined into the operand at index vectors, in row-major order; elements beyond it are left out."""
+    """Updates combined into the operand at index vectors, in row-major order; elements beyond it
+    are left out.
+    """
     require(
         len(site.inputs) == 3 and len(site.outputs) == 1, "STABLEHLO_SCATTER of several operands"
     )

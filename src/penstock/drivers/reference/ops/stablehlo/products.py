@@ -24,8 +24,8 @@ EXACT: Final = 2.0**53
 
 
 def _sum_dtype(site: Site) -> np.dtype[Any]:
-    """What products are summed in: the result's type, but float32 for small floats and int64 for integers,
-    whose low bits are the same in any width.
+    """What products are summed in: the result's type, but float32 for small floats and int64 for
+    integers, whose low bits are the same in any width.
     """
     made = site.output().dtype
     for operand in (site.input(0), site.input(1), site.output()):

@@ -1,5 +1,6 @@
-"""STABLEHLO_RNG_BIT_GENERATOR: counter-based generators (Salmon, Moraes, Dror and Shaw, "Parallel random
-numbers: as easy as 1, 2, 3", 2011). The state is a key and the next counter, in words of 64 bits.
+"""STABLEHLO_RNG_BIT_GENERATOR: counter-based generators (Salmon, Moraes, Dror and Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", 2011). The state is a key and the next counter, in words of 64
+bits.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def threefry(key: NDArray, counter: NDArray) -> Words:
 
 
 def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
-    """The counters of *blocks* blocks, low words, and the state after them; nothing is carried beyond."""
+    """The counters of *blocks* blocks, low words, and the state after them; nothing is carried
+    beyond.
+    """
     after = state.copy()
     after[1:2] += np.uint64(blocks)
     return state[1] + np.arange(blocks, dtype=np.uint64), after

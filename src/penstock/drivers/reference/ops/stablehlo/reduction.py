@@ -32,7 +32,9 @@ LOOKS: Final = 1024
 
 @kernel("STABLEHLO_REDUCE")
 def reduce(site: Site) -> Kernel:
-    """Operands reduced together along dimensions, neighbours first; then the initial values before them."""
+    """Operands reduced together along dimensions, neighbours first; then the initial values before
+    them.
+    """
     count = _operand_count(site)
     apply = region(site, "body_subgraph_index", 2 * count)
     axes = site.attributes.integers("dimensions")

@@ -1,4 +1,6 @@
-"""Regions of StableHLO operations: subgraphs of scalars, run on many elements at once where that is the same."""
+"""Regions of StableHLO operations: subgraphs of scalars, run on many elements at once where that is
+the same.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def is_scalar_region(graph: Subgraph) -> bool:
 
 
 def combiner(graph: Subgraph) -> Combine | None:
-    """The one function of two elements that *graph* is, in either order of operands; None where it is more."""
+    """The one function of two elements that *graph* is, in either order of operands; None where it
+    is more.
+    """
     if len(graph.operations) != 1 or len(graph.inputs) != 2:
         return None
     (operation,) = graph.operations

@@ -39,7 +39,8 @@ def sorted_lines(lines: Sequence[NDArray], before: Apply) -> list[NDArray]:
     """Arrays [n, ...] sorted together along their first dimension, all lines at once.
 
     Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2, algorithm M): every
-    step compares pairs that do not touch each other. Ties are broken by the place an element came from.
+    step compares pairs that do not touch each other. Ties are broken by the place an element came
+    from.
     """
     shape = lines[0].shape
     origin = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))

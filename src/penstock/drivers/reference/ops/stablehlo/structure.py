@@ -1,4 +1,6 @@
-"""StableHLO operations that move elements, or make them of their places, and leave their values alone."""
+"""StableHLO operations that move elements, or make them of their places, and leave their values
+alone.
+"""
 
 from __future__ import annotations
 

@@ -135,7 +135,9 @@ def zeros_like(site: Site) -> Kernel:
 
 @kernel("RANGE")
 def arange(site: Site) -> Kernel:
-    """start, start + delta, ... up to the limit, which is left out; floats add delta again and again."""
+    """start, start + delta, ... up to the limit, which is left out; floats add delta again and
+    again.
+    """
     dtype = site.output().dtype
     if dtype not in {DType.FLOAT32, DType.INT32, DType.INT64}:
         raise site.unsupported_types()

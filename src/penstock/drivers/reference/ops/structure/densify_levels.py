@@ -1,8 +1,9 @@
 """DENSIFY_LEVELS: sparse tensors as dense ones (NNAPI's experimental DENSIFY).
 
-The format is TACO's (Kjolstad et al., "The Tensor Algebra Compiler", 2017): a tensor is a tree, each
-level of which is one dimension or one block of a dimension, and the values are its leaves. A dense level
-has all children of every node; a compressed one lists them, as segments and indices do the rows of CSR.
+The format is TACO's (Kjolstad et al., "The Tensor Algebra Compiler", 2017): a tensor is a tree,
+each level of which is one dimension or one block of a dimension, and the values are its leaves. A
+dense level has all children of every node; a compressed one lists them, as segments and indices do
+the rows of CSR.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ COMPRESSED = 1
 
 
 class Level(NamedTuple):
-    """One level: the axis of the dense tensor it belongs to, its size, and for a compressed one its lists."""
+    """One level: the axis of the dense tensor it belongs to, its size, and for a compressed one its
+    lists.
+    """
 
     axis: int
     size: int
@@ -55,7 +58,9 @@ def densify_levels(site: Site) -> Kernel:
 
 
 def read_levels(inputs: Sequence[NDArray | None]) -> tuple[list[Level], int]:
-    """The levels in order, and the rank of the dense tensor; `InputError` where they contradict each other."""
+    """The levels in order, and the rank of the dense tensor; `InputError` where they contradict
+    each other.
+    """
     order, formats, sizes = (given(inputs[i]).reshape(-1).tolist() for i in (1, 3, 4))
     blocks = inputs[2].reshape(-1).tolist() if inputs[2] is not None else []
     rank = len(order) - len(blocks)
@@ -99,8 +104,8 @@ def _check_lists(level: Level, at: int) -> None:
 def descend(levels: Sequence[Level], rank: int, count: int) -> tuple[NDArray, list[NDArray]]:
     """The leaves of the tree: their places among *count* values, and their indexes along each axis.
 
-    `InputError` where the tree has nodes that the next level's segments, or the values, do not reach;
-    so it is never larger than they are.
+    `InputError` where the tree has nodes that the next level's segments, or the values, do not
+    reach; so it is never larger than they are.
     """
     nodes = np.zeros(1, np.int64)
     places = [np.zeros(1, np.int64) for _ in range(rank)]

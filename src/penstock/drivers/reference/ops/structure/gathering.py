@@ -59,7 +59,9 @@ def _check_indices(indices: NDArray, size: int) -> None:
 
 
 def _split_indices(indices: NDArray, shape: tuple[int, ...]) -> tuple[NDArray, ...]:
-    """The index vectors along the last dimension, one array for each of the first dimensions of *shape*."""
+    """The index vectors along the last dimension, one array for each of the first dimensions of
+    *shape*.
+    """
     depth = indices.shape[-1] if indices.ndim else 1
     if depth > len(shape):
         raise ShapeMismatch(f"indexes of {depth} numbers into a shape {shape}")

@@ -27,8 +27,8 @@ from penstock.ir import DType, NDArray, Quantization
 
 @kernel("CONCATENATION")
 def concatenation(site: Site) -> Kernel:
-    """The inputs one after another along an axis; uint8 ones are brought to the output's scale, int16 ones
-    keep their stored values, as TFLite has it.
+    """The inputs one after another along an axis; uint8 ones are brought to the output's scale,
+    int16 ones keep their stored values, as TFLite has it.
     """
     axis = site.attributes.integer("axis")
     activation = site.attributes.text("fused_activation_function")

@@ -29,7 +29,8 @@ def transpose(site: Site) -> Kernel:
 
 @kernel("PAD", "PADV2")
 def pad(site: Site) -> Kernel:
-    """Before and after each dimension zeros (quantised: the output's zero point), or a given scalar.
+    """Before and after each dimension zeros (quantised: the output's zero point), or a given
+    scalar.
 
     Signed integers of 8 and 16 bits count as quantised where the input is (TFLite).
     """
@@ -46,8 +47,8 @@ def pad(site: Site) -> Kernel:
 
 
 def _zero(operand: Operand) -> int:
-    """What stands for 0. Types that kernels do not quantise have parameters beside them now and then, which say nothing;
-    of scales a channel the kernels take neither scale nor zero point.
+    """What stands for 0. Types that kernels do not quantise have parameters beside them now and
+    then, which say nothing; of scales a channel the kernels take neither scale nor zero point.
     """
     quantization = operand.quantization
     if operand.dtype not in QUANTIZED or quantization is None or quantization.per_channel:

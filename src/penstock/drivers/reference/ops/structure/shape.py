@@ -23,7 +23,9 @@ def dimensions(value: NDArray | None) -> tuple[int, ...]:
 
 
 def scalar(value: NDArray | None, what: str) -> NDArray:
-    """The one element of an input, with no dimensions; `ShapeMismatch` where it has none or several."""
+    """The one element of an input, with no dimensions; `ShapeMismatch` where it has none or
+    several.
+    """
     array = np.asarray(value)
     if array.size != 1:
         raise ShapeMismatch(f"{what} of shape {array.shape}, where one element is needed")
@@ -62,7 +64,9 @@ def reshape(site: Site) -> Kernel:
 
 
 def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
-    """One dimension may be -1, whatever remains: where there is a 0, of the dimensions that are none (LiteRT)."""
+    """One dimension may be -1, whatever remains: where there is a 0, of the dimensions that are
+    none (LiteRT).
+    """
     if target.count(-1) > 1 or any(d < -1 for d in target):
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
     known = math.prod(d for d in target if d != -1)

@@ -39,8 +39,8 @@ def slice_block(site: Site) -> Kernel:
 
 @kernel("STRIDED_SLICE")
 def strided_slice(site: Site) -> Kernel:
-    """Every stride-th element from begin to end in each dimension, with masks by position: bounds left
-    open, one ellipsis, new dimensions, and dimensions that keep one element and go.
+    """Every stride-th element from begin to end in each dimension, with masks by position: bounds
+    left open, one ellipsis, new dimensions, and dimensions that keep one element and go.
     """
     attributes = site.attributes
     require(len(site.inputs) == 4, "STRIDED_SLICE without begin, end and strides")
