@@ -35,9 +35,8 @@ class Verdict:
     """Whether a subject keeps to a class on a network.
 
     *cases* is how many cases were compared; *outputs* says why one of them lies beyond the class,
-    None where none does.
-    *judged* of *operations* ran alone; *beyond* of them lie beyond the class, of which *departures*
-    names the first.
+    None where none does. *judged* of *operations* ran alone; *beyond* of them lie beyond the class,
+    of which *departures* names the first.
     """
 
     cases: int

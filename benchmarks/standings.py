@@ -14,7 +14,8 @@ Race: TypeAlias = dict[str, Any]
 
 SHARE: Final = 0.98
 GRACE_S: Final = 10e-6
-"""A row is lost where Penstock's time is more than the best competitor's over SHARE, and GRACE_S.
+"""A row is lost where Penstock's time is more than the best competitor's over SHARE, and
+GRACE_S.
 """
 
 COUNTED_MACS: Final = 1_000_000

@@ -113,7 +113,8 @@ WRAPPED: Final = (
     ("penstock.sealed.keyring_store", "KeyringStore", "key", "key store"),
     ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),
 )
-"""Where the time of a warm start goes: functions by module and class, and what they are counted as.
+"""Where the time of a warm start goes: functions by module and class, and what they are
+counted as.
 """
 
 

@@ -33,8 +33,8 @@ def doubling() -> Model:
 
 
 class Contest:
-    """*seconds* of it on the device *name*: `calls` by kind, those that were `refused`, the `slowest`,
-    and `problems`.
+    """*seconds* of it on the device *name*: `calls` by kind, those that were `refused`, the
+    `slowest`, and `problems`.
     """
 
     def __init__(self, name: str, *, isolate: bool, seconds: float, seed: int) -> None:

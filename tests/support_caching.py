@@ -52,8 +52,7 @@ class CachingDevice(NumpyDevice):
     *status*.
 
     Everything asked is kept in `calls`. What it prepared it remembers by token: the bytes do not
-    stand for it.
-    *on_prepare* is called in each compile.
+    stand for it. *on_prepare* is called in each compile.
     """
 
     def __init__(

@@ -28,7 +28,8 @@ from penstock.kernels.device import PreparedKernels
 
 NAME: Final = "com.example.fibonacci"
 COUNT, QUANT64 = 0, 1
-"""Operand types: a scalar of 64 bits, and a tensor of 64-bit numbers with a scale and a zero point.
+"""Operand types: a scalar of 64 bits, and a tensor of 64-bit numbers with a scale and a
+zero point.
 """
 
 SERIES, HINTS = 0, 7

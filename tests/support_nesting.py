@@ -21,8 +21,8 @@ X: Final = np.array([1, -2], np.float32)
 
 
 def nested(kind: Kind, depth: int, *, shared: bool = False) -> Model:
-    """*depth* subgraphs, each entered by the one before; the last doubles x. The inputs are a flag and
-    x.
+    """*depth* subgraphs, each entered by the one before; the last doubles x. The inputs are a flag
+    and x.
 
     IF: the other branch negates x, unless both branches are one *shared* subgraph. WHILE: each loop
     has one round where the flag is true. CALL: where *shared*, each level enters the next twice.

@@ -19,9 +19,8 @@ def open_batch() -> Model:
 
 
 def check_open_batch(device: Device) -> None:
-    """*device* refuses it and names the remedy, runs it for the shapes given, and takes it over from
-    `reference` in the run
-    that tells its shape.
+    """*device* refuses it and names the remedy, runs it for the shapes given, and takes it over
+    from `reference` in the run that tells its shape.
     """
     x = np.array([[-1, 2, -3, 4]] * 3, np.float32)
     with pytest.raises(PlacementError, match="shapes= makes it known"):

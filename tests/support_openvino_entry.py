@@ -108,8 +108,8 @@ class OpenVinoEntry:
 
     def refuse(self, kind: type[CacheError], bits: Iterable[tuple[int, int]]) -> int:
         """For each (file, bit): the untouched entry is verified, with the bit flipped the driver
-        refuses it for
-        *kind* without a call of the engine, and it is flipped back. How many there were.
+        refuses it for *kind* without a call of the engine, and it is flipped back. How many there
+        were.
         """
         done = 0
         with self.opened() as (device, config):

@@ -160,9 +160,8 @@ class Worker:
         quick: bool = False,
         openvino: bool = False,
     ) -> dict[str, object]:
-        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for no
-        disk. With
-        *openvino* on that device.
+        """Compiles; *hold* names what is told and, but for "lease", waited for. *quick* waits for
+        no disk. With *openvino* on that device.
         """
         self.model = layer(model, *size)
         rig = LabRig(self.root / folder) if quick else None

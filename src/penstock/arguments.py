@@ -21,9 +21,8 @@ def check_kind(value: object, kind: type | tuple[type, ...], wanted: str) -> Non
 
 
 def path_of(value: object, wanted: str) -> str:
-    """*value*, text or an `os.PathLike`, as text. Raises `InputError`, which begins with *wanted*, for
-    anything else and for
-    what no file can be called.
+    """*value*, text or an `os.PathLike`, as text. Raises `InputError`, which begins with *wanted*,
+    for anything else and for what no file can be called.
     """
     try:
         if not isinstance(value, str | os.PathLike):

@@ -271,10 +271,8 @@ class DriverError(PenstockError):
     """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
 
     *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed
-    so, of its arguments.
-    *said*, where the message says more, is what the driver itself said
-    (`penstock.compilation.failing.Said`), with class
-    and the model's own numbers.
+    so, of its arguments. *said*, where the message says more, is what the driver itself said
+    (`penstock.compilation.failing.Said`), with class and the model's own numbers.
     """
 
     status: ClassVar[ErrorStatus]

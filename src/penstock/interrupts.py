@@ -134,8 +134,8 @@ def current_deadline() -> int | None:
 
 
 def polled(items: Iterable[T]) -> Iterable[T]:
-    """*items*, with a `checkpoint` before the first and before every 32nd; *items* itself outside of
-    `interruptible`.
+    """*items*, with a `checkpoint` before the first and before every 32nd; *items* itself outside
+    of `interruptible`.
     """
     limits = _current.get()
     return items if limits is None else _polled(items, limits)

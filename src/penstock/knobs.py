@@ -216,8 +216,8 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
 
 
 def absolute(path: str) -> str:
-    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may be
-    a link, and stays.
+    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may
+    be a link, and stays.
 
     Raises `InputError` for the home of a user that there is none of.
     """

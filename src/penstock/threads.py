@@ -14,10 +14,9 @@ MOST_A_CORE: Final = 4
 
 
 def allowed_threads(argument: int | None = None) -> int:
-    """*argument*, else the knob `num_threads`, else `OMP_NUM_THREADS`, bounded by CPU affinity and by
-    the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1. A number that was asked for holds up
-    to
-    `MOST_A_CORE` for each of the machine's cores: engines wait for each other spinning.
+    """*argument*, else the knob `num_threads`, else `OMP_NUM_THREADS`, bounded by CPU affinity and
+    by the cgroup's CPU quota (cgroup v2 `cpu.max`); at least 1. A number that was asked for holds
+    up to `MOST_A_CORE` for each of the machine's cores: engines wait for each other spinning.
     """
     most = MOST_A_CORE * (os.cpu_count() or 1)
     if argument is not None:

@@ -106,8 +106,8 @@ def test_seeded_bits_and_lengths_through_compile(tmp_path: Path, number: int) ->
 
 
 def test_each_leaf_of_a_large_data_file(tmp_path: Path) -> None:
-    """2.5 MiB of weights are three Merkle leaves: a bit of each, at its first, its last and some other
-    byte.
+    """2.5 MiB of weights are three Merkle leaves: a bit of each, at its first, its last and some
+    other byte.
     """
     model = layer(2, units=1024, depth=640)
     rig = LabRig(tmp_path)

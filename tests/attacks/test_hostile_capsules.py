@@ -33,7 +33,8 @@ from penstock.runtime.replaying import replay
 from penstock.testing.contract.cases import looping
 
 LONGEST = 20.0
-"""Seconds, on a machine that has other work too; what is tried here never ended, or not by itself.
+"""Seconds, on a machine that has other work too; what is tried here never ended, or not by
+itself.
 """
 
 

@@ -44,8 +44,8 @@ class Stage:
         return path
 
     def command(self, user: int, program: list[str]) -> list[str]:
-        """*program* as that user, who may find the way to Python barred: then it gets another view of
-        that directory.
+        """*program* as that user, who may find the way to Python barred: then it gets another view
+        of that directory.
         """
         own = ["setpriv", "--reuid", str(user), "--regid", str(user), "--clear-groups", *program]
         barred = _barred()

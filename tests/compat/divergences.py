@@ -10,9 +10,8 @@ from typing import Any, Final
 
 @dataclass(frozen=True)
 class Divergence:
-    """*ours* is what Penstock shows, in the form of `tests.compat.observe.plain`; an exception by its
-    name
-    alone, None for "not compared".
+    """*ours* is what Penstock shows, in the form of `tests.compat.observe.plain`; an exception by
+    its name alone, None for "not compared".
     """
 
     reason: str

@@ -26,7 +26,8 @@ from tests.soak.soak_nnapi import mutated
 
 RATCHET: dict[str, Any] = json.loads((Path(__file__).parent / "ratchet.json").read_text("utf-8"))
 SHARE = 23
-"""Of the cases, one in this many is run over the wire, and with dimensions that only the run tells.
+"""Of the cases, one in this many is run over the wire, and with dimensions that only the
+run tells.
 """
 
 

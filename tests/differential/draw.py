@@ -76,12 +76,10 @@ class Draw:
     """Random choices, and the model they make.
 
     *types* are the element types that the sweep wants in a generator's slots; *quantized* says
-    whether
-    integers have a scale where that is a matter of choice (None: at random); *zeros* whether
-    dimensions of
-    zero occur. *reusable* are values of earlier operations that `value` may take instead of a new
-    one. *kind* is what
-    is to be unusual about the model, *kinds* what has been drawn of that.
+    whether integers have a scale where that is a matter of choice (None: at random); *zeros*
+    whether dimensions of zero occur. *reusable* are values of earlier operations that `value` may
+    take instead of a new one. *kind* is what is to be unusual about the model, *kinds* what has
+    been drawn of that.
     """
 
     rng: np.random.Generator

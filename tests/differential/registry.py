@@ -77,9 +77,8 @@ def cases(
     """Registers the decorated generator for *keys*, with *slots* of any type or *choices* a slot.
 
     *only* says of an assignment of types whether it means anything: many kernels of LiteRT look at
-    one operand's
-    type and read the bytes of the others as if they had it. *own* are the unusual kinds that the
-    generator draws.
+    one operand's type and read the bytes of the others as if they had it. *own* are the unusual
+    kinds that the generator draws.
     """
 
     def register(generate: Generator) -> Generator:

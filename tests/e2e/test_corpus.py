@@ -26,7 +26,8 @@ SCHEMES = {
 """The corpus's pre-processing names for float inputs, as `--normalize` has them."""
 
 GAPS: dict[str, str] = {}
-"""Networks that do not run yet, each with its reason; strict: one that starts to pass must leave.
+"""Networks that do not run yet, each with its reason; strict: one that starts to pass must
+leave.
 """
 
 COCO = "labels/coco_labels.txt"

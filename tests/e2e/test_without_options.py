@@ -26,7 +26,8 @@ have no class to name.
 """
 
 BYTES = frozenset({"raw", "gray_raw", "q_gray_unit", "q_f255", "q_unit"})
-"""Preparations of quantised inputs that leave a picture's bytes as they are, or shift them by 128.
+"""Preparations of quantised inputs that leave a picture's bytes as they are, or shift them
+by 128.
 """
 
 GREY = {"gray_unit": "unit", "gray255_nchw": "f255"}

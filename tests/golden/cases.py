@@ -165,16 +165,16 @@ def check_labels(case: dict[str, Any], got: Sequence[NDArray]) -> None:
 
 
 Kernels: TypeAlias = Literal["reference", "default"]
-"""LiteRT's reference kernels, or what it runs by itself (XNNPACK, where that takes an operation).
+"""LiteRT's reference kernels, or what it runs by itself (XNNPACK, where that takes an
+operation).
 """
 
 RECORDED: Final[dict[Kernels, str]] = {"reference": "ref", "default": "xnn"}
 
 
 class LiteRT:
-    """LiteRT's outputs of the last of *cases*, recorded or computed by itself, once each; None where
-    it cannot.
-    *as_out*: they are known to be those of the optimised kernels, bit for bit.
+    """LiteRT's outputs of the last of *cases*, recorded or computed by itself, once each; None
+    where it cannot. *as_out*: they are known to be those of the optimised kernels, bit for bit.
     """
 
     _computed: ClassVar[dict[tuple[Path, str, Kernels], list[NDArray] | None]] = {}

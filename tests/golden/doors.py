@@ -42,10 +42,9 @@ DEFAULT: Final[AccuracyClass] = "faithful"
 
 @dataclass(frozen=True)
 class Door:
-    """One way to run a file. *run* gives all outputs of each of the cases of a group, in order, of the
-    file or its bytes;
-    *accuracy* is the class that they are judged by. *as_builtin*: they are LiteRT's own kernels',
-    as recorded.
+    """One way to run a file. *run* gives all outputs of each of the cases of a group, in order, of
+    the file or its bytes; *accuracy* is the class that they are judged by. *as_builtin*: they are
+    LiteRT's own kernels', as recorded.
     """
 
     name: str

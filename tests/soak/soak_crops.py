@@ -20,7 +20,8 @@ from tests.golden.engine_grid import ENGINES
 
 COUNT = 150
 MOST_MACS = 2_000_000_000
-"""Multiply-accumulates of the largest network that LiteRT's reference kernels compute in seconds.
+"""Multiply-accumulates of the largest network that LiteRT's reference kernels compute in
+seconds.
 """
 
 

@@ -27,8 +27,7 @@ class BlobCache:
     `BlobCache`).
 
     `total` counts keys and values, not the memory around them. *seed* makes `Select.RANDOM`
-    repeatable.
-    *version* is written by `flatten`; what has another one is not read by `unflatten`.
+    repeatable. *version* is written by `flatten`; what has another one is not read by `unflatten`.
     Not thread-safe; `PersistentBlobCache` is.
     """
 

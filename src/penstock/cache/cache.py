@@ -42,12 +42,10 @@ class CacheEntry:
     """One entry of a cache directory.
 
     *token* is the 32 bytes that name it, *model_cache* and *data_cache* are its files, *nbytes*
-    what they and
-    the index take, *created* and *used* seconds since the epoch. What the index tells, and is empty
-    without
-    a sound one: *device* and *version*, whose artefact it is; *ingredients*, name -> text of all
-    that it was
-    compiled from; *binding*, their digest; *compile_ns*, how long that took.
+    what they and the index take, *created* and *used* seconds since the epoch. What the index
+    tells, and is empty without a sound one: *device* and *version*, whose artefact it is;
+    *ingredients*, name -> text of all that it was compiled from; *binding*, their digest;
+    *compile_ns*, how long that took.
     """
 
     token: bytes
@@ -68,10 +66,8 @@ class Explanation:
     """Whether a compile would find its entry, *found*, and why not: *reason* is `<Name>: sentence`.
 
     *token* is what the entry is, or would be, named by (the caller's own, where it was compiled
-    under one) and
-    *ingredients* what the key is made of. Where there is no such entry *nearest* is the index
-    record of the one that differs least, and *changed* names
-    the ingredients that differ.
+    under one) and *ingredients* what the key is made of. Where there is no such entry *nearest* is
+    the index record of the one that differs least, and *changed* names the ingredients that differ.
     """
 
     token: bytes
@@ -136,14 +132,10 @@ class Cache:
         changed.
 
         *step* and *operations* are the part that *device* gets, a model of its own and its indexes
-        in *model*;
-        None is the whole. *shapes* are the input shapes given for the compile, by input position.
-        For a model that
-        is to be loaded and partitioned, and for devices by name, there is
-        `penstock.runtime.explain.explain_model`.
-        *config* None is what a compile with no further arguments asks for. Raises `InputError` for
-        something else
-        than these.
+        in *model*; None is the whole. *shapes* are the input shapes given for the compile, by input
+        position. For a model that is to be loaded and partitioned, and for devices by name, there
+        is `penstock.runtime.explain.explain_model`. *config* None is what a compile with no further
+        arguments asks for. Raises `InputError` for something else than these.
         """
         if not isinstance(model, Model):
             raise InputError(f"model must be a Model, not {type(model).__name__}")

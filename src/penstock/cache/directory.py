@@ -77,10 +77,9 @@ class CacheDirectory:
         alone tells.
 
         *needed* are the numbers of model and data cache files. Raises `NoEntry`, `NotYetWritten`
-        where all
-        files are empty or somebody is writing them, well before *deadline_ns* of the monotonic
-        clock,
-        `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled` within 50 ms.
+        where all files are empty or somebody is writing them, well before *deadline_ns* of the
+        monotonic clock, `NotRegularFile` for a link in place of one, `Unreadable`, `Cancelled`
+        within 50 ms.
         """
         store, names = self.store, file_names(token, *needed)
         if not any(names):

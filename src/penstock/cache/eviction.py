@@ -40,9 +40,8 @@ MOST_REMOVED: Final = 256
 
 
 class Found:
-    """The files of one *token*, as a look into the directory found them: published *files* by role and
-    number,
-    *temporaries*, and the *status* of each.
+    """The files of one *token*, as a look into the directory found them: published *files* by role
+    and number, *temporaries*, and the *status* of each.
     """
 
     def __init__(self, token: bytes) -> None:

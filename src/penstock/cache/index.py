@@ -23,10 +23,8 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an entry beside its files.
 
     *token* and *binding* are 64 hexadecimal digits, *ingredients* name -> text of all that the key
-    is made
-    of, *models* and *datas* the numbers of files, *created* seconds since the epoch, *compile_ns*
-    how long
-    the driver took, *penstock* the version that wrote it.
+    is made of, *models* and *datas* the numbers of files, *created* seconds since the epoch,
+    *compile_ns* how long the driver took, *penstock* the version that wrote it.
     """
 
     token: Digits

@@ -20,7 +20,8 @@ from penstock.ir import Model
 from penstock.ir.digest import digest_structure
 
 CACHE_SCHEMA: Final = "1"
-"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid out anew.
+"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid
+out anew.
 """
 
 MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
@@ -52,11 +53,9 @@ def ingredients_of(
     text.
 
     *step* is the part as a model of its own and *operations* the indexes that it has in *model*;
-    None is
-    the whole. *shapes* are the input shapes given for this compile, by input position; those that
-    *model*
-    declares itself make no difference. With *trust_token* the ingredients of `MODEL_INGREDIENTS`
-    are left out, and no constant is read.
+    None is the whole. *shapes* are the input shapes given for this compile, by input position;
+    those that *model* declares itself make no difference. With *trust_token* the ingredients of
+    `MODEL_INGREDIENTS` are left out, and no constant is read.
     """
     found = {} if trust_token else _model_ingredients(model, step)
     found["partition"] = describe_operations(operations, len(model.operations))
@@ -132,9 +131,8 @@ def nnapi_token(
     """NNAPI's own derivation from a caller's 32 bytes (NNAPI section 2.2).
 
     *operations* are those of the step where the plan has several (a compound plan), else None.
-    Names and
-    versions are not delimited, as there: what the runtime adds to tell such entries apart is the
-    binding.
+    Names and versions are not delimited, as there: what the runtime adds to tell such entries apart
+    is the binding.
     """
     sha = hashlib.sha256(token)
     for index in operations or ():

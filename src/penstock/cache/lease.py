@@ -89,11 +89,9 @@ class Lease(Closing):
         before.
 
         *record* says what they were compiled from. With *late* the driver has kept duplicates and
-        will write
-        them, or write them again, within the knob `late_write_seconds`. An entry that was replaced
-        is
-        forgotten; then entries beyond the knob `cache_limit_mib` go, and what processes that died
-        left.
+        will write them, or write them again, within the knob `late_write_seconds`. An entry that
+        was replaced is forgotten; then entries beyond the knob `cache_limit_mib` go, and what
+        processes that died left.
 
         Nobody may hold the entry open through `CacheDirectory.open` in this thread. Raises
         `Unreadable` when the files cannot be published, not before *deadline_ns* of the monotonic

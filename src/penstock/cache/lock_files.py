@@ -61,13 +61,10 @@ class LockFiles:
         seconds.
 
         Another file may have taken the name meanwhile, since who removes an entry removes its lock:
-        then the
-        new one is locked. With *create* one is made where there is none, and a link in its place
-        goes.
-        *opened* is told of each descriptor before it is waited for. Raises `FileNotFoundError`
-        without the file or
-        the cache directory, `OSError`, `Unreadable` where no such directory can be had or nothing
-        can be locked there.
+        then the new one is locked. With *create* one is made where there is none, and a link in its
+        place goes. *opened* is told of each descriptor before it is waited for. Raises
+        `FileNotFoundError` without the file or the cache directory, `OSError`, `Unreadable` where
+        no such directory can be had or nothing can be locked there.
         """
         until = time.monotonic() + timeout
         rounds = 0

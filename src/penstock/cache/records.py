@@ -43,8 +43,8 @@ class SealedRecords(Generic[R]):
     with the user's key.
 
     *key* gives that key; None takes the key store's. No more than *most* are kept; the oldest go
-    first. One that is
-    altered, cut short, of another key or domain, or not readable counts as not there.
+    first. One that is altered, cut short, of another key or domain, or not readable counts as not
+    there.
     """
 
     def __init__(

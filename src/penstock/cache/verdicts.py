@@ -28,9 +28,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     *accuracy*.
 
     *report* is what was measured, as the writer encoded it, *created* seconds since the epoch,
-    *penstock* the
-    version that wrote it, *model* the hexadecimal digest of the model before shapes were put into
-    it.
+    *penstock* the version that wrote it, *model* the hexadecimal digest of the model before shapes
+    were put into it.
     """
 
     key: Digits

@@ -21,8 +21,7 @@ _OPERATION: Final = re.compile(r"(\d+) \((\S+), (.*)\)", re.DOTALL)
 
 def with_crash(capsule: Capsule | None) -> Capsule | None:
     """*capsule* with the last crash, where that is of its device and of its time; the crash alone
-    where there is no
-    capsule, or an older one; None where there is neither.
+    where there is no capsule, or an older one; None where there is neither.
     """
     crash = last_crash()
     if crash is None:

@@ -55,8 +55,7 @@ class Failure(Struct, frozen=True):
     """What failed, and where.
 
     *stage* is "compile", "execute", "verify" (a result that departs from the reference's), or
-    "crash". *error* is what the
-    driver said, *distance* how far off the result is, in words.
+    "crash". *error* is what the driver said, *distance* how far off the result is, in words.
     """
 
     stage: Stage
@@ -96,8 +95,7 @@ class CaseRecord(Struct, frozen=True):
     out and what did.
 
     *left_out* has the shape of each input where the capsule holds no input data: then *inputs*,
-    *expected* and *got* are
-    empty, and whoever replays the step draws its inputs.
+    *expected* and *got* are empty, and whoever replays the step draws its inputs.
     """
 
     model: Text
@@ -112,9 +110,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
     """All of a capsule but models and arrays.
 
     *plan* and *receipt* are those of `ExecutionPlan.to_json` and `Receipt.to_json`, *crash* what is
-    known of a driver's
-    process that died, as JSON. *no_case* says why there is no *case*. *created* is in seconds since
-    the epoch.
+    known of a driver's process that died, as JSON. *no_case* says why there is no *case*. *created*
+    is in seconds since the epoch.
     """
 
     format: int = FORMAT

@@ -190,8 +190,8 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy lacks
-    as bytes.
+    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy
+    lacks as bytes.
     """
     import numpy as np
 

@@ -78,11 +78,9 @@ def compile_model(
     """The compiled model and how long that took, in nanoseconds.
 
     Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand
-    for
-    *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*,
-    *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an
-    accuracy class that does not exist, and `FileError` about the file at *path* from a
-    `ModelError`.
+    for *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*,
+    *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an accuracy
+    class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())

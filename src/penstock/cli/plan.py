@@ -104,8 +104,7 @@ def report_refusals(
     output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
 ) -> NoReturn:
     """What every device says of every operation, where some operation has no device. Raises
-    `Unfinished`, which ends with
-    *remedy*.
+    `Unfinished`, which ends with *remedy*.
     """
     homeless = [o for o in operations if not o["devices"]]
     if not homeless:

@@ -36,8 +36,7 @@ def show_cache(output: Output, receipt: Receipt) -> None:
 
 def show_fallbacks(output: Output, *receipts: Receipt) -> None:
     """A line for each device that failed to compile or to run what it had said it could, with its
-    reason. What several
-    *receipts* of one model have is told by the first.
+    reason. What several *receipts* of one model have is told by the first.
     """
     told: set[tuple[str, str]] = set()
     for receipt in receipts:

@@ -239,9 +239,8 @@ def report(
     """What was assumed, the answer, notes about how it was read, the plan in one line, the time.
 
     *compared*: the answers under the schemes that may be meant, which agree. *error*: what the
-    command ends with, for
-    `--json`. *shown*: whether there is an answer to show; `--json` has null for one that decides
-    nothing.
+    command ends with, for `--json`. *shown*: whether there is an answer to show; `--json` has null
+    for one that decides nothing.
     """
     before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
     after = [*empty_devices(compiled.plan), *compiled.receipt.notes, *found.notes]

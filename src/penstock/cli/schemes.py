@@ -27,10 +27,8 @@ class Comparison:
     """The best classes under each scheme that may be meant, and under those that are excluded.
 
     A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of
-    each scheme, best first.
-    *doubts* has the schemes under which no class is best, each with the reason. *task* is "outputs"
-    where nothing says that
-    the outputs are classes.
+    each scheme, best first. *doubts* has the schemes under which no class is best, each with the
+    reason. *task* is "outputs" where nothing says that the outputs are classes.
     """
 
     tops: Mapping[str, list[dict[str, Any]]]
@@ -156,8 +154,8 @@ def compare(
     and the task is known.
 
     *results* and *found* are those of the first. Each other run starts from the model's initial
-    state. Where the
-    classes differ, the excluded schemes are run as well, to be shown beside the others.
+    state. Where the classes differ, the excluded schemes are run as well, to be shown beside the
+    others.
     """
     from penstock.cli.answers import answer, why_undecided
 

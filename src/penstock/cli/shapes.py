@@ -101,7 +101,9 @@ def shaped(
 
 
 def with_remedy(reason: object, assumed: Mapping[str, tuple[int, ...]]) -> str:
-    """*reason*, why a model cannot be compiled, with what was *assumed* and how to give other shapes."""
+    """*reason*, why a model cannot be compiled, with what was *assumed* and how to give other
+    shapes.
+    """
     if not assumed:
         return str(reason)
     return f"{reason} (taken for {in_words(assumed)}; --shape gives another shape)"

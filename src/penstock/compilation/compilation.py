@@ -39,16 +39,12 @@ def compile_plan(
     """Prepares every step of *plan* on its device.
 
     *devices* maps names to the devices the plan may use; a fall-back must be among them and among
-    the
-    step's `fallbacks`, and *means* must allow it.
+    the step's `fallbacks`, and *means* must allow it.
 
     Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the
-    deadline of
-    *config* has passed, `Cancelled` once its token is set. Both are looked at before each compile
-    and
-    after the last, so a compile that ends late has missed its deadline. Whatever was prepared
-    before an
-    error is closed again.
+    deadline of *config* has passed, `Cancelled` once its token is set. Both are looked at before
+    each compile and after the last, so a compile that ends late has missed its deadline. Whatever
+    was prepared before an error is closed again.
     """
     began = time.perf_counter_ns()
     done: list[PreparedStep] = []

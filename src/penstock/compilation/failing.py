@@ -82,16 +82,14 @@ def final(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun with
-    the operation
-    of the planned model, or the first and last of several, and ended with why nothing repeats the
-    step.
+    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun
+    with the operation of the planned model, or the first and last of several, and ended with why
+    nothing repeats the step.
 
     *others* are the devices that failed at it too, as notes also where they said something else;
-    *allowed* False says that the call allows no fall-back,
-    *lost* that memory which the step reads or writes is gone with its device, so that nobody can
-    repeat it.
-    The original is its cause. An error that cannot be made anew gets the same words as a note.
+    *allowed* False says that the call allows no fall-back, *lost* that memory which the step reads
+    or writes is gone with its device, so that nobody can repeat it. The original is its cause. An
+    error that cannot be made anew gets the same words as a note.
     """
     words = in_one_line(error) or type(error).__name__
     said = heard(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)
@@ -120,8 +118,8 @@ def final(
 
 
 def in_model(step: ExecutionStep, error: DriverError) -> str:
-    """*error* in one line, about an operation of *step* by its number in the planned model instead of
-    the step's.
+    """*error* in one line, about an operation of *step* by its number in the planned model instead
+    of the step's.
     """
     return str(heard(describe(error)).renumbered(step.model, step.operations))
 

@@ -52,8 +52,7 @@ class PreparedStep(Struct, frozen=True):
     """One step of a plan with what its driver made of it.
 
     *pending* is the compile on the device that the plan chose, while another one runs the step. A
-    step of
-    control flow that the runtime carries out has *branches*.
+    step of control flow that the runtime carries out has *branches*.
     """
 
     step: ExecutionStep
@@ -88,11 +87,10 @@ class PreparedStep(Struct, frozen=True):
 class CompileOptions(Struct, frozen=True):
     """What a compile may do beside calling the plan's own drivers.
 
-    *allow_fallback* lets other devices repeat what one failed at. *caching* is how
-    the cache is used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has
-    to be compiled until that is done;
-    None waits. *as_raised* leaves a driver's error as it is where nothing repeats the step.
-    *recorder* is told what takes time.
+    *allow_fallback* lets other devices repeat what one failed at. *caching* is how the cache is
+    used, None not at all, for the reason *uncached*. *meanwhile* runs a step that has to be
+    compiled until that is done; None waits. *as_raised* leaves a driver's error as it is where
+    nothing repeats the step. *recorder* is told what takes time.
     """
 
     allow_fallback: bool = True

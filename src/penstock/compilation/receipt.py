@@ -118,8 +118,7 @@ class KernelReceipt(msgspec.Struct, frozen=True):
     """What one kernel of a driver took, where the driver knows.
 
     *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused
-    kernel has
-    several. *kernel* is the engine's own name for it.
+    kernel has several. *kernel* is the engine's own name for it.
     """
 
     kernel: str
@@ -133,17 +132,13 @@ class StepReceipt(msgspec.Struct, frozen=True):
     """One step: where it ran and for how long.
 
     *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited,
-    *driver_ns*
-    what the driver says it took (None: it did not say). *fallback_from* names the device that
-    should have run it and *error* is what that device answered; *failures* has these and every
-    further device that
-    was tried in vain, in order.
+    *driver_ns* what the driver says it took (None: it did not say). *fallback_from* names the
+    device that should have run it and *error* is what that device answered; *failures* has these
+    and every further device that was tried in vain, in order.
 
     *step* is its index in the plan; None where the whole model ran at once, because a step of it
-    could not be
-    repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels* are there
-    when the run
-    was asked to `measure`.
+    could not be repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels*
+    are there when the run was asked to `measure`.
     """
 
     device: str
@@ -210,10 +205,8 @@ class Receipt(msgspec.Struct, frozen=True):
     """Of one compile (`compiled.receipt`) or one run (`outputs.receipt`).
 
     *compiles* counts the driver compiles that this call made, *wall_ns* its whole duration from
-    *start_ns*, which
-    is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says what was spent on
-    compiling, in a
-    run too where it had to.
+    *start_ns*, which is on the clock of `time.perf_counter_ns`, as are all the others. *spans* says
+    what was spent on compiling, in a run too where it had to.
     """
 
     steps: tuple[StepReceipt, ...] = ()

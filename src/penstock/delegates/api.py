@@ -53,8 +53,8 @@ class Delegate:
     is refused when it is added, and `prepare`.
 
     *flags* says what it can do. `data` is free for its author. An interpreter keeps its delegates
-    alive, and frees their
-    kernels before it lets go of them; one delegate may serve several interpreters.
+    alive, and frees their kernels before it lets go of them; one delegate may serve several
+    interpreters.
     """
 
     flags: DelegateFlags = DelegateFlags.NONE
@@ -125,9 +125,8 @@ class DelegateParams(Struct, frozen=True):
     """One subset of nodes that a kernel stands for.
 
     *nodes* in an order in which they can run; *inputs* the tensors they read and do not compute,
-    constants too; *outputs* those
-    they compute that are read elsewhere or are outputs of the graph. Tensor indexes in rising
-    order, none twice.
+    constants too; *outputs* those they compute that are read elsewhere or are outputs of the graph.
+    Tensor indexes in rising order, none twice.
     """
 
     nodes: tuple[int, ...]
@@ -139,11 +138,9 @@ class DelegateNode(Struct, eq=False):
     """One node: the tensors it reads (-1 for an omitted input) and writes.
 
     *temporaries* is a list that a kernel's `prepare` may fill with tensors of
-    `DelegateContext.add_tensor`. *user_data* is what
-    the kernel's `init` returned, None for a node of the file. *attributes* are the operator's
-    options, by the names
-    of the schema (a custom operator has `custom_code` and `custom_options`); a delegate node has
-    none.
+    `DelegateContext.add_tensor`. *user_data* is what the kernel's `init` returned, None for a node
+    of the file. *attributes* are the operator's options, by the names of the schema (a custom
+    operator has `custom_code` and `custom_options`); a delegate node has none.
     """
 
     inputs: tuple[int, ...]

@@ -25,10 +25,8 @@ class PartitionModel(Struct, frozen=True, eq=False):
     """Nodes of a graph as a model of their own, for the present shapes.
 
     *inputs* and *outputs* are the tensors that the model's inputs and outputs stand for, in order.
-    A variable tensor that the
-    nodes change is both; what the output gives is to be written to its data. *nodes* has, for each
-    operation of
-    the model's main subgraph, the node that it computes.
+    A variable tensor that the nodes change is both; what the output gives is to be written to its
+    data. *nodes* has, for each operation of the model's main subgraph, the node that it computes.
     """
 
     model: Model
@@ -111,8 +109,8 @@ class DelegateContext:
         return self._graph.reason_kept(index)
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
-        """*nodes*, none of which has a reason to stay, as a model: for a delegate that hands them to a
-        driver or to the runtime.
+        """*nodes*, none of which has a reason to stay, as a model: for a delegate that hands them
+        to a driver or to the runtime.
 
         In a kernel's `prepare` and later its shapes are those that the kernel is prepared for.
         """

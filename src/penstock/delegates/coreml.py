@@ -37,16 +37,12 @@ class CoreMLDelegate(KindDelegate):
     """Gives Core ML the nodes that compute with float32 and float16 tensors.
 
     *enabled_devices* "neural_engine", TFLite's default, asks for a machine with a neural engine
-    that Core ML uses (an A12, an
-    M1 or later) and is refused with the reason elsewhere; "all" takes any machine with Core ML. It
-    does not choose where Core
-    ML computes: that is Core ML's. *coreml_version* 2 or 3 asks for a system that has that version
-    at least; 0 takes what
-    is there. At most *max_delegated_partitions* subsets of at least *min_nodes_per_partition* nodes
-    are taken (0: all),
-    the largest first. *is_precision_loss_allowed* accepts reduced precision, which is the accuracy
-    class `relaxed`; the
-    neural engine computes in float16. *device* as for `GpuDelegate`.
+    that Core ML uses (an A12, an M1 or later) and is refused with the reason elsewhere; "all" takes
+    any machine with Core ML. It does not choose where Core ML computes: that is Core ML's.
+    *coreml_version* 2 or 3 asks for a system that has that version at least; 0 takes what is there.
+    At most *max_delegated_partitions* subsets of at least *min_nodes_per_partition* nodes are taken
+    (0: all), the largest first. *is_precision_loss_allowed* accepts reduced precision, which is the
+    accuracy class `relaxed`; the neural engine computes in float16. *device* as for `GpuDelegate`.
 
     Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was
     found; `InputError` for an option.

@@ -48,11 +48,9 @@ class DriverDelegate(SimpleDelegate):
     run by the runtime.
 
     *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for
-    every usable one, which is
-    the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache* and *num_threads*
-    are those of
-    `penstock.compile`; without a policy nothing falls back to another device. *num_threads* None
-    takes the interpreter's.
+    every usable one, which is the whole runtime as a delegate. *policy*, *preference*, *priority*,
+    *cache* and *num_threads* are those of `penstock.compile`; without a policy nothing falls back
+    to another device. *num_threads* None takes the interpreter's.
 
     A device that is not there, or cannot work here, raises `PlacementError` at once, with the
     reason; an option that is none, or a *policy* that has rules about devices that do not exist,

@@ -57,18 +57,14 @@ class GpuDelegate(KindDelegate):
     """Gives a GPU the nodes that compute with float32, float16 and quantised 8-bit tensors.
 
     *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision,
-    which is the accuracy class
-    `relaxed`; False asks for `faithful`; None leaves it to the priorities: only
-    *inference_priority1* "max_precision" asks
-    for `faithful`. An "auto" leaves a place open, and all after it. *inference_preference*
-    "balanced" is
-    "fast_single_answer". *experimental_flags* are `GpuExperimentalFlags`. At most
-    *max_delegated_partitions* subsets are
+    which is the accuracy class `relaxed`; False asks for `faithful`; None leaves it to the
+    priorities: only *inference_priority1* "max_precision" asks for `faithful`. An "auto" leaves a
+    place open, and all after it. *inference_preference* "balanced" is "fast_single_answer".
+    *experimental_flags* are `GpuExperimentalFlags`. At most *max_delegated_partitions* subsets are
     taken, the largest first; TFLite's default is one, and 0 takes all. *serialization_dir* and
-    *model_token* are used with
-    ENABLE_SERIALIZATION. *device* takes that one, by name or as it is; None the fastest GPU of
-    every installed
-    driver, those that are left out unless they are named too.
+    *model_token* are used with ENABLE_SERIALIZATION. *device* takes that one, by name or as it is;
+    None the fastest GPU of every installed driver, those that are left out unless they are named
+    too.
 
     Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was
     found; `InputError` for an option.

@@ -60,8 +60,7 @@ class DelegatedGraph:
     plan.
 
     *model* is the model entered through the subgraph, at the present shapes. `plan` changes only by
-    whole delegates: one that
-    fails leaves everything as it was. Not for two threads at once.
+    whole delegates: one that fails leaves everything as it was. Not for two threads at once.
     """
 
     def __init__(

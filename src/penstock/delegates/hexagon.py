@@ -25,14 +25,12 @@ class HexagonDelegate(KindDelegate):
     """Gives a Hexagon DSP the nodes that compute with quantised 8-bit tensors. Needs no NNAPI.
 
     *powersave_level* 0 asks for speed, anything above for `low_power`. *debug_level* above 0 logs
-    why each node is not
-    taken; *print_graph_debug* logs the plan of each subset, *print_graph_profile* the receipt of
-    each run: TFLite
-    prints them, Penstock logs them at INFO (`penstock.delegates.hexagon`). At most
-    *max_delegated_partitions* subsets of at
-    least *min_nodes_per_partition* nodes are taken (0: all), the largest first.
-    *is_precision_loss_allowed* accepts the
-    DSP's own rounding, which is the accuracy class `relaxed`. *device* as for `GpuDelegate`.
+    why each node is not taken; *print_graph_debug* logs the plan of each subset,
+    *print_graph_profile* the receipt of each run: TFLite prints them, Penstock logs them at INFO
+    (`penstock.delegates.hexagon`). At most *max_delegated_partitions* subsets of at least
+    *min_nodes_per_partition* nodes are taken (0: all), the largest first.
+    *is_precision_loss_allowed* accepts the DSP's own rounding, which is the accuracy class
+    `relaxed`. *device* as for `GpuDelegate`.
 
     Raises `DeviceUnavailable` where there is no such device, with what was looked for and what was
     found; `InputError` for an option.

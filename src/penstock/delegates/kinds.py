@@ -23,8 +23,8 @@ log = Log(__name__)
 
 class Kind(Struct, frozen=True):
     """What a delegate looks for: *title* in words, one of *types* (DeviceType's values; none: any),
-    and one of
-    *families* (none: any). Of several the one that declares the least time for *dtype* is taken.
+    and one of *families* (none: any). Of several the one that declares the least time for *dtype*
+    is taken.
     """
 
     title: str

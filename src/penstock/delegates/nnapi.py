@@ -40,20 +40,15 @@ class NnapiDelegate(DriverDelegate):
     """Gives the runtime what its devices support, and leaves the rest to the interpreter.
 
     *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones
-    where it is none of
-    them. *cache_dir* is where compiled subsets are kept, under *model_token* (text, or bytes) where
-    one is given, under
-    what they depend on otherwise; without *cache_dir* nothing is kept, and where it cannot be
-    written a warning is logged and
-    every start compiles. *execution_preference* "undefined" is
-    "fast_single_answer". At most *max_number_delegated_partitions* subsets are taken, the largest
-    first; 0 or less takes
-    all. *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes
-    what is left either way)
-    leaves out that device, which stands for NNAPI's own CPU path, unless it is named;
-    `DeviceUnavailable` where it is the
-    only one. It also turns fall-back off.
-    *allow_fp16* accepts reduced precision (the accuracy class `relaxed`).
+    where it is none of them. *cache_dir* is where compiled subsets are kept, under *model_token*
+    (text, or bytes) where one is given, under what they depend on otherwise; without *cache_dir*
+    nothing is kept, and where it cannot be written a warning is logged and every start compiles.
+    *execution_preference* "undefined" is "fast_single_answer". At most
+    *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes all.
+    *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes what
+    is left either way) leaves out that device, which stands for NNAPI's own CPU path, unless it is
+    named; `DeviceUnavailable` where it is the only one. It also turns fall-back off. *allow_fp16*
+    accepts reduced precision (the accuracy class `relaxed`).
     """
 
     def __init__(

@@ -37,11 +37,10 @@ class Node:
     """One node of the file, or of a delegate.
 
     *operations* are those of the model's entry that compute it. *kept* says why it cannot be
-    replaced, and is empty where it
-    can. *targets* are the subgraphs that it enters, where it is a branch (then, else) or a loop
-    (condition, body) that can. *operands* maps the tensors it reads to the operands that hold them,
-    *updates* the variable tensors it changes to
-    the operands that hold their new values.
+    replaced, and is empty where it can. *targets* are the subgraphs that it enters, where it is a
+    branch (then, else) or a loop (condition, body) that can. *operands* maps the tensors it reads
+    to the operands that hold them, *updates* the variable tensors it changes to the operands that
+    hold their new values.
     """
 
     index: int

@@ -47,10 +47,9 @@ class SimpleDelegate(Delegate):
     `is_node_supported` and `create_kernel`.
 
     *max_delegated_partitions* (None: all) and *min_nodes_per_partition* bound what it takes: the
-    largest subsets first. Both may
-    be set in the class instead. Nodes that another delegate has taken, and those whose network
-    state no tensor holds
-    (resource variables, tables, generators), are not asked about.
+    largest subsets first. Both may be set in the class instead. Nodes that another delegate has
+    taken, and those whose network state no tensor holds (resource variables, tables, generators),
+    are not asked about.
     """
 
     name: str = ""

@@ -25,13 +25,10 @@ def cut_into_subsets(
     """*plan* as subsets, in the order in which they run.
 
     *depends* has for each node those whose results it needs, which stand before it in *plan*. A
-    subset takes every
-    node of its kind that can run then, so that the kinds alternate; of the two kinds that may come
-    first, the one that
-    makes fewer subsets does, else that of the first node that can run (TFLite's
-    `PartitionGraphIntoIndependentNodeSubsets`).
-    Without *cluster* nodes stay in the order of the plan; without *fuse* each wanted node is a
-    subset of its own.
+    subset takes every node of its kind that can run then, so that the kinds alternate; of the two
+    kinds that may come first, the one that makes fewer subsets does, else that of the first node
+    that can run (TFLite's `PartitionGraphIntoIndependentNodeSubsets`). Without *cluster* nodes stay
+    in the order of the plan; without *fuse* each wanted node is a subset of its own.
     """
     if not cluster:
         found = _consecutive(plan, wanted)

@@ -32,8 +32,7 @@ class Buffered:
     """What is known of a tensor that a delegate computes, or that lies in a buffer of its.
 
     *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the
-    user of the interpreter, not a
-    kernel, named the buffer.
+    user of the interpreter, not a kernel, named the buffer.
     """
 
     owner: Delegate | None = None
@@ -47,10 +46,8 @@ class Tensors:
     """All tensors by index; those that kernels add follow the file's.
 
     *held* maps tensors to the operand of the model that holds their value, where that is not the
-    operand of their own
-    number. *values* are the arrays of operands, from the run on. *changing* are the variable
-    tensors as the kernel under way
-    changes them.
+    operand of their own number. *values* are the arrays of operands, from the run on. *changing*
+    are the variable tensors as the kernel under way changes them.
     """
 
     def __init__(self, catalog: SubgraphEntry, model: Model, held: Mapping[int, int]) -> None:
@@ -169,8 +166,7 @@ class Tensors:
         """Names the buffer of a tensor, and frees the one it lay in.
 
         *fed*: no node writes the tensor, so that the buffer's content is its value from now on.
-        Raises `InputError` for a
-        tensor of another delegate's, a constant, or what is no handle.
+        Raises `InputError` for a tensor of another delegate's, a constant, or what is no handle.
         """
         number = _checked(handle)
         self.tensor(index)

@@ -31,10 +31,9 @@ DERIVED: Final = (
 def derived_with(
     capabilities: Capabilities, engine: str, derived: str, installed: str
 ) -> Capabilities:
-    """*capabilities* with `accuracy_basis` and `accuracy_doubt`, for classes that were *derived* with
-    one version of *engine* where
-    another may be *installed* ("": none is). Versions are alike where the numbers that *derived*
-    has are.
+    """*capabilities* with `accuracy_basis` and `accuracy_doubt`, for classes that were *derived*
+    with one version of *engine* where another may be *installed* ("": none is). Versions are alike
+    where the numbers that *derived* has are.
     """
     basis, doubt = f"{engine} {derived}: {DERIVED}", ""
     numbers = re.split(r"[.+-]", installed)

@@ -40,7 +40,8 @@ SHARES: Final = {
     DType.UINT8: (1 / 256, 0),
     DType.INT16: (1 / 32768, 0),
 }
-"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for given.
+"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for
+given.
 """
 
 

@@ -36,9 +36,8 @@ class Unrolled(Struct, frozen=True):
 
 
 def flattened(model: Model) -> Unrolled:
-    """*model* as engines are given it: its loops of known rounds as the operations of each round, and
-    subgraphs of
-    their own shapes for what branches. Without control flow: *model*.
+    """*model* as engines are given it: its loops of known rounds as the operations of each round,
+    and subgraphs of their own shapes for what branches. Without control flow: *model*.
     """
     if not has_control_flow(model):
         return Unrolled(model, tuple(range(len(model.operations))))

@@ -114,9 +114,8 @@ def mute(plan: ExecutionPlan) -> dict[str, str]:
 def absence_of(
     compilation: Compilation, devices: Mapping[str, Device]
 ) -> tuple[Compilation, Absence | None]:
-    """*compilation* with receipts of its steps that name the devices which had no process, and these;
-    None where all had
-    one.
+    """*compilation* with receipts of its steps that name the devices which had no process, and
+    these; None where all had one.
     """
     absent: dict[str, str] = {}
     unasked: dict[str, str] = {}

@@ -20,9 +20,8 @@ class BoundRun:
     drivers bind them once (`PreparedModel.create_reusable_execution`).
 
     *inputs* and *out* are as for `run`, in order, and the caller's own: between runs their content
-    may change,
-    nothing else. Raises `InputError` for arrays that do not fit, and where an input's shape is not
-    known.
+    may change, nothing else. Raises `InputError` for arrays that do not fit, and where an input's
+    shape is not known.
     """
 
     def __init__(

@@ -88,11 +88,9 @@ class Burst(Closing):
         """Runs once; the outputs hold until the next run of this burst.
 
         *inputs* are arrays by position, or one mapping or sequence of them, *named* are inputs by
-        name; the same
-        arrays as in the last run, with whatever they hold by now, cost least. All else is as for
-        `CompiledModel.run`, and so are the errors; besides, `StateError` where another thread is in
-        a run of this
-        burst, `ClosedError` after `close`.
+        name; the same arrays as in the last run, with whatever they hold by now, cost least. All
+        else is as for `CompiledModel.run`, and so are the errors; besides, `StateError` where
+        another thread is in a run of this burst, `ClosedError` after `close`.
         """
         run = Run(self._executable.plain, perf_counter_ns())
         if self._gate.shut:

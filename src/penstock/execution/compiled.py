@@ -129,22 +129,16 @@ class CompiledModel(Closing):
 
         *inputs* is a mapping by name or a sequence by position, of anything with `__dlpack__`,
         `__array__` or the buffer protocol, in the dtypes and shapes of `self.inputs`; with
-        *dequantize*
-        quantised inputs and outputs are float32 real values instead. Where a signature has several
-        names for one
-        input, all of them are given, with equal values. *out* receives outputs in
-        place: writable C-contiguous arrays of the output's dtype and shape. *state* None uses the
-        model's default State. *timeout* is in seconds. *measure* asks drivers to time their
-        kernels, which
-        the receipt's steps then have, where the driver can. *priority* is for this run instead of
-        the one the model was
-        compiled with: where a device takes only so many executions at a time, those of higher
-        priority go first.
-        *loop_timeout*, in seconds, bounds each evaluation of a WHILE by itself; without it a loop
-        ends only with the run;
-        past it the run raises `MissedDeadlineTransient`. *extension_attributes* are hints of
-        vendors' extensions to every
-        driver that is called; drivers ignore what they do not know.
+        *dequantize* quantised inputs and outputs are float32 real values instead. Where a signature
+        has several names for one input, all of them are given, with equal values. *out* receives
+        outputs in place: writable C-contiguous arrays of the output's dtype and shape. *state* None
+        uses the model's default State. *timeout* is in seconds. *measure* asks drivers to time
+        their kernels, which the receipt's steps then have, where the driver can. *priority* is for
+        this run instead of the one the model was compiled with: where a device takes only so many
+        executions at a time, those of higher priority go first. *loop_timeout*, in seconds, bounds
+        each evaluation of a WHILE by itself; without it a loop ends only with the run; past it the
+        run raises `MissedDeadlineTransient`. *extension_attributes* are hints of vendors'
+        extensions to every driver that is called; drivers ignore what they do not know.
 
         Raises `InputError` for what does not fit, `OutputInsufficientSize`, with the shapes that
         are needed, for an array of *out* too small for an output whose shape only the run tells;
@@ -180,11 +174,10 @@ class CompiledModel(Closing):
         called as a keyword here.
 
         *timeout* counts from now. Runs of one *priority* begin in the order they were submitted;
-        each priority has
-        threads of its own. The future's `cancel()` keeps a run from beginning, or stops it: see
-        `penstock.execution.asynchronous.RunFuture`. Raises `InputError`, `ClosedError`, and where
-        *timeout* leaves no
-        time `MissedDeadlinePersistent`; all else comes out of the future.
+        each priority has threads of its own. The future's `cancel()` keeps a run from beginning, or
+        stops it: see `penstock.execution.asynchronous.RunFuture`. Raises `InputError`,
+        `ClosedError`, and where *timeout* leaves no time `MissedDeadlinePersistent`; all else comes
+        out of the future.
         """
         given = call_inputs(args, kwargs)
         return self._executable.submit(given, timeout, cancel, priority)

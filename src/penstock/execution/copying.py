@@ -27,8 +27,8 @@ def copied(
     step: int | None = None,
     operand: int | None = None,
 ) -> NDArray:
-    """*value* in memory of its own; *route* says from where to where, for the receipt that is added to
-    *copies*.
+    """*value* in memory of its own; *route* says from where to where, for the receipt that is added
+    to *copies*.
     """
     began = perf_counter_ns()
     kept = np.array(value)

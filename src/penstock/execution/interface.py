@@ -23,8 +23,7 @@ class Interface(Struct, frozen=True):
 
     *inputs* and *outputs* are operand descriptions under the caller's names; *input_positions* and
     *output_positions* say which of the model's ordinary inputs and outputs each one is. A signature
-    may have
-    several names for one of them.
+    may have several names for one of them.
     """
 
     inputs: tuple[Operand, ...]

@@ -28,7 +28,9 @@ class Lane:
         self._users: WeakSet[LaneUser] = WeakSet()
 
     def join(self, user: LaneUser, priority: Priority) -> None:
-        """*user* executes there from now on, and its runs have *priority* unless they ask for another."""
+        """*user* executes there from now on, and its runs have *priority* unless they ask for
+        another.
+        """
         with self._lock:
             self._users.add(user)
         self.expect(priority)

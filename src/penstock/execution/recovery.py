@@ -40,8 +40,7 @@ class Recovery:
     thread.
 
     *devices* maps names to those there are; where a fall-back is not *allowed* none repeats it.
-    With
-    the *plan* that the step is of, its first failure is kept.
+    With the *plan* that the step is of, its first failure is kept.
     """
 
     def __init__(

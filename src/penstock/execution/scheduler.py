@@ -34,8 +34,8 @@ hangs does not stop the others.
 
 
 class Scheduled(Holding):
-    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns with
-    others on its device.
+    """*prepared*, whose executions, those of its bursts and reusable executions too, take turns
+    with others on its device.
 
     Fenced executions wait for their fences without a slot, then run as others do.
     """
@@ -136,7 +136,9 @@ def scheduler_of(device: Device) -> Scheduler:
 
 
 def scheduled(step: PreparedStep) -> PreparedStep:
-    """*step*, whose executions take turns with others on its device; as it is where they do already."""
+    """*step*, whose executions take turns with others on its device; as it is where they do
+    already.
+    """
     if isinstance(step.prepared, Scheduled):
         return step
     return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))

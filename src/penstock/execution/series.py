@@ -156,8 +156,8 @@ class Series(Variant):
     def delivered(
         self, results: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray]:
-        """*results* of `run` as the caller gets them: read-only, but for those he gave the arrays of
-        in *out*.
+        """*results* of `run` as the caller gets them: read-only, but for those he gave the arrays
+        of in *out*.
         """
         given = out or [None] * len(results)
         return [

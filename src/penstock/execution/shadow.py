@@ -21,12 +21,9 @@ class ShadowReport(Struct, frozen=True):
     """What shadow verification of one compiled model has done so far.
 
     *chosen* runs were to be compared: so many were *compared* and *departed* from the reference by
-    more than rounding,
-    *dropped* because comparing was behind, *skipped* because there was nothing to compare or no way
-    to, and *failed*
-    because the reference failed at them or the comparison was stopped. The others wait. *verdicts*
-    are those that were
-    found here.
+    more than rounding, *dropped* because comparing was behind, *skipped* because there was nothing
+    to compare or no way to, and *failed* because the reference failed at them or the comparison was
+    stopped. The others wait. *verdicts* are those that were found here.
     """
 
     chosen: int

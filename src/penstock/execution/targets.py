@@ -72,9 +72,8 @@ def bind_targets(
 def ready_targets(
     out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
 ) -> list[NDArray | None] | None:
-    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order, apart
-    from each other
-    and from *inputs*. None where it must be looked at more closely.
+    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order,
+    apart from each other and from *inputs*. None where it must be looked at more closely.
     """
     if type(out) is not list or not len(out) == len(outputs) == len(interface.outputs):
         return None

@@ -51,8 +51,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     *shares_host_memory* False means that every boundary copies. *accepts_host_memory* False means
     that the driver takes pools only and never sees `HostMemory`. *memory_kinds* are the names of
     the `Memory` it can map: `ashmem` and `mmap_fd` always, from feature level 4 on also
-    `hardware_buffer_blob`, never a
-    hardware buffer below level 3. *dynamic_outputs*: whether outputs of unknown shape are accepted.
+    `hardware_buffer_blob`, never a hardware buffer below level 3. *dynamic_outputs*: whether
+    outputs of unknown shape are accepted.
     """
 
     performance: dict[str, PerformanceInfo] = {}
@@ -128,8 +128,7 @@ device below it is never asked for any.
 class Support(msgspec.Struct, frozen=True):
     """A device's answer for one operation: *reason* says why not, and is empty when supported;
     *accuracy* is the class its result meets, *distance* in words how far from the reference it was
-    measured to lie where
-    that is `stepwise` or `relaxed`: plans quote it to who asks for more.
+    measured to lie where that is `stepwise` or `relaxed`: plans quote it to who asks for more.
     """
 
     supported: bool
@@ -147,9 +146,8 @@ _ONE: Final = PerformanceInfo()
 
 def checked(capabilities: Capabilities) -> Capabilities:
     """*capabilities* with every type as it is declared, NumPy's numbers made Python's: the struct
-    checks nothing when
-    it is made. Raises `msgspec.ValidationError`, which names the field, and `TypeError` for a value
-    of no kind.
+    checks nothing when it is made. Raises `msgspec.ValidationError`, which names the field, and
+    `TypeError` for a value of no kind.
     """
     if capabilities.extensions == () and all(
         _is_alike(getattr(capabilities, name), getattr(_DEFAULTS, name))

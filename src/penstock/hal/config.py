@@ -76,13 +76,10 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
     *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
     *binding* is the digest of every derived ingredient of the cache key; both are 32 bytes and
     meaningless while the handle lists are empty. *lock* is the entry's lock file, opened for this
-    driver
-    alone: one that keeps handles to write later duplicates it too and locks it while it writes
-    (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy* is the
-    class asked for, *num_threads*
-    None leaves the number to the driver. *attributes* are hints to this device for extensions that
-    it offers.
-    *progress* and *cancel* are handles.
+    driver alone: one that keeps handles to write later duplicates it too and locks it while it
+    writes (`penstock.sealed.LateWriter`). It is None where nothing may be written late. *accuracy*
+    is the class asked for, *num_threads* None leaves the number to the driver. *attributes* are
+    hints to this device for extensions that it offers. *progress* and *cancel* are handles.
     """
 
     preference: Preference = "fast_single_answer"
@@ -105,10 +102,8 @@ class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Arguments of one execution.
 
     *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a
-    WHILE by itself; with
-    None only the deadline and *cancel* end a loop. *measure* asks for timing in the result.
-    *attributes* are hints as in `PrepareConfig`, for
-    this execution.
+    WHILE by itself; with None only the deadline and *cancel* end a loop. *measure* asks for timing
+    in the result. *attributes* are hints as in `PrepareConfig`, for this execution.
     """
 
     deadline_ns: int | None = None

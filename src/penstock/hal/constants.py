@@ -14,7 +14,8 @@ from penstock.ir import Model, Operand, Subgraph
 from penstock.ir.validate import subgraph_references
 
 IMAGE: Final = "hardware_buffer"
-"""The memory whose layout only its driver knows: it has no bytes to point into (NNAPI section 6.3).
+"""The memory whose layout only its driver knows: it has no bytes to point into (NNAPI
+section 6.3).
 """
 
 
@@ -22,8 +23,8 @@ def refuse_unmapped(
     model: Model, answers: Sequence[Support], memory_kinds: Container[str]
 ) -> Sequence[Support]:
     """*answers*, a driver's own for the operations of *model*'s entry subgraph, with a no for each
-    operation that reads a
-    constant which the device cannot reach, directly or in a subgraph that the operation refers to.
+    operation that reads a constant which the device cannot reach, directly or in a subgraph that
+    the operation refers to.
 
     A device reaches constants in the caller's own memory, and in shareable memory whose kind is
     among *memory_kinds* and is no image. A driver returns this from `Device.supported_operations`,
@@ -43,10 +44,9 @@ def refuse_unmapped(
 
 
 def check_constants(model: Model, memory_kinds: Container[str]) -> None:
-    """Raises `GeneralFailure` where a device that maps *memory_kinds* cannot reach a constant that an
-    operation of
-    *model*'s entry subgraph reads, as in `refuse_unmapped`, or that is an output. It names the
-    first such operation.
+    """Raises `GeneralFailure` where a device that maps *memory_kinds* cannot reach a constant that
+    an operation of *model*'s entry subgraph reads, as in `refuse_unmapped`, or that is an output.
+    It names the first such operation.
     """
     for index, reason in _reasons(model, memory_kinds).items():
         raise GeneralFailure(f"operation {index} ({model.operations[index].key}): {reason}")

@@ -38,12 +38,9 @@ class CacheReport(msgspec.Struct, frozen=True):
     """What a prepared model says of the cache files that it was given.
 
     *save* is "saved", "failed" (with the *reason*, `<Name>: sentence`), or "none" where nothing was
-    asked
-    for, or the driver does not say. *later* means that it kept duplicates of the handles and may
-    write
-    when it has compiled, or compiled better. *artefact* names the form that it executes, where a
-    driver
-    has several ("baseline", "optimised").
+    asked for, or the driver does not say. *later* means that it kept duplicates of the handles and
+    may write when it has compiled, or compiled better. *artefact* names the form that it executes,
+    where a driver has several ("baseline", "optimised").
     """
 
     save: Literal["none", "saved", "failed"] = "none"
@@ -110,7 +107,8 @@ class PreparedModelBase:
     """The optional methods of `PreparedModel`; a driver's class inherits it and adds `execute`."""
 
     model: Model
-    """The model it was prepared from. Optional; the default `execute_fenced` looks at its outputs.
+    """The model it was prepared from. Optional; the default `execute_fenced` looks at its
+    outputs.
     """
 
     cache_report: CacheReport = NO_CACHE_REPORT

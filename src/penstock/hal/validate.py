@@ -40,8 +40,8 @@ def validate_prepare(
     """Checks what `Device.prepare_model` is given. The model itself is valid by construction.
 
     Raises `GeneralFailure` for operations that read constants in shareable memory of a kind that is
-    not among the device's
-    *memory_kinds*, if it names them: those that `refuse_unmapped` says no to (NNAPI section 6.3).
+    not among the device's *memory_kinds*, if it names them: those that `refuse_unmapped` says no to
+    (NNAPI section 6.3).
     """
     if not isinstance(model, Model):
         raise InvalidArgument(f"a Model is needed, not {type(model).__name__}")

@@ -189,8 +189,8 @@ class Account:
 
 class Accounts:
     """Those of one host. A connection may have the bytes of the knob `lent_limit_mib`, else half of
-    the memory; of a
-    *service* the connections of one user together as many; and all connections half as much again.
+    the memory; of a *service* the connections of one user together as many; and all connections
+    half as much again.
     """
 
     def __init__(self, *, service: bool = False) -> None:

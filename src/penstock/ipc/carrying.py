@@ -193,11 +193,9 @@ class Carried(Closing):
 
 
 class CarriedFence:
-    """*fence*, with what was written copied home before anybody learns that it has signalled. What it
-    tells of copies of
-    arrays is of those of *request*; `incidents` are what else happened, in words, `before` copies
-    for runs that failed
-    then.
+    """*fence*, with what was written copied home before anybody learns that it has signalled. What
+    it tells of copies of arrays is of those of *request*; `incidents` are what else happened, in
+    words, `before` copies for runs that failed then.
     """
 
     def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:

@@ -100,7 +100,9 @@ class Packer:
         self._deadline_ns = current_deadline()
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
-        """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too large."""
+        """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too
+        large.
+        """
         return Frame(encode(message), tuple(self.handles), self._deadline_ns)
 
     def handle(self, value: object) -> wire.Handle:

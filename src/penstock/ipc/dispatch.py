@@ -81,7 +81,8 @@ still keeps.
 """
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
-"""Operations that end only when their data, a deadline, a loop timeout or a cancellation ends them.
+"""Operations that end only when their data, a deadline, a loop timeout or a cancellation
+ends them.
 """
 
 OWNED: Final = b"penstock cache owner\0"

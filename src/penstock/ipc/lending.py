@@ -57,8 +57,7 @@ PoolFor: TypeAlias = Callable[[int], MemoryPool]
 
 def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
     """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of
-    *unit* bytes from the
-    first byte of *pool_for* on. Nothing is copied yet.
+    *unit* bytes from the first byte of *pool_for* on. Nothing is copied yet.
 
     Raises `InvalidArgument` for an array that no other process can be given: one that is not
     C-contiguous, whose elements are Python objects, or an output that cannot be written; and for a

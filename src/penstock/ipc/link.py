@@ -39,7 +39,8 @@ being seen.
 """
 
 END_SECONDS: Final = 3.0
-"""How long closing the last connection waits for the host to end, where it is this process's child.
+"""How long closing the last connection waits for the host to end, where it is this
+process's child.
 """
 
 

@@ -437,9 +437,8 @@ class IsolatedPreparedModel:
         *,
         tried: DeadObject | None = None,
     ) -> ExecutionResult:
-        """*call*, which executes, once more where the process died of it, unless it was *tried* before
-        with that error; the
-        result says so.
+        """*call*, which executes, once more where the process died of it, unless it was *tried*
+        before with that error; the result says so.
         """
         try:
             with _Lost(call, tried) as lost:
@@ -465,9 +464,9 @@ class IsolatedPreparedModel:
         *,
         tried: bool = False,
     ) -> tuple[T, str]:
-        """*call*, and what happened where it had to be made again, or on another process than before.
-        One death during it, or
-        while the model is prepared for it, is forgiven, unless it was *tried* before.
+        """*call*, and what happened where it had to be made again, or on another process than
+        before. One death during it, or while the model is prepared for it, is forgiven, unless it
+        was *tried* before.
         """
         remote, session = self._home
         # Of a run that was tried before it is told that it was repeated, although another may have
@@ -502,8 +501,7 @@ class IsolatedPreparedModel:
         record_ns: int | None,
     ) -> tuple[T, str]:
         """*call* in the process that lives now, or is started for it; and what happened to the one
-        before. The record of a
-        death is waited for until *record_ns*.
+        before. The record of a death is waited for until *record_ns*.
         """
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(

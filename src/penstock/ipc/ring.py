@@ -144,10 +144,9 @@ class Region:
     """The mapped region of a ring: *data* its bytes, *words* the same as words."""
 
     def __init__(self, fd: int, layout: Layout) -> None:
-        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly as
-        large as
-        *layout* says, or that could shrink under the mapping, `ResourceExhaustedTransient` where
-        there is no room for it.
+        """Maps *fd*, which stays the caller's. Raises `InvalidArgument` for one that is not exactly
+        as large as *layout* says, or that could shrink under the mapping,
+        `ResourceExhaustedTransient` where there is no room for it.
         """
         layout.check()
         self.layout = layout
@@ -315,8 +314,8 @@ else:
 
 
 def due(value: int, last: int, newest: int, what: str) -> int:
-    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises `WireError`
-    beyond.
+    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises
+    `WireError` beyond.
     """
     if not last <= value <= newest:
         raise WireError(f"{what} number {value} after {last} of {newest}")

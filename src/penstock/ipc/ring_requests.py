@@ -114,10 +114,8 @@ class Ring:
         deadline, if there is none.
 
         None for one that no ring can carry: a memory of it cannot be lent, or is not worth it,
-        being none that
-        *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an array that no
-        other process can be
-        given.
+        being none that *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an
+        array that no other process can be given.
         """
         if self._gone:
             self._sweep()

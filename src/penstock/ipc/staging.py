@@ -82,9 +82,9 @@ class Staging:
     def stage(
         self, arrays: Sequence[NDArray], deadline_ns: int | None = None, unit: int = ALIGNMENT
     ) -> Staged:
-        """*arrays* as the other side finds them, those that are copied at multiples of *unit* bytes.
-        Raises `WireError` for an array that no operand has, `TimeoutError` where it
-        has not been told of the memory by the deadline.
+        """*arrays* as the other side finds them, those that are copied at multiples of *unit*
+        bytes. Raises `WireError` for an array that no operand has, `TimeoutError` where it has not
+        been told of the memory by the deadline.
         """
         staged = Staged(self, arrays, deadline_ns, unit)
         try:

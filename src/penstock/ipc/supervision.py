@@ -33,7 +33,8 @@ deadline, the call fails at once.
 """
 
 MOST_DEATHS: Final = 6
-"""Deaths in a row, without a call that succeeded in between, after which the driver is quarantined.
+"""Deaths in a row, without a call that succeeded in between, after which the driver is
+quarantined.
 """
 
 QUARANTINE_SECONDS: Final = 600.0

@@ -12,10 +12,9 @@ _JSON_STRING: Final = re.compile(r"[^\x20-\x7e]+")
 
 
 def printable(text: str) -> str:
-    r"""*text* with whatever is no character to be seen as an escape, but tabulators and ends of lines:
-    ESC is `\x1b`, and so are
-    controls of the direction of text, other ends of lines, and bytes of a file's name that are no
-    text (Python's `str.isprintable`).
+    r"""*text* with whatever is no character to be seen as an escape, but tabulators and ends of
+    lines: ESC is `\x1b`, and so are controls of the direction of text, other ends of lines, and
+    bytes of a file's name that are no text (Python's `str.isprintable`).
     """
     if text.isprintable():
         return text

@@ -80,9 +80,8 @@ class Connection:
     deadline missed leaves the stream in order.
 
     *most* descriptors may come beside one frame; the kernel closes what comes beyond. `expect` is
-    called with the length of
-    a message of more than `CHUNK` bytes before memory is taken for it, and raises `WireError` where
-    there is none.
+    called with the length of a message of more than `CHUNK` bytes before memory is taken for it,
+    and raises `WireError` where there is none.
     """
 
     expect: Callable[[int], None]

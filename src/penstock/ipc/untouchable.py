@@ -26,7 +26,8 @@ logger: Final = logging.getLogger(__name__)
 UNTOUCHABLE: Final = "a descriptor of a FUSE file system, or of one that does not answer, is not taken: any call on it may last for ever"
 
 FUSE_MAGIC: Final = 0x65735546
-"""Of `linux/magic.h`: what the kernel says of every FUSE file system, whatever its program answers.
+"""Of `linux/magic.h`: what the kernel says of every FUSE file system, whatever its program
+answers.
 """
 
 PATIENCE_SECONDS: Final = 1.0

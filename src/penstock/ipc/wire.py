@@ -287,8 +287,8 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
     answered by `Made`, and over with `Close`.
 
     *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and
-    *slot_bytes*; *to_device*
-    and *to_client* are the ends of the two doorbells that the device's side needs.
+    *slot_bytes*; *to_device* and *to_client* are the ends of the two doorbells that the device's
+    side needs.
     """
 
     memory: Handle

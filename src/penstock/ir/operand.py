@@ -58,18 +58,15 @@ class Operand(Struct, frozen=True, eq=False, gc=False):
     """One typed value slot of a subgraph.
 
     A CONSTANT_COPY operand has *value* (its packed little-endian bytes), a CONSTANT_POOL operand
-    *location*; a NO_VALUE operand stands for an omitted optional input. String constants are
-    stored in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count
-    when
+    *location*; a NO_VALUE operand stands for an omitted optional input. String constants are stored
+    in TFLite's string-tensor layout (count, offsets, bytes). Names and origins do not count when
     operands are compared.
 
     *shape_declared* is False for a computed value to which its TFLite file gives no dimensions, and
-    stays so when *shape* is
-    inferred: LiteRT chooses kernels by what the file has.
+    stays so when *shape* is inferred: LiteRT chooses kernels by what the file has.
 
     *extension* is the type of an operand whose values only the driver of a vendor's extension
-    understands. Such an operand
-    is uint8, and the bytes of each element are its last dimension.
+    understands. Such an operand is uint8, and the bytes of each element are its last dimension.
     """
 
     dtype: DType

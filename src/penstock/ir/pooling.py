@@ -19,9 +19,8 @@ T = TypeVar("T", Operand, Variable)
 
 def pooled(model: Model) -> Model:
     """*model* with every value of more than `MAX_COPIED_VALUE` bytes (NNAPI section 6.1) in a pool,
-    those that it holds
-    itself in one of their own, which is made once; *model*, where it holds none. The digest is the
-    same.
+    those that it holds itself in one of their own, which is made once; *model*, where it holds
+    none. The digest is the same.
     """
     if not holds_large_values(model):
         return model

@@ -20,7 +20,8 @@ before it is rounded.
 """
 
 OPTION: Final = "sums"
-"""The name in `PrepareConfig.options` under which a step's device learns what is rounded beyond it.
+"""The name in `PrepareConfig.options` under which a step's device learns what is rounded
+beyond it.
 """
 
 

@@ -44,13 +44,10 @@ def branches_of(operation: Operation) -> tuple[int, int]:
 
 
 def settled(model: Model) -> Model:
-    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes are
-    those of the
-    values that this operation gives. Operations that give one subgraph the same shapes share its
-    copy. One whose values
-    are of unknown shape keeps the subgraphs it has, and so do those for which `MOST_COPIED` leaves
-    no room. Without
-    control flow: *model*.
+    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes
+    are those of the values that this operation gives. Operations that give one subgraph the same
+    shapes share its copy. One whose values are of unknown shape keeps the subgraphs it has, and so
+    do those for which `MOST_COPIED` leaves no room. Without control flow: *model*.
     """
     if not has_control_flow(model):
         return model

@@ -19,8 +19,7 @@ class ConstantPool(Struct, frozen=True, eq=False, weakref=True):
     """Bytes that constants are located in, read-only; *owner* keeps the mapping behind them alive.
 
     *kind* names the shareable memory that they lie in, as `penstock.hal.Memory` does: a device that
-    does not map it
-    cannot prepare a model with constants there. Empty is memory of this process.
+    does not map it cannot prepare a model with constants there. Empty is memory of this process.
     """
 
     view: memoryview

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from penstock.ir.operation import Operation
 
 MAX_RANK = 32
-"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes past 8.
+"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes
+past 8.
 """
 
 

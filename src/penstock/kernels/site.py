@@ -36,9 +36,8 @@ class Site(Struct, frozen=True):
     """An operation as its kernel sees it: operation *index* of *model*'s entry subgraph.
 
     *inputs* and *outputs* are operands: element type, shape (None: unknown until run time),
-    quantisation; an input
-    that is left out is None. *hints* are the attributes of extensions that came with the compile,
-    and with the run.
+    quantisation; an input that is left out is None. *hints* are the attributes of extensions that
+    came with the compile, and with the run.
     """
 
     model: Model
@@ -76,10 +75,9 @@ def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K
     """Marks a method of a `KernelDevice` as the kernel of operations of these *types*.
 
     *types* are rows of the operation table (`CUSTOM:<code>` for custom operators,
-    `EXTENSION:<name>:<number>` for operations of
-    an extension, whose own operand types are arrays of uint8); *dtypes* the element types that
-    every input and output may have. Raises `InputError` for no type, and for a type or an element
-    type that does not exist.
+    `EXTENSION:<name>:<number>` for operations of an extension, whose own operand types are arrays
+    of uint8); *dtypes* the element types that every input and output may have. Raises `InputError`
+    for no type, and for a type or an element type that does not exist.
     """
     known = {d.value: d for d in DType}
     if not types or not all(isinstance(t, str) for t in types):

@@ -32,7 +32,8 @@ take little more than these.
 """
 
 MAX_NAME: Final = 1 << 16
-"""Bytes of one name or text in a model file. Names are copied into every plan, receipt and error.
+"""Bytes of one name or text in a model file. Names are copied into every plan, receipt and
+error.
 """
 
 

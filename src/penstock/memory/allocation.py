@@ -86,13 +86,10 @@ def allocate(
     """Memory that serves all of *roles*, on the device that runs them.
 
     *dimensions* say more of the shape than the models do, None where they know no more; empty is
-    anything. The
-    device is that of all steps that read or write the value; where they are on several, where it
-    refuses, where it is below
-    feature level 4, and where it has no memory of its own, the buffer is a pool, and says so, as do
-    the receipts of runs with it. Without
-    *fallback* that raises instead: what the device said, or `PlacementError` where there is not one
-    device.
+    anything. The device is that of all steps that read or write the value; where they are on
+    several, where it refuses, where it is below feature level 4, and where it has no memory of its
+    own, the buffer is a pool, and says so, as do the receipts of runs with it. Without *fallback*
+    that raises instead: what the device said, or `PlacementError` where there is not one device.
 
     Raises `InputError` without roles, for one that names no input or output of a compiled model, or
     is there twice, for roles that differ in element type or quantisation, and for dimensions that

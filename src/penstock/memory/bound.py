@@ -37,9 +37,8 @@ class BoundMemory:
     """One use of memory by one run. What is not overridden says that no device takes it as it is.
 
     *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is
-    the value's, None
-    for an output whose shape the run tells. *staged* is how many copies the last `read` or `write`
-    made besides the one.
+    the value's, None for an output whose shape the run tells. *staged* is how many copies the last
+    `read` or `write` made besides the one.
     """
 
     __slots__ = ("name", "owner", "shape", "staged")

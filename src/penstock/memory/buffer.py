@@ -49,8 +49,8 @@ class DeviceBuffer(Closing):
     a pool it may be parts of both.
 
     *device* is the name of the device that has it, None for a pool; *fallback_reason* says why it
-    is one. `copies` are
-    those that the last `copy_to`, `copy_from` or `numpy` of it made, whichever thread called it.
+    is one. `copies` are those that the last `copy_to`, `copy_from` or `numpy` of it made, whichever
+    thread called it.
     """
 
     def __init__(

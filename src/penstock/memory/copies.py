@@ -18,8 +18,7 @@ class CopyReceipt(msgspec.Struct, frozen=True):
     """One copy of tensor data made by the runtime.
 
     *step* and *operand* say at which boundary: the step of the plan, and the operand of its model's
-    entry
-    subgraph; None where the copy belongs to no step.
+    entry subgraph; None where the copy belongs to no step.
     """
 
     nbytes: int

@@ -62,10 +62,9 @@ class MemoryDomain:
     """The buffers of one device. Thread-safe.
 
     *interface_of* tells the device's own prepared models. Without *dynamic*, buffers whose size is
-    not known when
-    they are allocated are refused; *capacity* is how many bytes all buffers may have together, None
-    for any number. A
-    driver that lays values out in another way overrides `encode` and `decode`.
+    not known when they are allocated are refused; *capacity* is how many bytes all buffers may have
+    together, None for any number. A driver that lays values out in another way overrides `encode`
+    and `decode`.
     """
 
     def __init__(
@@ -324,7 +323,9 @@ class Claim:
         self._hold(request)
 
     def put(self, position: int, content: Any, shape: tuple[int, ...]) -> None:
-        """*content*, in the driver's form and not to be changed any more, becomes output *position*."""
+        """*content*, in the driver's form and not to be changed any more, becomes output
+        *position*.
+        """
         self._written[position].check_fits(shape)
         self._results[position] = content, shape
 

@@ -57,10 +57,8 @@ class HardwareBufferDescription(Struct, frozen=True):
     """The shape of a hardware buffer (`AHardwareBuffer_Desc`).
 
     *width*, *height* and *stride* count pixels, *stride* from the start of one row to that of the
-    next; of a BLOB,
-    *width* counts bytes and *height* and *layers* are 1. *format* is a `HardwareBufferFormat` or a
-    vendor's number,
-    *usage* `HardwareBufferUsage` bits.
+    next; of a BLOB, *width* counts bytes and *height* and *layers* are 1. *format* is a
+    `HardwareBufferFormat` or a vendor's number, *usage* `HardwareBufferUsage` bits.
     """
 
     format: int

@@ -82,12 +82,9 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
     """Maps *memory* by its name, if that is of the *kinds* that a device maps.
 
     The CPU's use of a dma-buf is announced until the mapping is closed. Raises `GeneralFailure` for
-    a name that is of
-    no mappable kind, for a handle that is not what the name says, that cannot be mapped, or that
-    has fewer bytes than
-    *memory* claims; `ResourceExhaustedTransient` where this process has no descriptor or no address
-    space left for it;
-    `InputError` for what is no `Memory`.
+    a name that is of no mappable kind, for a handle that is not what the name says, that cannot be
+    mapped, or that has fewer bytes than *memory* claims; `ResourceExhaustedTransient` where this
+    process has no descriptor or no address space left for it; `InputError` for what is no `Memory`.
     """
     check_kind(memory, Memory, "a hal.Memory is mapped")
     if memory.name not in kinds and memory.name in MEMORY_KINDS:

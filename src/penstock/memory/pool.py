@@ -96,11 +96,9 @@ class MemoryPool(Closing):
         `ANeuralNetworksMemory_createFromFd`).
 
         *offset* need not be aligned. *prot* is 0 or made of `PROT_READ` and `PROT_WRITE`: without
-        `PROT_READ` there
-        are no views, without `PROT_WRITE` they are read-only. What is written goes to the file.
-        Whoever else can
-        write or shorten the file changes what the pool holds, or ends a process that reads beyond
-        its new end.
+        `PROT_READ` there are no views, without `PROT_WRITE` they are read-only. What is written
+        goes to the file. Whoever else can write or shorten the file changes what the pool holds, or
+        ends a process that reads beyond its new end.
 
         Raises `InputError` for a negative offset, a size that is not positive or not in the file, a
         *prot* of other bits, and what cannot be mapped; `OSError` where the path cannot be opened;

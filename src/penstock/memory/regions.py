@@ -126,8 +126,7 @@ class Region(mmap.mmap):
 
 def map_region(fd: int, nbytes: int, access: int, offset: int = 0, owner: object = None) -> Region:
     """*nbytes* > 0 of *fd* from byte *offset* (any) on, mapped and counted. Raises `OSError`,
-    `ValueError` and
-    `OverflowError` as `mmap` does.
+    `ValueError` and `OverflowError` as `mmap` does.
     """
     skipped = offset % mmap.ALLOCATIONGRANULARITY
     region = Region(fd, nbytes + skipped, access=access, offset=offset - skipped)

@@ -83,8 +83,8 @@ class SealedFile:
     """The bytes of a file, read-only: *view* for as long as any view of it lives.
 
     *fd* is the sealed memfd behind it, or None where there is none (private memory, or a plain
-    mapping).
-    The descriptor is closed when this object dies; the memory stays until the last view of it dies.
+    mapping). The descriptor is closed when this object dies; the memory stays until the last view
+    of it dies.
     """
 
     def __init__(self, view: memoryview, fd: int | None = None, *, mapped: bool = False) -> None:
@@ -159,8 +159,8 @@ def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
 
 
 def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_all) -> SealedFile:
-    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used as
-    they are.
+    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used
+    as they are.
     """
     flat = memoryview(content).cast("B")
     judge(bytes(flat[:HEAD]), flat.nbytes)

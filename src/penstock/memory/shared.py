@@ -33,9 +33,8 @@ MOST_WRITTEN: Final = 1 << 26
 
 
 class SharedMemory:
-    """*fd*, taken over, and the *memory* it stands for. Both are good until the last of this object,
-    and of the views
-    that `map` gave, dies.
+    """*fd*, taken over, and the *memory* it stands for. Both are good until the last of this
+    object, and of the views that `map` gave, dies.
     """
 
     __slots__ = ("__weakref__", "_lock", "_region", "memory")
@@ -122,9 +121,8 @@ def duplicate(fd: object, what: str) -> int:
 
 
 def kept_memory(memory: Memory) -> SharedMemory | None:
-    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close his;
-    None for another kind.
-    Raises `InputError` and `ResourceExhaustedTransient` as `duplicate`.
+    """*memory*, an `ashmem` or `mmap_fd`, by a descriptor of its own, so that its owner may close
+    his; None for another kind. Raises `InputError` and `ResourceExhaustedTransient` as `duplicate`.
     """
     match memory.handle:
         case int(fd):

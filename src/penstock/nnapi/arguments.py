@@ -91,9 +91,8 @@ def code_within(value: object, what: str) -> int:
 
 
 def extension_bytes(data: object, length: object, what: str) -> bytes:
-    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for an
-    empty buffer and for more
-    than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
+    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for
+    an empty buffer and for more than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
     """
     size = None if length is None else whole(length, f"the length of {what}", 0, 2**63)
     if data is None:

@@ -142,8 +142,8 @@ def bind_memory(
     *,
     padded: bool,
 ) -> Binding:
-    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used as
-    a whole.
+    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used
+    as a whole.
     """
     found = usable_memory(memory)
     start = arguments.whole(offset, "the offset", 0, MAX_LENGTH)

@@ -67,9 +67,8 @@ class OperandType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
-    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes an
-    element (NNAPI section
-    8.6). Only drivers that offer the extension know what the bytes mean.
+    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes
+    an element (NNAPI section 8.6). Only drivers that offer the extension know what the bytes mean.
     """
 
     extension: str
@@ -185,13 +184,10 @@ class NnapiOperand:
     """One operand.
 
     *dimensions* is () for a scalar; None in a place is an unknown dimension (NNAPI writes 0), None
-    as a
-    whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A
-    CONSTANT_COPY has
-    *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH has *subgraph*, an
-    index
-    into `NnapiModel.referenced`. *extension_data* is what an operand of an extension's type has
-    beside its value.
+    as a whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A
+    CONSTANT_COPY has *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH
+    has *subgraph*, an index into `NnapiModel.referenced`. *extension_data* is what an operand of an
+    extension's type has beside its value.
     """
 
     type: AnyType

@@ -56,12 +56,10 @@ class Execution(Closing):
     """Arguments being set, and then a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
 
     *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run,
-    and each argument
-    once: BAD_STATE otherwise. A run needs all of them. One execution runs once, unless it is
-    reusable; it runs by
-    `compute`, `start_compute`, `start_compute_with_dependencies` or `burst_compute`, and only one
-    run is under way at
-    a time. The caller's buffers are read and written by each run, and not copied.
+    and each argument once: BAD_STATE otherwise. A run needs all of them. One execution runs once,
+    unless it is reusable; it runs by `compute`, `start_compute`, `start_compute_with_dependencies`
+    or `burst_compute`, and only one run is under way at a time. The caller's buffers are read and
+    written by each run, and not copied.
     """
 
     def __init__(self, compilation: Compilation) -> None:
@@ -96,9 +94,8 @@ class Execution(Closing):
         contiguous buffer of its bytes. None leaves an optional operand out.
 
         *length* in bytes is that of the buffer where it is not given; it is the value's size
-        exactly, or more where
-        padding is enabled. *type* says the dimensions that the model leaves open, which must all be
-        known then.
+        exactly, or more where padding is enabled. *type* says the dimensions that the model leaves
+        open, which must all be known then.
         """
         self._bind(
             "input",

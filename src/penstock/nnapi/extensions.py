@@ -1,6 +1,5 @@
 """The vendor extensions of this process: which devices offer them, and the numbers that stand for
-their types (NNAPI section
-8.6).
+their types (NNAPI section 8.6).
 
 An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the
 number of the operation or operand type within the extension. An extension gets its prefix when it
@@ -192,8 +191,8 @@ def with_attribute(
     given: tuple[object, object, object, object],
 ) -> tuple[ExtensionAttribute, ...]:
     """*attributes* and one more for *device*: the extension's name, the number, the value and its
-    length, as a caller passes
-    them. BAD_DATA or UNEXPECTED_NULL as `Compilation.add_extension_attribute` says.
+    length, as a caller passes them. BAD_DATA or UNEXPECTED_NULL as
+    `Compilation.add_extension_attribute` says.
     """
     name = arguments.text(given[0], "the extension's name")
     code = arguments.code_within(given[1], "the number of the attribute")

@@ -39,11 +39,9 @@ class Memory(Closing):
         """The *size* bytes of *fd* from byte *offset* on, shared with whoever else maps them.
 
         *protect* is made of `PROT_READ` and `PROT_WRITE` of `mmap`, or 0. *fd* is duplicated.
-        Nothing is mapped before
-        a value is read or written; what cannot be is UNMAPPABLE then. BAD_DATA for a size of 0, a
-        negative
-        descriptor or one that is not open, other protections, a negative offset, and bytes that are
-        not there.
+        Nothing is mapped before a value is read or written; what cannot be is UNMAPPABLE then.
+        BAD_DATA for a size of 0, a negative descriptor or one that is not open, other protections,
+        a negative offset, and bytes that are not there.
         """
         nbytes = arguments.whole(size, "the size", 0, 2**63 - 1)
         bits = arguments.whole(protect, "the protection")
@@ -172,7 +170,9 @@ def _array_shape(memory: Memory) -> tuple[int, ...] | None:
 
 
 def usable_memory(memory: object) -> Memory:
-    """*memory*; UNEXPECTED_NULL for None, BAD_DATA for what is none, BAD_STATE for one that is closed."""
+    """*memory*; UNEXPECTED_NULL for None, BAD_DATA for what is none, BAD_STATE for one that is
+    closed.
+    """
     if memory is None:
         raise unexpected_null("the memory")
     if not isinstance(memory, Memory):

@@ -70,9 +70,8 @@ class Model(Closing):
         """Adds an operand and returns its index.
 
         *type* may be the number of an extension's (`get_extension_operand_type`). *dimensions* of a
-        tensor: 0 or None for an
-        unknown one, none at all for an unknown rank; a scalar has none. *name* is what the compiled
-        model calls it where it is an input or an output.
+        tensor: 0 or None for an unknown one, none at all for an unknown rank; a scalar has none.
+        *name* is what the compiled model calls it where it is an input or an output.
         """
         self._check_open()
         kind = operand_type(type)
@@ -107,12 +106,9 @@ class Model(Closing):
         """Makes the operand a constant; None leaves an optional operand out.
 
         *value* is a NumPy array of the operand's dtype, any buffer of raw little-endian bytes, or
-        for a
-        scalar one number. Up to 128 bytes are copied now; of more, the memory stays the caller's,
-        who
-        leaves it alone until `finish` has copied it. *length*, in bytes, is what *value* has where
-        it is not given.
-        Setting a value again replaces it.
+        for a scalar one number. Up to 128 bytes are copied now; of more, the memory stays the
+        caller's, who leaves it alone until `finish` has copied it. *length*, in bytes, is what
+        *value* has where it is not given. Setting a value again replaces it.
         """
         self._check_open()
         slot = self._slot(index)
@@ -138,10 +134,9 @@ class Model(Closing):
         """Makes the operand a constant that lies in *memory*, *length* bytes from byte *offset* on.
 
         *memory* is a `Memory`, a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an
-        `mmap`, an array). It
-        is not copied: it outlives the model, and its bytes do not change from `finish` on. BAD_DATA
-        for bytes that
-        it does not have, hardware buffers that are no BLOBs, and memory made from a descriptor.
+        `mmap`, an array). It is not copied: it outlives the model, and its bytes do not change from
+        `finish` on. BAD_DATA for bytes that it does not have, hardware buffers that are no BLOBs,
+        and memory made from a descriptor.
         """
         self._check_open()
         slot = self._slot(index)

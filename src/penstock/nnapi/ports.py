@@ -29,8 +29,7 @@ class OperandDesc:
     """What an operand is, said once more: `ANeuralNetworksOperandType`.
 
     *type* and *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An
-    execution takes it where the
-    model leaves dimensions open.
+    execution takes it where the model leaves dimensions open.
     """
 
     type: AnyType | int

@@ -34,8 +34,7 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
     """The bytes of a constant, read-only and of the caller's own memory where that is contiguous.
 
     *value* is a NumPy array of the operand's dtype, any other buffer, which is taken for raw bytes
-    (so
-    is an array of uint8, and any array for an extension's type), or for a scalar operand one
+    (so is an array of uint8, and any array for an extension's type), or for a scalar operand one
     number.
     """
     if isinstance(value, bool | int | float) and isinstance(kind, OperandType) and kind in SCALARS:

@@ -63,9 +63,8 @@ _KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
 
 
 class Apart(Struct, frozen=True):
-    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take in
-    nanoseconds,
-    *cost* the same in the unit of the prices.
+    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take
+    in nanoseconds, *cost* the same in the unit of the prices.
     """
 
     control: Control

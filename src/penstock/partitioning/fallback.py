@@ -34,18 +34,14 @@ def permit_fallback(
     operations: Sequence[Placement],
     policy: Policy,
 ) -> tuple[ExecutionStep, ...]:
-    """*steps* with their `fallbacks`: the other candidates in order, then the reference device, named
-    or not.
+    """*steps* with their `fallbacks`: the other candidates in order, then the reference device,
+    named or not.
 
     *table* holds the candidates' answers before partitions were refused for their size: a candidate
-    must
-    have said yes to every operation of the step. A reference device that is not among them is held
-    to
-    *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps that it
-    may
-    repeat, the smallest go first while `min_coverage` holds with all of them on it. After a
-    reference device in a process of
-    its own comes the one of this process, `LAST_RESORT`.
+    must have said yes to every operation of the step. A reference device that is not among them is
+    held to *forbid* and *require* alone, and whoever falls back on it asks it first. Of the steps
+    that it may repeat, the smallest go first while `min_coverage` holds with all of them on it.
+    After a reference device in a process of its own comes the one of this process, `LAST_RESORT`.
     """
     if not policy.allow_fallback:
         return tuple(replace(step, no_fallback=NOT_ALLOWED) for step in steps)

@@ -53,8 +53,8 @@ class Control(Struct, frozen=True):
     subgraph that it runs planned as a model of its own.
 
     *kind* "IF" has the *branches* (then, else), "WHILE" has (condition, body). The entry inputs and
-    outputs of
-    each branch's model are the subgraph's, in order, and have no state; their shapes are known.
+    outputs of each branch's model are the subgraph's, in order, and have no state; their shapes are
+    known.
 
     "IF": the first element of the operation's first input chooses. The branch's inputs are the
     operation's other inputs, its outputs the operation's outputs; the other branch does not run.
@@ -95,14 +95,11 @@ class ExecutionStep(Struct, frozen=True):
 
     *inputs* and *outputs* give, for each of the step model's entry inputs and outputs (state ports
     included) in order, the operand of the planned model's entry subgraph that it stands for. No
-    operand
-    is listed twice, and every output is computed by an operation of the step.
+    operand is listed twice, and every output is computed by an operation of the step.
 
     *fallbacks* names the devices that may repeat the step where *device* fails, in the order in
-    which they
-    are tried, "reference" the last: the policy lets each of them run every operation, and the plan
-    keeps
-    its coverage whichever steps go to "reference".
+    which they are tried, "reference" the last: the policy lets each of them run every operation,
+    and the plan keeps its coverage whichever steps go to "reference".
     """
 
     index: int
@@ -135,8 +132,7 @@ class Alternative(Struct, frozen=True):
     """The plan of one device alone, with the others behind it for what it does not take.
 
     *operations* is how many it takes, *steps* how many the plan has; *predicted_ns* and
-    *predicted_energy*
-    are as of `ExecutionPlan`.
+    *predicted_energy* are as of `ExecutionPlan`.
     """
 
     device: str
@@ -150,12 +146,9 @@ class Measured(Struct, frozen=True):
     """One candidate placement as it was measured.
 
     *name* says which: a device's name for that device with the others behind it, "predicted" for
-    the plan that was
-    predicted to be best, else what it was made to try. *median_ns* and *spread_ns*, the distance
-    between the
-    quartiles, are of a run, out of so many *runs*; *energy_uj* and its spread are microjoules,
-    where they were
-    counted. *error* says why it is out.
+    the plan that was predicted to be best, else what it was made to try. *median_ns* and
+    *spread_ns*, the distance between the quartiles, are of a run, out of so many *runs*;
+    *energy_uj* and its spread are microjoules, where they were counted. *error* says why it is out.
     """
 
     name: str
@@ -194,8 +187,7 @@ class ExecutionPlan(Struct, frozen=True):
     """How *model* runs on *devices* (NNAPI section 4.4).
 
     *devices* are the names that were considered, in the order of placement. The *steps* run one
-    after
-    another; each finds its inputs among the model's inputs and what earlier steps wrote.
+    after another; each finds its inputs among the model's inputs and what earlier steps wrote.
     *operations* has one `Placement` for each operation of the entry subgraph. *temporaries* gives a
     place to each operand that one step writes and a later one reads, save entry outputs.
 
@@ -203,13 +195,10 @@ class ExecutionPlan(Struct, frozen=True):
     all the same.
 
     *predicted_ns* is what a run is predicted to take in nanoseconds, None where a device declares
-    no
-    execution time for something it runs. *predicted_energy* is given for "low_power": the energy
-    that the
-    reference takes in so many nanoseconds. *alternatives* has each device considered, by itself.
-    *tuned* is there where the placement was measured. *accuracy* is the class that the policy asks
-    for: every
-    operation's own is at least as strict.
+    no execution time for something it runs. *predicted_energy* is given for "low_power": the energy
+    that the reference takes in so many nanoseconds. *alternatives* has each device considered, by
+    itself. *tuned* is there where the placement was measured. *accuracy* is the class that the
+    policy asks for: every operation's own is at least as strict.
     """
 
     model: Model

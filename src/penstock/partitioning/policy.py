@@ -29,26 +29,22 @@ class Policy(Struct, frozen=True):
 
     *placement* chooses the rule that spreads operations over devices. "cost" takes the plan that is
     predicted to take least as a whole, dispatch and transfers at every boundary counted, or one
-    that was
-    measured before; "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which counts neither.
+    that was measured before; "nnapi" is NNAPI's local greedy rule (NNAPI section 4.3), which counts
+    neither.
 
     *accuracy* is the class every operation's device must meet. *require* and *forbid* map an
-    operation
-    type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several: an
-    operation runs only on devices that the most specific matching entry of *require* lists (name
-    before
-    type before `"*"`), and on none that any matching entry of *forbid* lists.
+    operation type (also `CUSTOM:<code>`), an operation's name or `"*"` to a device name or several:
+    an operation runs only on devices that the most specific matching entry of *require* lists (name
+    before type before `"*"`), and on none that any matching entry of *forbid* lists.
 
     *min_coverage* is the share of operations, 0 to 1, that must not be on the device "reference".
-    *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the
-    fewest operations that a step on any device but "reference" may have. *allow_fallback* lets the
-    other
+    *max_partitions* bounds the steps of a plan (None: no bound); *min_partition_size* is the fewest
+    operations that a step on any device but "reference" may have. *allow_fallback* lets the other
     devices, and last "reference", repeat what one failed to compile or to run.
 
-    *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or
-    an int for the first so many runs. What is found wrong is refused on that version of its driver
-    from then on
-    (docs/shadow.md). *while_compiling* says what a run does that comes before the
+    *shadow* is the share of runs that are compared with the reference: a float from 0 to 1, or an
+    int for the first so many runs. What is found wrong is refused on that version of its driver
+    from then on (docs/shadow.md). *while_compiling* says what a run does that comes before the
     compile is done.
 
     Raises `InputError` for a value outside these rules.

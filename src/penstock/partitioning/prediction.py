@@ -33,7 +33,8 @@ HOST_BYTES_PER_SECOND: Final = 8e9
 """How fast the runtime copies in host memory."""
 
 UNDECLARED: Final = 1e15
-"""Added for an operation on a device that declares no cost for it: more than any that is declared.
+"""Added for an operation on a device that declares no cost for it: more than any that is
+declared.
 """
 
 
@@ -47,12 +48,9 @@ class Prices(Struct, frozen=True):
     """Costs in nanoseconds, or in what the reference consumes in a nanosecond.
 
     *operations* has a row an operation of the entry subgraph and in it a price a candidate, *steps*
-    what
-    opening one step costs on each candidate, *moving* what a byte costs that enters or leaves it,
-    *nbytes*
-    the size of each operand. *worst* has the nanoseconds that each operation may take any engine,
-    subgraphs included
-    (`times_of`).
+    what opening one step costs on each candidate, *moving* what a byte costs that enters or leaves
+    it, *nbytes* the size of each operand. *worst* has the nanoseconds that each operation may take
+    any engine, subgraphs included (`times_of`).
     """
 
     operations: tuple[tuple[float, ...], ...]

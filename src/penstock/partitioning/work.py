@@ -64,8 +64,7 @@ INTEGER_BYTE_NS: Final = 2.0
 
 class Work(Struct, frozen=True):
     """*macs* multiply-accumulates, or operations of like weight, and *nbytes* of values read and
-    written,
-    constants left out.
+    written, constants left out.
     """
 
     macs: float = 0.0

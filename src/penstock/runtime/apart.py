@@ -103,9 +103,8 @@ def set_apart(
     manager: Manager,
     deadline_ns: int | None,
 ) -> tuple[list[Device], dict[str, str], list[str]]:
-    """*chosen* with the devices of *reasons* in processes of their own where that can be; those that
-    are, each with its
-    reason; and a sentence for each that is not. Raises `MissedDeadline*`.
+    """*chosen* with the devices of *reasons* in processes of their own where that can be; those
+    that are, each with its reason; and a sentence for each that is not. Raises `MissedDeadline*`.
     """
     devices, apart, notes = list(chosen), dict[str, str](), list[str]()
     for at, device in enumerate(chosen):
@@ -128,8 +127,8 @@ def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
     """*device* in a process of its own; where that process is not there for now, an `AbsentDevice`,
-    for others to step in.
-    Raises `NotAvailable` or `PlacementError` where there can be no such process.
+    for others to step in. Raises `NotAvailable` or `PlacementError` where there can be no such
+    process.
     """
     if isolate is False:
         raise NotAvailable("isolate=False keeps it here")

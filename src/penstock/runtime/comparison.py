@@ -32,13 +32,11 @@ def compare(
     """The first operation of *model* whose result on *device* departs from that on *against*.
 
     *inputs* are those of `CompiledModel.run`, and *device* is asked what it supports for their
-    shapes; variables start at
-    their initial values, or at those of *state*, which gets the new ones. *against* computes what
-    it supports, the reference device the rest. An operation with
+    shapes; variables start at their initial values, or at those of *state*, which gets the new
+    ones. *against* computes what it supports, the reference device the rest. An operation with
     subgraphs (IF, WHILE) counts as one. What the device does not support, or not in the class
-    *accuracy*, is not
-    compared. *timeout*, in seconds, is each run's deadline. *progress* is told each part that is
-    tried.
+    *accuracy*, is not compared. *timeout*, in seconds, is each run's deadline. *progress* is told
+    each part that is tried.
 
     All values of one run are held in memory at once. Raises `InputError` for inputs that do not
     fit, `ShapeMismatch` where their shapes do not fit each other, `PlacementError` for a device

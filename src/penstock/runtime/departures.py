@@ -19,12 +19,9 @@ class Departure(Struct, frozen=True):
     """Where a device's results depart first.
 
     *operations* are the indexes of one operation, or of the fewest found that depart only when they
-    are compiled
-    together. *type* and *name* are the first one's. *distance* is what was measured; with *error*,
-    what the device
-    raised instead of giving a result, there is none. *case* is the cut-out model with its inputs
-    and what is
-    expected of it.
+    are compiled together. *type* and *name* are the first one's. *distance* is what was measured;
+    with *error*, what the device raised instead of giving a result, there is none. *case* is the
+    cut-out model with its inputs and what is expected of it.
     """
 
     operations: tuple[int, ...]
@@ -50,12 +47,10 @@ class Comparison(Struct, frozen=True):
     """What came of comparing *device* with *against*.
 
     *operations* counts the model's operations, *supported* those that the device takes in the class
-    *accuracy*;
-    *refused* says of the others why not, by index. *outputs* is the distance of the model's own
-    outputs when the
-    device runs what it supports, everything it gets computed by itself: roundings of many
-    operations add up in it,
-    and only a *departure* is a fault. *runs* counts the device's compiles for the search.
+    *accuracy*; *refused* says of the others why not, by index. *outputs* is the distance of the
+    model's own outputs when the device runs what it supports, everything it gets computed by
+    itself: roundings of many operations add up in it, and only a *departure* is a fault. *runs*
+    counts the device's compiles for the search.
     """
 
     device: str

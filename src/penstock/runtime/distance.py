@@ -41,16 +41,11 @@ class Distance(Struct, frozen=True):
     """The result of an operation that lies farthest from what was expected, beside what is allowed.
 
     *measure* says what *value* and *limit* count: "steps" of the quantisation scale, "elements"
-    that differ where
-    none may, "relative" the largest difference as a share of the largest finite expected value,
-    "rms" the root
-    mean square of the difference as a share of that of the expected values, "none" nothing: there
-    are no
-    results, or *problem* says why they cannot be compared (their count, shape or element type,
-    infinities).
-    *output* is the result's position, *element* the index of its worst element, *got* and
-    *expected* the values
-    there, as text.
+    that differ where none may, "relative" the largest difference as a share of the largest finite
+    expected value, "rms" the root mean square of the difference as a share of that of the expected
+    values, "none" nothing: there are no results, or *problem* says why they cannot be compared
+    (their count, shape or element type, infinities). *output* is the result's position, *element*
+    the index of its worst element, *got* and *expected* the values there, as text.
     """
 
     measure: Measure
@@ -115,8 +110,8 @@ def distance_of(
     ones.
 
     *inputs* are what both were computed from: sums may cancel, and are measured against what was
-    summed. The state of a
-    model that has some is among them, and new state among the results, or neither is.
+    summed. The state of a model that has some is among them, and new state among the results, or
+    neither is.
     """
     worst = NOTHING
     for found in distances_of(model, inputs, outputs, expected, accuracy):

@@ -24,9 +24,8 @@ NOT_NAMED: Final = (
 
 
 class HeldToVerdicts:
-    """*device* as a plan sees it: it refuses the operations that *verdicts* name, with the reason. In
-    all else it is
-    that device.
+    """*device* as a plan sees it: it refuses the operations that *verdicts* name, with the reason.
+    In all else it is that device.
     """
 
     def __init__(self, device: Device, verdicts: Sequence[DriverVerdict]) -> None:
@@ -61,9 +60,8 @@ class HeldToVerdicts:
 
 
 class InTheirPlace:
-    """*device*, which nobody named, as a plan sees it: it takes only operations that one of *held* is
-    kept from. In all
-    else it is that device.
+    """*device*, which nobody named, as a plan sees it: it takes only operations that one of *held*
+    is kept from. In all else it is that device.
     """
 
     def __init__(self, device: Device, held: Sequence[HeldToVerdicts]) -> None:
@@ -82,18 +80,17 @@ class InTheirPlace:
 def in_their_place(
     device: Device | None, named: Sequence[Device], accuracy: AccuracyClass
 ) -> Device | None:
-    """*device* for what verdicts keep from those that were *named*; None where there are no verdicts
-    against them.
+    """*device* for what verdicts keep from those that were *named*; None where there are no
+    verdicts against them.
     """
     held = [d for d in held_to_verdicts(named, accuracy) if isinstance(d, HeldToVerdicts)]
     return cast("Device", InTheirPlace(device, held)) if held and device is not None else None
 
 
 def held_to_verdicts(devices: Sequence[Device], accuracy: AccuracyClass) -> list[Device]:
-    """*devices*, those with verdicts against their version held to them. A verdict of a stricter class
-    than *accuracy*
-    says nothing here. Verdicts that cannot be read are none, as with the knob `driver_verdicts`
-    off.
+    """*devices*, those with verdicts against their version held to them. A verdict of a stricter
+    class than *accuracy* says nothing here. Verdicts that cannot be read are none, as with the knob
+    `driver_verdicts` off.
     """
     if not knobs.driver_verdicts():
         return list(devices)

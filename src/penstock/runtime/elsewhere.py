@@ -52,9 +52,9 @@ class Elsewhere:
     def told(
         self, compilation: Compilation, devices: Mapping[str, Device]
     ) -> tuple[Compilation, Absence | None]:
-        """*compilation* with receipts that name the devices that were not there, those whose process
-        was started again, and
-        what was copied for the others; and whom to wait for, if anybody.
+        """*compilation* with receipts that name the devices that were not there, those whose
+        process was started again, and what was copied for the others; and whom to wait for, if
+        anybody.
         """
         compilation, absence = absence_of(compilation, devices)
         made = sealed_copies(self._model.pools)

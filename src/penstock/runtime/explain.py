@@ -47,14 +47,14 @@ def explain_model(
     shapes: Shapes | None = None,
     policy: Policy | None = None,
 ) -> tuple[ExecutionPlan, list[ExplainedStep]]:
-    """The plan that `compile_model` would make with these arguments, and for each of its steps whether
-    *cache* has its entry under the derived token, or which ingredient of the key has changed.
+    """The plan that `compile_model` would make with these arguments, and for each of its steps
+    whether *cache* has its entry under the derived token, or which ingredient of the key has
+    changed.
 
     *model* is a Model or anything `load` takes; *cache* a `Cache`, a directory, or None for the
-    user's. The others are
-    `compile_model`'s. No driver compiles anything, and nothing is written. Raises `ModelError`,
-    `InputError`,
-    `UnknownSignature`, `PlacementError`, and `Unreadable` for a directory that cannot be read.
+    user's. The others are `compile_model`'s. No driver compiles anything, and nothing is written.
+    Raises `ModelError`, `InputError`, `UnknownSignature`, `PlacementError`, and `Unreadable` for a
+    directory that cannot be read.
     """
     cache = cache if isinstance(cache, Cache) else Cache(cache)
     model = model if isinstance(model, Model) else load(model)

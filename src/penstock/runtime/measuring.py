@@ -150,15 +150,12 @@ def measure(
     the same order.
 
     All that are not out take one sample in each round. Each round begins with another one, and
-    every second one goes the
-    other way round, so that nobody follows always the same. One whose run raises a `PenstockError`
-    is out, with that as
-    its error; so are those that are far behind the best, and later those that surely are behind.
-    Who is out is closed.
-    *check* is called before each round, and may raise. *rest* is called before each turn: it
-    returns when the engine of
-    the turn before has let go of the processors. Short runs are run for *warm_ns* then before they
-    are timed.
+    every second one goes the other way round, so that nobody follows always the same. One whose run
+    raises a `PenstockError` is out, with that as its error; so are those that are far behind the
+    best, and later those that surely are behind. Who is out is closed. *check* is called before
+    each round, and may raise. *rest* is called before each turn: it returns when the engine of the
+    turn before has let go of the processors. Short runs are run for *warm_ns* then before they are
+    timed.
     """
     every = [
         Series(contender, by_energy=energy is not None, warm_ns=warm_ns) for contender in contenders

@@ -32,16 +32,12 @@ class OperationCase(Struct, frozen=True, eq=False):
     """One operation of a network, alone, with its real inputs and the reference's results.
 
     *index* counts the operations of the network's entry subgraph; *type* is its row of the
-    operation table
-    (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`. *model* is the
-    operation as a
-    model of its own, its input shapes those of this run: *inputs* has one array for each of its
-    inputs, state
-    that comes in among them, *expected* one for each of its outputs, new state among them. Values
-    that the
-    operation reads twice are one input; constants stay constants. An operation with subgraphs (IF,
-    WHILE) keeps
-    them: it is one case, with all that they do. Outputs come in the operation's order.
+    operation table (`CUSTOM:<code>` for custom operators), *name* its `Subgraph.operation_name`.
+    *model* is the operation as a model of its own, its input shapes those of this run: *inputs* has
+    one array for each of its inputs, state that comes in among them, *expected* one for each of its
+    outputs, new state among them. Values that the operation reads twice are one input; constants
+    stay constants. An operation with subgraphs (IF, WHILE) keeps them: it is one case, with all
+    that they do. Outputs come in the operation's order.
     """
 
     index: int
@@ -108,13 +104,10 @@ def cases_of(
     inputs.
 
     *inputs* are those of `CompiledModel.run`. *state* holds the values of the network's variables
-    and gets
-    the new ones once the last case was taken (None: the initial values, for this pass alone), so
-    that a second
-    pass goes on where the first one ended. *only* leaves out the cases of other operations; they
-    are computed
-    all the same. *device* computes what it supports in the place of the reference. Arrays are
-    shared between cases and must not be changed.
+    and gets the new ones once the last case was taken (None: the initial values, for this pass
+    alone), so that a second pass goes on where the first one ended. *only* leaves out the cases of
+    other operations; they are computed all the same. *device* computes what it supports in the
+    place of the reference. Arrays are shared between cases and must not be changed.
 
     Raises `InputError` for inputs that do not fit, and whatever the reference device raises for an
     operation that it cannot run, when it is reached.
@@ -179,8 +172,7 @@ def run_case(
     """What *device*, alone and without fall-back, makes of *case*.
 
     Raises `PlacementError`, with the device's reason, where it does not take the operation in the
-    class
-    *accuracy*, `DriverError` where it fails.
+    class *accuracy*, `DriverError` where it fails.
     """
     return run_alone(case.model, case.inputs, device, accuracy=accuracy, timeout=timeout)
 
@@ -207,9 +199,8 @@ def run_alone(
 
 
 def exposed(model: Model) -> Model:
-    """*model*'s entry subgraph with every result as an output, in the order of writing, and its state
-    as plain
-    inputs.
+    """*model*'s entry subgraph with every result as an output, in the order of writing, and its
+    state as plain inputs.
     """
     entry = model.entry
     written = [o for operation in entry.operations for o in operation.outputs]

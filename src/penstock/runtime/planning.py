@@ -36,11 +36,10 @@ def plan_model(
     """How *model* is to run on *devices*: *source* with *shapes* put into it, by input position.
 
     With placement "cost" the verdict that is stored for exactly this in the directory of *info*
-    comes first; then, where
-    *measure* asks for it, a measurement on this machine, for which *named* maps names to devices
-    that plans may
-    fall back on too; else `place`. No device is given what shadow verification found it to compute
-    wrongly. Raises what that raises, and `Cancelled` or `MissedDeadline*` while it measures.
+    comes first; then, where *measure* asks for it, a measurement on this machine, for which *named*
+    maps names to devices that plans may fall back on too; else `place`. No device is given what
+    shadow verification found it to compute wrongly. Raises what that raises, and `Cancelled` or
+    `MissedDeadline*` while it measures.
     """
     devices = trusted(devices, policy)
     directory = None if info is None or info.trust_token else info.place
@@ -58,8 +57,8 @@ def plan_model(
 
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:
-    """*plan* with what its steps fall back on where *devices* alone were named, whatever else it was
-    placed on.
+    """*plan* with what its steps fall back on where *devices* alone were named, whatever else it
+    was placed on.
     """
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
@@ -67,8 +66,8 @@ def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Polic
 
 
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
-    """*devices* as plans see them: each refuses what shadow verification found it to compute wrongly,
-    with the reason.
+    """*devices* as plans see them: each refuses what shadow verification found it to compute
+    wrongly, with the reason.
     """
     if not has_driver_verdicts():
         return devices

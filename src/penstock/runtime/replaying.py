@@ -35,11 +35,9 @@ class Replay(Struct, frozen=True):
     """What came of running a capsule's step on *device*, of that *version*.
 
     *repeats* says whether it fails or departs again; *runs* counts the runs it took. *distance* is
-    how far off the
-    result is, *error* what the driver said, *refused* why the device does not take the step any
-    more. *same_version* says
-    whether it is the version that failed, *drawn* that the capsule has no input data and each run
-    had inputs drawn for it.
+    how far off the result is, *error* what the driver said, *refused* why the device does not take
+    the step any more. *same_version* says whether it is the version that failed, *drawn* that the
+    capsule has no input data and each run had inputs drawn for it.
     """
 
     device: str

@@ -36,8 +36,7 @@ def with_unusable(
     error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
 ) -> PlacementError:
     """*error*, with the reasons of devices that *policy* requires and that could not be placed on
-    because they cannot be
-    used.
+    because they cannot be used.
     """
     required = {
         name

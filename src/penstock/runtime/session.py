@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
-"""Why the compile for shapes that come with a run has no cache, where the caller opened the files.
+"""Why the compile for shapes that come with a run has no cache, where the caller opened the
+files.
 """
 
 Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
@@ -95,30 +96,21 @@ def compile_model(
 
     *model* is a Model or anything `load` takes. *devices* None takes every usable one; a list of
     names, DeviceInfo or Device objects, in order of preference, places on these only; what all of
-    them fail at
-    goes to the device "reference" all the same, unless *policy* says otherwise. *timeout* is in
-    seconds and reaches drivers as their deadline. *num_threads* None takes what cgroup, affinity
-    and
-    OMP_NUM_THREADS allow; a number holds up to four for each of the machine's cores. *signature*
-    chooses an entry point and its names; *shapes* maps input
-    names, or positions, to full shapes, which replace the model's. *cache* True keeps what drivers
-    compiled in the
-    user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo` under the
-    caller's own token or in files of his; False or None keeps nothing. Whatever is wrong with a
-    cache only
-    means a compile; the receipt says what was hit, or why not. *tune* measures candidate placements
-    on this machine,
-    takes the best (`plan.tuned`) and keeps the verdict in the cache directory: a later compile of
-    the same model
-    with the same devices, policy, preference, threads and shapes uses it, with or without *tune*,
-    and measures
-    nothing. *isolate* True runs the devices' drivers in processes of their own, False in this one,
-    None as the knob
-    `isolate` says of each driver, which is: those of other distributions than Penstock by
-    themselves.
+    them fail at goes to the device "reference" all the same, unless *policy* says otherwise.
+    *timeout* is in seconds and reaches drivers as their deadline. *num_threads* None takes what
+    cgroup, affinity and OMP_NUM_THREADS allow; a number holds up to four for each of the machine's
+    cores. *signature* chooses an entry point and its names; *shapes* maps input names, or
+    positions, to full shapes, which replace the model's. *cache* True keeps what drivers compiled
+    in the user's cache directory (the knob `cache_dir`), a path in that directory, a `CacheInfo`
+    under the caller's own token or in files of his; False or None keeps nothing. Whatever is wrong
+    with a cache only means a compile; the receipt says what was hit, or why not. *tune* measures
+    candidate placements on this machine, takes the best (`plan.tuned`) and keeps the verdict in the
+    cache directory: a later compile of the same model with the same devices, policy, preference,
+    threads and shapes uses it, with or without *tune*, and measures nothing. *isolate* True runs
+    the devices' drivers in processes of their own, False in this one, None as the knob `isolate`
+    says of each driver, which is: those of other distributions than Penstock by themselves.
     *extension_attributes* are hints of vendors' extensions to the driver of the one device that is
-    listed; they are part
-    of the cache's key.
+    listed; they are part of the cache's key.
 
     Raises `ModelError` (also a ValueError) for the model, `InputError` for an argument, a device in
     the policy's rules that does not exist among them, `PlacementError` listing every device's

@@ -40,9 +40,8 @@ class Occasion(msgspec.Struct, frozen=True):
     after.
 
     *named* maps names to the devices that plans may use, *directory* is the cache directory (None:
-    no verdict is read
-    or kept). *counter* finds the energy counter, *clock* gives nanoseconds (None: the machine's
-    own).
+    no verdict is read or kept). *counter* finds the energy counter, *clock* gives nanoseconds
+    (None: the machine's own).
     """
 
     source: Model

@@ -124,8 +124,8 @@ def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
 
 
 def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
-    """*plan*, with what was measured of a device by itself as the reason against it in the place of a
-    prediction.
+    """*plan*, with what was measured of a device by itself as the reason against it in the place of
+    a prediction.
     """
     if plan.tuned is None:
         return plan

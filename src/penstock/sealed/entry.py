@@ -32,9 +32,8 @@ class SaveReport(Struct, frozen=True):
     """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
 
     *emptied*: it failed after the first byte was written, so that the files are empty and what they
-    held
-    is forgotten. *in_use*: somebody else had the entry's lock, and nothing was done; the same call
-    may succeed later.
+    held is forgotten. *in_use*: somebody else had the entry's lock, and nothing was done; the same
+    call may succeed later.
     """
 
     entry: bytes | None = None

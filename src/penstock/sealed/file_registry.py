@@ -31,10 +31,9 @@ class FileRegistry:
     """`Registry` in the file *path* (0600, at most 4,096 rows), authenticated by *keys*.
 
     A change writes the file anew and renames it into place, under the lock `<path>.lock`, for which
-    it waits for at most
-    *wait_seconds*. Readers take no lock. What was authenticated once is kept in memory: a later
-    read looks at the first
-    bytes of the file alone, as long as these stay the same.
+    it waits for at most *wait_seconds*. Readers take no lock. What was authenticated once is kept
+    in memory: a later read looks at the first bytes of the file alone, as long as these stay the
+    same.
 
     A file that others can read or write, that is a link, has another name as well, is no file, or
     is longer than 4,096 rows can be, is `SealBroken`, whatever is in it.

@@ -35,14 +35,10 @@ class Header(Struct, frozen=True):
     """What a cache file says of itself.
 
     *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry
-    that lists
-    it and *sequence* is that registry's count when the entry was sealed. *token*, *binding*,
-    *driver* and
-    *version* are 32 bytes each, the last two digests of the driver's name and version. The file is
-    number
-    *number* of *models* or *datas* files of its *kind*; *root* is `merkle_root` of its *length*
-    bytes of
-    payload.
+    that lists it and *sequence* is that registry's count when the entry was sealed. *token*,
+    *binding*, *driver* and *version* are 32 bytes each, the last two digests of the driver's name
+    and version. The file is number *number* of *models* or *datas* files of its *kind*; *root* is
+    `merkle_root` of its *length* bytes of payload.
     """
 
     kind: int

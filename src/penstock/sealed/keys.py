@@ -153,8 +153,7 @@ class FileKeyStore:
 
     def _create(self, key: bytes, *, instead: bool) -> None:
         """Writes *key* under a name of its own, then gives it the file's name if nobody was faster;
-        with
-        *instead*, in place of the file that is there.
+        with *instead*, in place of the file that is there.
         """
         from penstock.sealed.replacing import make_private, put_in_place
 

@@ -16,9 +16,8 @@ from penstock.sealed.merkle import LEAF_BYTES, leaf_digest, map_leaves, merkle_r
 def private_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
-    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed memfd
-    on Linux, in
-    private memory elsewhere.
+    """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed
+    memfd on Linux, in private memory elsewhere.
 
     The caller has bounded *length*. Each leaf is hashed where nobody else can write, while it is
     still in the processor's cache. Raises `WrongLength` when the file ends before, `OSError` from

@@ -48,8 +48,7 @@ class Row(Struct, frozen=True):
 
 class RegistryState(Struct, frozen=True):
     """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts
-    what
-    was done to it.
+    what was done to it.
     """
 
     registry: bytes
@@ -111,7 +110,9 @@ class Registry(Protocol):
         ...
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
-        """*entry*'s files stand where they are found; the rows of *replaced* entries of the token go."""
+        """*entry*'s files stand where they are found; the rows of *replaced* entries of the token
+        go.
+        """
         ...
 
     def find(self, token: bytes, entry: bytes) -> Row | None:

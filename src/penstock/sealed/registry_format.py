@@ -41,8 +41,8 @@ class Contents:
     contents.
 
     *table* has one fixed-size record for each row, the oldest first, and *files* what was recorded
-    of all their files, in
-    the same order. *head* are the first bytes of the file; None until `pack` has made them.
+    of all their files, in the same order. *head* are the first bytes of the file; None until `pack`
+    has made them.
     """
 
     __slots__ = ("files", "head", "key", "owner", "state", "table")

@@ -36,13 +36,11 @@ class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
     *driver* and *version* are the device's name and version string, *files* its
-    `cache_files_needed()`.
-    It is of the origin of now (`penstock.sealed.origin`): a device that makes it later than itself
-    does so in `made_by`.
-    The registry and the key lie under the knob `state_dir` unless *registry* and *keys* are given;
-    a driver in a process of
-    its own has neither: its host's parent seals for it, and says its origin.
-    Thread-safe; nothing stays open between calls.
+    `cache_files_needed()`. It is of the origin of now (`penstock.sealed.origin`): a device that
+    makes it later than itself does so in `made_by`. The registry and the key lie under the knob
+    `state_dir` unless *registry* and *keys* are given; a driver in a process of its own has
+    neither: its host's parent seals for it, and says its origin. Thread-safe; nothing stays open
+    between calls.
 
         seal = Seal("sample", VERSION, files=(1, 0))
         report = seal.save(config.model_cache, config.data_cache, config.token, config.binding,
@@ -112,10 +110,8 @@ class Seal:
         """As `save`, only if the files still hold the entry *expected* (None: they are all empty).
 
         *guard* is entered once the payloads are hashed, and left when files and registry agree
-        again: it
-        keeps readers and other writers out. If entering it raises, nothing is written. `LateWriter`
-        passes
-        the entry's lock.
+        again: it keeps readers and other writers out. If entering it raises, nothing is written.
+        `LateWriter` passes the entry's lock.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         return self._save(lent, (model, data), (expected,), guard)

@@ -21,10 +21,8 @@ def find_devices(driver: str) -> list[Device]:
     """The devices of one driver, or one device.
 
     *driver* is an entry point of `penstock.drivers`, `module:callable` for a driver that is not
-    installed, or
-    the name of a device that some installed driver has. Raises `PlacementError` when there is none
-    of that name,
-    or it cannot be loaded, or what it makes is no device.
+    installed, or the name of a device that some installed driver has. Raises `PlacementError` when
+    there is none of that name, or it cannot be loaded, or what it makes is no device.
     """
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
     entry = found.get(driver)

@@ -33,7 +33,8 @@ from penstock.testing.doubles import InterceptingDevice
 
 
 class DomainDevice(InterceptingDevice):
-    """*device*, with buffers of its own that serve as arguments by token (NNAPI sections 6.4 and 6.5).
+    """*device*, with buffers of its own that serve as arguments by token (NNAPI sections 6.4 and
+    6.5).
 
     Only buffers of completely known shape are possible: another one is `GeneralFailure`.
     """

@@ -49,8 +49,7 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Del
 
 def checked(delegate: object) -> PythonDelegate:
     """*delegate*, where it is one of `penstock.delegates`. Raises `AttributeError` for what is no
-    delegate, as LiteRT does,
-    `NotAvailable` for another library's.
+    delegate, as LiteRT does, `NotAvailable` for another library's.
     """
     from penstock import delegates
 

@@ -30,21 +30,15 @@ class Interpreter(Closing):
     tensors.
 
     *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads*
-    1 or
-    more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in the
-    accuracy class
-    `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels without XNNPACK (where
-    LiteRT is not installed
-    as BUILTIN_REF, with a warning); the others on every usable device. *experimental_delegates* are
-    added in order (`modify_graph_with_delegate`), and kept alive.
-    *experimental_disable_delegate_clustering* keeps nodes in the file's order when a delegate takes
-    some of them,
-    *experimental_disable_delegate_node_fusion* gives each a kernel of its own.
-    *experimental_preserve_all_tensors* keeps
-    every intermediate value but those inside kernels. *devices*, *cache* and *policy* are
-    Penstock's, as in
-    `penstock.compile`. The other experimental arguments tune LiteRT's delegates, are taken and have
-    no effect.
+    1 or more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in
+    the accuracy class `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels
+    without XNNPACK (where LiteRT is not installed as BUILTIN_REF, with a warning); the others on
+    every usable device. *experimental_delegates* are added in order (`modify_graph_with_delegate`),
+    and kept alive. *experimental_disable_delegate_clustering* keeps nodes in the file's order when
+    a delegate takes some of them, *experimental_disable_delegate_node_fusion* gives each a kernel
+    of its own. *experimental_preserve_all_tensors* keeps every intermediate value but those inside
+    kernels. *devices*, *cache* and *policy* are Penstock's, as in `penstock.compile`. The other
+    experimental arguments tune LiteRT's delegates, are taken and have no effect.
 
     Not for two threads at once: a call that finds another in progress raises `StateError`. Use
     after `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words
@@ -143,9 +137,8 @@ class Interpreter(Closing):
         """Gives an input the shape *tensor_size*, after the next `allocate_tensors`.
 
         *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises
-        `ValueError` for
-        what is no shape, `RuntimeError` for what the tensor cannot become, and while views are
-        held.
+        `ValueError` for what is no shape, `RuntimeError` for what the tensor cannot become, and
+        while views are held.
         """
         with self._core as graph:
             self._core.ensure_unshared()

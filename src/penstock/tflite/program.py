@@ -24,14 +24,10 @@ class Program:
     """A compiled model as the interpreter sees it.
 
     *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with,
-    None where
-    the tensor already has its value elsewhere (an input, a constant, a variable, an earlier
-    output); the first
-    *own* of them are the subgraph's.
-    *variables* maps variable tensors to the model's variables. *shapes* and *types* are those of
-    the tensors that
-    are computed; an operator may give a tensor another type than the file says. *holders* say where
-    tensors have
+    None where the tensor already has its value elsewhere (an input, a constant, a variable, an
+    earlier output); the first *own* of them are the subgraph's. *variables* maps variable tensors
+    to the model's variables. *shapes* and *types* are those of the tensors that are computed; an
+    operator may give a tensor another type than the file says. *holders* say where tensors have
     their value that are no operand of the model.
     """
 

@@ -20,8 +20,8 @@ def entered(model: Model, subgraph: int) -> Model:
 
 
 def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-    """*model* with full shapes for inputs, by position among `model.inputs`, and everything inferred
-    from them.
+    """*model* with full shapes for inputs, by position among `model.inputs`, and everything
+    inferred from them.
 
     Where an input's shape is another than the declared one (TFLite's non-strict resize), the
     declared shapes of all that depends on it count for nothing. Raises `ShapeMismatch` where shapes
@@ -39,9 +39,8 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 
 def with_every_output(model: Model) -> Model:
-    """*model* with every value that its entry's operations compute for a tensor of the file among its
-    outputs,
-    after its own, and with the values that its resource variables have before a run.
+    """*model* with every value that its entry's operations compute for a tensor of the file among
+    its outputs, after its own, and with the values that its resource variables have before a run.
     """
     entry = model.entry
     own = entry.ordinary_outputs

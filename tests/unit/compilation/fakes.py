@@ -26,8 +26,7 @@ class Recorded(NumpyPrepared):
 
 class Recorder(NumpyDevice):
     """Takes *kinds* (none: everything), keeps every config in *configs* and what it prepared in
-    *made*.
-    *on_prepare* and *on_close* are called each time.
+    *made*. *on_prepare* and *on_close* are called each time.
     """
 
     def __init__(

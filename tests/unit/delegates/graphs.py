@@ -26,9 +26,8 @@ def chain(*kinds: str, size: int = 2) -> bytes:
 
 
 def convolved(*middle: str, after: str = "", options: Mapping[str, int] = NOTHING) -> bytes:
-    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1, 5,
-    4, 2] to [1, 3].
-    *options* are the convolution's other ones.
+    """CONV_2D, the unary operators of *middle*, MEAN over height and width, and one *after* it; [1,
+    5, 4, 2] to [1, 3]. *options* are the convolution's other ones.
     """
     file = FileBuilder()
     rng = np.random.default_rng(5)

@@ -33,11 +33,9 @@ class Recorder(Delegate):
     """Takes the nodes whose operator is one of *kinds*.
 
     *events* are the calls: ("init", nodes), ("prepare", nodes, input shape), ("invoke", nodes),
-    ("free", nodes) and those
-    that move buffers. *fail* names the event that raises: "prepare", "init", "kernel prepare",
-    "invoke", or with a number,
-    as in "init 1", that of the kernel. With *buffers* results are left there under handles of the
-    tensors' numbers.
+    ("free", nodes) and those that move buffers. *fail* names the event that raises: "prepare",
+    "init", "kernel prepare", "invoke", or with a number, as in "init 1", that of the kernel. With
+    *buffers* results are left there under handles of the tensors' numbers.
     """
 
     def __init__(

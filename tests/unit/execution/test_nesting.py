@@ -74,8 +74,8 @@ def test_the_interpreter_runs_it(depth: int, shared: bool, delegated: bool) -> N
 
 
 def fan(width: int, depth: int, between: Sequence[str] = ()) -> Model:
-    """*width* IFs in a row, each of which enters the same chain of *depth* subgraphs; after each the
-    operations *between*.
+    """*width* IFs in a row, each of which enters the same chain of *depth* subgraphs; after each
+    the operations *between*.
     """
     b = ModelBuilder()
     leaf = b.subgraph("leaf")

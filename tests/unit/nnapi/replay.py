@@ -10,8 +10,8 @@ from penstock.nnapi.model import Model
 
 
 def replay(description: NnapiModel, *, values_last: bool = False) -> Model:
-    """*description* as a finished `Model`; with *values_last* operations are added before any value is
-    set.
+    """*description* as a finished `Model`; with *values_last* operations are added before any value
+    is set.
     """
     built: dict[int, Model] = {}
     for index in _inside_out(description):

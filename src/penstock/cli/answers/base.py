@@ -23,8 +23,7 @@ class Results:
 
     *operands* describe *arrays*, one each; *indexes* are the operands' places in the model's entry
     subgraph. *labels* name the classes, where anything does. *top* bounds lists; *minimum* is the
-    least
-    score of a box or key point that is worth showing.
+    least score of a box or key point that is worth showing.
     """
 
     model: Model

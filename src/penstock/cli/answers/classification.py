@@ -70,8 +70,8 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
 
 
 def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
-    """*results* without labels where those are not as many as the *classes*, and why, in one clause;
-    "" where they fit.
+    """*results* without labels where those are not as many as the *classes*, and why, in one
+    clause; "" where they fit.
 
     A list of another length may name every class wrongly: a background class that it has, or lacks,
     shifts all others.

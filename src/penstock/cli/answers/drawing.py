@@ -67,8 +67,7 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
 
 def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
     """*wanted* moved into a picture of *size*, and down past what is *taken* already, from the top
-    again
-    where the bottom is reached. Where no place is free it stays where it was wanted.
+    again where the bottom is reached. Where no place is free it stays where it was wanted.
     """
     left, top, right, bottom = wanted
     width, height = right - left, bottom - top

@@ -90,8 +90,7 @@ def prewarm(
 @dataclass(frozen=True, slots=True)
 class Warmed:
     """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended
-    with; and
-    *notes* on what was assumed, or why no step of it is cached.
+    with; and *notes* on what was assumed, or why no step of it is cached.
     """
 
     model: str

@@ -86,12 +86,10 @@ class Fed:
     scheme that is left.
 
     *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says
-    for
-    each input where its values come from; *assumed* has the shapes that `random` made up for
-    unknown dimensions, by input
-    name; *notes* what was assumed or changed on the way; *questions* what nobody says and an answer
-    would depend on, each
-    with the option that says it; *kinds* the kinds of files.
+    for each input where its values come from; *assumed* has the shapes that `random` made up for
+    unknown dimensions, by input name; *notes* what was assumed or changed on the way; *questions*
+    what nobody says and an answer would depend on, each with the option that says it; *kinds* the
+    kinds of files.
     """
 
     arrays: list[NDArray] = field(default_factory=list)

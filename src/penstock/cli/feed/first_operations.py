@@ -37,8 +37,8 @@ class Bounds:
     """The real values that an input can take without being clipped.
 
     *quantized*: they come from a scale and a zero point. *symmetric*: the stored type is signed and
-    its zero point is 0, so
-    the bounds give the greatest magnitude and do not say whether values below zero occur.
+    its zero point is 0, so the bounds give the greatest magnitude and do not say whether values
+    below zero occur.
     """
 
     low: float

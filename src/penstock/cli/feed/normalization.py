@@ -39,8 +39,7 @@ class Normalization:
     """A scheme: its name, and the function from float32 [..., channels] in 0..255 to real values.
 
     *bgr*: the function is given the channels in the order blue, green, red. *channels* is how many
-    the picture must have,
-    0 where any number will do. *formula* says the function in words.
+    the picture must have, 0 where any number will do. *formula* says the function in words.
     """
 
     name: str

@@ -62,12 +62,9 @@ class Preparation:
     """The schemes that may be meant for one input.
 
     *source* says who chose: the caller's option, or what the file states; then there is one scheme.
-    "indications" is
-    one scheme that is left after others were excluded, and "" several. *because* says it in words.
-    *excluded* has the
-    usual schemes that are out of the question, each with its reason. *as_bytes*: the picture's
-    bytes are what the
-    input stores.
+    "indications" is one scheme that is left after others were excluded, and "" several. *because*
+    says it in words. *excluded* has the usual schemes that are out of the question, each with its
+    reason. *as_bytes*: the picture's bytes are what the input stores.
     """
 
     schemes: tuple[Normalization, ...]

@@ -33,7 +33,8 @@ WIDTHS: Final = range(1, 5)
 """Bytes a sample may have."""
 
 SPEECH_RATE: Final = 16000
-"""Samples a second that nearly all networks of speech take: assumed of a model that states no rate.
+"""Samples a second that nearly all networks of speech take: assumed of a model that states
+no rate.
 """
 
 OTHER_RATES: Final = (8000, 11025, 22050, 44100, 48000)

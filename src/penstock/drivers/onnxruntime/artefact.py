@@ -32,9 +32,8 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it
-    is, or
-    -1 where ONNX Runtime computes it.
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that
+    it is, or -1 where ONNX Runtime computes it.
     """
 
     inputs: tuple[Port, ...]

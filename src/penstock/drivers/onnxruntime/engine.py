@@ -129,9 +129,8 @@ def session_of(
     """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
 
     *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it
-    is. The
-    optimised model is written to *save_to*, what its kernels take to a file that begins so as
-    *profile_to*. *fuse* lets it make integer kernels of operators that stand between
+    is. The optimised model is written to *save_to*, what its kernels take to a file that begins so
+    as *profile_to*. *fuse* lets it make integer kernels of operators that stand between
     dequantisation and quantisation; its own graphs name those kernels.
     """
     package = onnxruntime()

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 
 class OnnxRuntimePreparedModel(PreparedModelBase):
-    """*executable* with the inputs and outputs that *ports* say. Where there is a *profiler* it runs
-    what is to be
-    measured.
+    """*executable* with the inputs and outputs that *ports* say. Where there is a *profiler* it
+    runs what is to be measured.
     """
 
     loops = False

@@ -48,9 +48,9 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that it
-    is, or
-    -1 where OpenVINO computes it. *quantized*: whether any value within is that is no constant.
+    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that
+    it is, or -1 where OpenVINO computes it. *quantized*: whether any value within is that is no
+    constant.
     """
 
     inputs: tuple[Port, ...]

@@ -21,9 +21,8 @@ POLL_MS: Final = 2
 
 
 class Executable:
-    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it was
-    imported from:
-    OpenVINO does not read what it exports of such a model.
+    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it
+    was imported from: OpenVINO does not read what it exports of such a model.
     """
 
     def __init__(

@@ -258,8 +258,8 @@ class Graph:
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
-        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a FakeQuantize
-        or by arithmetic.
+        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a
+        FakeQuantize or by arithmetic.
         """
         low, high = range_of(operand)
         if operand.dtype is DType.INT16:
@@ -296,9 +296,8 @@ class Graph:
         return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole numbers:
-        in bfloat16 there
-        is no 32767.
+        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole
+        numbers: in bfloat16 there is no 32767.
         """
         scale, zero = one_scale(operand)
         limits = np.iinfo(operand.dtype.numpy)

@@ -20,7 +20,8 @@ from penstock.engines.installed import package_folder, package_texts, processor_
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")
 DERIVED_WITH: Final = "2026.4"
-"""The release of OpenVINO whose results the rules' accuracy classes were compared with TFLite's on.
+"""The release of OpenVINO whose results the rules' accuracy classes were compared with
+TFLite's on.
 """
 ADAPTER_VERSION: Final = 6
 """Raised whenever this driver would hand OpenVINO another graph for the same model, or write other

@@ -36,11 +36,10 @@ def _timing(executable: Executable | MeasuredRun, began_ns: int) -> Timing:
 
 
 class OpenVinoPreparedModel(PreparedModelBase):
-    """*executable* with the inputs and outputs that *ports* say. *late* has the optimised form: from
-    the first
-    run on where there is no *executable* yet, else when the model has run often enough. *profilers*
-    makes what
-    runs of an executable are measured by. *device* has the buffers that requests may name.
+    """*executable* with the inputs and outputs that *ports* say. *late* has the optimised form:
+    from the first run on where there is no *executable* yet, else when the model has run often
+    enough. *profilers* makes what runs of an executable are measured by. *device* has the buffers
+    that requests may name.
     """
 
     device: OpenVinoDevice | None = None

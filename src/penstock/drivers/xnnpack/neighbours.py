@@ -67,8 +67,7 @@ class _Run(NamedTuple):
 
 def merged(places: Sequence[NDArray], arrays: Sequence[NDArray]) -> Pieces:
     """*places* with *arrays*, in order, where both follow one another at the same distances within
-    memory of one owner
-    as one pair of flat bytes.
+    memory of one owner as one pair of flat bytes.
     """
     runs: list[list[_Run]] = []
     for at, (place, array) in enumerate(zip(places, arrays, strict=True)):

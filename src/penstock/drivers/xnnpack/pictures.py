@@ -66,7 +66,9 @@ def can_split(operation: Operation, operands: Sequence[Operand]) -> bool:
 
 
 def split(operands: list[Operand], operation: Operation) -> tuple[Operation, Operation]:
-    """*operation* by a kernel of 1x2, behind what halves its pixels. What they need joins *operands*."""
+    """*operation* by a kernel of 1x2, behind what halves its pixels. What they need joins
+    *operands*.
+    """
     source, weights, *bias = operation.inputs
     batch, height, width, channels = static_shape(operands[source].shape) or (1, 1, 1, 2)
     halved = (batch, height, 2 * width, channels // 2)

@@ -46,9 +46,8 @@ NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
 
 
 class XnnpackPreparedModel(PreparedModelBase):
-    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its own,
-    which is kept
-    for the next; *first* is one that is ready.
+    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its
+    own, which is kept for the next; *first* is one that is ready.
     """
 
     def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:

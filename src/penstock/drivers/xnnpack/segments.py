@@ -33,11 +33,13 @@ from penstock.ir.subgraph import StatePort, Variable
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Operators whose kernels need a bias, and the dimension of their filters that counts its elements.
+"""Operators whose kernels need a bias, and the dimension of their filters that counts its
+elements.
 """
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
-"""Operators of which LiteRT has no first version, with the number of their code in the file format.
+"""Operators of which LiteRT has no first version, with the number of their code in the file
+format.
 """
 BROADCAST_TO: Final = 130
 
@@ -54,9 +56,8 @@ class State(msgspec.Struct, frozen=True):
 
 class Segment(msgspec.Struct, frozen=True):
     """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the
-    operands
-    *inputs* and *outputs* of the partition, in order. *operations* are their indexes in the
-    partition.
+    operands *inputs* and *outputs* of the partition, in order. *operations* are their indexes in
+    the partition.
     """
 
     kernels: Kernels
@@ -124,9 +125,8 @@ def _fixed(entry: Subgraph) -> dict[int, None]:
 
 
 class _Cutter:
-    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of constants
-    alone; those in
-    *expanded* XNNPACK is given as several, where they need be.
+    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of
+    constants alone; those in *expanded* XNNPACK is given as several, where they need be.
     """
 
     def __init__(
@@ -233,7 +233,9 @@ def _as_asked(operand: Operand, accuracy: AccuracyClass) -> Operand:
 
 
 def _written(operands: list[Operand], operation: Operation) -> Operation:
-    """*operation* in the form that LiteRT's kernels take; a constant that it needs joins *operands*."""
+    """*operation* in the form that LiteRT's kernels take; a constant that it needs joins
+    *operands*.
+    """
     inputs, origin = operation.inputs, operation.origin
     has_bias = len(inputs) > 2 and operands[inputs[2]].has_value
     if operation.type in CHANNELS and not has_bias:

@@ -61,10 +61,8 @@ class Site(msgspec.Struct, frozen=True):
     """An operation with its operands (None: omitted), and how the subgraph reads and gives them.
 
     *is_input*, *is_output* say of an operand's index whether the entry subgraph has it among its
-    inputs or
-    outputs; *readers* how many operations read it. *judged* is for whoever judges subgraphs, each
-    once: what was found,
-    by its own keys, which all sites of one model share.
+    inputs or outputs; *readers* how many operations read it. *judged* is for whoever judges
+    subgraphs, each once: what was found, by its own keys, which all sites of one model share.
     """
 
     operation: Operation

@@ -20,7 +20,8 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
     "TILE": (1,),
     "TOPK_V2": (1,),
 }
-"""Inputs whose values make the shape of a result, of the operations that may have them at run time.
+"""Inputs whose values make the shape of a result, of the operations that may have them at
+run time.
 """
 
 
@@ -48,10 +49,8 @@ def is_shaped_once(operation: Operation, inputs: Sequence[Operand | None]) -> bo
 
 def shaped_beforehand(flat: Unrolled) -> Unrolled:
     """*flat* with constants where values that make shapes follow from other shapes, without the
-    operations that only
-    those needed: what SHAPE, STRIDED_SLICE and PACK tell a RESHAPE of a picture of known size is
-    known, too. XNNPACK
-    takes a RESHAPE to a constant shape alone.
+    operations that only those needed: what SHAPE, STRIDED_SLICE and PACK tell a RESHAPE of a
+    picture of known size is known, too. XNNPACK takes a RESHAPE to a constant shape alone.
     """
     entry = flat.model.entry
     wanted = {

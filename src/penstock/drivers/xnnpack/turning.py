@@ -13,8 +13,8 @@ from penstock.ir import Model
 
 
 class Turning:
-    """*read* and *written* are the positions of a state's arrays among the inputs and the outputs of a
-    request.
+    """*read* and *written* are the positions of a state's arrays among the inputs and the outputs
+    of a request.
     """
 
     def __init__(

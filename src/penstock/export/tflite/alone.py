@@ -80,9 +80,9 @@ def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
 
 
 def named(model: Model) -> Model:
-    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads files
-    without names, or
-    where an input and an output share one, but not every reader of its files does.
+    """*model* with a name for each operand of its entry subgraph, and none twice: TFLite reads
+    files without names, or where an input and an output share one, but not every reader of its
+    files does.
     """
     entry, taken = model.entry, set[str]()
     operands = []

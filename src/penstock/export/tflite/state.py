@@ -59,7 +59,8 @@ class SubgraphState(Struct):
     dropped: set[int] = field(default_factory=set)
     """New-state outputs, which TFLite's operators do not have."""
     kept_inputs: dict[int, int] = field(default_factory=dict)
-    """Operation index to the number of its inputs that TFLite's operator has, where it has fewer.
+    """Operation index to the number of its inputs that TFLite's operator has, where it has
+    fewer.
     """
     mutated: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Operation index to the positions of the inputs it changes in place."""

@@ -126,9 +126,8 @@ class Host:
     the clients whose sockets come by *guests*.
 
     *processes* are this one and the one that clients met, by the numbers that those know. *sandbox*
-    says for each measure
-    what became of it. A *service* keeps what its clients lend apart by user, and shows them nothing
-    of what it writes.
+    says for each measure what became of it. A *service* keeps what its clients lend apart by user,
+    and shows them nothing of what it writes.
     """
 
     def __init__(

@@ -418,8 +418,8 @@ def _access(fd: int) -> int:
 
 
 def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
-    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who reads
-    it.
+    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who
+    reads it.
     """
     charge = NOTHING
     try:

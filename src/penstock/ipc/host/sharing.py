@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
 
 class SharingDevice:
-    """*device*, of which equal preparations without cache files are one. Prepared models hold no state
-    of a network, so that
-    clients cannot tell; each closes its own. Where it says how many executions it takes, those of
-    all clients take turns in
-    the order they came: what one calls high says nothing of another's.
+    """*device*, of which equal preparations without cache files are one. Prepared models hold no
+    state of a network, so that clients cannot tell; each closes its own. Where it says how many
+    executions it takes, those of all clients take turns in the order they came: what one calls high
+    says nothing of another's.
     """
 
     def __init__(self, device: Device) -> None:

@@ -14,9 +14,9 @@ Numbers = tuple[int | None, int | None]
 
 
 class Architecture(NamedTuple):
-    """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables, *last*
-    the newest call
-    that these were written with: C libraries take `ENOSYS` for a newer one, and go on without it.
+    """*audit* is the kernel's number for it (`AUDIT_ARCH_*`), *column* its place in the tables,
+    *last* the newest call that these were written with: C libraries take `ENOSYS` for a newer one,
+    and go on without it.
     """
 
     audit: int

@@ -89,9 +89,8 @@ class Constants:
     def pool(
         self, subgraphs: list[Subgraph], budget: Budget
     ) -> tuple[list[Subgraph], tuple[ConstantPool, ...]]:
-        """*subgraphs* with the places of their constants in the pool, and the pool: only what they use
-        is in it.
-        Its size counts against *budget* before it is made.
+        """*subgraphs* with the places of their constants in the pool, and the pool: only what they
+        use is in it. Its size counts against *budget* before it is made.
         """
         used = sorted(
             {o.location.pool for s in subgraphs for o in s.operands if o.location is not None}

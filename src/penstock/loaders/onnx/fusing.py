@@ -54,7 +54,9 @@ class Operands(Protocol):
 def fused(
     emitter: Operands, operations: Sequence[Operation], outputs: Sequence[int]
 ) -> list[Operation]:
-    """*operations* of *emitter* with those put together that may be; *outputs* are read from outside."""
+    """*operations* of *emitter* with those put together that may be; *outputs* are read from
+    outside.
+    """
     uses = Counter(i for o in operations for i in set(o.inputs))
     uses.update(outputs)
     done: list[Operation | None] = []

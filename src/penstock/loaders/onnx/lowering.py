@@ -377,9 +377,8 @@ def _alike(a: Value, b: Value) -> bool:
 
 
 def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
-    """*value*, where the condition is as *wanted*; else not a number: what the file says of that case
-    is no
-    computation, and nobody shall take for a result what is none.
+    """*value*, where the condition is as *wanted*; else not a number: what the file says of that
+    case is no computation, and nobody shall take for a result what is none.
     """
     if value.array is not None:
         return value

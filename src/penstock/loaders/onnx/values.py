@@ -21,10 +21,8 @@ class Value:
     *home*, the `Emitter` of its subgraph.
 
     *known* are the elements of small integers of which some are unknown: objects, None among them.
-    *source* is
-    what a value was dequantised of; *recipe* computes it of such as integers. *items* is the
-    content of a
-    sequence, which has no operand.
+    *source* is what a value was dequantised of; *recipe* computes it of such as integers. *items*
+    is the content of a sequence, which has no operand.
     """
 
     __slots__ = (

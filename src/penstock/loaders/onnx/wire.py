@@ -37,7 +37,8 @@ NESTED: Final[dict[str, dict[int, str]]] = {
     "node": {5: "attribute", 9: "leaf"},
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
 }  # fmt: skip
-"""Which field of a message is a message of which kind; a leaf's own fields are charged by its size.
+"""Which field of a message is a message of which kind; a leaf's own fields are charged by
+its size.
 """
 
 NAMES: Final[dict[str, frozenset[int]]] = {

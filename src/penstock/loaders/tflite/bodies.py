@@ -41,8 +41,7 @@ class FileState(Protocol):
     """The state of all subgraphs of a file, as one of them sees it (`states.StateLowering`).
 
     *roles* say of each subgraph how it is entered, *use* what it touches; *folded* are the values
-    that a CALL_ONCE of
-    constants leaves, by its subgraph.
+    that a CALL_ONCE of constants leaves, by its subgraph.
     """
 
     raw: list[RawSubgraph]

@@ -80,8 +80,8 @@ class RawOperator(Struct):
 class Key(Struct, frozen=True):
     """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
     *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether
-    CALL_ONCE has
-    entered *subgraph*, or where the generator of the random operator *number* of *subgraph* stands.
+    CALL_ONCE has entered *subgraph*, or where the generator of the random operator *number* of
+    *subgraph* stands.
     """
 
     kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]

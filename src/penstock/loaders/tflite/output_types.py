@@ -109,7 +109,8 @@ LABELLED: Final[dict[str, Rule]] = {
     "SOFTMAX": _float_or_int16,
     "LSH_PROJECTION": _always(DType.INT32),
 }
-"""Operators whose kernels write values of this type, whatever type their output is declared with.
+"""Operators whose kernels write values of this type, whatever type their output is declared
+with.
 """
 
 SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)

@@ -160,8 +160,8 @@ class Arguments:
         return PADDINGS[code]
 
     def axis(self, axis: int, rank: int, *, negative: bool = True) -> int:
-        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0 unless
-        *negative*.
+        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0
+        unless *negative*.
         """
         if not (-rank if negative else 0) <= axis < rank:
             raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")

@@ -36,10 +36,8 @@ def lower(
     """*model* in the operations of the IR, its inputs and outputs in their order.
 
     *feature_level* (1 to 8) is what the model may use; `description.EXPERIMENTAL` allows
-    everything.
-    *omitted* are positions of main inputs that stand for optional operands and are given no value
-    when the
-    model runs: the result does not have them.
+    everything. *omitted* are positions of main inputs that stand for optional operands and are
+    given no value when the model runs: the result does not have them.
 
     Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and
     NNAPI's numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own

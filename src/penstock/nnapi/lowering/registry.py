@@ -91,8 +91,7 @@ def lowers(
     """Registers the decorated function as the lowering of *name*.
 
     *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of
-    the
-    forms with the types each admits.
+    the forms with the types each admits.
     """
     texts = (form,) if isinstance(form, str) else tuple(form)
     variables = {variable: parse_types(text) for variable, text in types.items()}

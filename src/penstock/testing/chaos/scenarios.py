@@ -58,7 +58,9 @@ def _no_fault(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trouble:
-    """*method* fails at its first call, at its second, ..., until a call of that number is not made."""
+    """*method* fails at its first call, at its second, ..., until a call of that number is not
+    made.
+    """
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         reached = False

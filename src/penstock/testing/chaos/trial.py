@@ -52,9 +52,8 @@ class Graph(Struct, frozen=True):
 
 
 class Favoured(InterceptingDevice):
-    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it; under
-    a name of its
-    own, so that it may be the reference device, too.
+    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it;
+    under a name of its own, so that it may be the reference device, too.
     """
 
     def __init__(self, device: Device) -> None:

@@ -42,8 +42,7 @@ class Subject(Struct, frozen=True):
     which it takes nodes.
 
     *inputs* are arrays for the file's inputs, in order; None draws some. Results may be *rtol* and
-    *atol* away from those of
-    the reference device; both 0 asks for the same bits.
+    *atol* away from those of the reference device; both 0 asks for the same bits.
     """
 
     make: Callable[[], Delegate]

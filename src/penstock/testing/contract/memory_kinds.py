@@ -214,8 +214,8 @@ def _strange(kind: str, like: Memory) -> Memory:
 
 
 def _at(arguments: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in pool
-    1.
+    """*arguments* in pool 0, the first one as memory of that kind is pointed into; the others in
+    pool 1.
     """
     whole = DataLocation(0, 0, 0)
     first = replace(arguments[0], location=whole, padding=0) if kind == IMAGE else arguments[0]
@@ -261,8 +261,7 @@ def _all_in(model: Model, kind: str) -> Model:
 
 def _beside_itself(model: Model, kind: str) -> Model:
     """*model*, whose constants are said to be in memory of that kind, and once more beside it with
-    constants in memory of the
-    process.
+    constants in memory of the process.
     """
     entry, count = model.entry, len(model.operands)
     (own,) = model.pools

@@ -34,7 +34,8 @@ from penstock.ir.types import is_static
 from penstock.testing.contract.trial import Trial
 
 ModelMutation: TypeAlias = tuple[str, Callable[[], Model]]
-"""What is changed, and the change: it raises `ModelError`, or returns a model no driver may take.
+"""What is changed, and the change: it raises `ModelError`, or returns a model no driver may
+take.
 """
 
 WRONG: Final[dict[str, Any]] = {

@@ -15,7 +15,8 @@ Check: TypeAlias = Callable[[Device], None]
 C = TypeVar("C", bound=Callable[..., None])
 
 VALUE_CHECKS: Final[set[str]] = set()
-"""Names of the checks that look at computed values; a device that computes nothing is spared them.
+"""Names of the checks that look at computed values; a device that computes nothing is
+spared them.
 """
 
 

@@ -45,8 +45,8 @@ class Trial(Closing):
 
     *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
     from a multiple of 64 bytes the arguments start, *memory* what kind of memory the pool is of.
-    Arguments lie between sentinels; `check_memory`
-    says whether those, and the inputs, are as they were.
+    Arguments lie between sentinels; `check_memory` says whether those, and the inputs, are as they
+    were.
     """
 
     def __init__(
@@ -203,7 +203,9 @@ def prepare(device: Device, case: Case, config: PrepareConfig = PREPARE) -> Prep
 def compare(
     device: Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
 ) -> None:
-    """*found* must be *wanted*: to the bit, or within a hundredth where the device answers `relaxed`."""
+    """*found* must be *wanted*: to the bit, or within a hundredth where the device answers
+    `relaxed`.
+    """
     answers = device.supported_operations(case.model)
     relaxed = any(a.accuracy == "relaxed" for a in answers)
     require(len(found) == len(wanted), f"{case.name}: {len(found)} outputs {what}")

@@ -21,10 +21,8 @@ class FaultyDevice(InterceptingDevice):
     """Raises in place of chosen calls: `FaultyDevice(device, raise_on={"execute": 3})`.
 
     *raise_on* maps names of `METHODS` to the calls meant; other names are an `InputError`. *error*
-    is the status
-    that those fail with (`ErrorStatus.DEAD_OBJECT`), or makes what is raised from a sentence.
-    `calls` counts the
-    calls of each method so far, over all that the device has made.
+    is the status that those fail with (`ErrorStatus.DEAD_OBJECT`), or makes what is raised from a
+    sentence. `calls` counts the calls of each method so far, over all that the device has made.
     """
 
     def __init__(

@@ -82,11 +82,9 @@ class FaultyFiles:
     the operations.
 
     *fault* raises, or returns to let the operation go on. *only* counts operations of these names
-    alone. After
-    a `Crash` nothing works any more but closing, which the system does for a dead process. `log`
-    has the names of
-    the operations so far: with *at* 0, 1, 2, ... until it is no longer than *at*, every one was
-    made to fail.
+    alone. After a `Crash` nothing works any more but closing, which the system does for a dead
+    process. `log` has the names of the operations so far: with *at* 0, 1, 2, ... until it is no
+    longer than *at*, every one was made to fail.
     """
 
     at: int = -1

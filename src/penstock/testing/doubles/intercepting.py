@@ -54,8 +54,7 @@ class InterceptingDevice:
     `intercept`.
 
     *name* None keeps the name of *device*; all else that a device says of itself is that one's.
-    Close it as any
-    device: *device* is closed with it. Raises `InputError` for what is no device.
+    Close it as any device: *device* is closed with it. Raises `InputError` for what is no device.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:

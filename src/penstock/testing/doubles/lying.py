@@ -41,14 +41,11 @@ class LyingDevice(InterceptingDevice):
 
     *support_length*: an answer too few; *support_changes*: a yes becomes a no at every second call;
     *refuses_after_all*: prepares nothing that it supports; *output_count*: a shape too few;
-    *output_shapes*:
-    shapes that are wrong; *insufficient*: success that says an output did not fit; *values*:
-    outputs whose
-    first eight bytes have every bit the wrong way round; *timing*: more time on the device than in
-    the driver;
-    *writes_behind*, *writes_before*, *changes_inputs*: writes as those of a `ScribblingDevice`.
-    Other words are an
-    `InputError`. Several lies are told at once, of those about shapes only the first.
+    *output_shapes*: shapes that are wrong; *insufficient*: success that says an output did not fit;
+    *values*: outputs whose first eight bytes have every bit the wrong way round; *timing*: more
+    time on the device than in the driver; *writes_behind*, *writes_before*, *changes_inputs*:
+    writes as those of a `ScribblingDevice`. Other words are an `InputError`. Several lies are told
+    at once, of those about shapes only the first.
     """
 
     def __init__(self, device: Device, *lies: Lie, name: str | None = None) -> None:

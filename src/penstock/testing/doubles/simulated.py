@@ -11,8 +11,8 @@ from penstock.testing.doubles.intercepting import InterceptingDevice
 
 
 class SimulatedDevice(InterceptingDevice):
-    """*device* under another name, as if it were hardware of *type* and *families*: for what looks for
-    a kind of device.
+    """*device* under another name, as if it were hardware of *type* and *families*: for what looks
+    for a kind of device.
 
     Its capabilities say that it is simulated, and receipts say so of every step that ran on it.
     *performance* maps element types to execution times relative to the reference device.

@@ -19,8 +19,7 @@ class SlowDevice(InterceptingDevice):
     *heedless*.
 
     *seconds* maps names of `METHODS` to what they take on top, before the call goes on; infinite is
-    a hang.
-    *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
+    a hang. *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
     """
 
     STEP_S: Final = 0.001

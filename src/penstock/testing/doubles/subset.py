@@ -21,8 +21,7 @@ class SubsetDevice(InterceptingDevice):
     """Supports what *device* does and *supports* lets it: for tests of partitioning.
 
     *supports* takes (model, index of an operation of its entry subgraph) and returns whether it
-    may, or
-    the reason why not.
+    may, or the reason why not.
     """
 
     def __init__(

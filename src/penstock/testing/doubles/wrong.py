@@ -33,15 +33,11 @@ class WrongDevice(InterceptingDevice):
     """Computes operations of the type *operation* wrongly; of several in a model, each.
 
     *fault* says how: "much", every value turned round and off by a tenth of the largest; "little",
-    off by less than the class
-    `faithful` allows; "nan", the first value is not a number (of integers, the least there is);
-    "noise", as much, but
-    otherwise each time, and sometimes not at all. *when* is asked of the arrays of each execution's
-    inputs, and what it
-    refuses is computed rightly. *after* executions of one prepared model are right before the first
-    wrong one.
-    *apart* False keeps the fault to models of several operations. `wrong` counts the executions
-    that were.
+    off by less than the class `faithful` allows; "nan", the first value is not a number (of
+    integers, the least there is); "noise", as much, but otherwise each time, and sometimes not at
+    all. *when* is asked of the arrays of each execution's inputs, and what it refuses is computed
+    rightly. *after* executions of one prepared model are right before the first wrong one. *apart*
+    False keeps the fault to models of several operations. `wrong` counts the executions that were.
     """
 
     def __init__(

@@ -68,14 +68,10 @@ class LabDevice(DeviceBase):
     caching.
 
     It executes nothing but programs that it has deserialised from payloads of cache files, whether
-    they were
-    just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now" compiles
-    when it
-    prepares; "first_run" at the first run; "staged" a baseline when it prepares, and an optimised
-    form after
-    *uses* runs, also of a baseline that was loaded. What is compiled late is written late, if the
-    runtime
-    gave the entry's lock.
+    they were just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now"
+    compiles when it prepares; "first_run" at the first run; "staged" a baseline when it prepares,
+    and an optimised form after *uses* runs, also of a baseline that was loaded. What is compiled
+    late is written late, if the runtime gave the entry's lock.
 
     `compiles`, `loads` and `saves` count what succeeded. *on_engine* is told "compile",
     "deserialise" and "execute" before the engine does it, and may raise or wait; `engine_calls`

@@ -136,8 +136,8 @@ def run(
 
 
 def _own(result: Value, machine: Machine) -> Value:
-    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have the
-    very same.
+    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have
+    the very same.
     """
     if isinstance(result, Tiled) and machine.tiled:
         return result

@@ -24,9 +24,8 @@ class Arguments(Protocol):
 
 class Opcode(NamedTuple):
     """*fits* says whether inputs of these shapes give an output of that shape; *run* is asked only
-    then. *arity* is the
-    number of inputs of one whose shapes may be known only in a run; 0 where they must be known
-    before.
+    then. *arity* is the number of inputs of one whose shapes may be known only in a run; 0 where
+    they must be known before.
     """
 
     fits: Callable[[Arguments, Sequence[Dimensions], Dimensions], bool]

@@ -25,8 +25,7 @@ class Layout(Closing):
     """The arguments of one execution of *model*, in memory of the caller or in one shared pool.
 
     *room* has the bytes for each output whose shape *model* does not tell; *alignment*, of each
-    argument, asks
-    for a pool. Closing frees the pool.
+    argument, asks for a pool. Closing frees the pool.
     """
 
     def __init__(

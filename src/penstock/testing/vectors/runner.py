@@ -52,8 +52,7 @@ def run_vectors(
     """Every run of every case on *device*, and on nothing else.
 
     *pools* True puts every argument into shared memory, False into memory of the caller; None goes
-    by what
-    the device accepts.
+    by what the device accepts.
     """
     if not is_device(device):
         raise InputError(f"operation vectors run on a Device, not on {describe(device)}")

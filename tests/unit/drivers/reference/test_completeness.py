@@ -29,7 +29,8 @@ CASES: Final = (
     "tests/unit/drivers/reference",
     "tests/unit/loaders",
 )
-"""Where golden cases stand: models whose results come from LiteRT, or from another implementation.
+"""Where golden cases stand: models whose results come from LiteRT, or from another
+implementation.
 """
 
 GAPS: Final[dict[str, str]] = {

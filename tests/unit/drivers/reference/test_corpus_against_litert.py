@@ -28,7 +28,8 @@ LAYERS = frozenset(
     }
 )
 FLOAT_TOLERANCE = 5e-5
-"""Of the greatest output: float32 sums of thousands of products, in another order than the judge's.
+"""Of the greatest output: float32 sums of thousands of products, in another order than the
+judge's.
 """
 
 BEYOND_THE_JUDGE = {"edsr_f32b5_qat", "hair_segmentation_float"}

@@ -23,7 +23,8 @@ F32, U8, I8, I16, I32, I64, I4 = (
 )
 RANGE = {U8: (0, 255), I8: (-128, 127), I16: (-32768, 32767)}
 WEIGHT_RANGE = {U8: (0, 255), I8: (-127, 127), I4: (-7, 7)}
-"""Symmetric weights leave the least value out, and some of the judge's hybrid kernels rely on it.
+"""Symmetric weights leave the least value out, and some of the judge's hybrid kernels rely
+on it.
 """
 
 CLAMPS = ACTIVATIONS[:4]
@@ -111,7 +112,8 @@ SCHEMES = {
     "hybrid-channel": (F32, I8, F32, True),
 }
 FLOAT_TOLERANCE = 1e-5
-"""Of the greatest output, which a fused activation may have cut: the order of float32 sums differs.
+"""Of the greatest output, which a fused activation may have cut: the order of float32 sums
+differs.
 """
 
 

@@ -76,8 +76,8 @@ def add_bias(
     data: int = 0,
     weights: int = 1,
 ) -> Node:
-    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times weight
-    scale.
+    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times
+    weight scale.
     """
     if not site.has(bias):
         return node
@@ -109,8 +109,7 @@ def activated(
     graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
 ) -> tuple[Node, NDArray]:
     """The sums of a layer through its activation, and what they are to be raised by: rounded as
-    TFLite's if quantised.
-    *shape* has their channels.
+    TFLite's if quantised. *shape* has their channels.
     """
     fused = activation(site, ACTIVATIONS)
     if not site.is_quantized:

@@ -38,12 +38,11 @@ def away_from_zero(
     graph: Graph, site: Site, node: Node, distance: NDArray, fused: str = "NONE"
 ) -> tuple[Node, NDArray]:
     """*node* with *distance* added to what is above zero and taken from what is below it, then
-    activated by *fused*; and
-    what it is to be raised by where it is rounded, which is nothing to compute there.
+    activated by *fused*; and what it is to be raised by where it is rounded, which is nothing to
+    compute there.
 
     *distance*, at most a quarter of a step, has the rank of *node* or none, and one element a
-    channel on axis 1 or one
-    for all.
+    channel on axis 1 or one for all.
     """
     if not distance.any():
         return graph.activate(node, fused), NOTHING
@@ -58,8 +57,8 @@ def away_from_zero(
 
 def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tuple[Node, NDArray]:
     """*node* by a line that is steep as far as *half* around zero, where no step changes, and else
-    runs *distance* beside it:
-    made of two that are bent once, the form in which OpenVINO keeps it within a layer of 8 bits.
+    runs *distance* beside it: made of two that are bent once, the form in which OpenVINO keeps it
+    within a layer of 8 bits.
     """
     op, rank = graph.op, max(distance.ndim, 1)
     steepness = (1 + distance / half).astype(np.float32)

@@ -65,10 +65,8 @@ class Layer(Struct, frozen=True, eq=False):
     """A layer with constant weights as an integer operation *kind*.
 
     *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension
-    *axis* in the
-    file and *channel* in the operation. *prepare* makes the operation's input of the activation,
-    *finish* what
-    stands for the node of its output.
+    *axis* in the file and *channel* in the operation. *prepare* makes the operation's input of the
+    activation, *finish* what stands for the node of its output.
     """
 
     kind: str

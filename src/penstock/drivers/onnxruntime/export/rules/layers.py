@@ -61,8 +61,8 @@ def real_weights(
     *shape*.
 
     A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the
-    layout
-    *channels*: here, or in the graph where that is portable, so that a provider sees its integers.
+    layout *channels*: here, or in the graph where that is portable, so that a provider sees its
+    integers.
     """
     index, operand = site.input_indexes[position], site.input(position)
     known = graph.model.constant(operand) if operand.is_constant else graph.known(index)
@@ -145,18 +145,15 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:
     """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that
-    they are rounded more
-    like TFLite's. The largest there is stays: converters write it for what they cannot say.
+    they are rounded more like TFLite's. The largest there is stays: converters write it for what
+    they cannot say.
 
     TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after
-    both: a sum that is
-    1 / (2 * mantissa) below the middle of two steps goes up, or down below zero (Jacob et al.,
-    "Quantization and Training of
-    Neural Networks for Efficient Integer-Arithmetic-Only Inference", section 2.2 and appendix B).
-    ONNX Runtime's kernels
-    multiply by a float and round once. Where no result is below zero, a sum of one more is nearer
-    to that: the mantissa is
-    0.5 to 1. Where some are, it would move half of them away.
+    both: a sum that is 1 / (2 * mantissa) below the middle of two steps goes up, or down below zero
+    (Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", section 2.2 and appendix B). ONNX Runtime's kernels multiply
+    by a float and round once. Where no result is below zero, a sum of one more is nearer to that:
+    the mantissa is 0.5 to 1. Where some are, it would move half of them away.
     """
     output = site.output()
     scale, zero = one_scale(output)

@@ -19,7 +19,8 @@ BLOCK: Final = 128
 
 
 PART: Final = 2048
-"""Boxes chosen before that candidates are held against at a time: their overlaps stay in the cache.
+"""Boxes chosen before that candidates are held against at a time: their overlaps stay in
+the cache.
 """
 
 

@@ -91,9 +91,8 @@ def power(site: Site) -> Kernel:
 
 
 def _integer_power(a: NDArray, b: NDArray) -> NDArray:
-    """TFLite multiplies integers, which wrap, where one exponent is broadcast; else it takes the power
-    of doubles, of which
-    -2**31 is left where no int32 holds it.
+    """TFLite multiplies integers, which wrap, where one exponent is broadcast; else it takes the
+    power of doubles, of which -2**31 is left where no int32 holds it.
     """
     if (b < 0).any():
         raise ValueError("POW of integers by a negative exponent")

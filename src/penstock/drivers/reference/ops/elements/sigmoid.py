@@ -83,9 +83,8 @@ def _by_type(
     short: Collection[np.dtype[Any]] = (),
 ) -> Kernel:
     """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
-    float32;
-    *rounded* is *function* as C's mathematical library computes it: each step to the nearest
-    float32.
+    float32; *rounded* is *function* as C's mathematical library computes it: each step to the
+    nearest float32.
     """
     given = site.input(0).dtype
     if given is not site.output().dtype:

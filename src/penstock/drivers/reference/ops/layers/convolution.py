@@ -56,8 +56,7 @@ def convolve(
     depth].
 
     *columns* [channels, height * width * depth of one filter] is in the type to compute in;
-    *finish*
-    gets the sums of some output positions at a time, all channels.
+    *finish* gets the sums of some output positions at a time, all channels.
     """
     if not out.size:
         return

@@ -103,8 +103,7 @@ def convolve(
     depth].
 
     *columns* [channels, elements of one filter], the last of its dimensions the depth of a group,
-    is
-    in the type to compute in. There are as many groups as the volume's depth has of theirs.
+    is in the type to compute in. There are as many groups as the volume's depth has of theirs.
     *finish* gets the sums of some output positions at a time, all channels.
     """
     if not out.size:

@@ -19,7 +19,9 @@ Index: TypeAlias = "tuple[int | slice, ...]"
 
 
 def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
-    """*compute* of arrays that broadcast, whose results depend on the elements at their place alone."""
+    """*compute* of arrays that broadcast, whose results depend on the elements at their place
+    alone.
+    """
     for operand in operands:
         if operand.size > BLOCK:
             break

@@ -25,9 +25,8 @@ LEAST_UNIFORM: Final = np.float32(1.0e-7)
 
 
 def words(key: int, stream: int, position: int, count: int) -> NDArray:
-    """*count* words, uint32, of the generator with a 64-bit *key* and the 64-bit upper half *stream*
-    of
-    the counter, from block *position* on.
+    """*count* words, uint32, of the generator with a 64-bit *key* and the 64-bit upper half
+    *stream* of the counter, from block *position* on.
     """
     blocks = -(-count // WORDS)
     lower = np.arange(blocks, dtype=np.uint64) + np.uint64(position % 2**64)

@@ -23,11 +23,13 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 BLOCK: Final = 1 << 15
-"""Elements worked on at a time, so that every pass but the first reads from the processor's cache.
+"""Elements worked on at a time, so that every pass but the first reads from the processor's
+cache.
 """
 
 PERIOD: Final = 1 << 11
-"""Least length of the per-channel vectors, repeated for few channels: NumPy's inner loops want it.
+"""Least length of the per-channel vectors, repeated for few channels: NumPy's inner loops
+want it.
 """
 
 
@@ -35,8 +37,7 @@ class Requantizer:
     """Adds the bias, scales, adds the output's zero point and clamps.
 
     *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel,
-    or
-    None; *bound* the greatest magnitude of an accumulator before the bias, a channel or for all.
+    or None; *bound* the greatest magnitude of an accumulator before the bias, a channel or for all.
     With *wide*, accumulators have 64 bits and are scaled as kernels with such accumulators do it;
     otherwise they have 32 bits.
     """
@@ -180,9 +181,8 @@ class RealRequantizer:
     """Scales in float64 and rounds once, halves away from zero, as FULLY_CONNECTED does.
 
     *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel;
-    *bound* the greatest
-    magnitude of an accumulator before the bias, a channel. Accumulators wrap at 32 bits, at 64
-    where they are *wide*.
+    *bound* the greatest magnitude of an accumulator before the bias, a channel. Accumulators wrap
+    at 32 bits, at 64 where they are *wide*.
     """
 
     def __init__(

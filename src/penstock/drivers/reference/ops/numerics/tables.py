@@ -24,8 +24,8 @@ def stored_values(dtype: DType) -> NDArray:
 
 
 def by_bits(values: NDArray, dtype: DType) -> NDArray:
-    """*values*, one for each of `stored_values`, reordered so that a stored value's bits, read as an
-    unsigned number, are its index.
+    """*values*, one for each of `stored_values`, reordered so that a stored value's bits, read as
+    an unsigned number, are its index.
     """
     result: NDArray = np.roll(values, integer_range(dtype)[0])
     return result
@@ -61,9 +61,8 @@ def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
 def tabulated_reals(site: Site, function: Callable[[NDArray], NDArray]) -> Kernel:
     """The kernel of a real function of one quantised operand, as TFLite's lookup tables have it.
 
-    *function* maps float32 to float32. For 8 bits the table has every result; for int16 it has
-    512 steps of input, each corrected by half its error in the middle, between which is
-    interpolated.
+    *function* maps float32 to float32. For 8 bits the table has every result; for int16 it has 512
+    steps of input, each corrected by half its error in the middle, between which is interpolated.
     """
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")

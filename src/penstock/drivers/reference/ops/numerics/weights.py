@@ -165,8 +165,7 @@ class Scaling:
         *bound*.
 
         *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero
-        point
-        of the input takes its share off the bias.
+        point of the input takes its share off the bias.
         """
         return Requantizer(
             self.multipliers(single=self.source.dtype is DType.UINT8),

@@ -148,9 +148,9 @@ def padded(
     high: Sequence[int],
     interior: Sequence[int],
 ) -> NDArray:
-    """*x* with *interior* copies of *value* between neighbours along each dimension, *low* and *high*
-    at its ends; negative ones cut elements off. `ShapeMismatch` where nothing would be left to cut,
-    or more than `MOST_ELEMENTS` were made.
+    """*x* with *interior* copies of *value* between neighbours along each dimension, *low* and
+    *high* at its ends; negative ones cut elements off. `ShapeMismatch` where nothing would be left
+    to cut, or more than `MOST_ELEMENTS` were made.
     """
     if not len(low) == len(high) == len(interior) == x.ndim or min(interior, default=0) < 0:
         raise ShapeMismatch(
