@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -16,6 +17,7 @@ import penstock
 from penstock import knobs
 from penstock.errors import Cancelled, DeadObject, LimitExceeded, MissedDeadline
 from penstock.hal import CancelToken
+from penstock.ir import DType, Model, ModelBuilder, NDArray
 from tests.support_bounds import (
     SLACK,
     allowed,
@@ -223,6 +225,41 @@ def test_run_of_much_work_ends_at_its_timeout(content, device):  # type: ignore[
         assert time.monotonic() - began < limit
         limit, began = allowed(1.0), time.monotonic()
         spent(lambda: compiled.run(inputs, timeout=1.0))
+        assert time.monotonic() - began < limit
+
+
+def product_of_a_size_that_the_run_says() -> tuple[Model, list[NDArray]]:
+    b = ModelBuilder()
+    dims = b.input(DType.INT32, (2,), "dims")
+    one = b.constant(np.array(1, np.float32), "one")
+    (filled,) = b.operation("FILL", [dims, one], [(DType.FLOAT32, (None, None))])
+    made = b.operation("BATCH_MATMUL", [filled, filled], [(DType.FLOAT32, (None, None))])
+    return b.build(made), [np.array([8000, 8000], np.int32)]
+
+
+def draws_of_a_number_that_the_run_says() -> tuple[Model, list[NDArray]]:
+    b = ModelBuilder()
+    count = b.input(DType.INT32, (1,), "count")
+    made = b.operation(
+        "RANDOM_STANDARD_NORMAL", [count], [(DType.FLOAT32, (None,))], {"seed": 1, "seed2": 2}
+    )
+    return b.build(made), [np.array([250_000_000], np.int32)]
+
+
+@isolated
+@pytest.mark.parametrize(
+    "made", [product_of_a_size_that_the_run_says, draws_of_a_number_that_the_run_says]
+)
+def test_run_of_a_size_that_only_its_values_say_ends_at_its_timeout(
+    made: Callable[[], tuple[Model, list[NDArray]]],
+) -> None:
+    model, inputs = made()
+    with penstock.compile(model, cache=False) as compiled:
+        assert compiled.plan.apart
+        assert "is as large as the values of the run say" in dict(compiled.plan.apart).popitem()[1]
+        limit, began = allowed(1.0), time.monotonic()
+        with pytest.raises((MissedDeadline, DeadObject)):
+            compiled.run(inputs, timeout=1.0)
         assert time.monotonic() - began < limit
 
 

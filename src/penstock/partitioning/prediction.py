@@ -17,8 +17,10 @@ from msgspec import Struct
 from penstock.hal import Capabilities, PerformanceInfo
 from penstock.interrupts import polled
 from penstock.ir import Model, Operation
+from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.support import Partition, SupportTable
+from penstock.partitioning.unbounded import unbounded_operations
 from penstock.partitioning.work import (
     callees_first,
     nbytes_of,
@@ -81,6 +83,13 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
         ]
         for index in polled(order)
     }
+    if all(is_static(operand.shape) for operand in model.inputs):
+        for index, times in both.items():
+            endless = unbounded_operations(model.subgraphs[index])
+            both[index] = [
+                (ns, LONGEST if no_bound else worst)
+                for (ns, worst), no_bound in zip(times, endless, strict=True)
+            ]
     base = {index: [ns for ns, _ in times] for index, times in both.items()}
     columns = [_column(model, order, base, c.capabilities, energy) for c in table.candidates]
     return Prices(

@@ -17,6 +17,7 @@ from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import FALLBACK_DEVICE
+from penstock.partitioning.prediction import LONGEST
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import Compilation
@@ -69,6 +70,8 @@ def _too_long(step: ExecutionStep, longest: float) -> str:
     worst = step.worst
     if worst is None:
         return ""
+    if worst.most > longest and worst.most >= LONGEST:
+        return f"{_named(step, worst.operation)} is as large as the values of the run say"
     if worst.most > longest:
         return (
             f"{_named(step, worst.operation)} may take {worst.most / 1e9:.3g} s, more than max_in_process_ms="
