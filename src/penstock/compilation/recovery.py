@@ -26,9 +26,10 @@ from penstock.hal import (
     mappable_kinds,
     refuse_unmapped,
 )
+from penstock.hal.device import is_isolated
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
-from penstock.partitioning.policy import FALLBACK_DEVICE as REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.support import LAST_RESORT
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def able_devices(
     device in a process of its own comes the one of this process.
     """
     fallbacks = step.fallbacks
-    if REFERENCE_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
+    if FALLBACK_DEVICE in fallbacks and LAST_RESORT not in fallbacks:
         fallbacks = (*fallbacks, LAST_RESORT)
     for place, name in enumerate(fallbacks):
         device = devices.get(name)
@@ -60,7 +61,7 @@ def able_devices(
             continue
         if supports_all(device, step, accuracy):
             rest = step.fallbacks[place + 1 :]
-            if name == REFERENCE_DEVICE and getattr(device, "isolated", False):
+            if name == FALLBACK_DEVICE and is_isolated(device):
                 rest = tuple(dict.fromkeys((*rest, LAST_RESORT)))
             yield device, replace(step, device=name, fallbacks=rest, control=None)
         else:

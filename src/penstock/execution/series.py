@@ -19,7 +19,8 @@ from penstock.execution.results import allocate, is_sized
 from penstock.execution.run import Run
 from penstock.execution.step import Step
 from penstock.execution.variant import Variant
-from penstock.hal import Device, HostMemory
+from penstock.hal import HostMemory
+from penstock.hal.device import is_isolated
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import NDArray
 from penstock.ir.types import static_shape
@@ -283,8 +284,3 @@ def read_only(array: NDArray) -> NDArray:
     view = array.view()
     view.setflags(write=False)
     return view
-
-
-def is_isolated(device: Device) -> bool:
-    """Whether *device* says that its driver lives in another process."""
-    return getattr(device, "isolated", False) is True

@@ -22,6 +22,7 @@ from penstock.execution.run import Run
 from penstock.execution.step import Alternatives, Step
 from penstock.execution.turns import Turn, turning_ports
 from penstock.hal import Device, PrepareConfig, Priority
+from penstock.hal.device import is_isolated
 from penstock.ir import Model, NDArray
 from penstock.ir.types import is_static
 
@@ -96,8 +97,7 @@ class Variant:
         # What lies in a pool is not copied to devices of other processes, nor to those that take
         # pools only.
         self._crosses = any(
-            getattr(s.device, "isolated", False) is True
-            or not s.device.capabilities.accepts_host_memory
+            is_isolated(s.device) or not s.device.capabilities.accepts_host_memory
             for s in compilation.steps
         )
         self._arenas: list[Arena] = []

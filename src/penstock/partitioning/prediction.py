@@ -20,12 +20,12 @@ from penstock.ir import Model, Operation
 from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 from penstock.partitioning.support import Partition, SupportTable
-from penstock.partitioning.unbounded import unbounded_operations
 from penstock.partitioning.work import (
     callees_first,
     nbytes_of,
     share_of,
     times_of,
+    unbounded_operations,
 )
 
 STEP_NS: Final = 3_000.0

@@ -44,6 +44,7 @@ from penstock.hal import (
     Priority,
     ProgressCallback,
 )
+from penstock.hal.device import is_isolated
 from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
@@ -328,7 +329,7 @@ class _Session:
     ) -> Elsewhere | None:
         """None where all devices, those of *chosen* or of the session, are in this process."""
         devices = self.chosen if chosen is None else chosen
-        if not any(getattr(device, "isolated", False) for device in devices):
+        if not any(is_isolated(device) for device in devices):
             return None
         from penstock.ir.pooling import pooled
         from penstock.runtime.elsewhere import Elsewhere
@@ -511,7 +512,7 @@ class _Devices(Mapping[str, Device]):
 
             device = last_resort(manager)
         device = self._chosen[name] if device is None else device
-        if self._apart and name != LAST_RESORT and not getattr(device, "isolated", False):
+        if self._apart and name != LAST_RESORT and not is_isolated(device):
             device = self._set_apart(device)
         return device
 

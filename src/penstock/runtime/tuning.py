@@ -23,7 +23,7 @@ from penstock.errors import (
 )
 from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
-from penstock.partitioning.policy import FALLBACK_DEVICE as REFERENCE_DEVICE
+from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.reasons import duration
 from penstock.runtime.measuring import choose, joules
 from penstock.runtime.trial import (
@@ -115,7 +115,7 @@ def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
     """
     ran = {each.name for each in measured if each.error is None}
     alone = [device.name for device in occasion.devices if device.name in ran]
-    return [name for name in alone if name != REFERENCE_DEVICE] or alone
+    return [name for name in alone if name != FALLBACK_DEVICE] or alone
 
 
 def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:

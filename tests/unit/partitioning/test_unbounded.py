@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.ir import DType, Model, ModelBuilder
-from penstock.partitioning.unbounded import unbounded_operations
+from penstock.partitioning.work import unbounded_operations
 
 F32 = DType.FLOAT32
 
