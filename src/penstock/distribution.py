@@ -21,6 +21,11 @@ overwrites this one.
 BY_THE_PROGRAM: Final = "registered by the program"
 """The origin of a device that no entry point brought: an object that the program made itself."""
 
+FALLBACK_DEVICE: Final = "reference"
+"""The name of the device of last resort, NNAPI's CPU path, which Penstock always brings: it runs
+what no other device can, or what another failed at.
+"""
+
 
 def install_command(extra: str) -> str:
     """The shell command that adds *extra*, an optional dependency group of pyproject.toml, to the

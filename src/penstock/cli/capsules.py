@@ -125,9 +125,9 @@ def _brought_about(
 ) -> Capsule:
     from penstock.cli import opening
     from penstock.cli.feed import Wishes, feed, slots_of
+    from penstock.distribution import FALLBACK_DEVICE
     from penstock.execution.inputs import in_order
     from penstock.execution.interface import interface_of
-    from penstock.partitioning.policy import FALLBACK_DEVICE
     from penstock.runtime.reproducing import reproduce
 
     policy = opening.policy_of(accuracy)

@@ -13,8 +13,8 @@ from penstock.cli import options, writing
 from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.output import Output, output_of
 from penstock.cli.shapes import parse_shapes, shaped, with_remedy
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import NotExportable, ShapeMismatch
-from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.hal import AccuracyClass

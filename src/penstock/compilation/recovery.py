@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from penstock.compilation.calls import call_driver, is_simulated
 from penstock.compilation.failing import failure_of, final
 from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, MissedDeadline, Refusal, RefusalCode
 from penstock.hal import (
     ACCURACY_RANK,
@@ -29,7 +30,6 @@ from penstock.hal import (
 from penstock.hal.device import is_isolated
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.support import LAST_RESORT
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from penstock.delegates.coreml import COREML, missing
 from penstock.delegates.gpu import GPU
 from penstock.delegates.hexagon import HEXAGON
 from penstock.delegates.kinds import Kind, find_device, is_relaxed_alone
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import manager
 
 

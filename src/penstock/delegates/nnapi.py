@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from penstock.delegates.driver import DriverDelegate
 from penstock.delegates.kept import Kept
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
 from penstock.logs import Log
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import manager
 
 if TYPE_CHECKING:

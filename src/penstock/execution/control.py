@@ -13,13 +13,13 @@ from msgspec.structs import replace
 from penstock.compilation.failing import told
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import Failure
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
 from penstock.execution.copying import copied, copy_over
 from penstock.execution.run import InnerSteps, Run, StepTrace, fold_copies
 from penstock.hal import DONE, Priority
 from penstock.ir import NDArray
 from penstock.partitioning.plan import ports_of
-from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery

@@ -13,6 +13,7 @@ from numpy import empty
 
 from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import Failure
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
 from penstock.execution.lanes import LaneUser
 from penstock.execution.results import (
@@ -32,7 +33,6 @@ from penstock.hal import (
 from penstock.ir import DType
 from penstock.ir.types import is_static, static_shape
 from penstock.partitioning.plan import ports_of
-from penstock.partitioning.policy import FALLBACK_DEVICE
 
 if TYPE_CHECKING:
     from penstock.execution.recovery import Recovery

@@ -11,6 +11,7 @@ from typing import Final, Self
 from penstock.cache.info import CacheInfo
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import InputError
 from penstock.execution.compiled import CompiledModel
 from penstock.hal import (
@@ -34,7 +35,6 @@ from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
 from penstock.nnapi.operands import FinishedSubgraph
 from penstock.nnapi.ports import Kind, Port, Ported, port
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
 

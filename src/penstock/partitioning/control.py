@@ -10,13 +10,14 @@ from typing import Final, Literal, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import ModelError, PlacementError
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
 from penstock.ir.references import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import UNDECLARED, Prices
 from penstock.partitioning.split import extract
 from penstock.partitioning.support import HANDLES, SupportTable

@@ -9,11 +9,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.hal.device import is_isolated
 from penstock.interrupts import polled
 from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (
     LAST_RESORT,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import InputError, PlacementError, Refusal, RefusalCode, counted
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.interrupts import polled
@@ -24,7 +25,7 @@ from penstock.partitioning.plan import (
     Placement,
     Worst,
 )
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.prediction import Judge, price, whole
 from penstock.partitioning.split import Cutter
 from penstock.partitioning.support import (

@@ -18,11 +18,6 @@ Constraint: TypeAlias = Mapping[str, "str | Collection[str]"]
 
 ANY_OPERATION: Final = "*"
 
-FALLBACK_DEVICE: Final = "reference"
-"""The name of the device of last resort, NNAPI's CPU path: it runs what no other device can, or
-what another failed at.
-"""
-
 
 class Policy(Struct, frozen=True):
     """Demands on placement and on runs; immutable, comparable, and it pickles.

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.arguments import check_kind
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, InputError, Refusal, RefusalCode, counted
 from penstock.hal import (
     ACCURACY_RANK,
@@ -25,7 +26,7 @@ from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of
 from penstock.ir.types import is_static
 from penstock.partitioning.extensions import extension_needs, extension_refusal
-from penstock.partitioning.policy import ANY_OPERATION, FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import ANY_OPERATION, Policy
 from penstock.partitioning.split import Cutter
 
 LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock import knobs
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Cancelled, MissedDeadline, NotAvailable, PlacementError
 from penstock.hal import Device, PrepareConfig
 from penstock.hal.device import is_isolated
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.prediction import LONGEST
 
 if TYPE_CHECKING:

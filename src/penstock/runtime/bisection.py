@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 
 from penstock.compilation.failing import told_of
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, NDArray, infer_shapes
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cut, Cutter
 from penstock.partitioning.support import collect_support
 from penstock.runtime.departures import Departure

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import InputError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, infer_shapes
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.bisection import Search
 from penstock.runtime.departures import Comparison, Departure, case_arrays
 from penstock.runtime.discovery import DeviceInfo, manager

@@ -15,12 +15,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.distribution import DISTRIBUTION, remember_origin
+from penstock.distribution import DISTRIBUTION, FALLBACK_DEVICE, remember_origin
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.entries import DriverEntry, Source, installed_entries, source_of
 from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
 

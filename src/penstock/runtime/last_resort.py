@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.hal import Device
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.support import LAST_RESORT
 from penstock.runtime.discovery import Manager
 

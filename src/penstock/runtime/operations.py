@@ -15,13 +15,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock import knobs
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
 from penstock.export.tflite.alone import named, positions_in_file, with_state
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
 from penstock.compilation.failing import told_of
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import CapsuleError, DriverError, MissedDeadline, ModelError, PlacementError
 from penstock.execution.inputs import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.discovery import DeviceInfo
 from penstock.runtime.distance import Distance, distance_of
 from penstock.runtime.examples import example

@@ -22,6 +22,7 @@ from penstock.compilation.prepared import (
     CompileOptions,
 )
 from penstock.compilation.receipt import Recorder
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import (
     InputError,
     NotAvailable,
@@ -50,7 +51,7 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager

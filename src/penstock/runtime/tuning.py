@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 
 from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
 from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import (
     CacheError,
     MissedDeadline,
@@ -23,7 +24,6 @@ from penstock.errors import (
 )
 from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.partitioning.reasons import duration
 from penstock.runtime.measuring import choose, joules
 from penstock.runtime.trial import (

@@ -7,7 +7,8 @@ from typing import Final
 
 import msgspec
 
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.distribution import FALLBACK_DEVICE
+from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import manager
 from penstock.tflite import texts
 

@@ -19,6 +19,7 @@ from penstock.cache.driver_verdicts import (
     Fault,
     driver_verdict_key,
 )
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import CacheError, DriverError
 from penstock.execution.run import Run
 from penstock.execution.transfer import transfer
@@ -26,7 +27,7 @@ from penstock.hal import AccuracyClass, CancelToken, Device, ExecutionConfig
 from penstock.ir.digest import form_of
 from penstock.logs import Log
 from penstock.partitioning.plan import ports_of
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.runtime.bisection import AMPLIFIED, Search
 from penstock.runtime.departures import Departure
 from penstock.runtime.distance import Distance, distances_of

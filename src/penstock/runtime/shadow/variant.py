@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.compilation.receipt import CopyReceipt
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.execution.run import Run, StepTrace
 from penstock.execution.variant import Variant
 from penstock.hal import Device, PrepareConfig
-from penstock.partitioning.policy import FALLBACK_DEVICE
 from penstock.runtime.shadow.investigation import Investigation, Job, Note
 from penstock.runtime.shadow.worker import Stop, Worker
 

@@ -16,10 +16,11 @@ import numpy as np
 from msgspec import Struct, structs
 
 import penstock
+from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Cancelled, MissedDeadline, PenstockError
 from penstock.hal import AccuracyClass, CancelToken, Capabilities, Device, PerformanceInfo
 from penstock.ir import Model, NDArray
-from penstock.partitioning.policy import FALLBACK_DEVICE, Policy
+from penstock.partitioning.policy import Policy
 from penstock.testing.contract.cases import every_case, is_supported
 from penstock.testing.contract.promise import NotCovered, describe, require
 from penstock.testing.doubles import InterceptingDevice
