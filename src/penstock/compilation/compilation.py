@@ -7,7 +7,7 @@ back on; the plan that comes out says so.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -20,13 +20,16 @@ from penstock.compilation.prepared import (
     close_all,
 )
 from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt, fault_of
-from penstock.errors import DriverError, MissedDeadline, NotYetWritten
-from penstock.hal import Device, PrepareConfig, PreparedModel, ProgressEvent
+from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
+from penstock.hal import AccuracyClass, Device, PrepareConfig, PreparedModel, ProgressEvent
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
+from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 
 log = Log(__name__)
 
+NO_CANDIDATE: Final = Refusal(
+    RefusalCode.NOT_CANDIDATE, "not a candidate; it repeats only what another device failed at"
+)
 STILL_COMPILING: Final = "still compiling"
 
 
@@ -70,8 +73,6 @@ def compile_plan(
         raise
     planned = plan
     if any(step.receipt.failures or step.branches for step in done):
-        from penstock.compilation.recovery import as_compiled
-
         plan = as_compiled(plan, done)
     receipt = Receipt(
         tuple(s.receipt for s in done),
@@ -87,6 +88,41 @@ def compile_plan(
             if made.receipt.failures:
                 _keep(planned, step, devices, made.receipt.failures[0].error, receipt, config)
     return Compilation(plan, tuple(done), receipt)
+
+
+def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
+    """*plan* with the steps that another device compiled where they are now, and why; in branches,
+    too.
+    """
+    from penstock.compilation.recovery import answers_for
+
+    moved = [step for step in done if step.receipt.failures and not step.pending]
+    operations = list(plan.operations)
+    devices = plan.devices
+    for name in dict.fromkeys(step.device.name for step in moved):
+        if name not in devices:
+            devices = (*devices, name)
+            operations = [
+                replace(placement, refusals={**placement.refusals, name: NO_CANDIDATE})
+                for placement in operations
+            ]
+    for step in moved:
+        answers = answers_for(step.device, step.step)
+        for position, index in enumerate(step.step.operations):
+            accuracy = answers[position].accuracy if answers else operations[index].accuracy
+            operations[index] = _moved(operations[index], step, accuracy)
+    steps = tuple(
+        before if step.pending else step.step for before, step in zip(plan.steps, done, strict=True)
+    )
+    return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
+
+
+def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) -> Placement:
+    refusals = {n: why for n, why in placement.refusals.items() if n != step.device.name}
+    for failure in step.receipt.failures:
+        words = f"failed to compile: {failure.error}"
+        refusals[failure.device] = Refusal(RefusalCode.FAILED, words, failure.status)
+    return replace(placement, device=step.device.name, refusals=refusals, accuracy=accuracy)
 
 
 def _keep(

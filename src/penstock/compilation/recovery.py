@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from penstock.compilation.calls import call_driver, is_simulated
 from penstock.compilation.failing import failure_of, final
 from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import FOREIGN, DriverError, MissedDeadline, Refusal, RefusalCode
+from penstock.errors import FOREIGN, DriverError, MissedDeadline
 from penstock.hal import (
     ACCURACY_RANK,
     AccuracyClass,
@@ -29,20 +29,14 @@ from penstock.hal import (
 )
 from penstock.hal.device import is_isolated
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import ExecutionStep
 from penstock.partitioning.support import LAST_RESORT
-
-if TYPE_CHECKING:
-    from penstock.compilation.prepared import PreparedStep
 
 log = Log(__name__)
 
 Made = TypeVar("Made")
 
 NOT_CACHED: Final = CacheOutcome("off", "a fall-back is not cached")
-NO_CANDIDATE: Final = Refusal(
-    RefusalCode.NOT_CANDIDATE, "not a candidate; it repeats only what another device failed at"
-)
 
 
 def able_devices(
@@ -185,36 +179,3 @@ def answers_for(device: Device, step: ExecutionStep) -> Sequence[Support]:
         log.warning("device %s gave something other than one answer an operation", device.name)
         return ()
     return refuse_unmapped(step.model, answers, kinds)
-
-
-def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* with the steps that another device compiled where they are now, and why; in branches,
-    too.
-    """
-    moved = [step for step in done if step.receipt.failures and not step.pending]
-    operations = list(plan.operations)
-    devices = plan.devices
-    for name in dict.fromkeys(step.device.name for step in moved):
-        if name not in devices:
-            devices = (*devices, name)
-            operations = [
-                replace(placement, refusals={**placement.refusals, name: NO_CANDIDATE})
-                for placement in operations
-            ]
-    for step in moved:
-        answers = answers_for(step.device, step.step)
-        for position, index in enumerate(step.step.operations):
-            accuracy = answers[position].accuracy if answers else operations[index].accuracy
-            operations[index] = _moved(operations[index], step, accuracy)
-    steps = tuple(
-        before if step.pending else step.step for before, step in zip(plan.steps, done, strict=True)
-    )
-    return replace(plan, devices=devices, steps=steps, operations=tuple(operations))
-
-
-def _moved(placement: Placement, step: PreparedStep, accuracy: AccuracyClass) -> Placement:
-    refusals = {n: why for n, why in placement.refusals.items() if n != step.device.name}
-    for failure in step.receipt.failures:
-        words = f"failed to compile: {failure.error}"
-        refusals[failure.device] = Refusal(RefusalCode.FAILED, words, failure.status)
-    return replace(placement, device=step.device.name, refusals=refusals, accuracy=accuracy)
