@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import Cancelled, InputError, StateError
 from penstock.execution.exchange import Exchange
@@ -125,9 +126,9 @@ class Executable:
         """See `CompiledModel.submit`."""
         from penstock.execution.asynchronous import LinkedToken, Submitter, check_in_time
 
-        self.gate.check()
+        config = self.config_of(timeout, cancel, False, priority, None)
         token = LinkedToken(cancel)
-        config = self.config_of(timeout, token, False, priority, None)
+        config = replace(config, cancel=token)
         with self.lock:
             if self.submitter is None:
                 self.submitter = Submitter(self.thread_name)
@@ -175,9 +176,7 @@ class Executable:
                     run.bound = variant.bound(arrays, targets)
                     break
             results = variant.run(run, arrays, targets, own)
-        if real or not self.exchange.has_all_outputs:
-            return self.exchange.deliver(results, real, run.copies)
-        return results
+        return self.exchange.deliver(results, real, run.copies)
 
     def config_of(
         self,

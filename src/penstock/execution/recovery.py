@@ -27,7 +27,7 @@ from penstock.execution.scheduler import scheduled
 from penstock.execution.transfer import transfer
 from penstock.hal import Device, PrepareConfig
 from penstock.logs import Log
-from penstock.partitioning.fallback import WHOLE, may_run_whole, whole_step
+from penstock.partitioning.fallback import WHOLE, whole_step
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Ports, ports_of
 
 log = Log(__name__)
@@ -89,10 +89,9 @@ class Recovery:
             run.failures = tuple(failures)
             raise
         finally:
-            if plan is not None:
-                told = run.receipt().to_json
-                for failure in evidence:
-                    keep_soon(failure, plan, told, self._config.accuracy)
+            for failure in evidence:
+                if plan is not None:
+                    keep_soon(failure, plan, run.receipt().to_json, self._config.accuracy)
 
     def repeat(self, run: Run, began: int, only: str | None = None) -> bool:
         """Whether another device, or the one named *only*, ran the step, which was not executed
@@ -202,11 +201,6 @@ class WholeModel:
     ) -> None:
         step = whole_step(plan.model)
         self._recovery = Recovery(step, ports_of(step), devices, config)
-
-    @staticmethod
-    def is_allowed(plan: ExecutionPlan) -> bool:
-        """Whether the plan lets the reference device run all of it."""
-        return may_run_whole(plan)
 
     def repeat(self, run: Run) -> bool:
         """Whether it ran: inputs and state are read from the values of *run*, outputs put there."""

@@ -151,11 +151,6 @@ class Run(Struct):
     notes: tuple[object, ...] = ()
 
     @property
-    def is_limited(self) -> bool:
-        """Whether it has a deadline or a cancel token."""
-        return self.config.deadline_ns is not None or self.config.cancel is not None
-
-    @property
     def has_begun(self) -> bool:
         """Whether a driver has executed a step of it, or of the run that it is within."""
         return self.within or len(self.steps) > 0

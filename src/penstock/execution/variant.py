@@ -25,6 +25,7 @@ from penstock.hal import Device, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
 from penstock.ir import Model, NDArray
 from penstock.ir.types import is_static
+from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt
@@ -217,7 +218,7 @@ class Variant:
         plan = self.compilation.plan
         with self._lock:
             if self._whole is None:
-                if not WholeModel.is_allowed(plan):
+                if not may_run_whole(plan):
                     raise error
                 self._whole = WholeModel(plan, self.devices, self.config)
         if not self._whole.repeat(run):

@@ -235,3 +235,12 @@ class TestMeasuring:
                 assert [s.driver_ns for s in outputs.receipt.steps] == [None]
             with pytest.raises(InputError, match="measure"):
                 compiled.run([X, X], measure=1)  # type: ignore[arg-type]
+
+
+def test_a_run_that_is_submitted_with_something_else_than_a_token_is_refused_at_once() -> None:
+    wrong: Any = "soon"
+    with (
+        penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
+        pytest.raises(InputError, match="cancel must be a CancelToken, not str"),
+    ):
+        compiled.submit(X, X, cancel=wrong)
