@@ -162,7 +162,7 @@ class Series(Variant):
         """
         given = out or [None] * len(results)
         return [
-            r if type(r) is not np.ndarray or (g is not None and r is g) else read_only(r)
+            r if type(r) is not np.ndarray or (g is not None and r is g) else lent(r)
             for r, g in zip(results, given, strict=True)
         ]
 
@@ -222,7 +222,7 @@ class Kept(Places):
         self._series = series
         self._inputs: tuple[int, ...] = series.inputs
         self._bound: list[NDArray | None] = [None] * len(self._inputs)
-        self._own = [None if a is None else read_only(a) for a in series.own_outputs]
+        self._own = [None if a is None else lent(a) for a in series.own_outputs]
         self._out: Sequence[NDArray | None] | None = ()
         self._users: dict[int, list[object]] = {}
         for step in series.steps:
@@ -277,10 +277,3 @@ class Kept(Places):
             and bool(self._out)
             and all(a is b for a, b in zip(out, self._out or (), strict=True))
         )
-
-
-def read_only(array: NDArray) -> NDArray:
-    """A view of *array* that nobody writes through."""
-    view = array.view()
-    view.setflags(write=False)
-    return view
