@@ -10,6 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -172,6 +174,20 @@ def open_descriptors() -> set[tuple[int, str]]:
     return found
 
 
+def wait_for_hosts(seconds: float = 60.0) -> None:
+    """Waits until no thread starts a driver's process, or looks whether one is there.
+
+    A call that ends before its driver's process is there leaves the start to a thread. What that
+    opens, and keeps for the next call, is not of the test during which it comes.
+    """
+    end = time.monotonic() + seconds
+    names = ("penstock-look", "penstock-start")
+    while starting := [thread for thread in threading.enumerate() if thread.name in names]:
+        starting[0].join(max(0.0, end - time.monotonic()))
+        if time.monotonic() >= end:
+            return
+
+
 @pytest.fixture
 def no_descriptor_leaks() -> Iterator[None]:
     """Fails a test that leaves a file descriptor open.
@@ -179,6 +195,7 @@ def no_descriptor_leaks() -> Iterator[None]:
     A directory opts in with `pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")` in each
     file, or for all its files with an autouse fixture of its own conftest that asks for this one.
     """
+    wait_for_hosts()
     before = open_descriptors()
     yield
     # What a run has left to a thread to keep of a failure is written by its end.
