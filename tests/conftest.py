@@ -181,7 +181,7 @@ def wait_for_hosts(seconds: float = 60.0) -> None:
     opens, and keeps for the next call, is not of the test during which it comes.
     """
     end = time.monotonic() + seconds
-    names = ("penstock-look", "penstock-start")
+    names = ("penstock-availability", "penstock-start")
     while starting := [thread for thread in threading.enumerate() if thread.name in names]:
         starting[0].join(max(0.0, end - time.monotonic()))
         if time.monotonic() >= end:

@@ -186,7 +186,7 @@ class ErrorStatus(enum.IntEnum):
     DEAD_OBJECT = 10000
 
     @property
-    def is_absence(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether the driver's process is dead, or did not answer in time."""
         return self in _ABSENT
 
@@ -242,9 +242,9 @@ class Refusal(NamedTuple):
         return self.detail if form is None else form.format(self.detail)
 
     @property
-    def is_absence(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether the device could not be asked because its driver's process is unavailable."""
-        return self.status is not None and self.status.is_absence
+        return self.status is not None and self.status.is_unavailable
 
 
 class PlacementError(PenstockError):

@@ -109,9 +109,9 @@ class Failure(msgspec.Struct, frozen=True):
     status: ErrorStatus | None = None
 
     @property
-    def is_absence(self) -> bool:
+    def is_unavailable(self) -> bool:
         """Whether the driver's process was dead, or did not answer in time."""
-        return self.status is not None and self.status.is_absence
+        return self.status is not None and self.status.is_unavailable
 
 
 class KernelReceipt(msgspec.Struct, frozen=True):

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 
 from penstock.errors import InputError
+from penstock.execution.burst_adapters import ReusedRequests
 from penstock.execution.executable import Executable
-from penstock.execution.holding import Reused
 from penstock.execution.run import Run
 from penstock.execution.series import Series
 from penstock.execution.state import State
@@ -43,7 +43,7 @@ class BoundRun:
             )
             # Outputs without a place of their own are new with each run.
             if all(target is not None for target in self._targets):
-                self._series = Series(executable.base, Reused)
+                self._series = Series(executable.base, ReusedRequests)
 
     def run(self, state: State | None) -> list[NDArray]:
         """The outputs, in order; those given in *out* are these arrays. Raises what

@@ -12,9 +12,9 @@ import numpy as np
 
 from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
+from penstock.execution.burst_adapters import BurstAdapter, DriverBurst
 from penstock.execution.closing import CLOSE_SECONDS
 from penstock.execution.executable import Executable
-from penstock.execution.holding import Holding, InBurst
 from penstock.execution.interface import Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series
@@ -42,7 +42,7 @@ class Burst(Closing):
     """
 
     def __init__(
-        self, executable: Executable, hold: Callable[[PreparedModel], Holding] = InBurst
+        self, executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
     ) -> None:
         self._executable, self._hold = executable, hold
         self._gate = executable.gate
@@ -114,7 +114,7 @@ class Burst(Closing):
                     timeout, cancel, measure, priority, loop_timeout, extension_attributes
                 )
             results = None
-            if self._awaited is not None and self._awaited.is_over():
+            if self._awaited is not None and self._awaited.any_is_back():
                 self._executable.welcome()
                 self._awaited = self._settled = None
             settled = self._settled
@@ -322,8 +322,10 @@ def _nothing() -> None:
     """Who closes a burst by itself waits for nothing more."""
 
 
-def burst_of(executable: Executable, hold: Callable[[PreparedModel], Holding] = InBurst) -> Burst:
-    """A burst that is ended with *executable*. With `Reused` its drivers bind runs for reuse, where
+def burst_of(
+    executable: Executable, hold: Callable[[PreparedModel], BurstAdapter] = DriverBurst
+) -> Burst:
+    """A burst that is ended with *executable*. With `ReusedRequests` its drivers bind runs for reuse, where
     one has the arguments of the last (`PreparedModel.create_reusable_execution`), instead of making
     bursts of theirs.
     """

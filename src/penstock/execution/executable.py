@@ -202,7 +202,7 @@ class Executable:
         """From when a device is there again that was not for the compile, runs are as for shapes
         that come with them: compiled anew, with that device.
         """
-        if self.awaited is not None and self.awaited.is_over():
+        if self.awaited is not None and self.awaited.any_is_back():
             self.is_dynamic, self.awaited = True, None
 
     def state_for(self, state: State | None) -> State | None:

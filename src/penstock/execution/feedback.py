@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError, InvalidArgument
+from penstock.execution.double_buffer import BufferedVariable, buffered_variables
 from penstock.execution.interface import Interface, find_name
 from penstock.execution.roles import step_uses
-from penstock.execution.turns import TurningPort, turning_ports
 from penstock.execution.variant import Variant
 from penstock.hal.roles import merged
 from penstock.ir import DType, NDArray, Operand, Shape
@@ -281,7 +281,7 @@ def _agreed(output_name: str, result: Operand, input_name: str, given: Operand) 
 def _variables(variant: Variant) -> tuple[Loop, ...]:
     """The network's own variables, where each is read and written once and its size is known."""
     operands = variant.model.entry.operands
-    ports: Sequence[TurningPort] = turning_ports(variant.model)
+    ports: Sequence[BufferedVariable] = buffered_variables(variant.model)
     if any(p.input is None or p.output is None for p in ports):
         return ()
     return tuple(

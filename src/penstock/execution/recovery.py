@@ -20,7 +20,7 @@ from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt, Failure, Span, StepReceipt
 from penstock.compilation.recovery import NOT_CACHED, able_devices, first_able, recover
 from penstock.errors import DriverError
-from penstock.execution.lanes import Lane, lane_of
+from penstock.execution.priority import DeviceQueue, queue_of
 from penstock.execution.remote_copies import note_lost, note_remote
 from penstock.execution.run import Run, StepTrace
 from penstock.execution.scheduler import scheduled
@@ -59,7 +59,7 @@ class Recovery:
         self._able: tuple[tuple[Device, ExecutionStep], ...] | None = None
         self._prepared: dict[str, PreparedStep] = {}
         # A lane lives as long as somebody has it.
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, DeviceQueue] = {}
         self._lock = threading.Lock()
         self._told = False
 
@@ -138,7 +138,7 @@ class Recovery:
     def _prepare(self, device: Device, step: ExecutionStep, run: Run) -> PreparedStep:
         config = run.config
         with self._lock:
-            lane = self._lanes.setdefault(device.name, lane_of(device))
+            lane = self._lanes.setdefault(device.name, queue_of(device))
             prepared = self._prepared.get(device.name)
             if prepared is None:
                 began = perf_counter_ns()

@@ -198,7 +198,7 @@ def step_receipt(run: StepTrace) -> StepReceipt:
     """What the receipt of a run says of one step."""
     step = run.prepared.step
     # A driver that was not there for the compile is not there for the run either.
-    failures = run.failures or tuple(f for f in run.prepared.receipt.failures if f.is_absence)
+    failures = run.failures or tuple(f for f in run.prepared.receipt.failures if f.is_unavailable)
     first = failures[0] if failures else None
     timing: object = run.result.timing
     told = timing.in_driver_ns if isinstance(timing, Timing) else None

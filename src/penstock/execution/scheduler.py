@@ -2,7 +2,7 @@
 
 A device has one from when runs of several priorities are asked for there, and from the first run on
 where it says how many executions it takes (`Capabilities.concurrent_executions`), or the knob
-`concurrent_executions` does (`penstock.execution.lanes`). A slot is held for one execution of one
+`concurrent_executions` does (`penstock.execution.priority`). A slot is held for one execution of one
 step and never while something else is waited for, so that no run keeps a slot from another by a
 lock that it holds. Priorities compare whatever runs this process has on the device; equal ones go
 in the order they came.
@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from penstock.compilation.calls import concurrency_of
-from penstock.execution.holding import Holding
+from penstock.execution.burst_adapters import BurstAdapter
 from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Request
 from penstock.ipc.device_scheduler import Scheduler
 from penstock.threads import allowed_processors
@@ -33,7 +33,7 @@ hangs does not stop the others.
 """
 
 
-class Scheduled(Holding):
+class Scheduled(BurstAdapter):
     """*prepared*, whose executions, those of its bursts and reusable executions too, take turns
     with others on its device.
 

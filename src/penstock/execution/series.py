@@ -14,7 +14,7 @@ from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import DriverError
 from penstock.execution.arena import Places, lent
-from penstock.execution.holding import Holding
+from penstock.execution.burst_adapters import BurstAdapter
 from penstock.execution.results import allocate, is_sized
 from penstock.execution.run import Run
 from penstock.execution.step import Step
@@ -41,9 +41,9 @@ class Series(Variant):
     gives others.
     """
 
-    def __init__(self, origin: Variant, hold: Callable[[PreparedModel], Holding]) -> None:
+    def __init__(self, origin: Variant, hold: Callable[[PreparedModel], BurstAdapter]) -> None:
         self._origin, self._hold = origin, hold
-        self._held: list[Holding] = []
+        self._held: list[BurstAdapter] = []
         # What a device in another process can reach need not be copied there and back.
         self._elsewhere = any(is_isolated(step.device) for step in origin.compilation.steps)
         self._spare: Arena | None = None

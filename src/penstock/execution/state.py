@@ -11,8 +11,13 @@ import numpy as np
 
 from penstock.arguments import check_kind
 from penstock.errors import DriverError, InputError, MissedDeadlinePersistent, StateError, counted
+from penstock.execution.double_buffer import (
+    BufferedVariable,
+    DoubleBuffer,
+    StateBuffers,
+    can_double_buffer,
+)
 from penstock.execution.results import side_by_side
-from penstock.execution.turns import Turn, TurningPort, Turns, may_turn
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.subgraph import constant_array
 from penstock.logs import Log
@@ -75,7 +80,7 @@ class State:
 
         self._values = _initial_values(model)
         self._assigned = _assigned(model)
-        self._turns: Turns | None = None
+        self._turns: DoubleBuffer | None = None
         # Whether nobody else has an array of it, so that runs may write over values that are past.
         self._alone = True
         # The memory of devices that values go round in; whether it is newer than the values here,
@@ -132,7 +137,9 @@ class State:
         self._alone, self._turns = False, None
         self._put(values)
 
-    def turn(self, ports: Sequence[TurningPort], copies: list[CopyReceipt] | None) -> Turn | None:
+    def turn(
+        self, ports: Sequence[BufferedVariable], copies: list[CopyReceipt] | None
+    ) -> StateBuffers | None:
         """What the next run of a model with *ports* reads and writes, `end_turn` after its success;
         None where new values must have arrays of their own. Values that were on a device are here
         then, each copy added to *copies*; without that nothing is copied, and it is None, too. The
@@ -146,17 +153,17 @@ class State:
             return None
         turns = self._turns
         if turns is None or turns.ports is not ports:
-            if not ports or not may_turn(ports, self._values):
+            if not ports or not can_double_buffer(ports, self._values):
                 return None
-            turns = self._turns = Turns(ports, self._values)
+            turns = self._turns = DoubleBuffer(ports, self._values)
         return turns.now
 
-    def end_turn(self, turn: Turn) -> None:
+    def end_turn(self, turn: StateBuffers) -> None:
         """Puts what *turn* wrote in place, all at once, also where somebody has taken a value
         meanwhile.
         """
         if (turns := self._turns) is not None and turns.now is turn:
-            turns.pass_on()
+            turns.swap()
         self._values = turn.after
         if not turn.known:
             self._assigned |= turn.written

@@ -15,7 +15,7 @@ from penstock.compilation.prepared import PreparedStep
 from penstock.compilation.receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
-from penstock.execution.lanes import LaneUser
+from penstock.execution.priority import QueueUser
 from penstock.execution.results import (
     allocate,
     breach_of,
@@ -60,7 +60,7 @@ class Alternatives(NamedTuple):
         )
 
 
-class Step(LaneUser):
+class Step(QueueUser):
     """One prepared step, executed any number of times, from any thread.
 
     How it passes its arguments is chosen here, once: arrays are lent as they lie where the device
@@ -117,7 +117,7 @@ class Step(LaneUser):
         self._lock = threading.Lock()
 
     def take_turns(self) -> None:
-        """As `LaneUser`."""
+        """As `QueueUser`."""
         from penstock.execution.scheduler import scheduled
 
         self.prepared = scheduled(self.prepared)

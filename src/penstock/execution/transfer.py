@@ -140,9 +140,9 @@ class Buffers:
         self.inputs: dict[int, RequestArgument] = {}
         self.outputs: dict[int, RequestArgument] = {}
         self._ports, self._values, self._bound, self._copying = ports, values, bound, copying
-        from penstock.execution.holding import unheld
+        from penstock.execution.burst_adapters import unwrapped
 
-        device, model = prepared.device, unheld(prepared.prepared)
+        device, model = prepared.device, unwrapped(prepared.prepared)
         for position, (index, _) in enumerate(ports.inputs):
             if index not in bound or index in values:
                 continue

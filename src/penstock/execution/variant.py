@@ -17,10 +17,10 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution.arena import Arena, slots_of
-from penstock.execution.lanes import Lane, lane_of
+from penstock.execution.double_buffer import StateBuffers, buffered_variables
+from penstock.execution.priority import DeviceQueue, queue_of
 from penstock.execution.run import Run
 from penstock.execution.step import Alternatives, Step
-from penstock.execution.turns import Turn, turning_ports
 from penstock.hal import Device, PrepareConfig, Priority
 from penstock.hal.device import is_isolated
 from penstock.ir import Model, NDArray
@@ -29,7 +29,7 @@ from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt
-    from penstock.execution.absence import Absence
+    from penstock.execution.availability import UnavailableDevices
     from penstock.execution.control import ControlStep
     from penstock.execution.recovery import WholeModel
     from penstock.execution.shadow import Shadow
@@ -48,7 +48,7 @@ class Variant:
     shadow: Shadow | None = None
     """What compares its runs with the reference, if anything does."""
 
-    absence: Absence | None = None
+    absence: UnavailableDevices | None = None
     """The devices that were not there when it was compiled, if it is to be compiled anew when they
     are.
     """
@@ -71,7 +71,7 @@ class Variant:
         self._alternatives = Alternatives(devices, config, allow_fallback, plan)
         self._fed = frozenset(p.input for p in entry.states if p.input is not None)
         self.slots = slots_of(self.model, plan.temporaries)
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, DeviceQueue] = {}
         self.steps = [self.step_of(step) for step in compilation.steps]
         """As runs execute them, in order."""
         self.is_pending = any(step.pending is not None for step in compilation.steps)
@@ -92,7 +92,7 @@ class Variant:
         """Whether each output is a value of its own, which a step computes."""
         self._sized = all(is_static(entry.operands[i].shape) for i in self.outputs)
         self.states = entry.states
-        self._turning = () if lends else turning_ports(self.model)
+        self._turning = () if lends else buffered_variables(self.model)
         self._needed = _variables_read(self.model)
         self.arena_size, self.alignment = plan.temporaries.nbytes, plan.temporaries.alignment
         # What lies in a pool is not copied to devices of other processes, nor to those that take
@@ -249,7 +249,7 @@ class Variant:
         )
         lane = self._lanes.get(prepared.device.name)
         if lane is None:
-            lane = self._lanes[prepared.device.name] = lane_of(prepared.device)
+            lane = self._lanes[prepared.device.name] = queue_of(prepared.device)
         lane.join(step, self.priority)
         return step
 
@@ -314,7 +314,7 @@ class Variant:
         inputs: Sequence[NDArray],
         out: Sequence[NDArray | None] | None,
         state: State | None = None,
-        turn: Turn | None = None,
+        turn: StateBuffers | None = None,
     ) -> dict[int, NDArray]:
         """What *run* begins with: the caller's arrays and the state, by operand."""
         values: dict[int, NDArray] = dict(zip(self.inputs, inputs, strict=True))

@@ -85,7 +85,7 @@ class Variants:
     def _renew(self, shapes: Shapes) -> None:
         """Lets go of a variant that was made while a driver was not there, where it is again."""
         variant = self._ready.get(shapes)
-        if variant is None or variant.absence is None or not variant.absence.is_over():
+        if variant is None or variant.absence is None or not variant.absence.any_is_back():
             return
         with self._lock:
             if self._ready.get(shapes) is not variant:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
 from penstock.errors import GeneralFailure
 from penstock.hal.capabilities import (
@@ -156,16 +156,26 @@ class OutOfProcessDevice(Protocol):
 
 
 class UnavailableDevice(OutOfProcessDevice, Protocol):
-    """An `OutOfProcessDevice` in place of one whose driver could not be reached."""
+    """Stands in for an `OutOfProcessDevice` whose host process could not be reached."""
 
-    def there(self) -> bool:
-        """Whether the driver can be reached by now. Raises `DriverError` or `Cancelled`."""
+    @property
+    def is_placeholder(self) -> bool:
+        """True."""
+        ...
+
+    def is_available(self) -> bool:
+        """Whether the driver can be reached now. Raises `DriverError` or `Cancelled`."""
         ...
 
 
 def is_isolated(device: object) -> bool:
     """Whether *device* is an `OutOfProcessDevice`."""
     return getattr(device, "isolated", False) is True
+
+
+def is_placeholder(device: object) -> TypeGuard[UnavailableDevice]:
+    """Whether *device* is an `UnavailableDevice`."""
+    return getattr(device, "is_placeholder", False) is True
 
 
 def preferred_memory(device: Device) -> MemoryPreference:

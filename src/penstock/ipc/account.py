@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 from penstock import knobs
 from penstock.errors import ResourceExhaustedTransient
 from penstock.hal import Memory
+from penstock.ipc.fd_checks import descriptor_in
 from penstock.ipc.linux import may_grow
-from penstock.ipc.steady import descriptor_in
 from penstock.memory.limits import MIB, available_memory
 from penstock.memory.mapping import MappedFd, size_of
 

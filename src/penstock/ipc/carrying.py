@@ -28,8 +28,8 @@ from penstock.hal import (
     Request,
     RequestArgument,
 )
+from penstock.ipc.fd_checks import cannot_shrink, descriptor_in, may_shrink
 from penstock.ipc.linux import LINUX_ONLY
-from penstock.ipc.steady import descriptor_in, is_steady, may_shrink
 from penstock.ir import NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBufferHandle, MappedFd, MemoryPool
 from penstock.memory.mapping import HARDWARE_BUFFER, size_of
@@ -257,4 +257,4 @@ def of_arguments(copies: Iterable[ArgumentCopy], request: Request) -> tuple[Argu
 def twin_of(memory: Memory) -> Twin | None:
     """What is given in the place of *memory*; None for one that may be given itself."""
     fd = descriptor_in(memory)
-    return None if fd is None or is_steady(fd) else Twin(memory, fd)
+    return None if fd is None or cannot_shrink(fd) else Twin(memory, fd)

@@ -34,11 +34,11 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.constants import sealed_place
+from penstock.ipc.fuse_guard import FUSE_DESCRIPTOR
 from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
-from penstock.ipc.standstill import Standstill
+from penstock.ipc.stopped_process import StoppedProcess
 from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
-from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import ConstantPool
 
 CANCEL_POLL_NS: Final = 10_000_000
@@ -82,7 +82,7 @@ class Session:
         connection: Connection,
         ended: Callable[[], None] = lambda: None,
         life_fd: int | None = None,
-        watching: Callable[[int], Standstill] | None = None,
+        watching: Callable[[int], StoppedProcess] | None = None,
     ) -> None:
         self._connection, self._ended, self._watching = connection, ended, watching
         self._life_fd = life_fd
@@ -277,9 +277,9 @@ class Session:
         frame: Frame,
     ) -> wire.Answer:
         deadline_ns = frame.deadline_ns
-        standstill = None
+        stopped = None
         if frame.may_end_early and deadline_ns is not None and self._watching is not None:
-            standstill = self._watching(deadline_ns)
+            stopped = self._watching(deadline_ns)
         cancelled_ns: int | None = None
         while True:
             while waiting.events:
@@ -292,9 +292,9 @@ class Session:
             if deadline_ns is not None and now >= deadline_ns:
                 raise MissedDeadlineTransient(UNANSWERED)
             until = deadline_ns
-            if standstill is not None:
-                standstill.look()
-                until = standstill.next_ns
+            if stopped is not None:
+                stopped.check()
+                until = stopped.next_ns
             if table.cancel is not None:
                 if cancelled_ns is None and table.cancel.is_set():
                     cancelled_ns = now
@@ -414,7 +414,7 @@ class Session:
     def _handle(self, form: wire.HandleForm, descriptors: Sequence[int]) -> object:
         if isinstance(form, wire.FenceForm) and 0 <= form.place < len(descriptors):
             if descriptors[form.place] < 0:
-                raise WireError(UNTOUCHABLE)
+                raise WireError(FUSE_DESCRIPTOR)
             return _HostFence(descriptors[form.place])
         raise WireError(f"a {type(form).__name__} in an answer")
 

@@ -42,6 +42,7 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.carrying import Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.codec import Packer
+from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.remote import (
     Channel,
     RemoteBurst,
@@ -55,7 +56,6 @@ from penstock.ipc.remote import (
     telling_copies,
 )
 from penstock.ipc.ring_client import Pace
-from penstock.ipc.steady import may_shrink
 from penstock.ir import Model
 
 if TYPE_CHECKING:

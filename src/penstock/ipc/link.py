@@ -18,8 +18,8 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.host.heart import Pulse
 from penstock.ipc.linux import LINUX_ONLY, event, is_stopped, kill_process, signal_event
-from penstock.ipc.standstill import Standstill
 from penstock.ipc.starting import Place, Started, connect, how_ended, tail
+from penstock.ipc.stopped_process import StoppedProcess
 from penstock.ipc.text import printable
 from penstock.ipc.threads import PatientThread, begin
 from penstock.ipc.transport import close_all
@@ -159,10 +159,10 @@ class Link:
             self._reap()
         close_all([started.pidfd, started.page, started.output])
 
-    def _watching(self, deadline_ns: int) -> Standstill:
+    def _watching(self, deadline_ns: int) -> StoppedProcess:
         who = f"the process of driver {self.place.name} ({self.pid})"
         limit_ns = int(self._limit * 1e9)
-        return Standstill(partial(is_stopped, self.pid), who, limit_ns, deadline_ns)
+        return StoppedProcess(partial(is_stopped, self.pid), who, limit_ns, deadline_ns)
 
     def _leave(self) -> None:
         self.session.leave()

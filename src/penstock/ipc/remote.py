@@ -25,8 +25,8 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.carrying import Carried, of_arguments
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
+from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.ring_client import Pace
-from penstock.ipc.steady import may_shrink
 
 if TYPE_CHECKING:
     from penstock.ipc.ring import Layout

@@ -50,11 +50,16 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc.carrying import CarriedFence
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
+from penstock.ipc.deadline_context import (
+    current_deadline,
+    deadline_context,
+    halfway_to,
+    record_restart,
+)
 from penstock.ipc.evidence import Underway
 from penstock.ipc.link import Link
 from penstock.ipc.ring_client import NOT_ANSWERED, NOT_STOPPED
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
-from penstock.ipc.until import current_deadline, started_again, until
 from penstock.ir import Model
 
 T = TypeVar("T")
@@ -174,11 +179,11 @@ class IsolatedDevice:
         """
         limit_ms = knobs.driver_timeout_ms()
         limit_ns = time.monotonic_ns() + limit_ms * 1_000_000
-        left_ns = half_of(current_deadline())
+        left_ns = halfway_to(current_deadline())
         is_hung = left_ns is None or limit_ns <= left_ns
         end_ns = limit_ns if is_hung or left_ns is None else left_ns
         try:
-            with until(end_ns):
+            with deadline_context(end_ns):
                 return self.twice(name, model, call, end_ns)
         except MissedDeadlineTransient:
             told = f"device {self.name}: {name} has not returned"
@@ -195,14 +200,14 @@ class IsolatedDevice:
         call: Callable[[RemoteDevice], T],
         deadline_ns: int | None = None,
     ) -> T:
-        """*call*, once more where the process died of it, or before, which `gathering` is told."""
+        """*call*, once more where the process died of it, or before, which `collecting_restarts` is told."""
         if deadline_ns is None:
             deadline_ns = current_deadline()
         link = self._link
         session = link.session
         result = self._twice(name, model, call, deadline_ns, session)
         if self._link is not link and (ended := self.supervisor.last_end):
-            started_again(self.name, ended)
+            record_restart(self.name, ended)
         return result
 
     def _twice(
@@ -214,7 +219,7 @@ class IsolatedDevice:
         session: Session,
     ) -> T:
         try:
-            with self.noted(name, model, half_of(deadline_ns)):
+            with self.noted(name, model, halfway_to(deadline_ns)):
                 remote = self.remote(deadline_ns)
                 session = session_of(remote)
                 return call(remote)
@@ -222,9 +227,9 @@ class IsolatedDevice:
             # Another call may have found it gone, and have had it started again, since.
             if not session.gone:
                 raise
-            self.buried(half_of(deadline_ns))
+            self.buried(halfway_to(deadline_ns))
         with self.noted(name, model, deadline_ns):
-            return call(self.remote(half_of(deadline_ns)))
+            return call(self.remote(halfway_to(deadline_ns)))
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
         """The device in the process that lives now. Raises `DeadObject` where there is none,
@@ -473,7 +478,7 @@ class IsolatedPreparedModel:
         # had the process started.
         if not tried and (not session.gone or self._closed):
             try:
-                with self.device.noted(name, self._model, half_of(config.deadline_ns)):
+                with self.device.noted(name, self._model, halfway_to(config.deadline_ns)):
                     result = call(remote)
                 self._deaths = 0
             except DeadObject:
@@ -487,7 +492,7 @@ class IsolatedPreparedModel:
         supervisor, ends = self.device.supervisor, self.device.supervisor.ends
         if not tried:
             try:
-                return self._once(name, call, config, half_of(config.deadline_ns))
+                return self._once(name, call, config, halfway_to(config.deadline_ns))
             except DeadObject:
                 if supervisor.ends == ends:
                     raise
@@ -508,7 +513,7 @@ class IsolatedPreparedModel:
                 f"the process of device {self.device.name} died {self._deaths} times in a row while it ran "
                 "this model, which is not run there any more"
             )
-        remote = self.living(half_of(config.deadline_ns), config)
+        remote = self.living(halfway_to(config.deadline_ns), config)
         ended = self.device.supervisor.last_end
         try:
             with self.device.noted(name, self._model, record_ns):
@@ -534,7 +539,7 @@ class IsolatedPreparedModel:
         if not session.gone:
             return False
         self._mourn(session)
-        self.device.buried(half_of(deadline_ns))
+        self.device.buried(halfway_to(deadline_ns))
         return not names_buffers(request)
 
     def _mourn(self, session: Session) -> None:
@@ -678,16 +683,6 @@ class _Repeated:
 def names_buffers(request: Request) -> bool:
     """Whether *request* names memory of the process that it is made to."""
     return any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs))
-
-
-def half_of(deadline_ns: int | None) -> int | None:
-    """Half of the time that is left: what a dead process may cost, so that a fall-back has the
-    other half.
-    """
-    if deadline_ns is None:
-        return None
-    now = time.monotonic_ns()
-    return now + max(0, deadline_ns - now) // 2
 
 
 def session_of(remote: RemoteDevice | RemotePreparedModel) -> Session:

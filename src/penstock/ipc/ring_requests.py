@@ -31,11 +31,11 @@ from penstock.hal import (
 from penstock.ipc import ring, wire
 from penstock.ipc.bound import BoundRequest, key_of
 from penstock.ipc.codec import encode
+from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.lending import lend
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
 from penstock.ipc.ring_client import Pace, RingClient
 from penstock.ipc.staging import ALIGNMENT, LEAST_BYTES
-from penstock.ipc.steady import may_shrink
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
 from penstock.memory.regions import PoolPlace

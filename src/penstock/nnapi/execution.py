@@ -14,8 +14,8 @@ from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.errors import MissedDeadlinePersistent
 from penstock.execution.burst import Burst as CompiledBurst, burst_of
+from penstock.execution.burst_adapters import ReusedRequests
 from penstock.execution.compiled import CompiledModel
-from penstock.execution.holding import Reused
 from penstock.execution.interface import Outputs
 from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
@@ -443,7 +443,7 @@ class Execution(Closing):
         """What keeps the arguments of runs of *compiled*, and has drivers bind them."""
         if self._series is None:
             with translated():
-                self._series = burst_of(compiled.executable, Reused)
+                self._series = burst_of(compiled.executable, ReusedRequests)
         return self._series
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:

@@ -129,7 +129,7 @@ def set_apart(
 def isolated(
     device: Device, isolate: bool | None, manager: Manager, deadline_ns: int | None
 ) -> Device:
-    """*device* in a process of its own; where that process is not there for now, an `AbsentDevice`,
+    """*device* in a process of its own; where that process is not there for now, an `PlaceholderDevice`,
     for others to step in. Raises `NotAvailable` or `PlacementError` where there can be no such
     process.
     """

@@ -18,10 +18,11 @@ from penstock import knobs
 from penstock.distribution import DISTRIBUTION, FALLBACK_DEVICE, remember_origin
 from penstock.errors import InputError, MissedDeadlinePersistent, PlacementError
 from penstock.hal import Device
+from penstock.hal.device import is_placeholder
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
 from penstock.runtime.entries import DriverEntry, Source, installed_entries, source_of
-from penstock.runtime.examination import DeviceInfo, Found, examined, is_absent
+from penstock.runtime.examination import DeviceInfo, Found, examined
 
 __all__ = ["DeviceInfo", "Manager", "manager"]
 
@@ -77,7 +78,7 @@ class Manager:
         None takes every usable one that need not be named (or those the knob `devices` names).
         *isolate* takes them from processes of their own, or from this one; None as each driver's
         setting says. With *absent*, one that is named and whose driver's process is not there is an
-        `AbsentDevice`. Processes that have to be started are waited for until half of the time to
+        `PlaceholderDevice`. Processes that have to be started are waited for until half of the time to
         the deadline is gone. Raises `InputError` for something that is no device or twice the same,
         `PlacementError` with the reason for a name that is unknown or unusable, and for an object
         to be isolated, `NotAvailable` where nothing can be. `InputError` too for a knob of
@@ -240,9 +241,9 @@ class Manager:
             if claimed - {driver.distribution}:
                 continue
             if driver.kinship(name) and (found := driver.absent(isolate)) is not None:
-                from penstock.runtime.absent import AbsentDevice
+                from penstock.runtime.availability import PlaceholderDevice
 
-                assert isinstance(found.device, AbsentDevice)
+                assert isinstance(found.device, PlaceholderDevice)
                 return Found(found.device.named(name), replace(found.info, name=name))
         return None
 
@@ -345,23 +346,24 @@ class _Driver:
         return self._absent if _is_isolated(self._entry, isolate) else None
 
     def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
-        from penstock.runtime.isolation import isolated_devices, present, waiting_half
+        from penstock.ipc.deadline_context import deadline_context, halfway_to
+        from penstock.runtime.isolation import isolated_devices, present
 
         began, before = time.monotonic(), self._absent
         name = self._entry.name
-        with waiting_half(deadline_ns):
+        with deadline_context(halfway_to(deadline_ns)):
             found = [
                 present(examined(device, name, isolated=True, source=self.source))
                 for device in isolated_devices(self._entry, deadline_ns)
             ]
         for one in found:
             remember_origin(one.device, self.source.origin)
-        self._absent = next((one for one in found if is_absent(one.device)), None)
+        self._absent = next((one for one in found if is_placeholder(one.device)), None)
         if self._absent is not None:
             now = time.monotonic()
             self._look_at = now + max(LOOK_SECONDS, LOOK_SHARE * (now - began))
             if before is None:
-                log.warning("driver %s is not there: %s", name, self._absent.info.reason)
+                log.warning("driver %s is unavailable: %s", name, self._absent.info.reason)
         return found
 
 

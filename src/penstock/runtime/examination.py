@@ -88,11 +88,6 @@ def examined(
     return Found(device, info, status)
 
 
-def is_absent(device: Device) -> bool:
-    """Whether *device* only stands in for one of a process that is not there."""
-    return getattr(device, "absent", False) is True
-
-
 def examine(device: Device, driver: str) -> tuple[Told, str, ErrorStatus | None]:
     """The metadata of *device*, why it cannot be used ("" when it can), and the status of a
     driver's error that is why.

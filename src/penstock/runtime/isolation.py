@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -115,27 +115,28 @@ def _nearest(name: str, drivers: Sequence[str]) -> str:
 
 def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list[Device]:
     """The devices of a driver in a process of its own, which is started. One that is not there,
-    when half of the time to the deadline is gone or at all, has an `AbsentDevice`; a device that
+    when half of the time to the deadline is gone or at all, has an `PlaceholderDevice`; a device that
     cannot be used is an `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice
-    from penstock.ipc.resilient import IsolatedDevice, half_of
-    from penstock.runtime.absent import AbsentDevice
+    from penstock.ipc.deadline_context import halfway_to
+    from penstock.ipc.resilient import IsolatedDevice
+    from penstock.runtime.availability import PlaceholderDevice
 
     try:
         supervisor = supervisor_of(
             entry.name, str(getattr(entry, "value", "")), source_of(entry).origin
         )
         try:
-            count = supervisor.link(half_of(deadline_ns)).devices
+            count = supervisor.link(halfway_to(deadline_ns)).devices
         except DeadObject as error:
-            return [AbsentDevice(entry.name, supervisor, error)]
+            return [PlaceholderDevice(entry.name, supervisor, error)]
         devices: list[Device] = []
         for index in range(count):
             try:
                 devices.append(IsolatedDevice(supervisor, index))
             except (DeadObject, MissedDeadline) as error:
-                devices.append(AbsentDevice(entry.name, supervisor, error))
+                devices.append(PlaceholderDevice(entry.name, supervisor, error))
             except DriverError as error:
                 devices.append(InvalidDevice(entry.name, str(error)))
     except (PenstockError, OSError) as error:
@@ -143,25 +144,15 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
     return devices
 
 
-def waiting_half(deadline_ns: int | None) -> AbstractContextManager[None]:
-    """A block in which what devices of other processes are asked has until half of the time to the
-    deadline is gone: the other half is the fall-back's.
-    """
-    from penstock.ipc.resilient import half_of
-    from penstock.ipc.until import until
-
-    return until(half_of(deadline_ns))
-
-
 LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLINE_PERSISTENT)
 
 
 def present(found: Found) -> Found:
-    """*found*; an `AbsentDevice` in its place where its process had died, or not answered in time,
+    """*found*; an `PlaceholderDevice` in its place where its process had died, or not answered in time,
     before it had told all.
     """
     from penstock.ipc.resilient import IsolatedDevice
-    from penstock.runtime.absent import AbsentDevice
+    from penstock.runtime.availability import PlaceholderDevice
 
     device, info = found.device, found.info
     if info.usable or not isinstance(device, IsolatedDevice):
@@ -170,7 +161,7 @@ def present(found: Found) -> Found:
     if device.supervisor.running and not late:
         return found
     error = (MissedDeadlineTransient if late else DeadObject)(info.reason)
-    return replace(found, device=AbsentDevice(info.name, device.supervisor, error))
+    return replace(found, device=PlaceholderDevice(info.name, device.supervisor, error))
 
 
 def supervisor_of(name: str, value: str, origin: str = BY_THE_PROGRAM) -> Supervisor:

@@ -71,9 +71,9 @@ def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
     """
     if not has_driver_verdicts():
         return devices
-    from penstock.runtime.distrust import held_to_verdicts
+    from penstock.runtime.blocklist import with_blocklist
 
-    return held_to_verdicts(devices, policy.accuracy)
+    return with_blocklist(devices, policy.accuracy)
 
 
 def _has_verdicts(directory: str | None) -> bool:

@@ -45,7 +45,7 @@ from penstock.hal import (
     Priority,
     ProgressCallback,
 )
-from penstock.hal.device import is_isolated
+from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
@@ -55,7 +55,6 @@ from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import LAST_RESORT
 from penstock.partitioning.work import LEAST_LIMIT, most_bytes
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.examination import is_absent
 from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
 from penstock.threads import allowed_threads
 
@@ -63,7 +62,7 @@ if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.caching import Caching
     from penstock.execution.shadow import Shadow
-    from penstock.runtime.elsewhere import Elsewhere
+    from penstock.runtime.availability import IsolatedCompile
     from penstock.runtime.progress import Reporter
 
 log = Log(__name__)
@@ -267,14 +266,14 @@ class _Session:
     ) -> Variant:
         policy = self.arguments.policy
         allow = self.allow
-        if any(map(is_absent, self.chosen)):
+        if any(map(is_placeholder, self.chosen)):
             self.chosen = self._choose(config.deadline_ns)
         devices = _Devices(self.chosen)
-        elsewhere = self._elsewhere(config.deadline_ns)
+        isolated = self._isolated_compile(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
             _check_memory(model)
-            with elsewhere.placing() if elsewhere else nullcontext():
+            with isolated.placing() if isolated else nullcontext():
                 plan = self._placed(model, shapes, devices, config)
         left: list[str] = []
         if _may_be_long(plan, config) and (reasons := self._demanding(plan, config)):
@@ -284,9 +283,9 @@ class _Session:
             chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
             if apart:
                 plan, devices = told_in(plan, apart), _Devices(chosen, apart=True)
-                elsewhere = elsewhere or self._elsewhere(until, chosen)
-        if elsewhere and not allow:
-            elsewhere.check(plan)
+                isolated = isolated or self._isolated_compile(until, chosen)
+        if isolated and not allow:
+            isolated.check(plan)
         amounts = counted(len(plan.operations), "operation"), counted(len(plan.steps), "step")
         log.info("compiling %s in %s", *amounts)
         caching = self._caching(shapes, plan)
@@ -296,7 +295,7 @@ class _Session:
             meanwhile = manager.by_name(FALLBACK_DEVICE)
         uncached = self.arguments.uncached if self.arguments.cache is None else FILES_GIVEN_BACK
         means = CompileOptions(allow, caching, meanwhile, recorder, uncached=uncached)
-        with elsewhere.compiling() if elsewhere else nullcontext(), _ending(plan, devices):
+        with isolated.compiling() if isolated else nullcontext(), _ending(plan, devices):
             compilation = _logged(plan, compile_plan(plan, devices, config, means))
         if plan.apart:
             from penstock.runtime.apart import end_with_their_calls
@@ -314,8 +313,8 @@ class _Session:
             receipt = structs.replace(compilation.receipt, notes=notes)
             compilation = structs.replace(compilation, receipt=receipt)
         absence = None
-        if elsewhere:
-            compilation, absence = elsewhere.told(compilation, devices)
+        if isolated:
+            compilation, absence = isolated.with_notes(compilation, devices)
         if self.shadow is None:
             variant = Variant(compilation, devices, _for_later(config), allow)
         else:
@@ -325,19 +324,19 @@ class _Session:
         variant.absence = absence
         return variant
 
-    def _elsewhere(
+    def _isolated_compile(
         self, deadline_ns: int | None, chosen: Sequence[Device] | None = None
-    ) -> Elsewhere | None:
+    ) -> IsolatedCompile | None:
         """None where all devices, those of *chosen* or of the session, are in this process."""
         devices = self.chosen if chosen is None else chosen
         if not any(is_isolated(device) for device in devices):
             return None
         from penstock.ir.pooling import pooled
-        from penstock.runtime.elsewhere import Elsewhere
+        from penstock.runtime.availability import IsolatedCompile
 
         # What is copied for other processes is told by the pools of this model.
         self.model = pooled(self.model)
-        return Elsewhere(self.model, deadline_ns)
+        return IsolatedCompile(self.model, deadline_ns)
 
     def _demanding(self, plan: ExecutionPlan, config: PrepareConfig) -> dict[str, str]:
         from penstock.runtime.apart import demanding
@@ -370,9 +369,9 @@ class _Session:
                     raise error from None
                 return with_fallbacks(plan, self.chosen, self.arguments.policy)
         except PlacementError as error:
-            from penstock.execution.absence import explained
+            from penstock.execution.availability import with_crash_details
 
-            told = explained(error)
+            told = with_crash_details(error)
             if self.arguments.policy.require:
                 from penstock.runtime.rules import with_unusable
 
@@ -405,10 +404,10 @@ class _Session:
         """The device to fall back on where *error* was raised because a driver's process is not
         there; None where that is not why, it is not allowed, or there is no other.
         """
-        from penstock.execution.absence import is_absent
+        from penstock.execution.availability import lists_unavailable
 
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
-        if not self.allow or not is_absent(error.refusals):
+        if not self.allow or not lists_unavailable(error.refusals):
             return None
         if not chosen:
             return manager.by_name(FALLBACK_DEVICE)
@@ -423,10 +422,10 @@ class _Session:
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
         if not self.allow or chosen or not has_driver_verdicts():
             return None
-        from penstock.runtime.distrust import in_their_place
+        from penstock.runtime.blocklist import substitute_for
 
         last = manager.by_name(FALLBACK_DEVICE)
-        return in_their_place(last, self.chosen, self.arguments.policy.accuracy)
+        return substitute_for(last, self.chosen, self.arguments.policy.accuracy)
 
     def _not_named(self, plan: ExecutionPlan) -> list[str]:
         """Of what runs where nobody asked for it, with the first reason."""
@@ -451,15 +450,15 @@ class _Session:
         absent = (
             {} if self.arguments.devices is not None else manager.absent(self.arguments.isolate)
         )
-        notes = [f"driver {name} is not there: {reason}" for name, reason in absent.items()]
+        notes = [f"driver {name} is unavailable: {reason}" for name, reason in absent.items()]
         if any(
             r.code is RefusalCode.NO_ANSWER
             for p in plan.operations[:1]
             for r in p.refusals.values()
         ):
-            from penstock.execution.absence import mute
+            from penstock.execution.availability import unanswered
 
-            for name, reason in mute(plan).items():
+            for name, reason in unanswered(plan).items():
                 notes.append(f"device {name} runs nothing: {reason}")
                 log.warning("%s", notes[-1])
         return notes

@@ -186,9 +186,9 @@ def _keep(occasion: Occasion, plan: ExecutionPlan) -> None:
 
 def _is_without_some(plan: ExecutionPlan) -> bool:
     """Whether a device could not be asked, which may be there the next time."""
-    from penstock.execution.absence import is_absent
+    from penstock.execution.availability import lists_unavailable
 
-    return any(is_absent(placement.refusals) for placement in plan.operations[:1])
+    return any(lists_unavailable(placement.refusals) for placement in plan.operations[:1])
 
 
 def _key(occasion: Occasion) -> str:

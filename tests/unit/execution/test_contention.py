@@ -20,7 +20,7 @@ from penstock.errors import (
     MissedDeadlineTransient,
     StateError,
 )
-from penstock.execution.holding import Reused
+from penstock.execution.burst_adapters import ReusedRequests
 from penstock.execution.interface import Outputs
 from penstock.hal import (
     Buffer,
@@ -334,7 +334,7 @@ def test_the_callers_token_cancels_what_was_submitted() -> None:
 
 def test_an_execution_bound_for_reuse_is_of_the_request_that_comes_now() -> None:
     with compiled_on(summing(), ReferenceDevice()) as compiled:
-        held = Reused(compiled.executable.base.compilation.steps[0].prepared)
+        held = ReusedRequests(compiled.executable.base.compilation.steps[0].prepared)
         for times in (1, 1, 2, 2, 3):
             out = np.zeros(3, np.float32)
             given = HostMemory(X * times)

@@ -26,7 +26,7 @@ from penstock.errors import (
 )
 from penstock.execution import scheduler as scheduler_module
 from penstock.execution.interface import Outputs
-from penstock.execution.lanes import lane_of
+from penstock.execution.priority import queue_of
 from penstock.execution.scheduler import scheduler_of
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
 from penstock.ipc.device_scheduler import RANKS, Scheduler
@@ -193,7 +193,7 @@ def test_runs_of_one_priority_wait_for_nobody(slow: Slow) -> None:
     ]
     futures = [model.submit(X, X) for model in made]
     slow.await_begun(9)
-    assert not lane_of(device).takes_turns
+    assert not queue_of(device).takes_turns
     slow.let_go(100)
     for model, future in zip(made, futures, strict=True):
         future.result(PATIENCE_S)
@@ -218,7 +218,7 @@ def test_what_was_made_before_takes_turns_from_the_second_priority_on(
         run = low.run if falls_back else burst.run
         for _ in range(3):
             run([X, X])
-        lane = lane_of(device)
+        lane = queue_of(device)
         assert not lane.takes_turns
         thread = threading.Thread(target=lambda: run([X, X], priority="high"))
         thread.start()

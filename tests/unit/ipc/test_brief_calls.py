@@ -13,11 +13,11 @@ import pytest
 import penstock
 from penstock import Policy
 from penstock.errors import DeadObject, MissedDeadlineTransient
+from penstock.ipc.deadline_context import deadline_context
 from penstock.ipc.evidence import last_crash
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor
-from penstock.ipc.until import until
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry
@@ -79,7 +79,7 @@ def test_half_of_a_compile_s_time_is_left_to_the_other_devices(
     stick(call)
     first, began = device.pid, time.monotonic()
     with (
-        until(time.monotonic_ns() + 2_000_000_000),
+        deadline_context(time.monotonic_ns() + 2_000_000_000),
         pytest.raises(MissedDeadlineTransient, match="before half of the time was over"),
     ):
         CALLS[call](device)

@@ -146,7 +146,7 @@ def test_a_driver_that_cannot_be_loaded_is_one_that_cannot_be_started(
         assert list(caught.value.reasons) == ["fragile"]
     with compiled(None) as model:
         (note,) = model.receipt.notes
-        assert note.startswith("driver fragile is not there: ")
+        assert note.startswith("driver fragile is unavailable: ")
         assert "no licence" in note
 
 
@@ -177,7 +177,7 @@ def test_a_driver_that_cannot_be_loaded_again_is_tried_later(
 def test_a_model_goes_back_to_the_driver_that_is_there_again(
     tell: Tell, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.execution.absence.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.execution.availability.CHECK_SECONDS", 0.01)
     monkeypatch.setattr(discovery, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(discovery, "LOOK_SHARE", 0.0)
     monkeypatch.setattr(supervision, "FIRST_PAUSE", 0.1)
@@ -208,8 +208,8 @@ def test_a_driver_that_nobody_named_is_left_out_and_noted(
     with caplog.at_level(logging.WARNING), compiled(None) as model:
         np.testing.assert_array_equal(model(X)[0], X + 1)
         (note,) = model.receipt.notes
-        assert note.startswith("driver fragile is not there: ")
-    assert len([r for r in caplog.records if "fragile is not there" in r.message]) == 1
+        assert note.startswith("driver fragile is unavailable: ")
+    assert len([r for r in caplog.records if "fragile is unavailable" in r.message]) == 1
     down.unlink()
     with compiled(None) as model:
         assert "fragile" in model.plan.devices

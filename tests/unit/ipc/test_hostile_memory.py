@@ -28,13 +28,13 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
-from penstock.ipc import steady, wire
+from penstock.ipc import fd_checks, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
+from penstock.ipc.fd_checks import check_cannot_shrink
 from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 from penstock.ipc.starting import Place, Started, connect
-from penstock.ipc.steady import check_steady
 from penstock.ipc.transport import close_all
 from penstock.ir import DataLocation
 from penstock.memory import MappedFd, MemoryPool
@@ -312,7 +312,7 @@ def test_huge_pages_are_never_sealed_enough(fd: int) -> None:
         fcntl.fcntl(huge, fcntl.F_ADD_SEALS, SHRINK | fcntl.F_SEAL_GROW)
         assert not is_sealed(huge, SHRINK)
         with pytest.raises(WireError, match="may shrink"):
-            check_steady(Memory("ashmem", huge, 1 << 20))
+            check_cannot_shrink(Memory("ashmem", huge, 1 << 20))
     finally:
         os.close(huge)
 
@@ -324,8 +324,8 @@ def test_a_dma_buf_is_known_by_what_only_the_kernel_says(
     with Path(os.devnull).open("rb") as file:
         kinds = {filesystem_of(fd), filesystem_of(file.fileno()), filesystem_of(event)}
     os.close(event)
-    assert not {0, steady.DMA_BUF_MAGIC} & kinds
+    assert not {0, fd_checks.DMA_BUF_MAGIC} & kinds
     assert filesystem_of(10_000) == filesystem_of(-1) == filesystem_of(1 << 40) == 0
-    assert not steady.is_steady(fd)
-    monkeypatch.setattr(steady, "filesystem_of", lambda _: 0x444D4142)
-    assert steady.is_steady(fd)
+    assert not fd_checks.cannot_shrink(fd)
+    monkeypatch.setattr(fd_checks, "filesystem_of", lambda _: 0x444D4142)
+    assert fd_checks.cannot_shrink(fd)

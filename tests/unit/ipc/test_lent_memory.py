@@ -39,10 +39,10 @@ from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
+from penstock.ipc.fd_checks import check_cannot_shrink
 from penstock.ipc.host import process, serving
 from penstock.ipc.host.process import Guest, Host
 from penstock.ipc.starting import Place, connect
-from penstock.ipc.steady import check_steady
 from penstock.ipc.transport import CHUNK, Connection, close_all
 from penstock.ir import DataLocation, DType, Model, ModelBuilder
 from penstock.memory import MemoryPool
@@ -234,7 +234,7 @@ class Served:
         ours, theirs = socket.socketpair()
         over = threading.Event()
         account = Account(self.limit, "one connection", self.total)
-        dispatcher = Dispatcher(self.device, owns_device=False, admit=check_steady)
+        dispatcher = Dispatcher(self.device, owns_device=False, admit=check_cannot_shrink)
         serving.Client(Connection(theirs), [dispatcher], over.set, account).start()
         session = Session(Connection(ours))
         try:

@@ -22,7 +22,7 @@ from penstock.errors import (
     Refusal,
     RefusalCode,
 )
-from penstock.execution.absence import is_absent, mute, refuse_absent
+from penstock.execution.availability import lists_unavailable, refuse_unavailable, unanswered
 from penstock.hal import Support
 from penstock.ir import Model
 from penstock.partitioning import Policy, place
@@ -71,16 +71,16 @@ def test_a_device_is_absent_by_the_status_of_its_error(error: Exception, absent:
     detail = f"{type(error).__name__}: {error}"
     assert refusals == {"lab": Refusal(RefusalCode.NO_ANSWER, detail, status)}
     assert str(refusals["lab"]) == f"cannot be asked: {detail}"
-    assert is_absent(refusals) is absent
+    assert lists_unavailable(refusals) is absent
 
 
 def test_a_refusal_in_the_words_of_an_absent_process_is_a_refusal() -> None:
     words = "cannot be asked: DeadObject: its process died"
     plan = place(chain(["ADD"]), [Saying("saying", words), NumpyDevice("both")])
     assert plan.operations[0].reasons == {"saying": words}
-    assert not is_absent(plan.operations[0].refusals)
-    assert mute(plan) == {}
-    refuse_absent(plan)
+    assert not lists_unavailable(plan.operations[0].refusals)
+    assert unanswered(plan) == {}
+    refuse_unavailable(plan)
 
 
 def test_a_refusal_in_the_words_of_the_policy_asks_for_no_laxer_class() -> None:

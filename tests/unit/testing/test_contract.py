@@ -50,7 +50,7 @@ from penstock.testing.contract import (
     lifetime,
     memory,
     prepare,
-    quality,
+    quality_of_service,
     run_check,
     run_contract,
     support,
@@ -78,7 +78,7 @@ MODULES = (
     burst,
     fenced,
     generated,
-    quality,
+    quality_of_service,
     lifetime,
 )
 

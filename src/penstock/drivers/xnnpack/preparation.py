@@ -11,7 +11,7 @@ from penstock.drivers.xnnpack.engine import Kernels, told
 from penstock.drivers.xnnpack.interpreter import File
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.segments import Segment, make_segments
-from penstock.drivers.xnnpack.steady import is_steady, shaped_beforehand
+from penstock.drivers.xnnpack.steady import cannot_shrink, shaped_beforehand
 from penstock.drivers.xnnpack.support import classify
 from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure, PenstockError
@@ -37,7 +37,7 @@ def prepare(
     for planned in segments:
         places = dict.fromkeys(shaped.origins[i] for i in planned.operations)
         segment = msgspec.structs.replace(planned, operations=tuple(places))
-        file = File(segment, _written(segment), threads, steady=is_steady(segment.model))
+        file = File(segment, _written(segment), threads, steady=cannot_shrink(segment.model))
         _check(config)
         files.append(file)
         runners.append(file.open())

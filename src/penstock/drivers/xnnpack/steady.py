@@ -25,7 +25,7 @@ run time.
 """
 
 
-def is_steady(model: Model) -> bool:
+def cannot_shrink(model: Model) -> bool:
     """Whether every shape of the entry subgraph is known, and none is made of values: LiteRT then
     never moves a tensor, and views of its inputs and outputs stay good.
     """

@@ -26,12 +26,12 @@ from penstock.ipc import wire
 from penstock.ipc.account import Account, Accounts
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.fd_checks import check_cannot_shrink
 from penstock.ipc.host.broker import taken
 from penstock.ipc.host.heart import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.ipc.linux import LINUX_ONLY
-from penstock.ipc.steady import check_steady
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, close_all
 
@@ -253,7 +253,7 @@ class Host:
                 Dispatcher(
                     cast("Device", ClientDevice(device)),
                     owns_device=False,
-                    admit=check_steady,
+                    admit=check_cannot_shrink,
                     owner=str(guest.user).encode() if self._service else b"",
                 )
                 for device in self._devices

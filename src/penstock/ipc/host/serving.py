@@ -29,12 +29,12 @@ from penstock.ipc.account import LEAST_COUNTED, NOTHING, Account, Charge
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.constants import mapped
 from penstock.ipc.dispatch import Dispatcher, refusal
+from penstock.ipc.fuse_guard import FUSE_DESCRIPTOR
 from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.lease import Lease
 from penstock.ipc.linux import SHRINK, is_sealed
 from penstock.ipc.threads import begin
 from penstock.ipc.transport import Connection, Received, close_all
-from penstock.ipc.untouchable import UNTOUCHABLE
 from penstock.ir import NDArray
 from penstock.memory.regions import OUT_OF_ROOM
 from penstock.memory.shared import is_write_sealed
@@ -254,7 +254,7 @@ class Client:
             if len(received.descriptors) != 1:
                 raise WireError("memory is lent with one descriptor")
             if received.descriptors[0] < 0:
-                raise WireError(UNTOUCHABLE)
+                raise WireError(FUSE_DESCRIPTOR)
             self._memories[lend.memory] = _mapped(received.descriptors[0], lend.size, self._account)
         except (WireError, DriverError) as error:
             # Without its frames, which have this client.
@@ -372,7 +372,7 @@ class Client:
     def _taken(self, job: _Job, place: int) -> int:
         fd = self._descriptor(job, place)
         if fd < 0:
-            raise WireError(UNTOUCHABLE)
+            raise WireError(FUSE_DESCRIPTOR)
         return fd
 
     def _array(self, form: wire.ArrayForm) -> NDArray:

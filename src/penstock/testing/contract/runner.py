@@ -26,7 +26,7 @@ from penstock.testing.contract import (
     memory_domains,
     memory_kinds,
     prepare,
-    quality,
+    quality_of_service,
     support,
 )
 from penstock.testing.contract.promise import (
@@ -52,7 +52,7 @@ SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
         "burst": burst.CHECKS,
         "fenced": fenced.CHECKS,
         "generated": generated.CHECKS,
-        "quality": quality.CHECKS,
+        "quality": quality_of_service.CHECKS,
         "extensions": extensions.CHECKS,
         "lifetime": lifetime.CHECKS,
     }

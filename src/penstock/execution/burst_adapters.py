@@ -1,5 +1,5 @@
-"""Prepared models as a series of runs executes them: in a burst of the driver's, or by requests
-bound for reuse.
+"""Prepared models as a series of runs executes them: in the driver's burst object, or by a reusable
+execution.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 
-class Holding(PreparedModelBase):
-    """*prepared*, executed in another way. Closing it leaves *prepared* open."""
+class BurstAdapter(PreparedModelBase):
+    """*prepared*, executed in another way. Closing the adapter leaves *prepared* open."""
 
     def __init__(self, prepared: PreparedModel) -> None:
         self.prepared = prepared
@@ -38,16 +38,17 @@ class Holding(PreparedModelBase):
 
     @property
     def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
-        """`execute`, with as little as possible in between; until `close`."""
+        """The fast path of `execute`. Valid until `close`."""
         return self.execute
 
     def close(self) -> None:
-        """Closes what the driver made for this way of executing; twice is harmless."""
+        """Closes what the driver made for this way of executing. A second call does nothing."""
 
 
-class InBurst(Holding):
-    """Executes in a burst of the driver's. One that cannot be made is not an error: executions are
-    then ordinary (NNAPI section 7.1).
+class DriverBurst(BurstAdapter):
+    """Executes in a burst object of the driver.
+
+    If the driver cannot make one, executions are ordinary ones (NNAPI section 7.1).
     """
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -62,7 +63,7 @@ class InBurst(Holding):
 
     @property
     def executor(self) -> Callable[[Request, ExecutionConfig], ExecutionResult]:
-        """`execute`, with nothing in between; until `close`."""
+        """The `execute` of the driver's burst. Valid until `close`."""
         return self._execute
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -75,9 +76,11 @@ class InBurst(Holding):
             _close(burst.close)
 
 
-class Reused(Holding):
-    """Binds the request that comes again and again; others, and all where the driver will not,
-    execute as they are.
+class ReusedRequests(BurstAdapter):
+    """Executes a repeated request by the driver's reusable execution.
+
+    A request that differs from the last one, and every request if the driver refuses reusable
+    executions, executes as an ordinary one.
     """
 
     def __init__(self, prepared: PreparedModel) -> None:
@@ -112,9 +115,9 @@ class Reused(Holding):
             _close(execution.close)
 
 
-def unheld(prepared: PreparedModel) -> PreparedModel:
-    """The device's own prepared model, whatever holds it."""
-    while isinstance(prepared, Holding):
+def unwrapped(prepared: PreparedModel) -> PreparedModel:
+    """The driver's prepared model inside of any adapters."""
+    while isinstance(prepared, BurstAdapter):
         prepared = prepared.prepared
     return prepared
 

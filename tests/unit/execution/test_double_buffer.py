@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
+from penstock.execution.double_buffer import buffered_variables
 from penstock.execution.results import side_by_side
 from penstock.execution.state import State
-from penstock.execution.turns import turning_ports
 from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, accumulator, f32
@@ -144,8 +144,8 @@ def test_new_values_that_a_caller_gets_too_are_not_turned() -> None:
     model = accumulator()
     entry = model.entry
     both = replace(entry, outputs=(entry.states[0].output or 0, *entry.outputs))
-    assert turning_ports(model)
-    assert turning_ports(replace(model, subgraphs=(both,))) == ()
+    assert buffered_variables(model)
+    assert buffered_variables(replace(model, subgraphs=(both,))) == ()
 
 
 def test_a_value_that_goes_round_as_it_is_stays() -> None:
@@ -155,7 +155,7 @@ def test_a_value_that_goes_round_as_it_is_stays() -> None:
     total = builder.operation("ADD", [kept, x], [(DType.FLOAT32, (2,))])
     builder.state(builder.variable("kept", DType.FLOAT32, (2,)), kept, kept)
     model = builder.build(total)
-    assert turning_ports(model) == ()
+    assert buffered_variables(model) == ()
     with alone(NumpyDevice(), model) as compiled:
         state = compiled.new_state()
         state.replace({0: f32([5, 6])})
@@ -168,7 +168,7 @@ def test_values_of_another_shape_get_arrays_of_their_own() -> None:
     model = accumulator()
     state = State(model)
     state.replace({0: np.zeros(3, np.float32)})
-    assert copy.deepcopy(state).turn(turning_ports(model), []) is None
+    assert copy.deepcopy(state).turn(buffered_variables(model), []) is None
 
 
 def test_arrays_that_find_no_room_are_one_named_error() -> None:

@@ -17,11 +17,11 @@ from msgspec.structs import replace
 from penstock.drivers.sample.driver import SampleDevice
 from penstock.errors import DeadObject, InvalidArgument
 from penstock.hal import PrepareConfig
-from penstock.ipc import untouchable, wire
+from penstock.ipc import fuse_guard, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.codec import Packer, encode
+from penstock.ipc.fuse_guard import may_block
 from penstock.ipc.transport import Connection, close_all
-from penstock.ipc.untouchable import may_last
 from penstock.ir import DType, ModelBuilder
 from penstock.memory import MemoryPool
 from tests.support_fuse import stuck_file, unable
@@ -38,7 +38,7 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @needs_fuse
 def test_a_stuck_file_is_told_without_asking_its_program(stuck: int) -> None:
-    assert may_last(stuck)
+    assert may_block(stuck)
 
 
 def test_what_the_kernel_answers_itself_is_taken(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_what_the_kernel_answers_itself_is_taken(tmp_path: Path) -> None:
     fds = [*os.pipe(), os.open(os.devnull, os.O_RDONLY), os.eventfd(0)]
     fds.append(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))
     with ours, theirs, MemoryPool.anonymous(64) as pool:
-        assert not any(map(may_last, [*fds, ours.fileno(), pool.memory.handle, -1, 1 << 20]))
+        assert not any(map(may_block, [*fds, ours.fileno(), pool.memory.handle, -1, 1 << 20]))
     close_all(fds)
 
 
@@ -55,8 +55,8 @@ def test_kinds_of_file_systems_of_other_programs_are_known(
 ) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     for kind, lasts in (("fuse", True), ("fuse.sshfs", True), ("fuseblk", True), ("ext4", False)):
-        monkeypatch.setattr(untouchable, "_kind_of_mount", lambda _, kind=kind: kind)
-        assert may_last(fd) is lasts
+        monkeypatch.setattr(fuse_guard, "_kind_of_mount", lambda _, kind=kind: kind)
+        assert may_block(fd) is lasts
     os.close(fd)
 
 
@@ -64,11 +64,11 @@ def test_a_file_of_a_mount_that_is_not_seen_is_taken_where_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of a client in a container, or of a service with a view of its own."""
-    monkeypatch.setattr(untouchable, "_kind_of_mount", lambda _: None)
+    monkeypatch.setattr(fuse_guard, "_kind_of_mount", lambda _: None)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
-    assert not may_last(fd)
-    monkeypatch.setattr(untouchable, "filesystem_of", lambda _: untouchable.FUSE_MAGIC)
-    assert may_last(fd)
+    assert not may_block(fd)
+    monkeypatch.setattr(fuse_guard, "filesystem_of", lambda _: fuse_guard.FUSE_MAGIC)
+    assert may_block(fd)
     os.close(fd)
 
 
@@ -76,14 +76,14 @@ def test_a_file_of_a_mount_that_is_not_seen_is_taken_where_it_answers(
 def test_a_file_of_a_mount_that_is_not_seen_and_does_not_answer_is_not_taken(
     stuck: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(untouchable, "_kind_of_mount", lambda _: None)
-    monkeypatch.setattr(untouchable, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(untouchable, "_asking", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(fuse_guard, "_kind_of_mount", lambda _: None)
+    monkeypatch.setattr(fuse_guard, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(fuse_guard, "_asking", threading.BoundedSemaphore(1))
     # The second is not asked any more.
-    assert may_last(stuck)
-    monkeypatch.setattr(untouchable, "PATIENCE_SECONDS", 60.0)
+    assert may_block(stuck)
+    monkeypatch.setattr(fuse_guard, "ANSWER_SECONDS", 60.0)
     began = time.monotonic()
-    assert may_last(stuck)
+    assert may_block(stuck)
     assert time.monotonic() - began < 30
 
 

@@ -1,4 +1,4 @@
-"""Which runs share a device: where they are of several priorities, they take turns
+"""Runs that share a device. If they have several priorities, they wait in a priority queue
 (`penstock.execution.scheduler`).
 """
 
@@ -12,12 +12,12 @@ from penstock.compilation.calls import concurrency_of
 from penstock.hal import Device, Priority
 
 
-class Lane:
-    """What this process runs on *device*.
+class DeviceQueue:
+    """The runs of this process on *device*.
 
-    Where the device says how many executions it takes, or the knob `concurrent_executions` does,
-    they take turns from the first one on; else from when a second priority is asked for. Safe from
-    any thread.
+    They are queued from the first one on if the device or the knob `concurrent_executions` limits
+    the number of concurrent executions. Otherwise they are queued once a second priority is used.
+    Thread-safe.
     """
 
     def __init__(self, device: Device) -> None:
@@ -25,12 +25,10 @@ class Lane:
         self.takes_turns = concurrency_of(device) > 0
         self._lock = threading.Lock()
         self._priorities: frozenset[Priority] = frozenset()
-        self._users: WeakSet[LaneUser] = WeakSet()
+        self._users: WeakSet[QueueUser] = WeakSet()
 
-    def join(self, user: LaneUser, priority: Priority) -> None:
-        """*user* executes there from now on, and its runs have *priority* unless they ask for
-        another.
-        """
+    def join(self, user: QueueUser, priority: Priority) -> None:
+        """Registers *user*, whose runs have *priority* unless a run names another."""
         with self._lock:
             self._users.add(user)
         self.expect(priority)
@@ -38,7 +36,7 @@ class Lane:
             user.take_turns()
 
     def expect(self, priority: Priority) -> None:
-        """A run of *priority* is to come."""
+        """Announces a run of *priority*."""
         if priority in self._priorities:
             return
         with self._lock:
@@ -51,30 +49,30 @@ class Lane:
             user.take_turns()
 
 
-class LaneUser:
-    """Whatever executes on a device; it takes turns with others from when it is told."""
+class QueueUser:
+    """Something that executes on a device and can start to queue its runs."""
 
     __slots__ = ("__weakref__",)
 
     def take_turns(self) -> None:
-        """From now on; twice is harmless."""
+        """Queues every run from now on. A second call does nothing."""
         raise NotImplementedError
 
 
 class _Registry:
-    """The lane of each device, for as long as somebody executes there."""
+    """The queue of each device, kept while something executes on the device."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # A lane keeps its device alive, so that no other one gets its number.
-        self.by_device: WeakValueDictionary[int, Lane] = WeakValueDictionary()
+        # A queue keeps its device alive, so that no other device gets the same id.
+        self.by_device: WeakValueDictionary[int, DeviceQueue] = WeakValueDictionary()
 
 
 _registry = _Registry()
 
 
 def _forget() -> None:
-    """In a child process, where nobody lets go of the lock that another thread held."""
+    """Replaces the registry in a forked child, whose lock another thread of the parent may hold."""
     global _registry  # noqa: PLW0603  # the one fact that a child must learn
     _registry = _Registry()
 
@@ -83,10 +81,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def lane_of(device: Device) -> Lane:
-    """The one lane of *device*."""
+def queue_of(device: Device) -> DeviceQueue:
+    """The queue of *device*: one for each device of the process."""
     with _registry.lock:
         lane = _registry.by_device.get(id(device))
         if lane is None:
-            lane = _registry.by_device[id(device)] = Lane(device)
+            lane = _registry.by_device[id(device)] = DeviceQueue(device)
         return lane

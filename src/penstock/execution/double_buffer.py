@@ -1,8 +1,5 @@
-"""Two arrays for each variable that runs change: one run reads the first and writes the second, the
-next the other way.
-
-A run that fails has written only what nobody reads, so that nothing is copied to keep the state as
-it was.
+"""Double-buffered state. Each run reads one buffer of a variable and writes the other, then they
+swap. A failed run therefore leaves the state unchanged without a copy.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 
 
-class TurningPort(Struct, frozen=True):
-    """A variable with the operands that a run reads and writes it as, if it does."""
+class BufferedVariable(Struct, frozen=True):
+    """A variable, and the operands by which a run reads and writes it; None if the run does not."""
 
     variable: int
     input: int | None
@@ -29,13 +26,13 @@ class TurningPort(Struct, frozen=True):
     dtype: np.dtype[np.generic]
 
 
-def turning_ports(model: Model) -> tuple[TurningPort, ...]:
-    """The state ports of the entry subgraph; none where a variable's size or whose memory its new
-    value is shows only in a run.
+def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
+    """The variables of the entry subgraph. Empty if double buffering is impossible: the size of a
+    variable is known only in a run, or its new value shares memory with another value.
     """
     entry = model.entry
     apart = [*entry.ordinary_inputs, *entry.ordinary_outputs]
-    found: list[TurningPort] = []
+    found: list[BufferedVariable] = []
     for port in entry.states:
         used = [i for i in (port.input, port.output) if i is not None]
         operands = [entry.operands[i] for i in used]
@@ -50,18 +47,18 @@ def turning_ports(model: Model) -> tuple[TurningPort, ...]:
             return ()
         apart += used
         found.append(
-            TurningPort(port.variable, port.input, port.output, shape, operands[0].dtype.numpy)
+            BufferedVariable(port.variable, port.input, port.output, shape, operands[0].dtype.numpy)
         )
     if len({p.variable for p in found}) != len(found):
         return ()
     return tuple(found)
 
 
-class Turn(Places):
-    """What one run reads and writes; *after* are all variables' values once it has succeeded, those
-    among them that it changes *written*.
+class StateBuffers(Places):
+    """The buffers that one run reads and writes.
 
-    It is *known* that what it writes has a value once a run has.
+    *after* holds the value of every variable once the run has succeeded; *written* are the
+    variables that it changes. *known* is set once a run has given the written buffers a value.
     """
 
     __slots__ = ("after", "known", "written")
@@ -82,28 +79,28 @@ class Turn(Places):
         self.known = False
 
 
-class Turns:
-    """The two turns over *values*, the present ones by variable, which are read first."""
+class DoubleBuffer:
+    """Two sets of buffers over *values*, the present value of each variable. The first run reads these."""
 
     __slots__ = ("_next", "now", "ports")
 
-    def __init__(self, ports: Sequence[TurningPort], values: Sequence[NDArray]) -> None:
+    def __init__(self, ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> None:
         self.ports = ports
-        here = list(values)
-        there = list(values)
+        first = list(values)
+        second = list(values)
         written = [p for p in ports if p.output is not None]
         fresh = side_by_side([(p.shape, p.dtype) for p in written])
         for port, array in zip(written, fresh, strict=True):
-            there[port.variable] = array
-        self.now, self._next = _turn(ports, here, there), _turn(ports, there, here)
+            second[port.variable] = array
+        self.now, self._next = _buffers(ports, first, second), _buffers(ports, second, first)
 
-    def pass_on(self) -> None:
-        """The other turn is next."""
+    def swap(self) -> None:
+        """The next run uses the other set."""
         self.now, self._next = self._next, self.now
 
 
-def may_turn(ports: Sequence[TurningPort], values: Sequence[NDArray]) -> bool:
-    """Whether *values* are as *ports* declare, so that they can be written over."""
+def can_double_buffer(ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> bool:
+    """Whether *values* have the shape and dtype that *ports* declare, and are contiguous and writable."""
     return all(
         (value := values[p.variable]).shape == p.shape
         and value.dtype == p.dtype
@@ -113,8 +110,10 @@ def may_turn(ports: Sequence[TurningPort], values: Sequence[NDArray]) -> bool:
     )
 
 
-def _turn(ports: Sequence[TurningPort], before: list[NDArray], after: list[NDArray]) -> Turn:
-    return Turn(
+def _buffers(
+    ports: Sequence[BufferedVariable], before: list[NDArray], after: list[NDArray]
+) -> StateBuffers:
+    return StateBuffers(
         {p.input: before[p.variable] for p in ports if p.input is not None},
         {p.output: after[p.variable] for p in ports if p.output is not None},
         after,

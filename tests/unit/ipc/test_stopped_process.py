@@ -6,7 +6,7 @@ import pytest
 
 from penstock.compilation.failing import with_last_crash
 from penstock.errors import DeadObject
-from penstock.ipc.standstill import AGAIN_NS, LOOK_NS, Standstill
+from penstock.ipc.stopped_process import CHECK_NS, RESTART_NS, StoppedProcess
 
 SECOND = 1_000_000_000
 LIMIT = 5 * SECOND
@@ -29,10 +29,10 @@ class Process:
         for all of it.
         """
         deadline_ns = int(deadline * SECOND)
-        clock = Standstill(self.is_stopped, "it", LIMIT, deadline_ns, lambda: self.now)
+        clock = StoppedProcess(self.is_stopped, "it", LIMIT, deadline_ns, lambda: self.now)
         while self.now < deadline_ns:
             try:
-                clock.look()
+                clock.check()
             except DeadObject:
                 return self.now / SECOND
             assert self.now < clock.next_ns <= deadline_ns
@@ -40,11 +40,11 @@ class Process:
         return None
 
 
-@pytest.mark.parametrize("deadline", [0.1, 1, 4, (LIMIT + AGAIN_NS) / SECOND - 0.1])
+@pytest.mark.parametrize("deadline", [0.1, 1, 4, (LIMIT + RESTART_NS) / SECOND - 0.1])
 def test_the_fall_back_has_the_other_half(deadline: float) -> None:
     given_up = Process(0).given_up_at(deadline)
     assert given_up is not None
-    assert deadline / 2 <= given_up <= deadline / 2 + LOOK_NS / SECOND
+    assert deadline / 2 <= given_up <= deadline / 2 + CHECK_NS / SECOND
 
 
 @pytest.mark.parametrize("deadline", [6.5, 8, 60])
@@ -54,12 +54,12 @@ def test_one_that_is_found_to_hang_in_time_is_waited_for(deadline: float) -> Non
 
 def test_what_is_said_of_it_is_so_before_it_is_killed() -> None:
     process = Process(0)
-    clock = Standstill(process.is_stopped, "it", LIMIT, SECOND, lambda: process.now)
+    clock = StoppedProcess(process.is_stopped, "it", LIMIT, SECOND, lambda: process.now)
     told = ""
     while not told:
         process.now = clock.next_ns
         try:
-            clock.look()
+            clock.check()
         except DeadObject as error:
             told = str(error)
     assert with_last_crash(told) == (
@@ -75,7 +75,7 @@ def test_one_that_stops_late_is_not_waited_for() -> None:
 
 
 def test_a_moments_pause_and_a_long_compile_are_waited_for() -> None:
-    assert Process(1.0, 1.0 + LOOK_NS / SECOND / 2).given_up_at(2) is None
+    assert Process(1.0, 1.0 + CHECK_NS / SECOND / 2).given_up_at(2) is None
     process = Process(1e9)
     assert process.given_up_at(20) is None
     assert process.looks < 300

@@ -1,5 +1,5 @@
-"""Memory that another process owns and cannot make shorter: no other is mapped, for touching what
-was taken away under a mapping ends the process that does.
+"""Checks of descriptors before they are mapped. A process that touches a mapping whose file another
+process has truncated dies of SIGBUS, so only memory that nobody can truncate is mapped.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from penstock.hal import Memory
 from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 
 DMA_BUF_MAGIC: Final = 0x444D4142
-"""The file system that dma-bufs are of: `linux/magic.h`."""
+"""The magic number of the file system of dma-bufs (`linux/magic.h`)."""
 
 
-def is_steady(fd: int) -> bool:
-    """Whether no process can make the memory behind *fd* shorter: a memfd sealed against shrinking,
-    or a dma-buf.
+def cannot_shrink(fd: int) -> bool:
+    """Whether no process can truncate the memory of *fd*: a memfd sealed against shrinking, or a
+    dma-buf.
     """
     return is_sealed(fd, SHRINK) or filesystem_of(fd) == DMA_BUF_MAGIC
 
 
 def descriptor_in(memory: Memory) -> int | None:
-    """The descriptor by which *memory* is lent; None where it has none that is open."""
+    """The open descriptor of *memory*; None if it has none."""
     match memory.handle:
         case bool():
             return None
@@ -37,15 +37,15 @@ def descriptor_in(memory: Memory) -> int | None:
 
 
 def may_shrink(memory: Memory) -> bool:
-    """Whether somebody could make *memory* shorter while it is mapped. One without an open
-    descriptor cannot be mapped.
+    """Whether another process could truncate *memory* while it is mapped. False without an open
+    descriptor, since such a memory cannot be mapped.
     """
     fd = descriptor_in(memory)
-    return fd is not None and not is_steady(fd)
+    return fd is not None and not cannot_shrink(fd)
 
 
-def check_steady(memory: Memory) -> None:
-    """Raises `WireError` for a memory that may shrink."""
+def check_cannot_shrink(memory: Memory) -> None:
+    """Raises `WireError` if `may_shrink(memory)`."""
     if may_shrink(memory):
         raise WireError(
             f"a {memory.name} memory that may shrink is not mapped for another process: "

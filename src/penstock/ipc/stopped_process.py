@@ -1,6 +1,4 @@
-"""Processes that stand still: none of their threads will do anything before somebody continues them
-(`SIGSTOP`).
-"""
+"""Detection of a host process that was stopped by `SIGSTOP` and does nothing until `SIGCONT`."""
 
 from __future__ import annotations
 
@@ -10,21 +8,22 @@ from typing import Final
 
 from penstock.errors import DeadObject
 
-LOOK_NS: Final = 100_000_000
-SHORTEST_LOOK_NS: Final = 5_000_000
-"""How often a process is looked at while a call waits for it: eight times until the deadline,
-within these limits.
+CHECK_NS: Final = 100_000_000
+SHORTEST_CHECK_NS: Final = 5_000_000
+"""The interval of checks while a call waits: an eighth of the time to the deadline, within these
+limits.
 """
 
-AGAIN_NS: Final = 1_000_000_000
-"""The least that starting a process in place of another, and asking it, takes."""
+RESTART_NS: Final = 1_000_000_000
+"""The least time that starting a new host process and asking it takes."""
 
 
-class Standstill:
-    """Looks at the process of a driver, in words *who*, during one call that has a deadline and
-    leaves nothing behind in the caller's memory. From half of the time on such a call is given up
-    where the process stands still, and would be found to hang, which takes *limit_ns*, too late for
-    another one: the rest is the fall-back's.
+class StoppedProcess:
+    """Watches a driver's host process, named *who* in errors, during one call with a deadline.
+
+    The call must not write to the caller's memory. Once half of the time is over, the call is given
+    up if the process is stopped and the watchdog, which needs *limit_ns*, would find that too late
+    for a fallback.
     """
 
     def __init__(
@@ -41,10 +40,10 @@ class Standstill:
         self._half_ns = now + max(0, deadline_ns - now) // 2
         self._since_ns: int | None = None
         self.next_ns = self._after(now)
-        """When it is to be looked at again."""
+        """When the next check is due."""
 
-    def look(self) -> None:
-        """Raises `DeadObject` where the call is to be given up."""
+    def check(self) -> None:
+        """Raises `DeadObject` if the call is to be given up."""
         now = self._clock()
         if now < self.next_ns:
             return
@@ -53,11 +52,11 @@ class Standstill:
             self._since_ns = None
             return
         if self._since_ns is None:
-            # One look alone may have met a moment's pause.
+            # A single check may have met a short pause.
             self._since_ns = now
             return
         hangs_ns = self._since_ns + self._limit_ns
-        if now >= self._half_ns and hangs_ns + AGAIN_NS > self._deadline_ns:
+        if now >= self._half_ns and hangs_ns + RESTART_NS > self._deadline_ns:
             limit = f"{self._limit_ns / 1e9:g} s"
             raise DeadObject(
                 f"{self._who} is stopped, and does not answer before the deadline; SIGCONT lets it go on, or it is "
@@ -65,5 +64,5 @@ class Standstill:
             )
 
     def _after(self, now: int) -> int:
-        pause = max(SHORTEST_LOOK_NS, min(LOOK_NS, (self._deadline_ns - now) // 8))
+        pause = max(SHORTEST_CHECK_NS, min(CHECK_NS, (self._deadline_ns - now) // 8))
         return min(now + pause, self._deadline_ns)

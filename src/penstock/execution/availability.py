@@ -1,0 +1,160 @@
+"""Models compiled while a driver was unavailable: the note in the receipt, and when to recompile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from penstock.compilation.failing import with_last_crash
+from penstock.compilation.receipt import Failure
+from penstock.errors import (
+    Cancelled,
+    DriverError,
+    ErrorStatus,
+    PlacementError,
+    Refusal,
+    RefusalCode,
+)
+from penstock.hal.device import is_placeholder
+from penstock.logs import Log
+from penstock.partitioning.fallback import NOT_ALLOWED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.compilation.prepared import Compilation
+    from penstock.hal import Device
+    from penstock.partitioning.plan import ExecutionPlan
+
+log = Log(__name__)
+
+CHECK_SECONDS: Final = 1.0
+"""The least time between two checks whether a device is available again."""
+
+
+class UnavailableDevices:
+    """The *devices* that were unavailable when a model was compiled for some shapes.
+
+    A background thread checks them, because a check may start a host process, and no run waits for
+    that.
+    """
+
+    def __init__(self, devices: Iterable[Device]) -> None:
+        self._devices = tuple(devices)
+        self._next = time.monotonic() + CHECK_SECONDS
+        self._found = False
+        self._checking: threading.Thread | None = None
+
+    def any_is_back(self) -> bool:
+        """Whether one of them is available again. Starts a check if the last one began at least
+        `CHECK_SECONDS` ago.
+        """
+        now = time.monotonic()
+        checks = self._checking is not None and self._checking.is_alive()
+        if not self._found and not checks and now >= self._next:
+            self._next = now + CHECK_SECONDS
+            self._checking = threading.Thread(
+                target=self._check, name="penstock-availability", daemon=True
+            )
+            with suppress(RuntimeError):
+                self._checking.start()
+        return self._found
+
+    def _check(self) -> None:
+        self._found = any(map(_is_available, self._devices))
+
+
+def lists_unavailable(refusals: Mapping[str, Refusal]) -> bool:
+    """Whether one of *refusals*, by device, says that the device's host process was unavailable."""
+    return any(map(_is_unavailable, refusals.values()))
+
+
+def _is_unavailable(refusal: Refusal) -> bool:
+    return refusal.code is RefusalCode.NO_ANSWER and refusal.is_unavailable
+
+
+def with_crash_details(error: PlacementError) -> PlacementError:
+    """*error*, whose reasons name `doctor --last-crash` for each device whose process died."""
+    if not lists_unavailable(error.refusals):
+        return error
+    refusals = {
+        name: why._replace(detail=with_last_crash(why.detail))
+        if _is_unavailable(why) and why.status is ErrorStatus.DEAD_OBJECT
+        else why
+        for name, why in error.refusals.items()
+    }
+    return PlacementError(error.message, refusals)
+
+
+def refuse_unavailable(plan: ExecutionPlan) -> None:
+    """Raises `PlacementError` if a device that *plan* may use was unavailable.
+
+    The plan placed its operations on other devices, which is a fallback.
+    """
+    for placement in plan.operations[:1]:
+        missing = {n: r for n, r in placement.refusals.items() if _is_unavailable(r)}
+        if missing:
+            names = " and ".join(missing)
+            message = f"the host process of {names} is unavailable, and {NOT_ALLOWED}"
+            raise with_crash_details(PlacementError(message, missing))
+
+
+def unanswered(plan: ExecutionPlan) -> dict[str, str]:
+    """Why devices whose process runs gave *plan* no answer, by device: the fault of the driver."""
+    return {
+        name: str(why)
+        for placement in plan.operations[:1]
+        for name, why in placement.refusals.items()
+        if why.code is RefusalCode.NO_ANSWER and not why.is_unavailable
+    }
+
+
+def note_unavailable(
+    compilation: Compilation, devices: Mapping[str, Device]
+) -> tuple[Compilation, UnavailableDevices | None]:
+    """*compilation* with receipts that name the unavailable devices, and these devices.
+
+    None in their place if every device was available.
+    """
+    unavailable: dict[str, str] = {}
+    unplaced: dict[str, str] = {}
+    steps = []
+    for step in compilation.steps:
+        receipt = step.receipt
+        first = step.step.operations[:1]
+        refusals = compilation.plan.operations[first[0]].refusals if first else {}
+        missed = tuple(
+            Failure(name, why.detail, why.status)
+            for name, why in refusals.items()
+            if _is_unavailable(why)
+        )
+        if missed and not receipt.failures:
+            made = replace(
+                receipt,
+                fallback_from=missed[0].device,
+                error=missed[0].error,
+                failures=missed,
+            )
+            step = replace(step, receipt=made)  # noqa: PLW2901  # the same with another receipt
+        steps.append(step)
+        unplaced |= {f.device: f.error for f in missed}
+        failures = (*missed, *receipt.failures)
+        unavailable |= {f.device: f.error for f in failures if f.is_unavailable}
+    if not unavailable:
+        return compilation, None
+    for name, error in unplaced.items():
+        log.warning("compiled without %s, which is unavailable: %s", name, error)
+    whole = replace(compilation.receipt, steps=tuple(step.receipt for step in steps))
+    found = [devices[name] for name in unavailable if name in devices]
+    return replace(compilation, steps=tuple(steps), receipt=whole), UnavailableDevices(found)
+
+
+def _is_available(device: Device) -> bool:
+    try:
+        return device.is_available() if is_placeholder(device) else device.check() is None
+    except (DriverError, Cancelled):
+        return False
