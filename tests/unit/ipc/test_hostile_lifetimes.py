@@ -437,9 +437,7 @@ def test_beyond_the_limits_a_burst_goes_by_messages(monkeypatch: pytest.MonkeyPa
         def life(self) -> int:
             return os.dup(life)
 
-    prepared = RemoteDevice(Elsewhere(SlowDevice())).prepare_model(
-        slow_model(), PrepareConfig()
-    )
+    prepared = RemoteDevice(Elsewhere(SlowDevice())).prepare_model(slow_model(), PrepareConfig())
     bursts = [prepared.configure_burst() for _ in range(2)]
     for burst in bursts:
         x, y = np.zeros(4, np.float32), np.full(4, 9, np.float32)
