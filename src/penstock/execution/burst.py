@@ -95,7 +95,7 @@ class Burst(Closing):
         run = Run(self._executable.plain, perf_counter_ns())
         if self._gate.shut:
             self._gate.check()
-        if not self._busy.acquire(blocking=False):
+        if not self._busy.acquire(False):
             raise StateError(
                 "this burst is in a run of another thread; make a burst for each thread, or call run() of the model"
             )
@@ -224,15 +224,13 @@ class Burst(Closing):
             results = series.delivered(found, targets)
         return exchange.deliver(results, real, run.copies)
 
-    def _other(self, settled: Series, inputs: Sequence[Any], run: Run) -> list[NDArray] | None:
+    def _other(self, settled: Series, inputs: tuple[Any, ...], run: Run) -> list[NDArray] | None:
         """The last run with other arrays; None where they must be looked at more closely."""
         ready = self._ready
-        arrays = None if ready is None else ready.arrays(inputs)
-        if arrays is None:
+        if ready is None or (arrays := ready.arrays(inputs)) is None:
             return None
-        self._given = inputs if type(inputs) is tuple else ()
-        self._arrays, self._settled = arrays, None
-        self._kinds = tuple([a.shape for a in arrays])
+        self._given, self._arrays, self._kinds = inputs, arrays, ready.shapes
+        self._settled = None
         results = settled.repeat(run, arrays, None)
         if results is not None and settled.is_settled:
             self._settled = settled
@@ -255,12 +253,10 @@ class Burst(Closing):
                 if self._kinds == tuple([a.shape for a in self._arrays]):
                     return self._arrays
         ready = self._ready
-        arrays = None if ready is None or real else ready.arrays(given)
-        if arrays is None:
+        if ready is None or real or (arrays := ready.arrays(given)) is None:
             self._given, self._arrays, self._kinds = (), [], ()
             return self._executable.exchange.bind(self._executable, given, real, run.copies)
-        self._given, self._arrays = known, arrays
-        self._kinds = tuple([a.shape for a in arrays])
+        self._given, self._arrays, self._kinds = known, arrays, ready.shapes
         return arrays
 
     def _take_out(

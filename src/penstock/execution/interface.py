@@ -70,34 +70,33 @@ def interface_of(model: Model, signature: str | None) -> Interface:
 
 
 class Ready(Struct, frozen=True):
-    """Recognises inputs that `arrange` and `as_array` would hand on as they are: NumPy arrays of
-    these *kinds*.
-
-    *names* is empty where they do not tell the inputs apart.
+    """Recognises inputs that `arrange` and `as_array` would return unchanged: NumPy arrays of these
+    *kinds*, with these *shapes*. *names* is empty if two inputs have the same name.
     """
 
     names: tuple[str, ...]
     kinds: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     def arrays(self, given: object) -> list[NDArray] | None:
-        """The caller's arrays in order; None where they must be looked at more closely."""
+        """The caller's arrays in order; None if they need the slow path."""
+        kinds = self.kinds
+        values: list[NDArray] = []
         if type(given) is dict:
-            if not self.names or len(given) != len(self.names):
+            if len(given) != len(kinds):
                 return None
-            if tuple(given) == self.names:
-                values = list(given.values())
-            else:
-                try:
-                    values = [given[name] for name in self.names]
-                except KeyError:
+            # Neither a comprehension nor `map`: for few inputs the call takes longer than the loop.
+            for name in self.names:
+                if name not in given:
                     return None
+                values.append(given[name])
         elif type(given) is list or type(given) is tuple:
-            if len(given) != len(self.kinds):
-                return None
-            values = list(given)
+            values = [*given]
         else:
             return None
-        for value, (dtype, shape) in zip(values, self.kinds):  # noqa: B905  # as many, which was looked at
+        if len(values) != len(kinds):
+            return None
+        for value, (dtype, shape) in zip(values, kinds):  # noqa: B905  # checked above
             if (
                 type(value) is not ndarray
                 or (value.dtype is not dtype and value.dtype != dtype)
@@ -111,21 +110,14 @@ class Ready(Struct, frozen=True):
 def ready_inputs(
     operands: Sequence[Operand], shapes: Sequence[tuple[int, ...]] | None = None
 ) -> Ready | None:
-    """What recognises inputs for *operands*, of *shapes* where given; None where one is a string or
-    of unknown shape.
-    """
-    if any(operand.dtype is DType.STRING for operand in operands):
+    """A `Ready` for *operands*, of *shapes* if given; None for strings and unknown shapes."""
+    declared = [static_shape(operand.shape) for operand in operands] if shapes is None else shapes
+    full = tuple(shape for shape in declared if shape is not None)
+    if len(full) != len(operands) or any(o.dtype is DType.STRING for o in operands):
         return None
-    full = [static_shape(operand.shape) for operand in operands] if shapes is None else shapes
-    kinds = tuple(
-        (operand.dtype.numpy, shape)
-        for operand, shape in zip(operands, full, strict=True)
-        if shape is not None
-    )
-    if len(kinds) != len(operands):
-        return None
+    kinds = tuple((o.dtype.numpy, shape) for o, shape in zip(operands, full, strict=True))
     names = tuple(operand.name for operand in operands)
-    return Ready(names if len(set(names)) == len(names) else (), kinds)
+    return Ready(names if len(set(names)) == len(names) else (), kinds, full)
 
 
 class Outputs(Sequence[NDArray]):
@@ -134,13 +126,17 @@ class Outputs(Sequence[NDArray]):
     The arrays own their memory: no later run and no `close()` changes them.
     """
 
-    __slots__ = ("_arrays", "_make_receipt", "_names", "_receipt")
+    __slots__ = ("_arrays", "_names", "_receipt")
 
     def __init__(
-        self, arrays: Sequence[NDArray], names: Sequence[str], make_receipt: Callable[[], Receipt]
+        self,
+        arrays: Sequence[NDArray],
+        names: Sequence[str],
+        receipt: Receipt | Callable[[], Receipt],
     ) -> None:
-        self._arrays, self._names, self._make_receipt = arrays, names, make_receipt
-        self._receipt: Receipt | None = None
+        self._arrays = arrays
+        self._names = names
+        self._receipt = receipt
 
     @overload
     def __getitem__(self, key: int | str) -> NDArray: ...
@@ -176,7 +172,7 @@ class Outputs(Sequence[NDArray]):
         return iter(self._arrays)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (list(self._arrays), tuple(self._names), self.receipt)
+        return Outputs, (list(self._arrays), tuple(self._names), self.receipt)
 
     def __repr__(self) -> str:
         parts = (
@@ -194,13 +190,10 @@ class Outputs(Sequence[NDArray]):
     @property
     def receipt(self) -> Receipt:
         """What this run did; it belongs to this run alone."""
-        if self._receipt is None:
-            self._receipt = self._make_receipt()
-        return self._receipt
-
-
-def _rebuild(arrays: list[NDArray], names: tuple[str, ...], receipt: Receipt) -> Outputs:
-    return Outputs(arrays, names, lambda: receipt)
+        receipt = self._receipt
+        if not isinstance(receipt, Receipt):
+            receipt = self._receipt = receipt()
+        return receipt
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:

@@ -252,24 +252,29 @@ class Kept(Places):
         """Has *inputs* read from now on; one that lies in an output of the series is copied each
         time.
         """
-        aliased = False
-        for at, (operand, array) in enumerate(zip(self._inputs, inputs, strict=True)):
-            if array is self._bound[at]:
+        aliased, bound, series = False, self._bound, self._series
+        for at, array in enumerate(inputs):
+            if array is bound[at]:
                 continue
-            if self._series.owns(array):
+            if series.owns(array):
                 aliased = True
-                self._bound[at], kept = None, np.array(array)
+                bound[at], kept = None, np.array(array)
                 run.copies.append(CopyReceipt(array.nbytes, "caller", "input", ALIASED))
             else:
-                self._bound[at] = kept = array
-            self._put(operand, kept)
-        self.is_settled = self._out is None and not aliased
+                bound[at] = kept = array
+            self._put(self._inputs[at], kept)
+        self.is_settled = not aliased and self._out is None
 
     def _put(self, operand: int, array: NDArray) -> None:
         self.values[operand] = array
-        self.readable[operand] = HostMemory(lent(array))
+        # As `lent`, without a call more.
+        view = array.view()
+        view.setflags(False)  # type: ignore[call-arg]  # as there
+        self.readable[operand] = HostMemory(view)
+        requests = self.requests
         for step in self._users.get(operand, ()):
-            self.requests.pop(step, None)
+            if step in requests:
+                del requests[step]
 
     def _is_as_before(self, out: Sequence[NDArray | None] | None) -> bool:
         return (

@@ -165,7 +165,9 @@ class Variant:
                 run.values = self.values(run, inputs, out, state, turn)
                 self.repeat_whole(run, error)
             if out is None and run.bound is None and self.delivers_its_own:
-                results = [*map(run.values.__getitem__, self.outputs)]
+                values, results = run.values, []
+                for operand in self.outputs:
+                    results.append(values[operand])  # noqa: PERF401  # a comprehension is a call
             else:
                 results = self._results(run, out)
             if turn is not None and state is not None:
