@@ -23,8 +23,8 @@ from benchmarks.measuring import ROOT, Row, corpus_model, interleaved, medians, 
 from benchmarks.overhead import one_step
 from penstock import hal
 from penstock.drivers.null import NullDevice
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.resilient import IsolatedDevice
+from penstock.ipc.ring_pool import RingBurst
 from penstock.ipc.starting import unavailable
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.memory import MemoryPool

@@ -20,7 +20,7 @@ from penstock.errors import (
     PenstockError,
     ResourceExhaustedTransient,
 )
-from penstock.ipc.evidence import crash_directory
+from penstock.ipc.crash_records import crash_directory
 from penstock.memory import live_mappings
 from tests.support_chaos_calls import CALLS, CHECKED_BY, Deadline, Rig
 from tests.support_chaos_faults import FAULTS, Fault, Point

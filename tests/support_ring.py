@@ -17,12 +17,11 @@ from typing import Any
 from penstock.errors import DeadObject
 from penstock.hal import Device
 from penstock.ipc import wire
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.client import RemotePreparedModel
 from penstock.ipc.codec import Descriptor, Frame, encode
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.remote import RemoteBurst
-from penstock.ipc.rings import opened
+from penstock.ipc.ring_pool import RingBurst, opened
 from tests.support_local import LocalChannel
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,7 +28,7 @@ from typing import Any, Final, NoReturn
 
 from penstock import knobs
 from penstock.ipc import sandbox
-from penstock.ipc.host.launching import launch, status_of
+from penstock.ipc.host.broker import launch, status_of
 
 Probe = Callable[[], object]
 

@@ -191,7 +191,7 @@ def test_what_others_have_the_service_seal_and_bits_of_the_entries_are_refused_t
 
 def test_others_are_not_served_and_others_sockets_not_believed(stage: Stage) -> None:
     from penstock.errors import DeviceUnavailable
-    from penstock.ipc.host.service import connect_service, listen
+    from penstock.ipc.host_sockets import connect_service, listen
 
     service = stage.serve()
     try:

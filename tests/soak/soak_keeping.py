@@ -20,8 +20,8 @@ import time
 import msgspec
 
 from penstock import knobs
-from penstock.ipc import sealing
-from penstock.ipc.host.keeping import Sealer
+from penstock.ipc.host import sealing
+from penstock.ipc.host.sealing import Sealer
 
 COUNT = 200_000
 ALLOWED_KIB = 32_768

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from penstock.hal import ExecutionConfig, HostMemory, PrepareConfig, Request
-from penstock.ipc.burst import RingBurst
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
+from penstock.ipc.ring_pool import RingBurst
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.memory import MemoryPool, live_mappings
 from tests.support_ring import child

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from penstock.capsules.environment import environment, penstock_version
 from penstock.capsules.manifest import Capsule, DeviceRecord, Failure, Manifest, OperationRecord
 from penstock.capsules.scrubbing import Scrubber
-from penstock.ipc.evidence import Crash, last_crash
+from penstock.ipc.crash_records import Crash, last_crash
 
 TOGETHER_SECONDS: Final = 600.0
 """A crash of the device that failed belongs to the failure where they lie no farther apart."""

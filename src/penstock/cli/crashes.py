@@ -13,7 +13,7 @@ from penstock.errors import counted
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output
-    from penstock.ipc.evidence import Crash
+    from penstock.ipc.crash_records import Crash
 
 SHOWN_OPERATIONS: Final = 4
 LONGEST_NAME: Final = 60
@@ -22,7 +22,7 @@ LONGEST_NAME: Final = 60
 
 def show_last_crash(output: Output) -> None:
     """Prints the newest crash that was kept, or that there is none."""
-    from penstock.ipc.evidence import crash_directory, last_crash
+    from penstock.ipc.crash_records import crash_directory, last_crash
 
     crash = last_crash()
     if crash is None:
@@ -59,7 +59,7 @@ def show_last_crash(output: Output) -> None:
 
 def _few(operations: Sequence[str]) -> str:
     """The first of *operations*, and how many more there are."""
-    from penstock.ipc.evidence import MOST_OPERATIONS
+    from penstock.ipc.crash_records import MOST_OPERATIONS
 
     text = ", ".join(shortened(one, LONGEST_NAME) for one in operations[:SHOWN_OPERATIONS])
     more = len(operations) - SHOWN_OPERATIONS
@@ -77,7 +77,7 @@ def described(crash: Crash) -> dict[str, Any]:
 
 def last_in_words() -> str | None:
     """The newest crash in one line; None where there is none."""
-    from penstock.ipc.evidence import last_crash
+    from penstock.ipc.crash_records import last_crash
 
     crash = last_crash()
     if crash is None:

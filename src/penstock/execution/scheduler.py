@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from penstock.compilation.calls import concurrency_of
 from penstock.execution.burst_adapters import BurstAdapter
 from penstock.hal import Burst, Device, ExecutionConfig, ExecutionResult, Request
-from penstock.ipc.device_scheduler import Scheduler
+from penstock.ipc.device_sharing import Scheduler
 from penstock.threads import allowed_processors
 
 if TYPE_CHECKING:

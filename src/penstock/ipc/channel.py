@@ -33,10 +33,10 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
-from penstock.ipc.constants import sealed_place
-from penstock.ipc.fuse_guard import FUSE_DESCRIPTOR
-from penstock.ipc.staging import ALIGNMENT, Staged, Staging, unit_of
-from penstock.ipc.stopped_process import StoppedProcess
+from penstock.ipc.deadlines import StoppedProcess
+from penstock.ipc.fd_checks import FUSE_DESCRIPTOR
+from penstock.ipc.pools import sealed_place
+from penstock.ipc.shared_arrays import ALIGNMENT, Staged, Staging, unit_of
 from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import ConstantPool

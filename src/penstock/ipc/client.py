@@ -40,9 +40,9 @@ from penstock.hal import (
     preferred_memory,
 )
 from penstock.ipc import wire
-from penstock.ipc.carrying import Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.codec import Packer
 from penstock.ipc.fd_checks import may_shrink
+from penstock.ipc.pools import Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.remote import (
     Channel,
     RemoteBurst,
@@ -59,7 +59,7 @@ from penstock.ipc.ring_client import Pace
 from penstock.ir import Model
 
 if TYPE_CHECKING:
-    from penstock.ipc.rings import Rings
+    from penstock.ipc.ring_pool import Rings
 
 MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
@@ -98,7 +98,7 @@ class RemoteDevice:
         if prefer is not None:
             prefer(preferred_memory(self))
         if getattr(channel, "life", None) is not None:
-            from penstock.ipc.rings import Rings
+            from penstock.ipc.ring_pool import Rings
 
             self._rings = Rings(channel)
 
@@ -264,7 +264,7 @@ class RemotePreparedModel(RemoteObject):
             with suppress(ResourceExhaustedTransient):
                 ring = self._rings.open(deadline_ns)
                 if ring is not None:
-                    from penstock.ipc.burst import RingBurst
+                    from penstock.ipc.ring_pool import RingBurst
 
                     return RingBurst(burst, ring)
         return burst

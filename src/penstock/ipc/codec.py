@@ -42,7 +42,7 @@ from penstock.hal import (
     Support,
 )
 from penstock.ipc import wire
-from penstock.ipc.deadline_context import current_deadline
+from penstock.ipc.deadlines import current_deadline
 from penstock.ipc.text import printable
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
 from penstock.ir.operand import MAX_COPIED_VALUE
@@ -81,7 +81,7 @@ class Frame(NamedTuple):
     """One message: its bytes, and the handles beside it. A call says by when its answer is wanted
     (monotonic time), an answer what was copied for it: of each array among the call's handles, by
     its number. One that *failed* stands for an error. A call that *may_end_early* writes nothing of
-    the caller's: see `penstock.ipc.stopped_process`.
+    the caller's: see `penstock.ipc.host_connection`.
     """
 
     data: bytes

@@ -50,14 +50,12 @@ from penstock.ipc.codec import (
     decode_call,
     failure_of,
 )
-from penstock.ipc.lease import Lease, closing_unless_kept
-from penstock.ipc.preparations import MOST_THREADS, Preparations, form_bytes
-from penstock.ipc.threads import begin_or_do
+from penstock.ipc.quotas import MOST_THREADS, Lease, Preparations, closing_unless_kept, form_bytes
+from penstock.ipc.system import begin_or_do
 from penstock.memory.mapping import ASHMEM
 
 if TYPE_CHECKING:
-    from penstock.ipc.ring_binding import LentPool
-    from penstock.ipc.ring_server import Executor
+    from penstock.ipc.ring_server import Executor, LentPool
     from penstock.ir import Model
 
 Kind: TypeAlias = Literal[
@@ -371,7 +369,7 @@ class Dispatcher:
         return made
 
     def _lent_pool(self, memory: Memory, lease: Lease) -> LentPool:
-        from penstock.ipc.ring_binding import LentPool
+        from penstock.ipc.ring_server import LentPool
 
         if len(self._lent) >= MAX_LENT_POOLS:
             raise ResourceExhaustedTransient(

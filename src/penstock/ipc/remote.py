@@ -23,9 +23,9 @@ from penstock.hal import (
     Request,
 )
 from penstock.ipc import wire
-from penstock.ipc.carrying import Carried, of_arguments
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
 from penstock.ipc.fd_checks import may_shrink
+from penstock.ipc.pools import Carried, of_arguments
 from penstock.ipc.ring_client import Pace
 
 if TYPE_CHECKING:

@@ -47,17 +47,17 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc.carrying import CarriedFence
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
-from penstock.ipc.deadline_context import (
+from penstock.ipc.crash_records import Underway
+from penstock.ipc.deadlines import (
     current_deadline,
     deadline_context,
     halfway_to,
     record_restart,
 )
-from penstock.ipc.evidence import Underway
-from penstock.ipc.link import Link
+from penstock.ipc.host_connection import Link
+from penstock.ipc.pools import CarriedFence
 from penstock.ipc.ring_client import NOT_ANSWERED, NOT_STOPPED
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ir import Model

@@ -28,9 +28,8 @@ from penstock.hal import (
 )
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import decode_reply, error_of
-from penstock.ipc.ring import ANSWER, REQUEST, Region, Watch
+from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Listener, Region, Watch
 from penstock.ipc.transport import close_all
-from penstock.ipc.wakeup import Doorbell, Listener
 
 CANCEL_LOOK_NS: Final = 5_000_000
 """How often a wait for an answer looks at the cancel token."""

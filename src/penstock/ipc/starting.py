@@ -29,7 +29,8 @@ from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.host.broker import PARTING_SECONDS
-from penstock.ipc.linux import (
+from penstock.ipc.host_sockets import Meeting, Taken, meeting
+from penstock.ipc.system import (
     LINUX_ONLY,
     below,
     command_of,
@@ -41,7 +42,6 @@ from penstock.ipc.linux import (
     peer,
     wait_for_end,
 )
-from penstock.ipc.meeting import Meeting, Taken, meeting
 from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.logs import Log
@@ -254,7 +254,7 @@ def _connected(place: Place, found: Meeting | None) -> Started:
 
 def _served(place: Place, path: str) -> Started:
     """A connection to the service at *path*, whose process is not this client's to start."""
-    from penstock.ipc.host.service import connect_service
+    from penstock.ipc.host_sockets import connect_service
 
     try:
         return _enter(connect_service(place.name, path), place, None)

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc.evidence import Crash, Underway
-from penstock.ipc.link import END_SECONDS, Link
+from penstock.ipc.crash_records import Crash, Underway
+from penstock.ipc.host_connection import END_SECONDS, Link
 from penstock.ipc.starting import NotStarted, Place, wrote_last
-from penstock.ipc.threads import PatientThread
+from penstock.ipc.system import PatientThread
 from penstock.logs import Log
 
 log = Log("penstock.ipc")

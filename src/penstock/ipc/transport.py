@@ -26,8 +26,8 @@ from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransi
 from penstock.hal.descriptors import MOST_MS
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
-from penstock.ipc.fuse_guard import accepted
-from penstock.ipc.linux import LINUX_ONLY
+from penstock.ipc.fd_checks import accepted
+from penstock.ipc.system import LINUX_ONLY
 
 HEADER: Final = struct.Struct("<IQ")
 """How many descriptors a frame has, and how many bytes."""
@@ -41,7 +41,7 @@ CHUNK: Final = 1 << 20
 
 class Received(NamedTuple):
     """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch
-    (`penstock.ipc.fuse_guard`); not *complete* means that this process had no room for them, and
+    (`penstock.ipc.fd_checks`); not *complete* means that this process had no room for them, and
     has none.
     """
 

@@ -23,8 +23,8 @@ from penstock.hal import (
     Support,
 )
 from penstock.hal.device import NO_VERSION
-from penstock.ipc.constants import sealed_copies
-from penstock.ipc.deadline_context import collecting_restarts, deadline_context, halfway_to
+from penstock.ipc.deadlines import collecting_restarts, deadline_context, halfway_to
+from penstock.ipc.pools import sealed_copies
 from penstock.ir import Model
 
 if TYPE_CHECKING:

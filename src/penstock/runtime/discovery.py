@@ -346,7 +346,7 @@ class _Driver:
         return self._absent if _is_isolated(self._entry, isolate) else None
 
     def _elsewhere(self, deadline_ns: int | None) -> list[Found]:
-        from penstock.ipc.deadline_context import deadline_context, halfway_to
+        from penstock.ipc.deadlines import deadline_context, halfway_to
         from penstock.runtime.isolation import isolated_devices, present
 
         began, before = time.monotonic(), self._absent

@@ -119,7 +119,7 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
     cannot be used is an `InvalidDevice`.
     """
     from penstock.hal import InvalidDevice
-    from penstock.ipc.deadline_context import halfway_to
+    from penstock.ipc.deadlines import halfway_to
     from penstock.ipc.resilient import IsolatedDevice
     from penstock.runtime.availability import PlaceholderDevice
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import capsules
 from penstock.capsules.crashes import of_crash, with_crash
-from penstock.ipc.evidence import Crash, Evidence
+from penstock.ipc.crash_records import Crash, Evidence
 from tests.unit.capsules.test_archive import capsule
 
 

@@ -63,9 +63,9 @@ OTHERS: Final = {
     ("execution/inputs.py", "_parameters"),
     ("execution/inputs.py", "_import"),
     ("execution/state.py", "_initial_values"),
-    ("ipc/wakeup.py", "pipes_take_no_wait"),
-    ("ipc/wakeup.py", "Doorbell.ring"),
-    ("ipc/wakeup.py", "Doorbell.silence"),
+    ("ipc/ring.py", "pipes_take_no_wait"),
+    ("ipc/ring.py", "Doorbell.ring"),
+    ("ipc/ring.py", "Doorbell.silence"),
     ("memory/domain.py", "ManagedBuffer.copy_to"),
     ("memory/domain.py", "MemoryDomain.encode"),
 }

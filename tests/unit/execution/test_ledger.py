@@ -41,7 +41,7 @@ ELSEWHERE: Final = {
     ("execution/feedback.py", "_put"): "writes the receipt",
     ("ipc/ring_requests.py", "_copied"): "writes the receipt",
     ("ipc/dispatch.py", "Dispatcher._make"): "does what the client asks, which accounts for it",
-    ("ipc/staging.py", "Staged._copy"): "told to the client, whose receipt has it",
+    ("ipc/shared_arrays.py", "Staged._copy"): "told to the client, whose receipt has it",
     ("memory/bound.py", "BoundPool.read"): "called by Copying.fetch, which writes the receipt",
     ("memory/bound.py", "BoundPool.write"): "called by Copying.put, which writes the receipt",
     ("memory/buffer.py", "DeviceBuffer._copy_from_buffer"): "the caller asks for a copy",

@@ -29,7 +29,7 @@ from penstock.execution.interface import Outputs
 from penstock.execution.priority import queue_of
 from penstock.execution.scheduler import scheduler_of
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
-from penstock.ipc.device_scheduler import RANKS, Scheduler
+from penstock.ipc.device_sharing import RANKS, Scheduler
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 

@@ -13,8 +13,8 @@ import pytest
 import penstock
 from penstock import Policy
 from penstock.errors import DeadObject, MissedDeadlineTransient
-from penstock.ipc.deadline_context import deadline_context
-from penstock.ipc.evidence import last_crash
+from penstock.ipc.crash_records import last_crash
+from penstock.ipc.deadlines import deadline_context
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ipc.linux import children_of, open_process, wait_for_end
-from penstock.ipc.sandbox import namespaces
+from penstock.ipc.sandbox import measures
 from penstock.ipc.starting import NotStarted, Place, Started, connect, how_ended
+from penstock.ipc.system import children_of, open_process, wait_for_end
 from penstock.ipc.transport import close_all
 
 pytestmark = pytest.mark.skipif(
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 30.0
 CLIENT = """
 import sys
-from penstock.ipc.sandbox import namespaces
+from penstock.ipc.sandbox import measures
 from penstock.ipc.starting import Place, connect
 connect(Place(*sys.argv[1:]))
 """
@@ -188,7 +188,7 @@ def test_without_a_directory_for_temporary_files_the_namespaces_hold(
     with pytest.raises(NotStarted) as raised:
         connect(Place("tells", "tests.support_isolated:tells_of_its_files"))
     said = raised.value.output
-    if not (detected := namespaces.detect()).holds:
+    if not (detected := measures.detect_namespaces()).holds:
         pytest.skip(detected.detail)
     assert "/scratch written" in said
 
@@ -221,7 +221,7 @@ def test_a_broker_that_cannot_give_its_first_client_to_the_driver_ends_both() ->
     program = """
 import os, socket, time
 from penstock.ipc.host.broker import Broker, Wanted
-from penstock.ipc.host.launching import Launched
+from penstock.ipc.host.broker import Launched
 driver = os.fork()
 if not driver:
     time.sleep(600)

@@ -21,7 +21,7 @@ from penstock import CompiledModel, Policy
 from penstock.errors import DeadObject, InputError, PlacementError
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.evidence import last_crash
+from penstock.ipc.crash_records import last_crash
 from penstock.runtime import discovery, isolation
 from penstock.runtime.discovery import Manager
 from penstock.runtime.entries import Entry

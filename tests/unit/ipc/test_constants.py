@@ -17,13 +17,13 @@ from penstock import nnapi
 from penstock.errors import GeneralFailure, WireError
 from penstock.export import tflite
 from penstock.hal import Memory
-from penstock.ipc.constants import (
+from penstock.ipc.pools import (
     SealedPlace,
     mapped,
     sealed_copies,
     sealed_place,
 )
-from penstock.ipc.linux import SEALS, is_sealed
+from penstock.ipc.system import SEALS, is_sealed
 from penstock.ir import ConstantPool, DType, Model, ModelBuilder
 from penstock.memory import PROT_READ, HardwareBuffer, MappedFd, MemoryPool
 from penstock.nnapi.values import constant_pool

@@ -322,7 +322,7 @@ def test_constants_that_can_be_changed_are_copied(raw: Raw) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    from penstock.ipc.meeting import meeting
+    from penstock.ipc.host_sockets import meeting
     from penstock.ipc.starting import address_of, environment
     from penstock.ipc.transport import Connection
 

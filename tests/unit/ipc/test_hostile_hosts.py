@@ -35,7 +35,7 @@ from penstock.hal import (
     Timing,
 )
 from penstock.hal.descriptors import fence_pair
-from penstock.ipc import evidence, wire
+from penstock.ipc import crash_records, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import (
@@ -47,8 +47,8 @@ from penstock.ipc.codec import (
     error_of,
 )
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.heart import PAGE, Pulse
-from penstock.ipc.link import Link
+from penstock.ipc.host.heartbeat import PAGE, Pulse
+from penstock.ipc.host_connection import Link
 from penstock.ipc.starting import Place, _enter, tail
 from penstock.ipc.transport import HEADER, Connection, close_all
 from tests.unit.ipc.test_hostile_sizes import Local
@@ -232,12 +232,12 @@ def test_the_newest_crash_is_the_last_one_kept(
 
     def keep(how: str, when: float) -> None:
         monkeypatch.setattr(time, "time", lambda: when)
-        evidence.Crash.of(Place("d", "m:f"), 1, how, 1, (), "", quarantined=False).keep()
+        crash_records.Crash.of(Place("d", "m:f"), 1, how, 1, (), "", quarantined=False).keep()
 
-    for turn in range(evidence.MOST_KEPT):
+    for turn in range(crash_records.MOST_KEPT):
         keep(f"old {turn}", now + turn)
     keep("new", now - 86_400)
-    last = evidence.last_crash()
+    last = crash_records.last_crash()
     assert last is not None
     assert last.how == "new"
 

@@ -39,7 +39,7 @@ from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, en
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host import serving
 from penstock.ipc.host.waiting import ClientFence, Leaving
-from penstock.ipc.lease import Lease
+from penstock.ipc.quotas import Lease
 from penstock.ipc.transport import Connection, close_all
 from penstock.ir import DType, Model
 from penstock.memory import MemoryPool
@@ -406,7 +406,7 @@ def test_fenced_runs_of_a_client_have_a_limit(
 
 
 def test_rings_of_a_client_have_a_limit(held: HeldDevice, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.ipc.burst import RingBurst
+    from penstock.ipc.ring_pool import RingBurst
 
     monkeypatch.setattr(dispatch, "MAX_RINGS", 2)
     channel = Local(held)

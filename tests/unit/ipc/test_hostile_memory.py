@@ -33,8 +33,8 @@ from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
 from penstock.ipc.fd_checks import check_cannot_shrink
-from penstock.ipc.linux import SHRINK, filesystem_of, is_sealed
 from penstock.ipc.starting import Place, Started, connect
+from penstock.ipc.system import SHRINK, filesystem_of, is_sealed
 from penstock.ipc.transport import close_all
 from penstock.ir import DataLocation
 from penstock.memory import MappedFd, MemoryPool

@@ -48,8 +48,7 @@ from penstock.hal import (
     as_descriptor,
     check_constants,
 )
-from penstock.ipc import account, codec, ring, wire
-from penstock.ipc.account import Account
+from penstock.ipc import codec, quotas, ring, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import (
@@ -65,13 +64,10 @@ from penstock.ipc.codec import (
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.process import Guest, Host
 from penstock.ipc.host.serving import Client, _Job
-from penstock.ipc.lease import Lease
-from penstock.ipc.preparations import MOST_THREADS
-from penstock.ipc.ring import Layout
-from penstock.ipc.ring_binding import LentPool
-from penstock.ipc.ring_server import RingServer
+from penstock.ipc.quotas import MOST_THREADS, Account, Lease
+from penstock.ipc.ring import Doorbell, Layout
+from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ipc.transport import Connection
-from penstock.ipc.wakeup import Doorbell
 from penstock.ir import (
     Attributes,
     ConstantPool,
@@ -284,7 +280,7 @@ def test_a_loop_in_a_ring_ends_with_the_ring() -> None:
 def test_a_ring_maps_one_pool_no_more_often_than_it_may(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(account, "MAX_MAPPED", 4)
+    monkeypatch.setattr(quotas, "MAX_MAPPED", 4)
     mine = Account(1 << 30, "one connection")
     lent = LentPool(Memory("ashmem", memory, 64))
     place = PoolArgument(DataLocation(0, 0, 64))
@@ -328,7 +324,7 @@ def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
 
 
 def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "MAX_MAPPED", 4)
+    monkeypatch.setattr(quotas, "MAX_MAPPED", 4)
     mine = Account(1 << 30, "one connection")
     held = [mine.memory(memory, 64) for _ in range(4)]
     with pytest.raises(ResourceExhaustedTransient, match="map 4 memories"):
@@ -343,7 +339,7 @@ def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.M
 def test_a_request_names_one_memory_no_more_often_than_it_may_be_mapped(
     memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(account, "MAX_MAPPED", 64)
+    monkeypatch.setattr(quotas, "MAX_MAPPED", 64)
     mine = Account(1 << 30, "one connection")
     dispatcher = Dispatcher(create(), owns_device=False)
     model = support.add_one()
@@ -368,7 +364,7 @@ def test_a_descriptor_is_one_fence_however_often_it_is_named() -> None:
     served = Client(theirs, [], lambda: None)
     fence = as_descriptor(EventFence())
     job = _Job(
-        wire.Ask(1, 0, b""), [fence.fileno()], CancelToken(), account.NOTHING, {}
+        wire.Ask(1, 0, b""), [fence.fileno()], CancelToken(), quotas.NOTHING, {}
     )  # fmt: skip
     assert served._handle(wire.FenceForm(0), job) is served._handle(wire.FenceForm(0), job)
     ours.close()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from penstock.ipc import threads, wire
+from penstock.ipc import system, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.host import heart
+from penstock.ipc.host import heartbeat
 from penstock.ipc.host.process import Guest
 from penstock.ipc.starting import Place, Started, connect
 from penstock.ipc.transport import close_all
@@ -67,10 +67,10 @@ def test_a_thread_that_never_runs_ends_the_host(monkeypatch: pytest.MonkeyPatch)
         raise MemoryError
 
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "100")
-    monkeypatch.setattr(heart, "end_process", end)
+    monkeypatch.setattr(heartbeat, "end_process", end)
     lost = threading.Event()
-    beating = heart.Heart(trims=False)
-    monkeypatch.setattr(heart, "unborn", lambda: {lost})
+    beating = heartbeat.Heart(trims=False)
+    monkeypatch.setattr(heartbeat, "unborn", lambda: {lost})
     with pytest.raises(MemoryError):
         beating._beat()
     os.close(beating.fd)
@@ -78,22 +78,22 @@ def test_a_thread_that_never_runs_ends_the_host(monkeypatch: pytest.MonkeyPatch)
         "a thread that was started does not run: no memory is left",
         "no memory is left",
     ]
-    assert beating._beats[0] == heart.BEATS_TO_BE_BORN + 1
+    assert beating._beats[0] == heartbeat.BEATS_TO_BE_BORN + 1
 
 
 def test_a_thread_is_unborn_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-    before = threads.unborn()
+    before = system.unborn()
     monkeypatch.setattr(
         "_thread.start_new_thread", lambda work, arguments: begun.append((work, arguments))
     )
     done: list[int] = []
-    threads.begin(done.append, 1)
-    assert len(threads.unborn() - before) == 1
+    system.begin(done.append, 1)
+    assert len(system.unborn() - before) == 1
     work, arguments = begun[0]
     work(*arguments)
     assert done == [1]
-    assert not threads.unborn() - before
+    assert not system.unborn() - before
 
 
 @pytest.mark.parametrize("error", [AssertionError, RuntimeError])
@@ -106,7 +106,7 @@ def test_a_thread_of_others_that_is_over_is_not_unborn(
 
     over = Over()
     monkeypatch.setattr(threading, "enumerate", lambda: [over])
-    assert over not in threads.unborn()
+    assert over not in system.unborn()
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
@@ -116,14 +116,14 @@ def test_without_room_for_a_thread_nothing_is_unborn(
     def refuse(*_: object) -> None:
         raise error("no thread")
 
-    before = threads.unborn()
+    before = system.unborn()
     monkeypatch.setattr("_thread.start_new_thread", refuse)
     with pytest.raises(error):
-        threads.begin(time.sleep, 0)
+        system.begin(time.sleep, 0)
     done: list[int] = []
-    threads.begin_or_do(done.append, 1)
+    system.begin_or_do(done.append, 1)
     assert done == [1]
-    assert not threads.unborn() - before
+    assert not system.unborn() - before
 
 
 def test_a_guest_that_nobody_serves_is_gone_once_when_it_hangs_up() -> None:

@@ -19,12 +19,11 @@ from typing import Final
 import pytest
 
 from penstock.errors import DeviceUnavailable
-from penstock.ipc import starting, wire
+from penstock.ipc import host_sockets, starting, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.host import service
-from penstock.ipc.linux import command_of, connect_within, is_stopped, memory_file, wait_for_end
-from penstock.ipc.meeting import meeting
+from penstock.ipc.host_sockets import meeting
 from penstock.ipc.starting import Place, Started, address_of, connect, environment
+from penstock.ipc.system import command_of, connect_within, is_stopped, memory_file, wait_for_end
 from penstock.ipc.transport import Connection, close_all
 
 PLACE: Final = Place("found", "penstock.drivers.null:create")
@@ -162,14 +161,14 @@ def test_a_number_that_may_be_another_processs_is_not_believed(
 
 
 def test_a_service_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(host_sockets, "CONNECT_SECONDS", 0.05)
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(0)
         taken = fill(path)
         with pytest.raises(DeviceUnavailable, match="takes nobody on"):
-            service.connect_service("x", path)
+            host_sockets.connect_service("x", path)
         for sock in taken:
             sock.close()
 

@@ -30,7 +30,7 @@ from penstock.errors import (
 from penstock.hal import CancelToken, CarriedResult, ExecutionConfig, HostMemory, Request
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
-from penstock.ipc.evidence import last_crash
+from penstock.ipc.crash_records import last_crash
 from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
 from penstock.ir import DType, Lifetime, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool

@@ -10,8 +10,8 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.ipc import account, channel, evidence, resilient, supervision, transport, wire
-from penstock.ipc.host import heart, serving
+from penstock.ipc import channel, crash_records, quotas, resilient, supervision, transport, wire
+from penstock.ipc.host import heartbeat, serving
 from penstock.knobs import KNOBS
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager
@@ -54,18 +54,18 @@ def test_the_numbers_are_the_programs() -> None:
     assert f"Version {wire.WIRE_VERSION}." in page
     assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 32 << 20, 128)
     assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
-    assert (transport.CHUNK, account.LEAST_COUNTED, account.PAGE_TABLE_SHARE) == (
+    assert (transport.CHUNK, quotas.LEAST_COUNTED, quotas.PAGE_TABLE_SHARE) == (
         1 << 20,
         4096,
         512,
     )
-    assert heart.BEAT_SECONDS == 1.0
+    assert heartbeat.BEAT_SECONDS == 1.0
     assert channel.CANCEL_GRACE_NS == 1_000_000_000
     assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)
     assert supervision.QUARANTINE_SECONDS == 600
     pauses = (supervision.FIRST_PAUSE, supervision.MOST_WAITED, supervision.MOST_PAUSE)
     assert pauses == (0.2, 2.0, 10.0)
-    assert evidence.MOST_KEPT == 20
+    assert crash_records.MOST_KEPT == 20
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from penstock.errors import ForeignEntry, RolledBack, SealBroken, Unreadable
-from penstock.ipc import sealing
-from penstock.ipc.host import keeping
-from penstock.ipc.host.keeping import ParentKeeper, Sealer
+from penstock.ipc.host import sealing
+from penstock.ipc.host.sealing import ParentKeeper, Sealer
 from penstock.sealed import FileRecord, Owner, Row, Seal, entry as keepers
 from penstock.sealed.header import HEADER_BYTES, Header
 from penstock.sealed.origin import made_by
@@ -174,7 +173,7 @@ def test_every_call_of_a_registry_goes_to_the_parent(
 def test_one_host_seals_for_few_versions(
     started: Callable[[str], ParentKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "MOST_OWNERS", 2)
+    monkeypatch.setattr(sealing, "MOST_OWNERS", 2)
     keeper = started(OWN)
     for version in "12":
         keeper.trust(Owner("d", version, OWN))[0].open()

@@ -18,15 +18,15 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAM = """
 import json, os, signal, sys
-from penstock.ipc.host.launching import launch, status_of
-from penstock.ipc.sandbox import namespaces
+from penstock.ipc.host.broker import launch, status_of
+from penstock.ipc.sandbox import measures
 
 def refuse(*_):
     raise OSError(1, "Operation not permitted")
 
 how, end = sys.argv[1:]
 if how == "refused":
-    namespaces.enter = refuse
+    measures.enter_namespaces = refuse
 
 def drive(apart, ready):
     if apart.holds and how == "no view":

@@ -16,10 +16,10 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("isolation is Linux's", allow_module_level=True)
 
-from penstock.ipc import meeting as places
-from penstock.ipc.linux import is_stopped
-from penstock.ipc.meeting import Meeting, Taken, meeting
+from penstock.ipc import host_sockets as places
+from penstock.ipc.host_sockets import Meeting, Taken, meeting
 from penstock.ipc.starting import Place, connect
+from penstock.ipc.system import is_stopped
 from penstock.ipc.transport import close_all
 
 NAME: Final = "0123456789abcdef" * 2

@@ -13,12 +13,10 @@ import pytest
 from penstock.drivers.reference import create
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import BufferDesc, BufferRole, PrepareConfig
-from penstock.ipc import constants, linux, preparations
-from penstock.ipc.account import Account
+from penstock.ipc import pools, quotas, system
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
-from penstock.ipc.lease import Lease
-from penstock.ipc.preparations import MOST_THREADS, Preparations, threads_of_all
+from penstock.ipc.quotas import MOST_THREADS, Account, Lease, Preparations, threads_of_all
 from penstock.ir import ConstantPool, DataLocation, DType, Model, Operation, Subgraph
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import input_operand
@@ -28,7 +26,7 @@ from tests.unit.ipc.test_hostile_sizes import Local
 
 
 def test_prepared_models_of_a_client_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_PREPARED", 2)
+    monkeypatch.setattr(quotas, "MAX_PREPARED", 2)
     device = RemoteDevice(Local(create()))
     held = [device.prepare_model(support.add_one(), PrepareConfig()) for _ in range(2)]
     with pytest.raises(ResourceExhaustedTransient, match="2 prepared models at a time"):
@@ -42,7 +40,7 @@ def test_prepared_models_of_a_client_have_a_limit(monkeypatch: pytest.MonkeyPatc
 
 
 def test_threads_of_prepared_models_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preparations, "MAX_THREADS", 2 * MOST_THREADS)
+    monkeypatch.setattr(quotas, "MAX_THREADS", 2 * MOST_THREADS)
     device = RemoteDevice(Local(create()))
     held = [
         device.prepare_model(support.add_one(), PrepareConfig(num_threads=n))
@@ -58,8 +56,8 @@ def test_threads_of_prepared_models_have_a_limit(monkeypatch: pytest.MonkeyPatch
 def test_hundreds_of_models_may_take_all_processors(
     processors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparations, "MOST_THREADS", processors)
-    monkeypatch.setattr(preparations, "MAX_THREADS", threads_of_all(processors))
+    monkeypatch.setattr(quotas, "MOST_THREADS", processors)
+    monkeypatch.setattr(quotas, "MAX_THREADS", threads_of_all(processors))
     room = Preparations()
     with does_not_raise():
         for _ in range(512):
@@ -87,8 +85,8 @@ def test_what_models_read_of_constants_counts_beyond_the_pool() -> None:
     mine = Account(1 << 20, "one connection")
     fd = os.memfd_create("constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, 4096)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, linux.SEALS)
-    pool = constants.mapped(fd, 4096, account=mine)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, system.SEALS)
+    pool = pools.mapped(fd, 4096, account=mine)
     os.close(fd)
     room = Preparations()
     # Parts of one file, as partitions are, are no more than the file.

@@ -35,10 +35,10 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
-from penstock.ipc import ring, ring_client, wakeup
-from penstock.ipc.burst import RingBurst
+from penstock.ipc import ring, ring_client
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.remote import Channel
+from penstock.ipc.ring_pool import RingBurst
 from penstock.ipc.ring_requests import MOST_BOUND
 from penstock.ir import DataLocation, Model, NDArray
 from penstock.memory import MemoryPool
@@ -310,7 +310,7 @@ def test_without_total_store_order_and_pipes_that_never_wait(
     here: InProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ring, "TOTAL_STORE_ORDER", False)
-    monkeypatch.setattr(wakeup, "pipes_take_no_wait", lambda: False)
+    monkeypatch.setattr(ring, "pipes_take_no_wait", lambda: False)
     burst = opened(here)
     for value in (0.0, 0.001, 0.002, 0.003, 0.004, 0.005):
         y = four(9.0)

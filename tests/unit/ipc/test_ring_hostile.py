@@ -24,13 +24,11 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import ExecutionConfig, Memory, PrepareConfig
-from penstock.ipc import ring, ring_client, ring_server, wakeup, wire
+from penstock.ipc import ring, ring_client, ring_server, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.ring import ANSWER, REQUEST, Layout, Region
-from penstock.ipc.ring_binding import LentPool
+from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Layout, Listener, Region
 from penstock.ipc.ring_client import RingClient
-from penstock.ipc.ring_server import RingServer
-from penstock.ipc.wakeup import Doorbell, Listener
+from penstock.ipc.ring_server import LentPool, RingServer
 from penstock.ir import DataLocation
 from penstock.memory import MemoryPool
 from penstock.testing.contract.trial import PLAIN
@@ -320,8 +318,8 @@ def test_an_answer_against_the_rules_is_named(
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What doorbells are."""
     if request.param == "sockets":
-        monkeypatch.setattr(wakeup, "pipes_take_no_wait", lambda: False)
-    elif not wakeup.pipes_take_no_wait():
+        monkeypatch.setattr(ring, "pipes_take_no_wait", lambda: False)
+    elif not ring.pipes_take_no_wait():
         pytest.skip("pipes wait on this system")
     return str(request.param)
 

@@ -24,11 +24,11 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
-from penstock.ipc import dispatch, ring, rings, wire
+from penstock.ipc import dispatch, ring, ring_pool, wire
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
 from penstock.ipc.codec import Frame, decode_call, decode_to_host, encode
+from penstock.ipc.ring_pool import Rings, opened
 from penstock.ipc.ring_requests import MOST_BOUND
-from penstock.ipc.rings import Rings, opened
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray
 from penstock.memory import MemoryPool
 from penstock.testing.contract.trial import PLAIN
@@ -167,7 +167,7 @@ def test_threads_side_by_side_have_rings_of_their_own(slow: ChildChannel) -> Non
 def test_beyond_the_most_rings_executions_go_by_messages(
     here: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rings, "MOST_RINGS", 1)
+    monkeypatch.setattr(ring_pool, "MOST_RINGS", 1)
     prepared = prepared_on(here)
     check(prepared)
     busy = threading.Thread(target=check, args=(prepared, 0.2))
@@ -330,7 +330,7 @@ def test_a_larger_request_takes_larger_memory_for_all(here: Counting) -> None:
 def test_rings_that_nobody_needs_any_more_are_closed(
     here: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rings, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(ring_pool, "IDLE_SECONDS", 0.05)
     prepared = prepared_on(here)
     busy = threading.Thread(target=check, args=(prepared, 0.3))
     busy.start()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ClosedError
 from penstock.hal import PrepareConfig
-from penstock.ipc.host.sharing import ClientDevice, SharingDevice
+from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.testing.contract.cases import every_case
 from tests.unit.ipc.slow import SlowDevice, SlowPreparedModel, slow_model
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.compilation.failing import with_last_crash
 from penstock.errors import DeadObject
-from penstock.ipc.stopped_process import CHECK_NS, RESTART_NS, StoppedProcess
+from penstock.ipc.deadlines import CHECK_NS, RESTART_NS, StoppedProcess
 
 SECOND = 1_000_000_000
 LIMIT = 5 * SECOND

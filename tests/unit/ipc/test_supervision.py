@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import DeadObject, DeviceUnavailable
 from penstock.ipc import supervision
-from penstock.ipc.evidence import Underway, last_crash
+from penstock.ipc.crash_records import Underway, last_crash
 from penstock.ipc.starting import NotStarted, Place
 from penstock.ipc.supervision import Supervisor
 

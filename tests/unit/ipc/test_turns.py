@@ -25,9 +25,9 @@ from penstock.hal import (
 )
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
+from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.serving import Client
-from penstock.ipc.host.sharing import ClientDevice, SharingDevice
 from penstock.ipc.transport import Connection
 from penstock.testing.doubles import InterceptingDevice
 from tests.support_isolated import SHAPE, add_one, order

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ipc.threads import PatientThread
+from penstock.ipc.system import PatientThread
 
 CLIENT = """
 import os, resource, sys, time

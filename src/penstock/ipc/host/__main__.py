@@ -24,9 +24,8 @@ from functools import partial
 from typing import Final, NoReturn
 
 from penstock import knobs
-from penstock.ipc.host.broker import Broker, Wanted, give
-from penstock.ipc.host.launching import launch
-from penstock.ipc.sandbox.report import Measure
+from penstock.ipc.host.broker import Broker, Wanted, give, launch
+from penstock.ipc.sandbox.measures import Measure
 
 FIRST: Final = 3
 LISTENER: Final = 4
@@ -55,7 +54,7 @@ def main() -> None:
 
 def _wanted(arguments: list[str]) -> Wanted:
     if arguments[:1] == ["--service"]:
-        from penstock.ipc.host.service import listen, prepare
+        from penstock.ipc.host_sockets import listen, prepare
 
         path, arguments = arguments[1], arguments[2:]
         users = None
@@ -66,7 +65,7 @@ def _wanted(arguments: list[str]) -> Wanted:
         name, value = arguments
         listener = socket.socket(fileno=listen(path))
         return Wanted(name, value, f"service:{name}={value}", None, listener, users, service=True)
-    from penstock.ipc.linux import current_user
+    from penstock.ipc.system import current_user
 
     alone = arguments[:1] == ["--alone"]
     name, value, origin = arguments[alone:]
@@ -99,8 +98,8 @@ def _drive(
     ready()
     hand_over = partial(give, guests) if knobs.sandbox_log() else None
     report = sandbox.apply(policy, apart, hand_over)
-    from penstock.ipc.host.keeping import ParentKeeper
     from penstock.ipc.host.process import Host
+    from penstock.ipc.host.sealing import ParentKeeper
     from penstock.sealed.entry import kept_by
 
     kept_by(ParentKeeper(asking, wanted.origin))

@@ -1,9 +1,13 @@
-"""The parent of a driver's process: it takes clients on, ends the driver when the last of them is
-gone, and runs no code of the driver's.
+"""The broker: the parent of a driver's process. It starts that process, accepts clients, ends it after
+the last client, and runs no code of the driver.
 
-What a driver must not hold stays here: the socket at which clients are met, and (`sealing`) the
-user's key. The driver's process is given each client's socket, and is killed where it does not end
-by itself, whatever its threads are doing.
+The broker keeps what a driver must not have: the listening socket and (`sealing`) the user's key.
+It passes each client's socket to the driver's process, and kills that process if it does not end.
+
+The driver's process gets its own namespaces if the kernel allows that to this user. Two more
+processes are needed then: a process cannot enter another PID namespace, it can only start children
+there; and the first process in a namespace receives no signals of its own, so it cannot run the
+driver. It waits for the driver's process and reports how that ended.
 """
 
 from __future__ import annotations
@@ -16,12 +20,190 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 from penstock import knobs
-from penstock.ipc.host.launching import Launched, status_of
-from penstock.ipc.linux import LINUX_ONLY, kill_process, open_peer, open_process, peer
+from penstock.ipc.sandbox import kernel, measures
+from penstock.ipc.sandbox.kernel import die_with, die_with_parent
+from penstock.ipc.sandbox.measures import Measure
+from penstock.ipc.system import LINUX_ONLY, kill_process, open_peer, open_process, peer
+
+STARTED: Final = b"+"
+READY: Final = b"="
+REFUSED: Final = b"-"
+ENDED: Final = b"!"
+"""Each begins a line of what is told: a process's number, nothing, a reason, a status."""
+
+PR_SET_CHILD_SUBREAPER: Final = 36
+
+MOST_REASON: Final = 512
+
+
+class Launched(NamedTuple):
+    """In the parent: the child *process* to wait for, and the descriptor that tells how the
+    driver's process ended, -1 where the child is that process, after what it has *said* already.
+    """
+
+    process: int
+    told: int = -1
+    said: bytes = b""
+
+
+def launch(
+    drive: Callable[[Measure, Callable[[], None]], NoReturn],
+    *,
+    apart: bool,
+    kept: Sequence[socket.socket] = (),
+) -> Launched:
+    """Starts a process in which *drive* is called, with what is said of its namespaces and what is
+    to be called once they are set up: an `OSError` before that ends the process, and it is started
+    again without any. Without *apart* none are tried. The sockets *kept* are this process's alone.
+
+    To be called before this process has other threads.
+    """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    reason = "switched off by the knob namespaces"
+    if apart:
+        (told, tell), (heard, say) = os.pipe(), os.pipe()
+        kernel.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        parent = os.getpid()
+        first = os.fork()
+        if not first:
+            _close(kept)
+            os.close(told)
+            os.close(say)
+            _enter(tell, heard, parent, drive)
+        os.close(tell)
+        os.close(heard)
+        os.waitpid(first, 0)
+        # Only now is this process the parent of the one in the namespaces, to end with.
+        with suppress(BrokenPipeError):
+            os.write(say, READY)
+        os.close(say)
+        launched = _launched(told)
+        if isinstance(launched, Launched):
+            return launched
+        reason = launched
+    parent = os.getpid()
+    driver = os.fork()
+    if not driver:
+        _close(kept)
+        die_with(parent)
+        drive(Measure(measures.NAMESPACES, False, reason), _nothing)
+    return Launched(driver)
+
+
+def _close(sockets: Sequence[socket.socket]) -> None:
+    for sock in sockets:
+        sock.close()
+
+
+def _nothing() -> None:
+    """Nothing was set up."""
+
+
+def _launched(told: int) -> Launched | str:
+    """The first process in the namespaces, once the driver's is set up; else the reason why there
+    is none.
+    """
+    process, reason, said = 0, b"the process that tried them ended", b""
+    while part := os.read(told, 1 << 12):
+        said += part
+        while b"\n" in said:
+            line, _, said = said.partition(b"\n")
+            if line.startswith(STARTED):
+                process = int(line[1:])
+            elif line == READY:
+                return Launched(process, told, said)
+            elif line.startswith(REFUSED):
+                reason = line[1 : 1 + MOST_REASON]
+    os.close(told)
+    if process:
+        with suppress(ChildProcessError):
+            os.waitpid(process, 0)
+    return f"the kernel refuses them: {reason.decode('utf-8', 'replace')}"
+
+
+def _enter(
+    tell: int, heard: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
+) -> NoReturn:
+    """In the process that the parent started: it ends as soon as there is one in the namespaces,
+    which is then the parent's.
+    """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    try:
+        measures.enter_namespaces()
+        first = os.fork()
+    except OSError as error:
+        _refuse(tell, error)
+    if first:
+        os.write(tell, b"%s%d\n" % (STARTED, first))
+        os._exit(0)
+    if os.read(heard, 1) != READY:
+        os._exit(1)
+    os.close(heard)
+    die_with_parent()
+    driver = os.fork()
+    if driver:
+        _wait_for(driver, tell)
+    if _is_orphan(parent):
+        os._exit(1)
+    try:
+        drive(measures.held_namespaces(), lambda: _ready(tell))
+    except OSError as error:
+        _refuse(tell, error)
+
+
+def _is_orphan(parent: int) -> bool:
+    """Whether *parent* ended before the kernel was told to end this process with it."""
+    return not os.path.exists(f"/proc/{parent}")
+
+
+def _ready(tell: int) -> None:
+    os.write(tell, READY + b"\n")
+    os.close(tell)
+
+
+def _refuse(tell: int, error: OSError) -> NoReturn:
+    told = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    with suppress(OSError):
+        os.write(tell, REFUSED + told.replace("\n", " ").encode("utf-8", "replace") + b"\n")
+    os._exit(1)
+
+
+def _wait_for(driver: int, tell: int) -> NoReturn:
+    """As the first process of the namespaces, which is every orphan's parent too: until the driver
+    ends, how it does is told.
+    """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    os.closerange(0, tell)
+    os.closerange(tell + 1, 1 << 16)
+    while True:
+        process, status = os.waitpid(-1, 0)
+        if process == driver:
+            with suppress(OSError):
+                os.write(tell, b"%s%d\n" % (ENDED, status))
+            os._exit(0)
+
+
+def status_of(launched: Launched) -> int:
+    """How the driver's process ended, as `os.waitpid` tells it, once the child to wait for has."""
+    status = os.waitpid(launched.process, 0)[1]
+    if launched.told < 0:
+        return status
+    said = launched.said
+    # Its only writer has ended.
+    while part := os.read(launched.told, 1 << 12):
+        said += part
+    os.close(launched.told)
+    told = said.rpartition(ENDED)[2].removesuffix(b"\n")
+    return int(told) if told.isdigit() else status
+
 
 PARTING_SECONDS: Final = 3.0
 """How long a driver may take to close its devices once its last client is gone, before it is
@@ -223,8 +405,8 @@ class Broker:
     def _seal(self) -> None:
         """From the first question on a thread answers them. What that takes is not imported before."""
         self._poll.unregister(self._asked)
-        from penstock.ipc.host.keeping import Sealer
-        from penstock.ipc.threads import begin
+        from penstock.ipc.host.sealing import Sealer
+        from penstock.ipc.system import begin
 
         sealer = Sealer(self._asked, self._wanted.origin)
         try:
@@ -234,8 +416,8 @@ class Broker:
 
     def _list_refusals(self) -> None:
         """In a thread, from what the driver's process gives before it has any code of the driver's."""
-        from penstock.ipc.sandbox.refusals import list_refusals
-        from penstock.ipc.threads import begin
+        from penstock.ipc.sandbox.seccomp import list_refusals
+        from penstock.ipc.system import begin
 
         self._guests.setblocking(True)
         if (given := taken(self._guests)) is not None:

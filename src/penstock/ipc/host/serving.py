@@ -25,15 +25,13 @@ from penstock.errors import (
 )
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire
-from penstock.ipc.account import LEAST_COUNTED, NOTHING, Account, Charge
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
-from penstock.ipc.constants import mapped
 from penstock.ipc.dispatch import Dispatcher, refusal
-from penstock.ipc.fuse_guard import FUSE_DESCRIPTOR
+from penstock.ipc.fd_checks import FUSE_DESCRIPTOR
 from penstock.ipc.host.waiting import ClientFence, Leaving
-from penstock.ipc.lease import Lease
-from penstock.ipc.linux import SHRINK, is_sealed
-from penstock.ipc.threads import begin
+from penstock.ipc.pools import mapped
+from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
+from penstock.ipc.system import SHRINK, begin, is_sealed
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 from penstock.memory.regions import OUT_OF_ROOM

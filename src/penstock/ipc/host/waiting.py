@@ -14,7 +14,7 @@ from penstock.errors import DeadObject, DriverError, ResourceExhaustedTransient
 from penstock.hal import DescriptorFence
 from penstock.hal.descriptors import MOST_MS
 from penstock.hal.fence import remaining_ns
-from penstock.ipc.linux import LINUX_ONLY
+from penstock.ipc.system import LINUX_ONLY
 from penstock.ipc.transport import close_all
 
 NS_PER_MS: Final = 1_000_000

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.ipc.sandbox import landlock, limits, namespaces, seccomp, view
+from penstock.ipc.sandbox import measures, seccomp, view
+from penstock.ipc.sandbox.measures import Measure, SandboxReport
 from penstock.ipc.sandbox.policy import SandboxPolicy, host_policy
-from penstock.ipc.sandbox.report import Measure, SandboxReport
 
 __all__ = [
     "Measure",
@@ -31,14 +31,14 @@ def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
     Gives what is allowed there. Raises `OSError`; the process is of no further use then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
-    namespaces.drop_capabilities()
+    measures.drop_capabilities()
     # Its own, and those of all the user's processes, count from here on: the others keep the other
     # half.
     return policy._replace(
         write=written,
         lists=True,
-        max_processes=limits.half_of("RLIMIT_NPROC"),
-        max_signals=limits.half_of("RLIMIT_SIGPENDING"),
+        max_processes=measures.half_of("RLIMIT_NPROC"),
+        max_signals=measures.half_of("RLIMIT_SIGPENDING"),
     )
 
 
@@ -59,9 +59,9 @@ def apply(
     return SandboxReport(
         (
             *([] if apart is None else [apart]),
-            limits.drop_privileges(),
-            limits.limit(policy),
-            landlock.apply(policy),
+            measures.drop_privileges(),
+            measures.limit(policy),
+            measures.apply_landlock(policy),
             seccomp.apply(hand_over),
         )
     )
@@ -71,10 +71,10 @@ def detect() -> SandboxReport:
     """What `apply` would find here; changes nothing."""
     return SandboxReport(
         (
-            namespaces.detect(),
-            limits.detect_privileges(),
-            limits.detect_limits(),
-            landlock.detect(),
+            measures.detect_namespaces(),
+            measures.detect_privileges(),
+            measures.detect_limits(),
+            measures.detect_landlock(),
             seccomp.detect(),
         )
     )

@@ -16,7 +16,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("descriptors of directories are Unix's", allow_module_level=True)
 
-from penstock.ipc.sandbox.removal import empty
+from penstock.ipc.sandbox.scratch import empty
 
 DEPTH: Final = 1500
 """Deeper than Python's recursion and the kernel's paths go."""

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.ipc import sandbox
-from penstock.ipc.sandbox import kernel, landlock, limits, seccomp
+from penstock.ipc.sandbox import kernel, measures, seccomp
 from penstock.ipc.sandbox.syscalls import ALLOWED, ARCHITECTURES, CHECKED, OF_ITSELF
 from tests.support_ring import ROOT
 
@@ -123,10 +123,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "syscall", refused)
     monkeypatch.setattr(kernel, "prctl", refused)
     policy = sandbox.SandboxPolicy()
-    for measure in (landlock.apply(policy), seccomp.apply(), limits.drop_privileges()):
+    for measure in (measures.apply_landlock(policy), seccomp.apply(), measures.drop_privileges()):
         assert not measure.holds
         assert measure.detail
-    report = sandbox.SandboxReport((landlock.apply(policy),))
+    report = sandbox.SandboxReport((measures.apply_landlock(policy),))
     assert report.missing == report.measures
     assert report.lines() == (
         ("landlock", "missing: the kernel has no Landlock, or it is switched off"),

@@ -1,4 +1,4 @@
-"""The page in which a host's heart beats: its clients can see it, and not write it."""
+"""The heartbeat of a host process: a counter in a page of shared memory that clients can only read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ import numpy as np
 
 from penstock import knobs
 from penstock.errors import WireError
-from penstock.ipc.linux import LINUX_ONLY, SHRINK, is_sealed, map_to_read, memory_file
-from penstock.ipc.threads import begin, unborn
+from penstock.ipc.system import (
+    LINUX_ONLY,
+    SHRINK,
+    begin,
+    is_sealed,
+    map_to_read,
+    memory_file,
+    unborn,
+)
 from penstock.ir import NDArray
 
 BEAT_SECONDS: Final = 1.0

@@ -1,4 +1,4 @@
-"""One connection to one host, watched: its heart, its end, and what it writes."""
+"""One client's connection to a host process: a watchdog for its heartbeat, its end, and its output."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from penstock import knobs
 from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
-from penstock.ipc.host.heart import Pulse
-from penstock.ipc.linux import LINUX_ONLY, event, is_stopped, kill_process, signal_event
+from penstock.ipc.deadlines import StoppedProcess
+from penstock.ipc.host.heartbeat import Pulse
 from penstock.ipc.starting import Place, Started, connect, how_ended, tail
-from penstock.ipc.stopped_process import StoppedProcess
+from penstock.ipc.system import (
+    LINUX_ONLY,
+    PatientThread,
+    begin,
+    event,
+    is_stopped,
+    kill_process,
+    signal_event,
+)
 from penstock.ipc.text import printable
-from penstock.ipc.threads import PatientThread, begin
 from penstock.ipc.transport import close_all
 from penstock.logs import Log
 

@@ -1,4 +1,4 @@
-"""The rings of one device: opened when executions need them, and kept for the next ones."""
+"""The rings of one device, opened on demand and reused, and bursts, each of which has its own ring."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import ResourceExhaustedTransient
+from penstock.errors import ClosedError, GeneralFailure, ResourceExhaustedTransient
 from penstock.hal import ExecutionConfig, ExecutionResult, Memory, Request
 from penstock.ipc import ring
-from penstock.ipc.ring import DEFAULT_LAYOUT, Region
+from penstock.ipc.ring import DEFAULT_LAYOUT, Doorbell, Region
 from penstock.ipc.ring_client import Pace, RingClient
-from penstock.ipc.ring_requests import Ring
+from penstock.ipc.ring_requests import BoundRequest, Ring
 from penstock.ipc.transport import close_all
-from penstock.ipc.wakeup import Doorbell
 
 if TYPE_CHECKING:
-    from penstock.ipc.remote import Channel, RemoteRing
+    from penstock.ipc.remote import Channel, RemoteBurst, RemoteRing
+
 
 MOST_RINGS: Final = 16
 """Rings for executions that are no burst's: as many run at a time without a message each."""
@@ -185,3 +185,55 @@ def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ri
 
     client = RingClient(region, to_device, to_client, life_fd, gone=gone)
     return Ring(channel, client, remote)
+
+
+class RingBurst:
+    """A `Burst`: the device's own burst *remote*, called through *ring*, which belongs to it."""
+
+    def __init__(self, remote: RemoteBurst, ring: Ring) -> None:
+        self._remote, self._ring = remote, ring
+        self._target = remote.number
+        self._running = threading.Lock()
+        self._latest: BoundRequest | None = None
+        self._closed = False
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        """As `Burst.execute`, and `ClosedError` after `close`.
+
+        After `MissedDeadline*` or `Cancelled` the device may still be writing the outputs that lie
+        in pools, until the next call of this burst has returned.
+        """
+        if not self._running.acquire(blocking=False):
+            raise GeneralFailure("this burst is executing already")
+        try:
+            if self._closed:
+                raise ClosedError("burst used after close()")
+            if config.attributes:
+                # They may be longer than a slot of the ring.
+                return self._remote.execute(request, config)
+            bound = self._latest
+            if bound is None or not bound.is_for(request):
+                bound = self._ring.bind(self._target, request, config.deadline_ns)
+                if bound is None:
+                    return self._remote.execute(request, config)
+                bound.remember(request)
+                self._latest = bound
+            return self._ring.run(bound, request, config, self._remote.pace)
+        finally:
+            self._running.release()
+
+    def ping(self) -> None:
+        """One empty request and its answer: the way there and back alone."""
+        with self._running:
+            self._ring.ping()
+
+    def close(self) -> None:
+        """Twice is harmless. A run under way elsewhere ends first."""
+        with self._running:
+            if self._closed:
+                return
+            self._closed = True
+            self._latest = None
+            self._ring.close()
+            if not self._ring.is_inherited:
+                self._remote.close()

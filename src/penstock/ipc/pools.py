@@ -1,23 +1,29 @@
-"""Pools that may shrink, as copies that cannot: a driver's process maps nothing else.
+"""Memory pools for another process: constants in sealed descriptors, and copies of pools that may
+shrink, since a host process maps no such memory.
 
-What lies in a file, or in memory that is not sealed against shrinking, is read and written here by
-system calls, which fail where a file has become shorter, and do not end the process.
+Files and memory without a seal against shrinking are read and written by system calls: these fail
+when a file has become shorter, and do not kill the process.
 """
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterable
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from time import perf_counter_ns
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.closing import Closing
-from penstock.errors import DriverError, GeneralFailure
+from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.hal import (
     ArgumentCopy,
     CarriedResult,
@@ -29,10 +35,188 @@ from penstock.hal import (
     RequestArgument,
 )
 from penstock.ipc.fd_checks import cannot_shrink, descriptor_in, may_shrink
-from penstock.ipc.linux import LINUX_ONLY
-from penstock.ir import NDArray
+from penstock.ipc.quotas import SharedCharge, constant_charges
+from penstock.ipc.system import LINUX_ONLY, is_sealed
+from penstock.ir import ConstantPool, NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBufferHandle, MappedFd, MemoryPool
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.mapping import HARDWARE_BUFFER, size_of
+from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.shared import sealed_fd
+
+if TYPE_CHECKING:
+    from penstock.ipc.quotas import Account
+
+
+OWN: Final = "memory of this process alone"
+READ: Final = "sealed memory (MemoryPool.sealed)"
+
+
+_lock = threading.Lock()
+_mapped: weakref.WeakValueDictionary[tuple[int, int, int, int, str], ConstantPool] = (
+    weakref.WeakValueDictionary()
+)
+_equal: weakref.WeakValueDictionary[tuple[bytes, int, str], ConstantPool] = (
+    weakref.WeakValueDictionary()
+)
+
+
+class SealedPlace(NamedTuple):
+    """Bytes that nobody can change any more: those of the memfd *fd* from byte *offset* on."""
+
+    fd: int
+    offset: int
+
+
+class _Copy(NamedTuple):
+    fd: int
+    receipt: CopyReceipt | None
+
+
+_made: weakref.WeakKeyDictionary[ConstantPool, _Copy] = weakref.WeakKeyDictionary()
+
+
+def sealed_place(pool: ConstantPool) -> SealedPlace:
+    """Where the bytes of *pool* lie in a memfd that is sealed against writing, shrinking and
+    growing; it is good for as long as the pool lives.
+
+    Memory that is sealed so is given as it is: the file that the model was read into, or a memfd
+    that the caller sealed. Of any other a sealed copy is made, once, which `sealed_copies` tells.
+    Raises `ResourceExhaustedTransient` where there is no room for it, and `GeneralFailure` where
+    the file behind the pool has become shorter.
+    """
+    own = _place_behind(pool)
+    if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
+        return own
+    with _lock:
+        copy = _made.get(pool)
+        if copy is None:
+            began = time.perf_counter_ns()
+            fd = sealed_fd(pool.view, "constants")
+            weakref.finalize(pool, os.close, fd).atexit = False
+            copy = _made[pool] = _Copy(fd, _told(pool, began))
+        return SealedPlace(copy.fd, 0)
+
+
+def sealed_copies(pools: Sequence[ConstantPool]) -> dict[int, CopyReceipt]:
+    """Those of *pools*, by position, that were copied for `sealed_place`, and why."""
+    with _lock:
+        made = {at: _made.get(pool) for at, pool in enumerate(pools)}
+    return {at: copy.receipt for at, copy in made.items() if copy and copy.receipt}
+
+
+def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
+    """The receipt of a copy of *pool*; None where it holds nothing."""
+    if not pool.view.nbytes:
+        return None
+    spent = time.perf_counter_ns() - began_ns
+    where = f"{pool.kind} memory that may still be changed" if pool.kind else OWN
+    reason = f"constants lie in {where}; drivers in other processes read {READ}"
+    return CopyReceipt(
+        pool.view.nbytes, "host", "sealed memory", reason, start_ns=began_ns, wall_ns=spent
+    )
+
+
+def mapped(
+    fd: int, size: int, kind: str = "", account: Account | None = None, offset: int = 0
+) -> ConstantPool:
+    """The *size* bytes of *fd* from byte *offset* on, which nobody can change afterwards: mapped
+    where it is sealed, else a copy. Sealed memory of equal content is mapped once, whoever it comes
+    from, and counted in the *account* that was first, for as long as anybody has it. *kind* is the
+    sender's name of the memory.
+
+    Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient`
+    where there is no room.
+    """
+    try:
+        available = os.fstat(fd).st_size
+    except OSError as error:
+        raise WireError(f"a pool of constants cannot be read: {error}") from None
+    if not (0 <= offset <= available and 0 <= size <= available - offset):
+        raise WireError(
+            f"a pool of {size} bytes of constants from byte {offset} on in a file of {available}"
+        )
+    if size == 0:
+        return ConstantPool(memoryview(b""), None, kind)
+    try:
+        sealed = is_sealed(fd)
+        status = os.fstat(fd)
+        file = status.st_dev, status.st_ino, offset, size, kind
+        if sealed and (known := _mapped.get(file)) is not None:
+            return known
+        with ExitStack() as unused:
+            counted = None
+            if account is not None:
+                charge = account.memory(fd, offset + size) if sealed else account.own(size)
+                counted = SharedCharge(charge)
+                unused.callback(counted.drop)
+            if sealed:
+                pool, known = _shared(fd, size, kind, offset)
+                if known is pool:
+                    # No other file has this number while it is mapped.
+                    _mapped[file] = pool
+            else:
+                pool = known = ConstantPool(_read(fd, size, offset), None, kind)
+            if known is pool:
+                if counted is not None:
+                    constant_charges[pool] = counted
+                weakref.finalize(pool, unused.pop_all().close).atexit = False
+    except (OSError, ValueError) as error:
+        told = f"a pool of constants cannot be read: {error}"
+        if getattr(error, "errno", None) in OUT_OF_ROOM:
+            raise ResourceExhaustedTransient(told) from None
+        raise WireError(told) from None
+    return known
+
+
+def _shared(fd: int, size: int, kind: str, offset: int) -> tuple[ConstantPool, ConstantPool]:
+    """A new pool of sealed memory, and the one of equal content that there is: itself, where there
+    was none.
+    """
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    region = mmap.mmap(
+        fd, size + skipped, mmap.MAP_PRIVATE, mmap.PROT_READ, offset=offset - skipped
+    )
+    content = memoryview(region)[skipped:]
+    pool = ConstantPool(content, None, kind)
+    return pool, _equal.setdefault((hashlib.sha256(content).digest(), size, kind), pool)
+
+
+def _read(fd: int, size: int, offset: int) -> memoryview:
+    if sys.platform == "win32":
+        raise OSError(LINUX_ONLY)
+    content = bytearray()
+    while len(content) < size:
+        chunk = os.pread(fd, min(size - len(content), 1 << 22), offset + len(content))
+        if not chunk:
+            raise WireError("a pool of constants ended before its size")
+        content += chunk
+    return memoryview(content).toreadonly()
+
+
+def _place_behind(pool: ConstantPool) -> SealedPlace | None:
+    """Where the owner of *pool* says that its bytes lie: a `SealedFile`, or the `SharedMemory` of a
+    memory pool.
+    """
+    if isinstance(fd := getattr(pool.owner, "fd", None), int):
+        return SealedPlace(fd, 0)
+    memory = getattr(pool.owner, "memory", None)
+    if not isinstance(memory, Memory) or memory.size != pool.view.nbytes:
+        return None
+    match memory.handle:
+        case int(fd):
+            return SealedPlace(fd, 0)
+        case MappedFd(fd, offset, _):
+            return SealedPlace(fd, offset)
+    return None
+
+
+def _is_inside(pool: ConstantPool, place: SealedPlace) -> bool:
+    return os.fstat(place.fd).st_size >= place.offset + pool.view.nbytes
+
 
 WHOLE: Final = 1 << 62
 

@@ -1,4 +1,4 @@
-"""What is kept of the death of a driver's process: `penstock doctor --last-crash` shows it."""
+"""Records of host processes that crashed; `penstock doctor --last-crash` shows the newest."""
 
 from __future__ import annotations
 

@@ -1,0 +1,441 @@
+"""Quotas of a host process's clients: memory, prepared models and threads, counted and bounded for
+each connection, each user, and all together.
+
+A client is charged for what it makes the host map or keep: pools, rings, models, messages. Memory
+that is mapped several times counts once; each further mapping counts the size of its page tables.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from typing import Final, NamedTuple
+
+from penstock import knobs
+from penstock.errors import InvalidArgument, ResourceExhaustedTransient
+from penstock.hal import Memory
+from penstock.ipc.fd_checks import descriptor_in
+from penstock.ipc.system import may_grow
+from penstock.ir import ConstantPool, Model, Operand, Variable
+from penstock.memory.limits import MIB, available_memory
+from penstock.memory.mapping import MappedFd, size_of
+
+PAGE_TABLE_SHARE: Final = 512
+"""Bytes of memory that one byte of a page table maps: pages of 4096 have entries of 8."""
+
+MAX_MAPPED: Final = 1 << 13
+"""Memories that one account may have mapped at a time, each as often as it is: a process has some
+65,000 mappings, and each takes a descriptor.
+"""
+
+LEAST_COUNTED: Final = 4096
+"""Messages of no more bytes are not counted."""
+
+
+class _Part(NamedTuple):
+    """*nbytes* that *payer* has; *memory* is what they are a use of, None for bytes of nobody else."""
+
+    payer: Account
+    nbytes: int
+    memory: tuple[int, int] | None
+
+
+class Charge:
+    """Bytes that count until `release`."""
+
+    __slots__ = ("_parts", "_returned")
+
+    def __init__(self, returned: deque[_Part], *parts: _Part) -> None:
+        self._returned, self._parts = returned, list(parts)
+
+    def release(self) -> None:
+        """They count no more; twice is harmless. A finalizer may call it in the middle of anything:
+        it waits for no lock.
+        """
+        while self._parts:
+            try:
+                self._returned.append(self._parts.pop())
+            except IndexError:
+                return
+
+
+NOTHING: Final = Charge(deque())
+"""What counts nothing."""
+
+
+class SharedCharge:
+    """The charge for a pool of constants that several hold; the last holder releases it."""
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge, self._holders = charge, 1
+        self._lock = threading.RLock()
+
+    def hold(self) -> None:
+        with self._lock:
+            self._holders += 1
+
+    def drop(self) -> None:
+        # A finalizer may call this at any time, also during `hold` in the same thread.
+        with self._lock:
+            self._holders -= 1
+            last = not self._holders
+        if last:
+            self._charge.release()
+
+
+constant_charges: Final[weakref.WeakKeyDictionary[ConstantPool, SharedCharge]] = (
+    weakref.WeakKeyDictionary()
+)
+"""The charges of pools of constants that a client was charged for."""
+
+
+class _Memory:
+    """Memory that is mapped at least once: how many bytes, how often, and who pays for them."""
+
+    def __init__(self) -> None:
+        self.nbytes = self.uses = 0
+        self.paid: list[_Part] = []
+
+
+class _Book:
+    """What all accounts of a host share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.returned: deque[_Part] = deque()
+        self.memories: dict[tuple[int, int], _Memory] = {}
+
+    def settle(self) -> None:
+        """Gives back what was released; under the lock."""
+        while self.returned:
+            part = self.returned.popleft()
+            part.payer.pay(-part.nbytes)
+            if part.memory is not None:
+                part.payer.mapped -= 1
+                known = self.memories[part.memory]
+                known.uses -= 1
+                if not known.uses:
+                    del self.memories[part.memory]
+                    for each in known.paid:
+                        each.payer.pay(-each.nbytes)
+
+
+class Account:
+    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room
+    for; *mapped* is how many memories it has mapped. Thread-safe.
+    """
+
+    def __init__(self, limit: int, whose: str, within: Account | None = None) -> None:
+        self._limit, self._whose, self._within = limit, whose, within
+        self._used = 0
+        self.mapped = 0
+        self.book: _Book = _Book() if within is None else within.book
+
+    @property
+    def used(self) -> int:
+        """Bytes that count now."""
+        with self.book.lock:
+            self.book.settle()
+            return self._used
+
+    def memory(self, fd: int, end: int) -> Charge:
+        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them or may grow
+        to have them: in full for who first maps them, whoever maps them last.
+
+        Raises `ResourceExhaustedTransient` where there is no room for them. What is no memory
+        counts nothing.
+        """
+        try:
+            status = os.fstat(fd)
+            # It is mapped later, and what is not sealed may have grown by then.
+            nbytes = max(0, end if may_grow(fd) else min(end, size_of(fd)))
+        except (OSError, OverflowError):
+            return NOTHING
+        key = status.st_dev, status.st_ino
+        book = self.book
+        with book.lock:
+            book.settle()
+            known = book.memories.get(key) or _Memory()
+            more = max(0, nbytes - known.nbytes)
+            tables = nbytes // PAGE_TABLE_SHARE if known.uses else 0
+            if self.mapped >= MAX_MAPPED:
+                raise ResourceExhaustedTransient(
+                    f"{self._whose} to a driver's process may have it map {MAX_MAPPED} memories at a time"
+                )
+            self.check(more + tables)
+            self.pay(more + tables)
+            self.mapped += 1
+            if more:
+                known.nbytes += more
+                known.paid.append(_Part(self, more, None))
+            known.uses += 1
+            book.memories[key] = known
+            return Charge(book.returned, _Part(self, tables, key))
+
+    def charge(self, memory: Memory) -> Charge:
+        """As `memory`, of what a request names; what has no descriptor counts nothing."""
+        fd = descriptor_in(memory)
+        if fd is None:
+            return NOTHING
+        window = memory.handle
+        offset = window.offset if isinstance(window, MappedFd) else 0
+        return self.memory(fd, max(0, offset) + max(0, memory.size))
+
+    def own(self, nbytes: int) -> Charge:
+        """Counts bytes of the host's own memory. Raises `ResourceExhaustedTransient` where there is
+        no room for them.
+        """
+        book = self.book
+        with book.lock:
+            book.settle()
+            self.check(nbytes)
+            self.pay(nbytes)
+            return Charge(book.returned, _Part(self, nbytes, None))
+
+    def pay(self, nbytes: int) -> None:
+        """Adds bytes here and to the accounts around; under the book's lock."""
+        self._used += nbytes
+        if self._within is not None:
+            self._within.pay(nbytes)
+
+    def check(self, nbytes: int) -> None:
+        """Raises `ResourceExhaustedTransient` where there is no room for them here or around; under
+        the book's lock.
+        """
+        if nbytes and self._used + nbytes > self._limit:
+            raise ResourceExhaustedTransient(
+                f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's process may have "
+                f"it hold exceed the limit of {self._limit}: the knob lent_limit_mib of that process"
+            )
+        if self._within is not None:
+            self._within.check(nbytes)
+
+
+class Accounts:
+    """Those of one host. A connection may have the bytes of the knob `lent_limit_mib`, else half of
+    the memory; of a *service* the connections of one user together as many; and all connections
+    half as much again.
+    """
+
+    def __init__(self, *, service: bool = False) -> None:
+        self._limit = knobs.lent_limit_mib() * MIB or min(available_memory(), _address_space()) // 2
+        self._service = service
+        self._users: dict[int, Account] = {}
+        self.total = Account(self._limit * 3 // 2, "all connections")
+
+    def connection(self, user: int) -> Account:
+        """That of a new connection."""
+        within = self.total
+        if self._service:
+            # No step of two: the threads that greet run side by side.
+            made = Account(self._limit, "the connections of one user", within)
+            within = self._users.setdefault(user, made)
+        return Account(self._limit, "one connection", within)
+
+
+def _address_space() -> int:
+    if sys.platform == "win32":
+        return sys.maxsize
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+class Lease:
+    """What came beside one call, and is closed after it, or with what the call made where that is
+    *kept*; but never while a run uses it: the number of a descriptor that is closed may be another
+    client's at once. The memory of the call counts in *account* for as long.
+    """
+
+    def __init__(
+        self, close: Callable[[], None] = lambda: None, account: Account | None = None
+    ) -> None:
+        self.kept = False
+        self.message_bytes = 0
+        self.account = account
+        self._charges: list[Charge] = []
+        self._close_all = close
+        self._users, self._over = 0, False
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Closes it, now or when the last run that uses it has ended; twice is harmless."""
+        with self._lock:
+            first, self._over = not self._over, True
+            if not first or self._users:
+                return
+        self._close()
+
+    def charge(self, memory: Memory) -> Charge:
+        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for
+        it.
+        """
+        return NOTHING if self.account is None else self.account.charge(memory)
+
+    def of_own(self, nbytes: int) -> Lease:
+        """Another, by which bytes of the host's own count likewise."""
+        made = Lease()
+        if self.account is not None:
+            made._charges.append(self.account.own(nbytes))
+        return made
+
+    def count(self, memory: Memory) -> None:
+        """Counts *memory*, which the call has mapped, likewise."""
+        self._charges.append(self.charge(memory))
+
+    def _close(self) -> None:
+        try:
+            self._close_all()
+        finally:
+            for charge in self._charges:
+                charge.release()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed
+        already.
+        """
+        with self._lock:
+            if self._over:
+                raise InvalidArgument("a reusable execution was used after it was closed")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._over and not self._users
+            if last:
+                self._close()
+
+
+@contextmanager
+def closing_unless_kept(lease: Lease) -> Iterator[Lease]:
+    """At the end of the block *lease* is closed, unless it is kept."""
+    try:
+        yield lease
+    finally:
+        if not lease.kept:
+            lease.close()
+
+
+MAX_PREPARED: Final = 1024
+"""Prepared models that one client may have at a time on one device."""
+
+MOST_THREADS: Final = os.cpu_count() or 1
+"""Threads that a client may have one of them compute on: as many as there are processors."""
+
+
+def threads_of_all(processors: int) -> int:
+    """Half of the tasks that Linux has room for unless told otherwise: 1024 a processor, 32,768 at
+    least (`kernel/pid.c`). So 512 models may take every processor, however many there are.
+    """
+    return 512 * max(32, processors)
+
+
+MAX_THREADS: Final = threads_of_all(MOST_THREADS)
+"""Threads that all of them on one device may compute on: engines keep some for each model."""
+
+BYTES_OF_FORM: Final = 16
+"""Bytes of memory that one byte of a model's message becomes, rounded up."""
+
+
+def form_bytes(message_bytes: int) -> int:
+    """What counts for the model of a message of that length; nothing for what is not counted as it
+    comes.
+    """
+    return BYTES_OF_FORM * message_bytes if message_bytes > LEAST_COUNTED else 0
+
+
+class Preparations:
+    """Those of one client on one device: a host that has several devices counts for each by itself.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._threads = 0
+        self._read: weakref.WeakKeyDictionary[ConstantPool, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def place(
+        self,
+        account: Account | None,
+        num_threads: int | None,
+        nbytes: int,
+        model: Model | None = None,
+    ) -> Callable[[], None]:
+        """Makes room for a prepared model, of *nbytes* beside its constants; what is given takes
+        the room back, once.
+
+        Raises `ResourceExhaustedTransient` where there is none, with the client or in its
+        *account*.
+        """
+        threads = MOST_THREADS if num_threads is None else max(1, num_threads)
+        self._count_one(threads)
+        undone = ExitStack()
+        undone.callback(self._discount_one, threads)
+        try:
+            for pool, length in ({} if model is None else constants_read(model)).items():
+                if (charge := constant_charges.get(pool)) is not None:
+                    charge.hold()
+                    undone.callback(charge.drop)
+                nbytes += self._read_more(pool, length)
+                undone.callback(self._read_less, weakref.ref(pool), length)
+            if account is not None:
+                undone.callback(account.own(nbytes).release)
+        except BaseException:
+            undone.close()
+            raise
+        return undone.close
+
+    def _count_one(self, threads: int) -> None:
+        with self._lock:
+            if self._count >= MAX_PREPARED:
+                raise ResourceExhaustedTransient(
+                    f"a client may have {MAX_PREPARED} prepared models at a time on one device"
+                )
+            if self._threads + threads > MAX_THREADS:
+                raise ResourceExhaustedTransient(
+                    f"a client may have prepared models compute on {MAX_THREADS} threads at a time on one device"
+                )
+            self._count += 1
+            self._threads += threads
+
+    def _discount_one(self, threads: int) -> None:
+        with self._lock:
+            self._count -= 1
+            self._threads -= threads
+
+    def _read_more(self, pool: ConstantPool, length: int) -> int:
+        """How many bytes more than *pool* has are read of it from now on."""
+        with self._lock:
+            before = self._read.get(pool, 0)
+            self._read[pool] = before + length
+        return max(0, before + length - max(before, len(pool)))
+
+    def _read_less(self, known: weakref.ref[ConstantPool], length: int) -> None:
+        pool = known()
+        if pool is not None:
+            with self._lock:
+                self._read[pool] -= length
+
+
+def constants_read(model: Model) -> dict[ConstantPool, int]:
+    """Bytes that the constants of *model* take, by the pool that they lie in; what several name
+    counts once.
+    """
+    operands = chain.from_iterable(graph.operands for graph in model.subgraphs)
+    items: Iterable[Operand | Variable] = chain(model.variables, operands)
+    places = {item.location for item in items if item.location is not None}
+    found: dict[ConstantPool, int] = {}
+    for place in places:
+        pool = model.pools[place.pool]
+        found[pool] = found.get(pool, 0) + place.length
+    return found
