@@ -35,7 +35,7 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
 
 Raised = TypeVar("Raised", bound=BaseException)
 
@@ -55,26 +55,95 @@ class PenstockError(Exception):
     """Base of everything Penstock raises on purpose."""
 
 
+class Place(NamedTuple):
+    """A place in a model, as far as it is known. `str` gives it in words.
+
+    *operation* and *operand* are indexes in the model, *operator* and *tensor* in the file that it
+    came from. *type* is an operation's type, *name* the name of the operation or operand. *text*
+    is the part of the place that has no number: "main", "signature 'x'".
+    """
+
+    subgraph: int | None = None
+    operation: int | None = None
+    operator: int | None = None
+    operand: int | None = None
+    tensor: int | None = None
+    type: str = ""
+    name: str = ""
+    text: str = ""
+
+    def __str__(self) -> str:
+        words = [self.text] if self.text else []
+        if self.subgraph is not None:
+            words.append(f"subgraph {self.subgraph}")
+        numbers = zip(self._fields[1:5], self[1:5], strict=True)
+        words += [f"{kind} {number}" for kind, number in numbers if number is not None]
+        label = f"{self.type} {self.name!r}" if self.type and self.name else self.type or self.name
+        return ", ".join(words) + (f" ({label})" if label else "")
+
+
+class FaultCode(enum.Enum):
+    """Faults of a model that callers tell apart by code. The value is the form of their words."""
+
+    SCHEMA_VERSION = "the schema version is {found}; only {known} is known"
+    NO_SUBGRAPH = "the file has no subgraph"
+    OPERATOR_CODE = "refers to operator code {found} of {count}"
+    NO_ZERO_POINTS = "{scales} scales and no zero points"
+    ZERO_POINT_COUNT = "{scales} scales and {zero_points} zero points"
+    QUANTIZED_DIMENSION = "quantised dimension {dimension} of a rank-{rank} tensor"
+
+
+class Fault:
+    """A fault of a model: its code, and the numbers that its words name. `str` gives the words."""
+
+    __slots__ = ("code", "facts")
+
+    def __init__(self, code: FaultCode, **facts: int) -> None:
+        self.code, self.facts = code, facts
+
+    def __str__(self) -> str:
+        return self.code.value.format(**self.facts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fault) and (self.code, self.facts) == (other.code, other.facts)
+
+    def __hash__(self) -> int:
+        return hash((self.code, *sorted(self.facts.items())))
+
+
 class ModelError(PenstockError, ValueError):
     """The model, or the file it came from, is at fault.
 
-    *where* names the place in the model ("subgraph 0, operation 3 (CONV_2D)"), *offset* the byte
-    in the file, where either is known; both are part of the message.
+    *where* is the place in the model, *offset* the byte in the file, where either is known; both
+    are part of the message. *fault* is what is wrong, where it has a code.
     """
 
     def __init__(
-        self, message: str, *, where: str | None = None, offset: int | None = None
+        self, message: str | Fault, *, where: Place | str | None = None, offset: int | None = None
     ) -> None:
-        self.message, self.where, self.offset = message, where, offset
-        place = where if offset is None else f"{where or 'file'} at byte {offset}"
-        super().__init__(f"{place}: {message}" if place else message)
+        self.message, self.offset = str(message), offset
+        self.fault = message if isinstance(message, Fault) else None
+        self.where = Place(text=where) if isinstance(where, str) else where
+        place = str(self.where or "")
+        if offset is not None:
+            place = f"{place or 'file'} at byte {offset}"
+        super().__init__(f"{place}: {message}" if place else self.message)
+
+    def at(self, where: Place | str | None) -> Self:
+        """The same error, at *where*."""
+        return type(self)(self.fault or self.message, where=where, offset=self.offset)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_model_error, (type(self), self.message, self.where, self.offset)
+        return _rebuild_model_error, (
+            type(self),
+            self.fault or self.message,
+            self.where,
+            self.offset,
+        )
 
 
 def _rebuild_model_error(
-    kind: type[ModelError], message: str, where: str | None, offset: int | None
+    kind: type[ModelError], message: str | Fault, where: Place | None, offset: int | None
 ) -> ModelError:
     return kind(message, where=where, offset=offset)
 
@@ -250,21 +319,27 @@ class Refusal(NamedTuple):
 class PlacementError(PenstockError):
     """No allowed device can run some operation.
 
-    *refusals* lists device -> why not, *reasons* the same in words.
+    *where* is the operation, where it is one. *refusals* lists device -> why not, *reasons* the
+    same in words.
     """
 
-    def __init__(self, message: str, reasons: Mapping[str, Refusal | str] | None = None) -> None:
-        self.message = message
+    def __init__(
+        self,
+        message: str,
+        reasons: Mapping[str, Refusal | str] | None = None,
+        where: Place | None = None,
+    ) -> None:
+        self.message, self.where = message, where
         self.refusals = {
             device: why if isinstance(why, Refusal) else Refusal(RefusalCode.OTHER, why)
             for device, why in (reasons or {}).items()
         }
         self.reasons = {device: str(why) for device, why in self.refusals.items()}
         lines = [f"  {device}: {reason}" for device, reason in self.reasons.items()]
-        super().__init__("\n".join([message, *lines]))
+        super().__init__("\n".join([f"{where}: {message}" if where else message, *lines]))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.refusals)
+        return type(self), (self.message, self.refusals, self.where)
 
 
 class DriverError(PenstockError):

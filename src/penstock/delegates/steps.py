@@ -5,9 +5,8 @@ between.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,9 +26,6 @@ from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes
 from penstock.partitioning.split import Cut
-
-PLACE: Final = re.compile(r"\bsubgraph 0, operation (\d+)\b")
-"""Where an error about the main subgraph of a part says that it is."""
 
 Compile: TypeAlias = "Callable[[Model], CompiledModel]"
 """How the runtime compiles a part; it may give more outputs than the part has, for tensors of the
@@ -92,16 +88,14 @@ def _of_the_whole(
     error: ModelError | PlacementError, cut: Cut, subgraph: int
 ) -> ModelError | PlacementError:
     """An error about an operation of a part, about that operation of the whole model."""
-
-    def renumbered(found: re.Match[str]) -> str:
-        at = int(found[1])
+    where = error.where
+    if where is not None and where.subgraph == 0 and where.operation is not None:
+        at = where.operation
         known = cut.operations[at] if at < len(cut.operations) else at
-        return f"subgraph {subgraph}, operation {known}"
-
+        where = where._replace(subgraph=subgraph, operation=known)
     if isinstance(error, ModelError):
-        where = None if error.where is None else PLACE.sub(renumbered, error.where)
-        return type(error)(error.message, where=where, offset=error.offset)
-    return PlacementError(PLACE.sub(renumbered, error.message), error.refusals)
+        return error.at(where)
+    return PlacementError(error.message, error.refusals, where)
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:

@@ -87,7 +87,7 @@ def with_crash_details(error: PlacementError) -> PlacementError:
         else why
         for name, why in error.refusals.items()
     }
-    return PlacementError(error.message, refusals)
+    return PlacementError(error.message, refusals, error.where)
 
 
 def refuse_unavailable(plan: ExecutionPlan) -> None:

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from penstock.arguments import check_kind
-from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError
+from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError, Place
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
 from penstock.ir.operand import Lifetime
@@ -148,8 +148,7 @@ class _Inference:
             except ModelError as error:
                 if error.where is not None:
                     raise
-                where = f"subgraph {self.index}, operation {self._next} ({operation.type})"
-                raise type(error)(error.message, where=where) from None
+                raise error.at(Place(self.index, self._next, type=operation.type)) from None
             self._next += 1
 
     def follow(self, operation: Operation) -> None:

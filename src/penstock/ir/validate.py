@@ -22,6 +22,7 @@ from penstock.errors import (
     LimitExceeded,
     ModelError,
     OffsetOutOfBounds,
+    Place,
     ShapeOverflow,
     UnwrittenOperand,
 )
@@ -55,7 +56,7 @@ def validate(model: ModelParts) -> None:
     if not 0 <= model.main < len(model.subgraphs):
         raise IndexOutOfRange(f"main subgraph {model.main} of {len(model.subgraphs)}")
     for index, variable in enumerate(model.variables):
-        _check_variable(model, variable, f"variable {index} ({variable.name})")
+        _check_variable(model, variable, Place(text=f"variable {index} ({variable.name})"))
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
     _check_recursion(model)
@@ -84,9 +85,8 @@ class _Checker:
     def run(self) -> None:
         subgraph = self.subgraph
         for index, operand in enumerate(polled(subgraph.operands)):
-            _check_operand(
-                self.model, operand, f"subgraph {self.index}, operand {index} ({operand.name})"
-            )
+            place = Place(self.index, operand=index, name=operand.name)
+            _check_operand(self.model, operand, place)
         self._check_lists()
         written: set[int] = set(subgraph.inputs)
         produced = {o for operation in subgraph.operations for o in operation.outputs}
@@ -96,19 +96,18 @@ class _Checker:
             except ModelError as error:
                 if error.where is not None:
                     raise
-                where = f"subgraph {self.index}, operation {index} ({operation.type})"
-                raise type(error)(error.message, where=where, offset=error.offset) from None
+                raise error.at(Place(self.index, index, type=operation.type)) from None
         for output in subgraph.outputs:
             operand = subgraph.operands[output]
             if operand.lifetime is Lifetime.SUBGRAPH_OUTPUT and output not in written:
                 raise UnwrittenOperand(
                     f"output operand {output} ({operand.name}) is never written",
-                    where=f"subgraph {self.index}",
+                    where=Place(self.index),
                 )
         self._check_states()
 
     def _check_lists(self) -> None:
-        subgraph, where = self.subgraph, f"subgraph {self.index}"
+        subgraph, where = self.subgraph, Place(self.index)
         for kind, indexes in (("input", subgraph.inputs), ("output", subgraph.outputs)):
             for index in indexes:
                 if not 0 <= index < self.count:
@@ -167,7 +166,7 @@ class _Checker:
                 raise IndexOutOfRange(f"refers to subgraph {target} of {len(self.model.subgraphs)}")
 
     def _check_states(self) -> None:
-        subgraph, where = self.subgraph, f"subgraph {self.index}"
+        subgraph, where = self.subgraph, Place(self.index)
         ins = tuple(p.input for p in subgraph.states if p.input is not None)
         outs = tuple(p.output for p in subgraph.states if p.output is not None)
         if subgraph.inputs[len(subgraph.inputs) - len(ins) :] != ins:
@@ -196,7 +195,7 @@ class _Checker:
                     )
 
 
-def _check_variable(model: ModelParts, variable: Variable, where: str) -> None:
+def _check_variable(model: ModelParts, variable: Variable, where: Place) -> None:
     _check_shape(variable, where)
     if variable.value is not None and variable.location is not None:
         raise InvalidOperand(
@@ -207,7 +206,7 @@ def _check_variable(model: ModelParts, variable: Variable, where: str) -> None:
     _check_item(model, variable, where)
 
 
-def _check_operand(model: ModelParts, operand: Operand, where: str) -> None:
+def _check_operand(model: ModelParts, operand: Operand, where: Place) -> None:
     _check_shape(operand, where)
     if operand.is_constant:
         copied = operand.lifetime is Lifetime.CONSTANT_COPY
@@ -220,7 +219,7 @@ def _check_operand(model: ModelParts, operand: Operand, where: str) -> None:
         raise InvalidOperand(f"a {operand.lifetime.value} operand cannot hold a value", where=where)
 
 
-def _check_shape(item: Operand | Variable, where: str) -> None:
+def _check_shape(item: Operand | Variable, where: Place) -> None:
     shape = item.shape
     if shape is not None:
         if not isinstance(shape, tuple):
@@ -240,14 +239,14 @@ def _check_shape(item: Operand | Variable, where: str) -> None:
             try:
                 byte_size(item.dtype, shape)
             except ModelError as error:
-                raise type(error)(error.message, where=where) from None
+                raise error.at(where) from None
     if item.quantization is not None:
         _check_quantization(item, item.quantization, where)
     if isinstance(item, Operand) and item.extension is not None:
         _check_extension(item, item.extension, where)
 
 
-def _check_extension(operand: Operand, kind: ExtensionType, where: str) -> None:
+def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> None:
     check_kind(kind, ExtensionType, "an operand's extension is an ExtensionType")
     if fault := type_fault(kind):
         raise InvalidOperand(fault, where=where)
@@ -267,7 +266,7 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: str) -> None:
         )
 
 
-def _check_quantization(item: Operand | Variable, quantization: Quantization, where: str) -> None:
+def _check_quantization(item: Operand | Variable, quantization: Quantization, where: Place) -> None:
     axis, shape, dtype = quantization.dimension, item.shape, item.dtype
     if isinstance(item, Operand) and not item.shape_declared:
         # Before its rank is inferred it looks like a scalar.
@@ -293,7 +292,7 @@ def _check_quantization(item: Operand | Variable, quantization: Quantization, wh
                 )
 
 
-def _check_item(model: ModelParts, item: Operand | Variable, where: str) -> None:
+def _check_item(model: ModelParts, item: Operand | Variable, where: Place) -> None:
     if item.location is not None:
         _check_location(model, item.location, where)
         length = item.location.length
@@ -311,7 +310,7 @@ def _check_item(model: ModelParts, item: Operand | Variable, where: str) -> None
         )
 
 
-def _check_location(model: ModelParts, place: DataLocation, where: str) -> None:
+def _check_location(model: ModelParts, place: DataLocation, where: Place) -> None:
     if not 0 <= place.pool < len(model.pools):
         raise IndexOutOfRange(f"pool {place.pool} of {len(model.pools)}", where=where)
     if (
@@ -337,7 +336,7 @@ def _check_recursion(model: ModelParts) -> None:
                 if model.subgraphs[target].states:
                     raise InvalidOperation(
                         f"subgraph {target} has state ports, which only an entry subgraph can have",
-                        where=f"subgraph {index}, operation {at} ({operation.type})",
+                        where=Place(index, at, type=operation.type),
                     )
 
 
@@ -352,7 +351,7 @@ def _check_calls(model: ModelParts) -> None:
         for at, operation in enumerate(subgraph.operations):
             if operation.type not in RUNS_SUBGRAPHS:
                 continue
-            where = f"subgraph {index}, operation {at} ({operation.type})"
+            where = Place(index, at, type=operation.type)
             inputs, outputs = operation.inputs, operation.outputs
             if operation.type != "WHILE":
                 inputs = tuple(i for i in inputs if subgraph.operands[i].has_value)
@@ -377,7 +376,7 @@ def _check_call(
     target: int,
     inputs: tuple[int, ...],
     outputs: tuple[int, ...] | None,
-    where: str,
+    where: Place,
 ) -> None:
     called = model.subgraphs[target]
     pairs = [("takes", inputs, called.inputs)]
@@ -464,13 +463,13 @@ def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
                 if depth > MAX_DEPTH:
                     raise LimitExceeded(
                         f"it enters subgraphs {depth} deep; the limit is {MAX_DEPTH}",
-                        where=f"subgraph {node}",
+                        where=Place(node),
                     )
                 order.append(node)
             elif target in path:
                 raise CyclicModel(
                     f"subgraph {target} is entered again from within itself",
-                    where=f"subgraph {node}",
+                    where=Place(node),
                 )
             elif target not in depths:
                 path.add(target)

@@ -15,7 +15,14 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from penstock.errors import LimitExceeded, ModelError, NotAModel, OffsetOutOfBounds, TruncatedModel
+from penstock.errors import (
+    LimitExceeded,
+    ModelError,
+    NotAModel,
+    OffsetOutOfBounds,
+    Place,
+    TruncatedModel,
+)
 from penstock.export.tflite.fields import Field, Kind, Schema, Table
 from penstock.interrupts import polled
 
@@ -135,7 +142,7 @@ class Reader:
         """A copy of a vector of bytes; empty for an absent one."""
         return b"" if blob is None else bytes(self.data[blob.offset : blob.offset + blob.length])
 
-    def charge(self, amount: int, user: str) -> None:
+    def charge(self, amount: int, user: Place | str) -> None:
         """Charges *amount* bytes for what is made of the content; *user* names it in
         `LimitExceeded`.
         """

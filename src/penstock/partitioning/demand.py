@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from penstock import knobs
-from penstock.errors import LimitExceeded
+from penstock.errors import LimitExceeded, Place
 from penstock.interrupts import polled
 from penstock.ir import Model, Operand, Subgraph
 from penstock.ir.references import entered_from
@@ -50,11 +50,9 @@ def check_memory(model: Model) -> None:
         return
     where = None
     if peak.operation is not None:
-        operation, name = (
-            model.operations[peak.operation],
-            model.entry.operation_name(peak.operation),
-        )
-        where = f"subgraph {model.main}, operation {peak.operation} ({operation.type} {name!r})"
+        operation = model.operations[peak.operation]
+        name = model.entry.operation_name(peak.operation)
+        where = Place(model.main, peak.operation, type=operation.type, name=name)
     raise LimitExceeded(
         f"a run would hold {peak.nbytes} bytes of values at a time; the limit is {limit} (knob max_run_mib)",
         where=where,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.errors import PlacementError, Refusal, RefusalCode, counted
+from penstock.errors import Place, PlacementError, Refusal, RefusalCode, counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.interrupts import polled
 from penstock.ir.types import static_shape
@@ -45,14 +45,14 @@ def arrange(table: SupportTable, costs: Costs, policy: Policy) -> Arrangement:
             assignment[index] = position
 
 
-def place_of(table: SupportTable, operation: int) -> str:
-    """An operation for an error message."""
-    model = table.model
-    kind, number = model.operations[operation].type, operation
+def place_of(table: SupportTable, operation: int) -> Place:
+    """The place of an operation, with its number in the whole model."""
+    model, number = table.model, operation
     if table.numbers:
         number = table.numbers[operation]
     name = model.entry.operation_name(operation)
-    return f"subgraph {model.main}, operation {number} ({kind} {name!r})"
+    kind = model.operations[operation].key
+    return Place(model.main, number, type=kind, name=name)
 
 
 def require_homes(table: SupportTable) -> None:
@@ -61,7 +61,7 @@ def require_homes(table: SupportTable) -> None:
         index for index in polled(range(len(table.model.operations))) if not table.takers(index)
     ]
     if homeless:
-        message = f"{place_of(table, homeless[0])}: no device may run it"
+        message = "no device may run it"
         if len(homeless) > 1:
             message += f" (the first of {len(homeless)} such operations)"
         if not table.candidates:
@@ -70,7 +70,7 @@ def require_homes(table: SupportTable) -> None:
         if any(why.code is RefusalCode.SHAPE_UNKNOWN for why in refusals.values()):
             message += _open_inputs(table)
         message += laxer_class(table, homeless)
-        raise PlacementError(message, refusals)
+        raise PlacementError(message, refusals, place_of(table, homeless[0]))
 
 
 def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
@@ -156,7 +156,7 @@ def _handles_apart(table: SupportTable, partitions: Sequence[Partition]) -> str:
     homes = [home for home in homes if home]
     if len(homes) < 2:
         return ""
-    places = " and ".join(place_of(table, min(home)) for home in homes[:2])
+    places = " and ".join(str(place_of(table, min(home))) for home in homes[:2])
     return f"{places} share handles and would run apart"
 
 

@@ -51,7 +51,7 @@ def with_unusable(
                 refusals.setdefault(name, Refusal(RefusalCode.UNUSABLE, info.reason))
     if len(refusals) == len(error.refusals):
         return error
-    return PlacementError(error.message, refusals)
+    return PlacementError(error.message, refusals, error.where)
 
 
 def _may_be(name: str, info: DeviceInfo) -> bool:

@@ -46,7 +46,7 @@ class LoadedFile:
         if isinstance(self._model, ModelError):
             defect = self._model
             # A new one each time: what is raised holds on to all that its frames refer to.
-            raise type(defect)(defect.message, where=defect.where, offset=defect.offset)
+            raise defect.at(defect.where)
         return self._model
 
 

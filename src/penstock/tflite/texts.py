@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
+    FaultCode,
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
@@ -48,7 +48,6 @@ UNRESOLVED: Final = (
     "Encountered unresolved custom op: {name}.\n"
     "See instructions: https://www.tensorflow.org/lite/guide/ops_custom "
 )
-SCHEMA_VERSION: Final = re.compile(r"schema version is (\d+)")
 NO_VARIABLES: Final = "tensor.data.raw != nullptr was not true."
 PRESERVED: Final = (
     "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is intended "
@@ -88,43 +87,30 @@ def unprepared(name: str, index: int) -> str:
     return f"Node number {index} ({name}) failed to prepare."
 
 
-_QUANTIZATIONS: Final = (
-    (
-        re.compile(r"\d+ scales and no zero points"),
-        "Quantization parameters has non-null scale but null zero_point.",
+_FAULTS: Final = {
+    FaultCode.SCHEMA_VERSION: (
+        "Model provided is schema version {found} not equal to supported version {known}."
     ),
-    (
-        re.compile(r"(\d+) scales and (\d+) zero points"),
-        "QuantizationParam has {1} zero_point values and {0} scale values. Must have same number.",
+    FaultCode.NO_SUBGRAPH: "No subgraph in the model.",
+    FaultCode.OPERATOR_CODE: "Missing registration for opcode_index",
+    FaultCode.NO_ZERO_POINTS: "Quantization parameters has non-null scale but null zero_point.",
+    FaultCode.ZERO_POINT_COUNT: (
+        "QuantizationParam has {zero_points} zero_point values and {scales} scale values. "
+        "Must have same number."
     ),
-    (
-        re.compile(r"quantised dimension (-?\d+) of a rank-(\d+)"),
-        "quantized_dimension must be in range [0, {1}). Was {0}.",
+    FaultCode.QUANTIZED_DIMENSION: (
+        "quantized_dimension must be in range [0, {rank}). Was {dimension}."
     ),
-)
-
-
-def _quantization(error: InvalidQuantization) -> str:
-    tensor = re.search(r"tensor (\d+)", error.where or "")
-    for pattern, words in _QUANTIZATIONS:
-        if tensor and (found := pattern.search(error.message)):
-            said = words.format(*found.groups())
-            return f"{said}Tensor {tensor[1]} has invalid quantization parameters."
-    return ""
+}
 
 
 def refused(error: ModelError) -> str:
     """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's
     own words.
     """
-    if found := SCHEMA_VERSION.search(error.message):
-        words = f"Model provided is schema version {found[1]} not equal to supported version 3."
-        return f"{words}\n{error}"
     words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
-    if isinstance(error, InvalidQuantization):
-        words = _quantization(error)
-    if "no subgraph" in error.message:
-        words = "No subgraph in the model."
-    elif "operator code" in error.message and not words:
-        words = "Missing registration for opcode_index"
+    if error.fault is not None:
+        words = _FAULTS[error.fault.code].format(**error.fault.facts)
+    if isinstance(error, InvalidQuantization) and words and error.where is not None:
+        words += f"Tensor {error.where.tensor} has invalid quantization parameters."
     return f"{words}\n{error}" if words else str(error)

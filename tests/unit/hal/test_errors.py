@@ -13,9 +13,13 @@ from penstock.errors import (
     DelegateError,
     DriverError,
     ErrorStatus,
+    Fault,
+    FaultCode,
+    InvalidQuantization,
     ModelError,
     OutputInsufficientSize,
     PenstockError,
+    Place,
     PlacementError,
     driver_error_classes,
 )
@@ -80,7 +84,43 @@ def test_a_model_error_names_its_place() -> None:
     assert str(ModelError("is wrong", offset=12)) == "file at byte 12: is wrong"
     error = ModelError("is wrong", where="operation 3", offset=12)
     assert str(error) == "operation 3 at byte 12: is wrong"
-    assert (error.message, error.where, error.offset) == ("is wrong", "operation 3", 12)
+    assert (error.message, error.offset) == ("is wrong", 12)
+    assert error.where == Place(text="operation 3")
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (Place(0), "subgraph 0"),
+        (Place(1, 3, type="ADD"), "subgraph 1, operation 3 (ADD)"),
+        (Place(0, 3, type="ADD", name="sum"), "subgraph 0, operation 3 (ADD 'sum')"),
+        (Place(0, operator=2, type="CUSTOM"), "subgraph 0, operator 2 (CUSTOM)"),
+        (Place(0, operand=0, name="x"), "subgraph 0, operand 0 (x)"),
+        (Place(0, tensor=7), "subgraph 0, tensor 7"),
+        (Place(operation=0, type="ADD", text="main"), "main, operation 0 (ADD)"),
+    ],
+)
+def test_a_place_has_words_for_what_is_known(place: Place, words: str) -> None:
+    assert str(place) == words
+    assert str(ModelError("is wrong", where=place)) == f"{words}: is wrong"
+
+
+def test_a_model_error_keeps_its_fault_at_another_place() -> None:
+    fault = Fault(FaultCode.ZERO_POINT_COUNT, scales=3, zero_points=2)
+    error = InvalidQuantization(fault).at(Place(0, tensor=1))
+    assert str(error) == "subgraph 0, tensor 1: 3 scales and 2 zero points"
+    again = pickle.loads(pickle.dumps(error))  # noqa: TID251  # our own bytes
+    for each in (error, again):
+        assert isinstance(each, InvalidQuantization)
+        assert each.fault == fault
+        assert each.fault.facts == {"scales": 3, "zero_points": 2}
+        assert each.where == Place(0, tensor=1)
+
+
+def test_every_fault_has_words_for_its_facts() -> None:
+    for code in FaultCode:
+        facts = dict.fromkeys(re.findall(r"{(\w+)}", code.value), 7)
+        assert str(Fault(code, **facts)).count("7") == len(facts)
 
 
 def test_a_placement_error_lists_reasons() -> None:

@@ -56,7 +56,7 @@ def test_an_error_has_the_path_and_the_offset() -> None:
     broken = CONTENT[:at] + struct.pack("<I", 0x7FFFFFFF) + CONTENT[at + 4 :]
     with pytest.raises(TruncatedModel) as caught:
         read(broken)
-    assert caught.value.where == "subgraphs[0].tensors[0].name"
+    assert str(caught.value.where) == "subgraphs[0].tensors[0].name"
     assert caught.value.offset == at
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.errors import InputError, PlacementError
+from penstock.errors import InputError, Place, PlacementError
 from penstock.hal import Support
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, Operand
 from penstock.partitioning import ExecutionPlan, Policy, place
@@ -154,8 +154,10 @@ def test_an_operation_without_a_device() -> None:
     devices = [NumpyDevice("a", {"ADD"}), NumpyDevice("b", lambda *_: "out of order")]
     with pytest.raises(PlacementError) as caught:
         place(chain(["ADD", "RELU", "ADD", "MUL"]), devices)
-    assert caught.value.message == (
-        "subgraph 0, operation 1 (RELU 'v1'): no device may run it (the first of 2 such operations)"
+    assert caught.value.where == Place(0, 1, type="RELU", name="v1")
+    assert str(caught.value).startswith(
+        "subgraph 0, operation 1 (RELU 'v1'): "
+        "no device may run it (the first of 2 such operations)\n"
     )
     assert caught.value.reasons == {"a": "a has no RELU", "b": "out of order"}
 

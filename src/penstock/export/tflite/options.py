@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from penstock.errors import NotExportable
+from penstock.errors import NotExportable, Place
 from penstock.export.tflite.fields import TFLITE, Field, Kind
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir.operation import AttributeValue, Operation
@@ -23,7 +23,7 @@ class OperatorCodes:
         self.tables: list[dict[str, Any]] = []
         self._known: dict[tuple[int, int, str], int] = {}
 
-    def index(self, operation: Operation, where: str) -> int:
+    def index(self, operation: Operation, where: Place) -> int:
         """The index of the code of *operation*; `NotExportable` when TFLite has no such operator."""
         number = TFLITE.numbers("BuiltinOperator").get(operation.type)
         if number is None:
@@ -53,7 +53,7 @@ class OperatorCodes:
 
 
 def options(
-    operation: Operation, subgraphs: Mapping[str, AttributeValue], where: str
+    operation: Operation, subgraphs: Mapping[str, AttributeValue], where: Place
 ) -> dict[str, Any]:
     """The fields of an operator table that carry the attributes of *operation*.
 
@@ -79,7 +79,7 @@ def options(
     return {f"{field}_type": TFLITE.unions[union].index(name), field: values}
 
 
-def _value(field: Field, value: AttributeValue, where: str) -> Any:
+def _value(field: Field, value: AttributeValue, where: Place) -> Any:
     if field.enum and field.kind is Kind.SCALAR:
         number = TFLITE.numbers(field.enum).get(str(value))
         if number is None:

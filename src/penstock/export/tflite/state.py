@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from penstock.errors import NotExportable
+from penstock.errors import NotExportable, Place
 from penstock.ir.model import Model
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.subgraph import StatePort, Variable, constant_bytes
@@ -90,7 +90,7 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
             positions = state_positions(operation.type, operation.attributes)
         if not positions:
             continue
-        where = f"subgraph {index}, operation {at} ({operation.type})"
+        where = Place(index, at, type=operation.type)
         new = operation.outputs[_own_outputs(operation) :]
         if len(new) != len(positions):
             raise NotExportable(
@@ -117,19 +117,19 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
         if model.variables[port.variable].dtype is DType.STRING:
             raise NotExportable(
                 f"variable {model.variables[port.variable].name!r} holds strings, which TFLite's cannot",
-                where=f"subgraph {index}",
+                where=Place(index),
             )
         if model.variables[port.variable].shape is None:
             raise NotExportable(
                 f"variable {model.variables[port.variable].name!r} has no known rank, which TFLite has no form for",
-                where=f"subgraph {index}",
+                where=Place(index),
             )
     for port in plan.resources:
         if _starts_unsized(model.variables[port.variable]):
             raise NotExportable(
                 f"variable {model.variables[port.variable].name!r} starts at zeros of unknown size, which TFLite has "
                 "no form for",
-                where=f"subgraph {index}",
+                where=Place(index),
             )
     return plan
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
-from penstock.errors import NotExportable
+from penstock.errors import NotExportable, Place
 from penstock.export.tflite.blocks import BLOCK_SCALED, blockwise
 from penstock.export.tflite.buffers import Buffers
 from penstock.export.tflite.fields import TFLITE
@@ -92,7 +92,7 @@ class SubgraphWriter:
             if operand.extension is not None:
                 raise NotExportable(
                     f"operand {operand.name!r} has an extension's type, {operand.extension.name}, which TFLite does not have",
-                    where=f"subgraph {self.index}",
+                    where=Place(self.index),
                 )
             self.known[index] = len(self.tensors)
             variable = index in self.state.variable_tensors
@@ -102,7 +102,7 @@ class SubgraphWriter:
         return self.known[index]
 
     def operation(self, at: int, operation: Operation) -> None:
-        where = f"subgraph {self.index}, operation {at} ({operation.type})"
+        where = Place(self.index, at, type=operation.type)
         if operation.type in ("HASHTABLE_FIND", "HASHTABLE_SIZE"):
             self.lookup(operation, where)
             return
@@ -134,7 +134,7 @@ class SubgraphWriter:
             )
         self.operators.append(values)
 
-    def scale_by_blocks(self, operation: Operation, position: int, where: str) -> None:
+    def scale_by_blocks(self, operation: Operation, position: int, where: Place) -> None:
         """Refers the weights of *operation* to the scales of their blocks, its input at *position*."""
         weights, scales = (operation.inputs[i] for i in (1, position))
         shapes = [self.subgraph.operands[i].shape for i in (weights, scales)]
@@ -187,7 +187,7 @@ class SubgraphWriter:
             self.emit("READ_VARIABLE", [handle], [self.tensor_of(port.input)])
         return handle
 
-    def lookup(self, operation: Operation, where: str) -> None:
+    def lookup(self, operation: Operation, where: Place) -> None:
         """HASHTABLE_FIND and HASHTABLE_SIZE over constants: the table, imported, then the operator."""
         find = operation.type == "HASHTABLE_FIND"
         content = operation.inputs[:2] if find else operation.inputs[:1]
@@ -210,7 +210,7 @@ class SubgraphWriter:
                 return values if self.subgraph.operands[values].is_constant else None
         return None
 
-    def hash_table(self, keys: int, values: int | None, where: str) -> int:
+    def hash_table(self, keys: int, values: int | None, where: Place) -> int:
         """The handle tensor of the table with these constants."""
         if (keys, values) not in self.hashtables:
             kind = TFLITE.unions["BuiltinOptions"].index("HashtableOptions")

@@ -210,4 +210,4 @@ def located(error: ModelError, where: str) -> ModelError:
     """*error* with a place, where it had none."""
     if error.where is not None:
         return error
-    return type(error)(error.message, where=where, offset=error.offset)
+    return error.at(where)

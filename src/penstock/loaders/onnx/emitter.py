@@ -235,7 +235,7 @@ class Emitter:
         except ModelError as error:
             if error.where is not None:
                 raise
-            raise type(error)(error.message, where=self.where) from None
+            raise error.at(self.where) from None
         for index, shape in zip(indexes, shapes, strict=True):
             self.operands[index] = replace(self.operands[index], shape=shape)
         if values is not None:

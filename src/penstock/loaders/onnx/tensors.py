@@ -70,7 +70,7 @@ def shape_of(dims: Any, where: str) -> tuple[int, ...]:
     try:
         element_count(shape)
     except ShapeOverflow as error:
-        raise ShapeOverflow(error.message, where=where) from None
+        raise error.at(where) from None
     return shape
 
 

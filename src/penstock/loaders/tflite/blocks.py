@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.errors import IndexOutOfRange, InvalidQuantization
+from penstock.errors import IndexOutOfRange, InvalidQuantization, Place
 from penstock.export.tflite.blocks import BLOCK_SCALED
 from penstock.ir.operand import Operand
 from penstock.ir.types import DType, element_count
@@ -67,7 +67,7 @@ def give_scales(
         operator.inputs = (*operator.inputs, *[-1] * missing, shaped[weights])
 
 
-def _scales(operands: list[Operand], weights: int, blocks: Blocks, where: str) -> Operand:
+def _scales(operands: list[Operand], weights: int, blocks: Blocks, where: Place) -> Operand:
     """The scales of *weights* as an operand [rows, blocks of a row]."""
     if not 0 <= blocks.scales < len(operands):
         raise IndexOutOfRange(

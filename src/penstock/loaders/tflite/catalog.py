@@ -13,10 +13,13 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import (
+    Fault,
+    FaultCode,
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
     InvalidSignature,
+    Place,
     ShapeOverflow,
     UnknownType,
 )
@@ -25,8 +28,13 @@ from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.file import File, integers, tensor_place
-from penstock.loaders.tflite.operators import OperatorCode, read_codes
-from penstock.loaders.tflite.tensors import DTYPES, OPERAND_MEMORY, QUANTIZATION_MEMORY
+from penstock.loaders.tflite.operators import OperatorCode, code_of, read_codes
+from penstock.loaders.tflite.tensors import (
+    DTYPES,
+    OPERAND_MEMORY,
+    QUANTIZATION_MEMORY,
+    quantization_fault,
+)
 
 OPERATOR_ENTRY_MEMORY: Final = 256
 SIGNATURE_MEMORY: Final = 512
@@ -145,7 +153,7 @@ def read_catalog(pool: ConstantPool) -> Catalog:
     file = File(pool)
     tables = file.tables("subgraphs")
     if not tables:
-        raise IndexOutOfRange("the file has no subgraph")
+        raise IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
     codes = read_codes(file)
     subgraphs = tuple(_subgraph(file, codes, i, table) for i, table in enumerate(tables))
     return Catalog(pool, subgraphs, _signatures(file, subgraphs), tuple(codes))
@@ -186,7 +194,7 @@ def _tensor(file: File, subgraph: int, index: int, tensor: Values) -> TensorEntr
 
 
 def _data(
-    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: str
+    file: File, tensor: Values, dtype: DType, shape: tuple[int, ...], where: Place
 ) -> DataLocation | None:
     place = file.buffer(tensor["buffer"], where)
     if place is None:
@@ -207,7 +215,7 @@ def _data(
     return DataLocation(0, place.offset, size)
 
 
-def _quantization(table: Values | None, shape: tuple[int, ...], where: str) -> QuantizationEntry:
+def _quantization(table: Values | None, shape: tuple[int, ...], where: Place) -> QuantizationEntry:
     if table is None:
         return NOT_QUANTIZED
     block = (table["details"] or {}).get("block_size", 0) if table["details_type"] else 0
@@ -218,20 +226,12 @@ def _quantization(table: Values | None, shape: tuple[int, ...], where: str) -> Q
     )
     if scales is None or not len(scales):
         return replace(NOT_QUANTIZED, block_size=block)
-    if zero_points is None:
-        raise InvalidQuantization(f"{len(scales)} scales and no zero points", where=where)
-    if len(zero_points) != len(scales):
-        raise InvalidQuantization(
-            f"{len(scales)} scales and {len(zero_points)} zero points", where=where
-        )
-    if dimension < 0 or (len(shape) and dimension >= len(shape)):
-        raise InvalidQuantization(
-            f"quantised dimension {dimension} of a rank-{len(shape)} tensor", where=where
-        )
+    if fault := quantization_fault(scales, zero_points, dimension, shape):
+        raise InvalidQuantization(fault, where=where)
     return QuantizationEntry(scales, zero_points, dimension, block)
 
 
-def _sparsity(file: File, table: Values | None, where: str) -> SparsityEntry | None:
+def _sparsity(file: File, table: Values | None, where: Place) -> SparsityEntry | None:
     if table is None:
         return None
     levels = table["dim_metadata"] or []
@@ -244,7 +244,7 @@ def _sparsity(file: File, table: Values | None, where: str) -> SparsityEntry | N
     )
 
 
-def _level(file: File, level: Values, where: str) -> LevelEntry:
+def _level(file: File, level: Values, where: Place) -> LevelEntry:
     if not level["format"]:
         return LevelEntry(level["dense_size"])
     return LevelEntry(
@@ -254,7 +254,7 @@ def _level(file: File, level: Values, where: str) -> LevelEntry:
     )
 
 
-def _indexes(file: File, table: Values | None, where: str) -> NDArray:
+def _indexes(file: File, table: Values | None, where: Place) -> NDArray:
     values = None if table is None else table["values"]
     if values is None:
         return np.empty(0, np.int32)
@@ -269,13 +269,10 @@ def _indexes(file: File, table: Values | None, where: str) -> NDArray:
 def _operator(
     file: File, codes: list[OperatorCode], subgraph: int, index: int, table: Values
 ) -> OperatorEntry:
-    where = f"subgraph {subgraph}, operator {index}"
-    opcode = table["opcode_index"]
-    if opcode >= len(codes):
-        raise IndexOutOfRange(f"refers to operator code {opcode} of {len(codes)}", where=where)
+    where = Place(subgraph, operator=index)
+    code = code_of(codes, table["opcode_index"], where)
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
     file.charge(OPERATOR_ENTRY_MEMORY + 8 * (len(inputs) + len(outputs)), where)
-    code = codes[opcode]
     custom = code.type == "CUSTOM"
     name = code.custom_code if custom else code.type
     options = table["builtin_options"] if name == "VAR_HANDLE" else None

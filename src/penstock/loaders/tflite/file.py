@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from penstock import knobs
-from penstock.errors import IndexOutOfRange, LimitExceeded, NotAModel, OffsetOutOfBounds
+from penstock.errors import (
+    Fault,
+    FaultCode,
+    IndexOutOfRange,
+    LimitExceeded,
+    NotAModel,
+    OffsetOutOfBounds,
+    Place,
+)
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import DataLocation
 from penstock.ir.subgraph import ConstantPool
@@ -42,7 +50,7 @@ class File:
         self.root: Values = self.reader.root()
         if self.root["version"] != SCHEMA_VERSION:
             raise NotAModel(
-                f"the schema version is {self.root['version']}; only {SCHEMA_VERSION} is known"
+                Fault(FaultCode.SCHEMA_VERSION, found=self.root["version"], known=SCHEMA_VERSION)
             )
         buffers = self.tables("buffers")
         self.charge(BUFFER_MEMORY * len(buffers), "buffers")
@@ -54,7 +62,7 @@ class File:
         found: list[Values] = self.root[name] or []
         return found
 
-    def buffer(self, index: int, user: str) -> DataLocation | None:
+    def buffer(self, index: int, user: Place | str) -> DataLocation | None:
         """Where buffer *index* lies in the file; None for an empty one. *user* names who asks."""
         if not 0 <= index < len(self._places):
             raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
@@ -67,7 +75,7 @@ class File:
     def bytes_at(self, place: DataLocation) -> memoryview:
         return self.data[place.offset : place.offset + place.length]
 
-    def copy(self, place: DataLocation | Blob | None, user: str) -> bytes:
+    def copy(self, place: DataLocation | Blob | None, user: Place | str) -> bytes:
         """A copy of some bytes of the file. All copies together may take as much as the file."""
         if place is None:
             return b""
@@ -77,7 +85,7 @@ class File:
             raise LimitExceeded("the file refers to the same bytes too often", where=user)
         return bytes(self.data[place.offset : place.offset + place.length])
 
-    def charge(self, amount: int, user: str = "") -> None:
+    def charge(self, amount: int, user: Place | str = "") -> None:
         """Charges *amount* bytes to what the file may take in memory (`LimitExceeded`)."""
         self.reader.charge(amount, user)
 
@@ -86,7 +94,7 @@ class File:
         """What is left of the bytes that the file may take in memory."""
         return self.reader.memory_left
 
-    def outside(self, offset: int, size: int, user: str) -> DataLocation:
+    def outside(self, offset: int, size: int, user: Place | str) -> DataLocation:
         """A span given by file offset and size, as data beyond 2 GiB is."""
         if offset + size > len(self.data):
             raise OffsetOutOfBounds(
@@ -104,9 +112,9 @@ class File:
         return None
 
 
-def tensor_place(subgraph: int, index: int, tensor: Values) -> str:
-    """How an error names a tensor."""
-    return f"subgraph {subgraph}, tensor {index} ({tensor['name'] or ''})"
+def tensor_place(subgraph: int, index: int, tensor: Values) -> Place:
+    """The place of a tensor in the file."""
+    return Place(subgraph, tensor=index, name=tensor["name"] or "")
 
 
 def integers(vector: Any) -> tuple[int, ...]:

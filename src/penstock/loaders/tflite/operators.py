@@ -4,12 +4,19 @@ the format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from penstock.errors import IndexOutOfRange, InvalidAttribute, UnknownOperator
+from penstock.errors import (
+    Fault,
+    FaultCode,
+    IndexOutOfRange,
+    InvalidAttribute,
+    Place,
+    UnknownOperator,
+)
 from penstock.export.tflite.fields import TFLITE, Field, Kind
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir.operand import Operand, Origin
@@ -73,8 +80,8 @@ class RawOperator(Struct):
     """The subgraphs it enters."""
 
     @property
-    def place(self) -> str:
-        return f"subgraph {self.origin.subgraph}, operator {self.origin.index} ({self.type})"
+    def place(self) -> Place:
+        return Place(self.origin.subgraph, operator=self.origin.index, type=self.type)
 
 
 class Key(Struct, frozen=True):
@@ -127,6 +134,14 @@ def read_codes(file: File) -> list[OperatorCode]:
     return codes
 
 
+def code_of(codes: Sequence[OperatorCode], index: int, where: Place) -> OperatorCode:
+    """The operator code at *index*; `IndexOutOfRange` where there is none."""
+    if index >= len(codes):
+        fault = Fault(FaultCode.OPERATOR_CODE, found=index, count=len(codes))
+        raise IndexOutOfRange(fault, where=where)
+    return codes[index]
+
+
 def read_operator(
     file: File,
     codes: list[OperatorCode],
@@ -137,12 +152,9 @@ def read_operator(
     subgraphs: int,
 ) -> RawOperator:
     """One operator. *tensors* and *subgraphs* bound its indexes; -1 stands for an omitted input."""
-    place = f"subgraph {subgraph}, operator {index}"
-    opcode = table["opcode_index"]
-    if opcode >= len(codes):
-        raise IndexOutOfRange(f"refers to operator code {opcode} of {len(codes)}", where=place)
-    code = codes[opcode]
-    place = f"{place} ({code.type})"
+    place = Place(subgraph, operator=index)
+    code = code_of(codes, table["opcode_index"], place)
+    place = place._replace(type=code.type)
     inputs, outputs = integers(table["inputs"]), integers(table["outputs"])
     file.charge(OPERATOR_MEMORY + ARGUMENT_MEMORY * (len(inputs) + len(outputs)), place)
     for kind, indexes, least in (("input", inputs, -1), ("output", outputs, 0)):
@@ -170,7 +182,9 @@ def read_operator(
     )
 
 
-def read_attributes(file: File, kind: str, table: Values, place: str) -> dict[str, AttributeValue]:
+def read_attributes(
+    file: File, kind: str, table: Values, place: Place
+) -> dict[str, AttributeValue]:
     """The operator's options as attributes of the same names; absent options have the schema's
     defaults.
     """
@@ -199,7 +213,7 @@ def read_attributes(file: File, kind: str, table: Values, place: str) -> dict[st
     return attributes
 
 
-def _attribute(file: File, description: Field, value: Any, place: str) -> AttributeValue:
+def _attribute(file: File, description: Field, value: Any, place: Place) -> AttributeValue:
     if description.enum:
         if description.kind is Kind.NUMBERS:
             return integers(value)
@@ -218,7 +232,9 @@ def _attribute(file: File, description: Field, value: Any, place: str) -> Attrib
     return integers(value)
 
 
-def _custom(file: File, code: OperatorCode, table: Values, place: str) -> dict[str, AttributeValue]:
+def _custom(
+    file: File, code: OperatorCode, table: Values, place: Place
+) -> dict[str, AttributeValue]:
     options = table["custom_options"]
     if table["large_custom_options_offset"] > 1 and table["large_custom_options_size"] > 1:
         options = file.outside(
@@ -228,7 +244,7 @@ def _custom(file: File, code: OperatorCode, table: Values, place: str) -> dict[s
 
 
 def _targets(
-    kind: str, attributes: Mapping[str, AttributeValue], subgraphs: int, place: str
+    kind: str, attributes: Mapping[str, AttributeValue], subgraphs: int, place: Place
 ) -> tuple[int, ...]:
     names = SUBGRAPH_FIELDS.get(kind, ())
     found = [attributes.get(name) for name in names]

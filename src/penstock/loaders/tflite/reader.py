@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.errors import IndexOutOfRange, InvalidSignature, ModelError
+from penstock.errors import Fault, FaultCode, IndexOutOfRange, InvalidSignature, ModelError, Place
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.interrupts import polled
@@ -77,7 +77,7 @@ def load(pool: ConstantPool) -> Model:
     file = File(pool)
     tables = file.tables("subgraphs")
     if not tables:
-        raise IndexOutOfRange("the file has no subgraph")
+        raise IndexOutOfRange(Fault(FaultCode.NO_SUBGRAPH))
     codes = read_codes(file)
     dense = _Dense(knobs.densify_limit_mib() * MIB)
     raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(polled(tables))]
@@ -112,7 +112,7 @@ class _Dense:
         self.left = left
         self.arrays: list[NDArray] = []
 
-    def add(self, file: File, operand: Operand, tensor: Values, where: str) -> Operand:
+    def add(self, file: File, operand: Operand, tensor: Values, where: Place | str) -> Operand:
         """The constant operand for a sparse tensor."""
         from penstock.loaders.tflite.sparsity import dense_size, densify
 
@@ -124,7 +124,7 @@ class _Dense:
             stored = memoryview(b"") if place is None else file.bytes_at(place)
             densify(file, tensor["sparsity"], stored, array)
         except ModelError as error:
-            raise type(error)(error.message, where=where) from None
+            raise error.at(where) from None
         self.left -= size
         array.flags.writeable = False
         self.arrays.append(array)
@@ -146,7 +146,7 @@ class _Dense:
 def _subgraph(
     file: File, codes: list[OperatorCode], index: int, table: Values, subgraphs: int, dense: _Dense
 ) -> RawSubgraph:
-    file.charge(SUBGRAPH_MEMORY, f"subgraph {index}")
+    file.charge(SUBGRAPH_MEMORY, Place(index))
     tensors: list[Values] = table["tensors"] or []
     operands = [read_operand(file, index, i, t) for i, t in enumerate(polled(tensors))]
     for i, tensor in enumerate(tensors):
@@ -157,7 +157,7 @@ def _subgraph(
         for i in indexes:
             if not 0 <= i < len(tensors):
                 raise IndexOutOfRange(
-                    f"{kind} refers to tensor {i} of {len(tensors)}", where=f"subgraph {index}"
+                    f"{kind} refers to tensor {i} of {len(tensors)}", where=Place(index)
                 )
     operators = [
         read_operator(file, codes, index, i, o, len(tensors), subgraphs)
@@ -222,7 +222,7 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
 
 
 def _ends(
-    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: str
+    maps: list[Values], raw: RawSubgraph, renamed: Mapping[int, int], where: Place | str
 ) -> tuple[tuple[str, int], ...]:
     named: dict[str, int] = {}
     for entry in maps:

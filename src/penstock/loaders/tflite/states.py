@@ -28,6 +28,7 @@ from msgspec.structs import replace
 from penstock.errors import (
     InvalidOperation,
     LimitExceeded,
+    Place,
 )
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph, Variable
@@ -174,7 +175,7 @@ class StateLowering:
                     roles[target] = role
         if self.raw and roles[0] != "entry" and self.use.touched[0]:
             raise InvalidOperation(
-                "the main subgraph has network state and is entered by another", where="subgraph 0"
+                "the main subgraph has network state and is entered by another", where=Place(0)
             )
         return roles
 

@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import (
+    Fault,
+    FaultCode,
     InvalidOperand,
     InvalidQuantization,
     ModelError,
@@ -15,7 +17,7 @@ from penstock.errors import (
 )
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
-from penstock.ir.types import DType, Quantization, Shape, byte_size, element_count
+from penstock.ir.types import DType, NDArray, Quantization, Shape, byte_size, element_count
 from penstock.loaders.flatbuffer import Values
 from penstock.loaders.tflite.file import File, integers, tensor_place
 
@@ -84,9 +86,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
             raise InvalidOperand("a variable tensor cannot have a buffer")
         place = _trim(file, place, dtype, full)
     except ModelError as error:
-        raise type(error)(
-            error.message, where=tensor_place(subgraph, index, tensor), offset=error.offset
-        ) from None
+        raise error.at(tensor_place(subgraph, index, tensor)) from None
     if place.length <= MAX_COPIED_VALUE:
         value = bytes(file.bytes_at(place))
         return Operand(
@@ -95,6 +95,20 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
     return Operand(
         dtype, full, Lifetime.CONSTANT_POOL, name, quantization, location=place, origin=origin
     )
+
+
+def quantization_fault(
+    scales: NDArray, zero_points: NDArray | None, dimension: int, shape: tuple[int, ...]
+) -> Fault | None:
+    """What is wrong with how many scales and zero points a tensor has, and along which dimension."""
+    if zero_points is None:
+        return Fault(FaultCode.NO_ZERO_POINTS, scales=len(scales))
+    if len(zero_points) != len(scales):
+        counts = {"scales": len(scales), "zero_points": len(zero_points)}
+        return Fault(FaultCode.ZERO_POINT_COUNT, **counts)
+    if dimension < 0 or (shape and dimension >= len(shape)):
+        return Fault(FaultCode.QUANTIZED_DIMENSION, dimension=dimension, rank=len(shape))
+    return None
 
 
 def read_quantization(
@@ -113,11 +127,8 @@ def read_quantization(
     scales, zero_points, axis = table["scale"], table["zero_point"], table["quantized_dimension"]
     if scales is None or not len(scales):
         return None
-    if zero_points is None or len(zero_points) != len(scales):
-        count = 0 if zero_points is None else len(zero_points)
-        raise InvalidQuantization(f"{len(scales)} scales and {count} zero points")
-    if axis < 0 or (shape and axis >= len(shape)):
-        raise InvalidQuantization(f"quantised dimension {axis} of a rank-{len(shape or ())} tensor")
+    if fault := quantization_fault(scales, zero_points, axis, shape or ()):
+        raise InvalidQuantization(fault)
     if len(scales) > 1 and shape and len(scales) != shape[axis]:
         raise InvalidQuantization(
             f"{len(scales)} scales for dimension {axis} of size {shape[axis]}"

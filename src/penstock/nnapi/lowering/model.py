@@ -114,7 +114,7 @@ class SubgraphLowering:
                 if error.where is not None:
                     raise
                 place = f"{self._where}, operation {at} ({operation.type})"
-                raise type(error)(error.message, where=place) from error
+                raise error.at(place) from error
             self.ends.append(len(self.graph.operations))
         outputs = [self.value(i) for i in self._source.outputs]
         through = inputs[len(inputs) - passed :]

@@ -38,7 +38,7 @@ def check_subgraph(
             check_operand(operand, model.pools, len(model.referenced), feature_level)
         except ModelError as error:
             place = f"{where}, operand {index} ({operand.name})"
-            raise type(error)(error.message, where=place) from None
+            raise error.at(place) from None
     _check_interface(subgraph, where)
     _check_order(subgraph, where)
 
