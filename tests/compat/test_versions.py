@@ -4,14 +4,17 @@ words.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
 from penstock import tflite
 from penstock.export.tflite.fields import TFLITE
-from penstock.tflite.versions import NEWEST
+from penstock.ir.operations import OPERATIONS
 from tests.unit.loaders.files import relu
+
+NEWEST: Final = {name: row.versions for name, row in OPERATIONS.items() if row.versions > 1}
+"""The operators that have more than one version, by their newest one."""
 
 litert = pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
 

@@ -6,21 +6,38 @@ import os
 import stat
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import ModelError, without_frames
+from penstock.errors import ModelError, UnknownOperator, without_frames
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import Model
+from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import ConstantPool
 from penstock.loaders import tflite
 from penstock.loaders.flatbuffer import check_header
 from penstock.loaders.tflite.catalog import Catalog, read_catalog
+from penstock.loaders.tflite.operators import OperatorCode
 from penstock.memory import sealed_file
-from penstock.tflite import texts, versions
+from penstock.tflite import texts
 
 NULL_MODEL: Final = "The model allocation is null/empty"
+
+
+def _check_versions(codes: Iterable[OperatorCode]) -> None:
+    """Raises `ValueError`, with LiteRT's words, for an operator version that LiteRT has no kernel
+    for: a newer version may mean something else. Custom operators have no such limit.
+    """
+    for code in codes:
+        newest = OPERATIONS[code.type].versions
+        if code.type != "CUSTOM" and not 1 <= code.version <= newest:
+            reason = f"version {code.version} of {code.type} is not known, 1 to {newest} are"
+            raise ValueError(
+                f"Didn't find op for builtin opcode '{code.type}' version '{code.version}'. "
+                "An older version of this builtin might be supported. Are you using an old TFLite "
+                f"binary with a newer model?\nRegistration failed.\n{reason}"
+            ) from UnknownOperator(reason)
 
 
 class LoadedFile:
@@ -30,7 +47,7 @@ class LoadedFile:
         self.pool = ConstantPool(content.view, content, content.kind)
         self.owner = owner
         self.catalog: Catalog = read_catalog(self.pool)
-        versions.check(self.catalog.codes)
+        _check_versions(self.catalog.codes)
         self._lock = threading.Lock()
         self._model: Model | ModelError | None = None
 

@@ -25,9 +25,10 @@ def generator() -> ModuleType:
     return module
 
 
-def test_the_table_is_what_the_generator_derives() -> None:
+def test_schema_and_operator_codes_are_what_the_generator_derives() -> None:
     generated = pytest.importorskip("ai_edge_litert.schema_py_generated")
     assert Path(schema.__file__).read_text() == generator().generate(generated)
+    assert generator().CODES.read_text() == generator().codes(generated)
 
 
 @pytest.mark.parametrize("source", [schema, metadata_schema])

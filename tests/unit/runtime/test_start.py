@@ -86,8 +86,8 @@ def test_a_warm_start_imports_nothing_that_it_does_not_need(
     drivers = {m.split(".")[2] for m in modules if m.startswith("penstock.drivers.")}
     assert drivers == {"sample"}
     families = {m for m in modules if m.startswith("penstock.ir.operations.")}
-    assert {"penstock.ir.operations.matmul", "penstock.ir.operations.activation"} <= families
-    assert not {"penstock.ir.operations.convolution", "penstock.ir.operations.custom"} & families
+    assert {"penstock.ir.operations.layers", "penstock.ir.operations.activation"} <= families
+    assert not {"penstock.ir.operations.recurrent", "penstock.ir.operations.custom"} & families
     unused = {"penstock.cli", "penstock.ipc", "penstock.nnapi", "penstock.tflite"}
     assert not {".".join(m.split(".")[:2]) for m in modules} & (unused | {"penstock.testing"})
 

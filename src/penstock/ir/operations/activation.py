@@ -1,4 +1,4 @@
-"""Rows of activation functions, softmax included."""
+"""Rows of activation functions, softmax and normalisations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import flag, real
 from penstock.ir.operations.requirements import fixed_output
-from penstock.ir.operations.rules import at_least, broadcast, like
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, NUMBER
+from penstock.ir.operations.rules import at_least, broadcast, like, ranked
+from penstock.ir.operations.signature import FUSED_ACTIVATION, NUMBER, flag, integer, real, row
+from penstock.ir.operations.spec import Port, ShapeContext
 from penstock.ir.types import DType, Shape
 
 X: Final = (Port("x", NUMBER, "T"),)
@@ -34,24 +33,44 @@ def _along_last(context: ShapeContext) -> Sequence[Shape]:
     return (at_least(context, 0, 1),)
 
 
+def _l2(context: ShapeContext) -> Sequence[Shape]:
+    return (at_least(context, 0, 1),)
+
+
+def _response(context: ShapeContext) -> Sequence[Shape]:
+    return (ranked(context, 0, 4),)
+
+
 ROWS: Final = (
-    OperationSpec("RELU", X, Y, like(0), feature_level=1, doc="max(x, 0)."),
-    OperationSpec(
+    row("RELU", "x: number T -> y: number T", like(0), level=1, versions=3, doc="max(x, 0)."),
+    row(
         "RELU_N1_TO_1",
-        X,
-        Y,
+        "x: number T -> y: number T",
         like(0),
-        feature_level=1,
+        level=1,
         nnapi_name="RELU1",
         doc="x clamped to -1..1.",
     ),
-    OperationSpec("RELU_0_TO_1", X, Y, like(0), doc="x clamped to 0..1."),
-    OperationSpec("RELU6", X, Y, like(0), feature_level=1, doc="x clamped to 0..6."),
-    OperationSpec("TANH", X, Y, like(0), feature_level=1, doc="The hyperbolic tangent of x."),
-    OperationSpec(
+    row("RELU_0_TO_1", "x: number T -> y: number T", like(0), doc="x clamped to 0..1."),
+    row(
+        "RELU6",
+        "x: number T -> y: number T",
+        like(0),
+        level=1,
+        versions=3,
+        doc="x clamped to 0..6.",
+    ),
+    row(
+        "TANH",
+        "x: number T -> y: number T",
+        like(0),
+        level=1,
+        versions=3,
+        doc="The hyperbolic tangent of x.",
+    ),
+    row(
         "LOGISTIC",
-        X,
-        Y,
+        "x: number T -> y: number T",
         like(0),
         require=fixed_output(
             {
@@ -60,54 +79,78 @@ ROWS: Final = (
                 DType.INT16: (1 / 32768, 0),
             }
         ),
-        feature_level=1,
+        level=1,
+        versions=3,
         doc="1 / (1 + exp(-x)).",
     ),
-    OperationSpec("ELU", X, Y, like(0), feature_level=4, doc="x where positive, else exp(x) - 1."),
-    OperationSpec("HARD_SWISH", X, Y, like(0), feature_level=4, doc="x * relu6(x + 3) / 6."),
-    OperationSpec(
+    row(
+        "ELU",
+        "x: number T -> y: number T",
+        like(0),
+        level=4,
+        doc="x where positive, else exp(x) - 1.",
+    ),
+    row("HARD_SWISH", "x: number T -> y: number T", like(0), level=4, doc="x * relu6(x + 3) / 6."),
+    row(
         "LEAKY_RELU",
-        X,
-        Y,
+        "x: number T -> y: number T",
         like(0),
         (real("alpha"),),
+        versions=2,
         doc="x where positive, else alpha * x.",
     ),
-    OperationSpec(
+    row(
         "GELU",
-        X,
-        Y,
+        "x: number T -> y: number T",
         like(0),
         (flag("approximate"),),
+        versions=3,
         doc="x times the normal distribution function of x, or its tanh approximation.",
     ),
-    OperationSpec(
+    row(
         "PRELU",
-        (Port("x", ACTIVATION), Port("alpha", ACTIVATION)),
-        (Port("y", ACTIVATION),),
+        "x: activation, alpha: activation -> y: activation",
         _prelu,
-        feature_level=3,
+        level=3,
         doc="x where positive, else alpha * x, broadcast.",
     ),
-    OperationSpec(
+    row(
         "SOFTMAX",
-        (Port("x", ACTIVATION),),
-        (Port("y", ACTIVATION),),
+        "x: activation -> y: activation",
         _along_last,
         (real("beta"),),
         require=fixed_output(
             {DType.INT8: (1 / 256, -128), DType.INT16: (1 / 32768, 0)}, tolerance=1e-3
         ),
-        feature_level=1,
+        level=1,
+        versions=4,
         doc="exp(beta * x) over its sum along the last dimension.",
     ),
-    OperationSpec(
+    row(
         "LOG_SOFTMAX",
-        (Port("x", ACTIVATION),),
-        (Port("y", ACTIVATION),),
+        "x: activation -> y: activation",
         _along_last,
         require=fixed_output({DType.INT8: (1 / 16, 127), DType.UINT8: (1 / 16, 255)}),
-        feature_level=3,
+        level=3,
+        versions=2,
         doc="The logarithm of softmax along the last dimension.",
+    ),
+    row(
+        "L2_NORMALIZATION",
+        "x: activation T -> y: activation T",
+        _l2,
+        (FUSED_ACTIVATION,),
+        require=fixed_output({DType.INT8: (1 / 128, 0), DType.UINT8: (1 / 128, 128)}),
+        level=1,
+        versions=2,
+        doc="x over its Euclidean length along the last dimension; a vector of zeros stays zeros.",
+    ),
+    row(
+        "LOCAL_RESPONSE_NORMALIZATION",
+        "x: float T -> y: float T",
+        _response,
+        (integer("radius"), real("bias"), real("alpha"), real("beta")),
+        level=1,
+        doc="x over (bias + alpha * the sum of squares within radius channels) to the power of beta; NHWC.",
     ),
 )

@@ -1,30 +1,32 @@
-"""Rows of element-by-element arithmetic on two or more operands."""
+"""Rows of element-by-element arithmetic, comparison and selection."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from penstock.ir.operations.attributes import FUSED_ACTIVATION, POT_SCALE_INT16
-from penstock.ir.operations.folding import (
+from penstock.ir.operations.requirements import symmetric_16bit
+from penstock.ir.operations.rules import (
+    agree,
+    agree_shapes,
+    broadcast,
+    broadcast_folding,
+    broadcasting,
     elementwise,
     floor_division,
     floor_modulo,
+    like,
     truncated_division,
 )
-from penstock.ir.operations.requirements import symmetric_16bit
-from penstock.ir.operations.rules import agree_shapes, broadcasting
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, INT, NUMBER, VALUE
-from penstock.ir.types import DType, Shape
-
-PAIR: Final = (Port("a", NUMBER, "T"), Port("b", NUMBER, "T"))
-ANY_PAIR: Final = (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T"))
-INTEGER_PAIR: Final = (Port("a", INT, "T"), Port("b", INT, "T"))
-# The preparation of TFLite's kernels lets any type pass here; the kernels themselves decide.
-VALUE_PAIR: Final = (Port("a", VALUE, "T"), Port("b", VALUE, "T"))
-RESULT: Final = (Port("result", VALUE, "T"),)
+from penstock.ir.operations.signature import (
+    FUSED_ACTIVATION,
+    POT_SCALE_INT16,
+    row,
+)
+from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
+from penstock.ir.types import Shape
 
 
 def _same_shapes(context: ShapeContext) -> tuple[Shape]:
@@ -34,124 +36,186 @@ def _same_shapes(context: ShapeContext) -> tuple[Shape]:
     return (shape,)
 
 
+def _comparison(
+    name: str, sign: str, fold: FoldRule, versions: int, types: str = "number"
+) -> OperationSpec:
+    return row(
+        name,
+        f"a: {types} T, b: {types} T -> truth: bool",
+        broadcasting,
+        fold=fold,
+        level=3,
+        versions=versions,
+        doc=f"a {sign} b, broadcast.",
+    )
+
+
+def _logical(name: str, word: str, fold: FoldRule) -> OperationSpec:
+    signature = "a: bool, b: bool -> truth: bool"
+    return row(name, signature, broadcasting, fold=fold, level=3, doc=f"a {word} b, broadcast.")
+
+
+def _select(context: ShapeContext) -> Sequence[Shape]:
+    """SELECT: the values have one shape; the condition has it too, or is a scalar, or picks rows."""
+    values = agree_shapes(context.shape(1), context.shape(2), "the two values")
+    condition = context.shape(0)
+    if condition is None or values is None or not condition:
+        return (values,)
+    if len(condition) == 1 and len(values) > 1:
+        rows = agree(condition[0], values[0], "rows of condition and values")
+        return ((rows, *values[1:]),)
+    return (agree_shapes(values, condition, "condition and values"),)
+
+
+def _select_v2(context: ShapeContext) -> Sequence[Shape]:
+    return (broadcast(context.shape(0), broadcast(context.shape(1), context.shape(2))),)
+
+
 ROWS: Final = (
-    OperationSpec(
+    row(
         "ADD",
-        VALUE_PAIR,
-        RESULT,
+        "a: value T, b: value T -> result: value T",
         broadcasting,
         (FUSED_ACTIVATION, POT_SCALE_INT16),
         fold=elementwise(np.add),
         require=symmetric_16bit,
-        feature_level=1,
+        level=1,
+        versions=6,
         doc="a + b, broadcast.",
     ),
-    OperationSpec(
+    row(
         "SUB",
-        VALUE_PAIR,
-        RESULT,
+        "a: value T, b: value T -> result: value T",
         broadcasting,
         (FUSED_ACTIVATION, POT_SCALE_INT16),
         fold=elementwise(np.subtract),
         require=symmetric_16bit,
-        feature_level=2,
+        level=2,
+        versions=5,
         doc="a - b, broadcast.",
     ),
-    OperationSpec(
+    row(
         "MUL",
-        VALUE_PAIR,
-        RESULT,
+        "a: value T, b: value T -> result: value T",
         broadcasting,
         (FUSED_ACTIVATION,),
         fold=elementwise(np.multiply),
-        feature_level=1,
+        level=1,
+        versions=8,
         doc="a * b, broadcast.",
     ),
-    OperationSpec(
+    row(
         "DIV",
-        VALUE_PAIR,
-        RESULT,
+        "a: value T, b: value T -> result: value T",
         broadcasting,
         (FUSED_ACTIVATION,),
         fold=elementwise(truncated_division),
-        feature_level=2,
+        level=2,
+        versions=2,
         doc="a / b, broadcast; integers are truncated toward zero.",
     ),
-    OperationSpec(
+    row(
         "FLOOR_DIV",
-        ANY_PAIR,
-        RESULT,
+        "a: any_number T, b: any_number T -> result: value T",
         broadcasting,
         fold=elementwise(floor_division),
+        versions=3,
         doc="floor(a / b), broadcast.",
     ),
-    OperationSpec(
+    row(
         "FLOOR_MOD",
-        ANY_PAIR,
-        RESULT,
+        "a: any_number T, b: any_number T -> result: value T",
         broadcasting,
         fold=elementwise(floor_modulo),
+        versions=2,
         doc="a - floor(a / b) * b, broadcast: the remainder with the sign of b.",
     ),
-    OperationSpec(
+    row(
         "POW",
-        ANY_PAIR,
-        RESULT,
+        "a: any_number T, b: any_number T -> result: value T",
         broadcasting,
-        feature_level=3,
+        level=3,
         doc="a to the power of b, broadcast; integers take no negative exponent.",
     ),
-    OperationSpec(
+    row(
         "MAXIMUM",
-        PAIR,
-        RESULT,
+        "a: number T, b: number T -> result: value T",
         broadcasting,
         fold=elementwise(np.maximum),
-        feature_level=3,
+        level=3,
+        versions=4,
         doc="The larger of a and b, broadcast.",
     ),
-    OperationSpec(
+    row(
         "MINIMUM",
-        PAIR,
-        RESULT,
+        "a: number T, b: number T -> result: value T",
         broadcasting,
         fold=elementwise(np.minimum),
-        feature_level=3,
+        level=3,
+        versions=4,
         doc="The smaller of a and b, broadcast.",
     ),
-    OperationSpec(
+    row(
         "SQUARED_DIFFERENCE",
-        PAIR,
-        RESULT,
+        "a: number T, b: number T -> result: value T",
         broadcasting,
+        versions=2,
         doc="(a - b) * (a - b), broadcast.",
     ),
-    OperationSpec(
+    row(
         "ADD_N",
-        (*PAIR, Port("more", NUMBER, "T", variadic=True)),
-        RESULT,
+        "a: number T, b: number T, more...: number T -> result: value T",
         _same_shapes,
         doc="The sum of all inputs, which have one shape.",
     ),
-    OperationSpec(
+    row(
         "ATAN2",
-        PAIR,
-        RESULT,
+        "a: number T, b: number T -> result: value T",
         _same_shapes,
         doc="The angle of the point (b, a) in radians; a and b have one shape.",
     ),
-    OperationSpec(
+    row(
         "BITWISE_XOR",
-        (Port("a", INT | {DType.BOOL}, "T"), Port("b", INT | {DType.BOOL}, "T")),
-        RESULT,
+        "a: int|bool T, b: int|bool T -> result: value T",
         broadcasting,
         doc="a xor b, bit by bit, broadcast.",
     ),
-    OperationSpec(
+    row(
         "RIGHT_SHIFT",
-        INTEGER_PAIR,
-        RESULT,
+        "a: int T, b: int T -> result: value T",
         broadcasting,
         doc="a shifted right by b bits, broadcast; signed types keep their sign.",
+    ),
+    _comparison("EQUAL", "=", broadcast_folding(np.equal), 5, "value"),
+    _comparison("NOT_EQUAL", "≠", broadcast_folding(np.not_equal), 4, "value"),
+    _comparison("GREATER", ">", broadcast_folding(np.greater), 2),
+    _comparison("GREATER_EQUAL", "≥", broadcast_folding(np.greater_equal), 3),
+    _comparison("LESS", "<", broadcast_folding(np.less), 3),
+    _comparison("LESS_EQUAL", "≤", broadcast_folding(np.less_equal), 2),
+    _logical("LOGICAL_AND", "and", broadcast_folding(np.logical_and)),
+    _logical("LOGICAL_OR", "or", broadcast_folding(np.logical_or)),
+    row(
+        "LOGICAL_NOT",
+        "x: bool -> truth: bool",
+        like(0),
+        fold=broadcast_folding(np.logical_not),
+        level=3,
+        doc="not x.",
+    ),
+    row(
+        "SELECT",
+        "condition: bool, a: value T, b: value T -> selected: value T",
+        _select,
+        level=3,
+        versions=4,
+        doc="a where the condition holds, else b; a condition of rank 1 selects whole rows of values of higher rank.",
+    ),
+    row(
+        "SELECT_V2",
+        "condition: bool, a: value T, b: value T -> selected: value T",
+        _select_v2,
+        fold=broadcast_folding(np.where),
+        versions=2,
+        doc="a where the condition holds, else b, all three broadcast.",
     ),
 )

@@ -6,14 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, ShapeMismatch
-from penstock.ir.operations.attributes import subgraph
 from penstock.ir.operations.rules import fixed, product, unknown
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import BOOL
+from penstock.ir.operations.signature import row, subgraph
+from penstock.ir.operations.spec import AttributeSpec, ShapeContext
 from penstock.ir.types import Shape
-
-ARGUMENTS: Final = Port("arguments", variadic=True)
-RESULTS: Final = (Port("results", variadic=True),)
 
 MAX_ROUNDS: Final = 4
 
@@ -80,44 +76,39 @@ def _call(context: ShapeContext) -> Sequence[Shape]:
 
 
 ROWS: Final = (
-    OperationSpec(
+    row(
         "IF",
-        (Port("condition", BOOL), ARGUMENTS),
-        RESULTS,
+        "condition: bool, arguments...: any -> results...: any",
         _if,
         (subgraph("then_subgraph_index"), subgraph("else_subgraph_index")),
-        feature_level=4,
+        level=4,
         doc="One of two subgraphs applied to the arguments, by a boolean of one element.",
     ),
-    OperationSpec(
+    row(
         "WHILE",
-        (ARGUMENTS,),
-        RESULTS,
+        "arguments...: any -> results...: any",
         loop_shapes,
         (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
-        feature_level=4,
+        level=4,
         doc="The body subgraph applied to the arguments again and again, while the condition subgraph says true.",
     ),
-    OperationSpec(
+    row(
         "CALL",
-        (ARGUMENTS,),
-        RESULTS,
+        "arguments...: any -> results...: any",
         _call,
         (AttributeSpec("subgraph", "subgraph", 0),),
         doc="A subgraph applied to the arguments.",
     ),
-    OperationSpec(
+    row(
         "CALL_ONCE",
-        (),
-        (),
+        " -> ",
         fixed(),
         (subgraph("init_subgraph_index"),),
         doc="A subgraph run before the first run only. Loaders lower it: what it assigns become initial values.",
     ),
-    OperationSpec(
+    row(
         "DELEGATE",
-        (ARGUMENTS,),
-        RESULTS,
+        "arguments...: any -> results...: any",
         unknown,
         doc="A part of a graph that a delegate has taken over; only in memory, never in a file that runs.",
     ),

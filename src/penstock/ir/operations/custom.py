@@ -1,7 +1,8 @@
-"""Rows of custom operators.
+"""Rows of custom operators, and the row of vendors' extensions.
 
 A row named `CUSTOM:<code>` stands for every operator that LiteRT runs without further registration:
-TFLite's own, and MediaPipe's three and the attention that XNNPACK knows.
+TFLite's own, MediaPipe's three, and the attention that XNNPACK has. EXTENSION stands for the
+operations of NNAPI's vendors, which only their drivers compute (NNAPI section 8.6).
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from penstock.errors import ShapeMismatch
+from penstock.errors import InvalidAttribute, ShapeMismatch
+from penstock.ir.extension import EXTENSION, code_fault, name_fault
 from penstock.ir.operand import Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations.custom_options import (
@@ -35,16 +37,15 @@ from penstock.ir.operations.rules import (
     ranked,
     window,
 )
+from penstock.ir.operations.signature import row
 from penstock.ir.operations.spec import (
     AttributeSpec,
     OperationSpec,
-    Port,
     Requirement,
     ShapeContext,
     ShapeRule,
 )
-from penstock.ir.operations.types import ACTIVATION, FLOAT, FLOAT32, INT32, QUANT
-from penstock.ir.types import DType, Shape
+from penstock.ir.types import Shape
 
 
 def readable(parse: Callable[[Attributes], object]) -> Requirement:
@@ -141,16 +142,14 @@ def _attention(context: ShapeContext) -> Sequence[Shape]:
 
 def _custom(
     code: str,
-    inputs: Sequence[Port],
-    outputs: Sequence[Port],
+    signature: str,
     infer: ShapeRule,
     parse: Callable[[Attributes], object],
     doc: str,
 ) -> OperationSpec:
-    return OperationSpec(
+    return row(
         f"CUSTOM:{code}",
-        tuple(inputs),
-        tuple(outputs),
+        signature,
         infer,
         (CODE, OPTIONS),
         require=readable(parse),
@@ -161,13 +160,24 @@ def _custom(
 
 CODE: Final = AttributeSpec("custom_code", "str", "")
 OPTIONS: Final = AttributeSpec("custom_options", "bytes", b"")
-POOLED: Final = (Port("output", FLOAT32), Port("indices", FLOAT32))
+
+
+def _require_name(operation: Operation, *_: Sequence[Operand]) -> None:
+    """The attributes name an operation. What it takes and gives is between its vendor and the
+    driver.
+    """
+    attributes = operation.attributes
+    fault = name_fault(attributes.text("extension")) or code_fault(
+        attributes.integer("code"), "the number of an extension's operation"
+    )
+    if fault:
+        raise InvalidAttribute(fault)
+
 
 ROWS: Final = (
-    OperationSpec(
+    row(
         "CUSTOM",
-        (Port("inputs", variadic=True),),
-        (Port("results", variadic=True),),
+        "inputs...: any -> results...: any",
         declared,
         (CODE, OPTIONS),
         vocabulary="custom",
@@ -175,84 +185,77 @@ ROWS: Final = (
     ),
     _custom(
         "TFLite_Detection_PostProcess",
-        (Port("boxes", ACTIVATION), Port("scores", ACTIVATION), Port("anchors", ACTIVATION)),
-        (
-            Port("detection_boxes", FLOAT32),
-            Port("detection_classes", FLOAT32),
-            Port("detection_scores", FLOAT32),
-            Port("detection_count", FLOAT32),
-        ),
+        "boxes: activation, scores: activation, anchors: activation -> "
+        "detection_boxes: float32, detection_classes: float32, detection_scores: float32, "
+        "detection_count: float32",
         _detections,
         detection_post_process,
         "Anchor boxes of one image decoded and suppressed to the best detections.",
     ),
     _custom(
         "Convolution2DTransposeBias",
-        (Port("input", FLOAT), Port("filter", FLOAT), Port("bias", FLOAT)),
-        (Port("output", FLOAT),),
+        "input: float, filter: float, bias: float -> output: float",
         _transpose_conv,
         transpose_conv_bias,
         "TRANSPOSE_CONV with a bias, its output's shape derived from the input's (MediaPipe).",
     ),
     _custom(
         "MaxPoolingWithArgmax2D",
-        (Port("input", FLOAT32),),
-        POOLED,
+        "input: float32 -> output: float32, indices: float32",
         _pool_argmax,
         windowed_pool,
         "The maximum of each window and, as a float, its place in the window, row by row (MediaPipe).",
     ),
     _custom(
         "MaxUnpooling2D",
-        (Port("input", FLOAT32), Port("indices", FLOAT32)),
-        POOLED[:1],
+        "input: float32, indices: float32 -> output: float32",
         _unpool,
         windowed_pool,
         "Zeros with each input element at the place in its window that the indices say (MediaPipe).",
     ),
     _custom(
         "AudioSpectrogram",
-        (Port("samples", FLOAT32),),
-        (Port("spectrogram", FLOAT32),),
+        "samples: float32 -> spectrogram: float32",
         _spectrogram,
         audio_spectrogram,
         "The magnitudes, or their squares, of the windowed Fourier transforms of sound.",
     ),
     _custom(
         "Mfcc",
-        (Port("spectrogram", FLOAT32), Port("sample_rate", INT32)),
-        (Port("coefficients", FLOAT32),),
+        "spectrogram: float32, sample_rate: int32 -> coefficients: float32",
         _mfcc,
         mfcc,
         "Mel-frequency cepstral coefficients of a squared spectrogram.",
     ),
     _custom(
         "NumericVerify",
-        (Port("quantized", QUANT | {DType.FLOAT16}), Port("reference", FLOAT32)),
-        (Port("difference", FLOAT32, optional=True),),
+        "quantized: quant|float16, reference: float32 -> difference?: float32",
         like(0),
         numeric_verify,
         "The dequantised input less a float reference, for debugging a quantised model.",
     ),
     _custom(
         "aeq.hadamard_rotation",
-        (Port("input", FLOAT32),),
-        (Port("output", FLOAT32),),
+        "input: float32 -> output: float32",
         like(0),
         hadamard_size,
         "Groups of elements, as many as a power of two, turned by the normalised Hadamard matrix of that size.",
     ),
     _custom(
         "odml.scaled_dot_product_attention",
-        (
-            Port("query", FLOAT32),
-            Port("key", FLOAT32),
-            Port("value", FLOAT32),
-            Port("mask", FLOAT32, optional=True),
-        ),
-        (Port("output", FLOAT32),),
+        "query: float32, key: float32, value: float32, mask?: float32 -> output: float32",
         _attention,
         dot_product_attention,
         "Values averaged by the softmax of scaled, capped and masked products of queries and keys (XNNPACK).",
+    ),
+    row(
+        EXTENSION,
+        "inputs...?: any -> results...: any",
+        declared,
+        (AttributeSpec("extension", "str"), AttributeSpec("code", "int")),
+        require=_require_name,
+        vocabulary="extension",
+        level=3,
+        doc="Operation *code* of the vendor's extension of that name; shapes are those the model declares.",
     ),
 )

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from penstock.errors import InvalidAttribute
 from penstock.ir.operation import Attributes
-from penstock.ir.operations.attributes import ACTIVATIONS
 from penstock.ir.operations.rules import MAX_DIMENSION
+from penstock.ir.operations.signature import ACTIVATIONS
 
 MAX_OPTIONS: Final = 1 << 16
 """Longer options are refused: those of the operators here take some hundred bytes."""

@@ -1,4 +1,7 @@
-"""Rows of non-maximum suppression."""
+"""Rows of object detection, TFLite's and NNAPI's: boxes, regions of interest and suppression.
+
+NNAPI's boxes are (x1, y1, x2, y2). Operations that select have outputs of unknown length.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.rules import agree, constant_integer, dimension, fill, ranked
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import FLOAT32, INT32
-from penstock.ir.types import Shape
-
-INPUTS: Final = (
-    Port("boxes", FLOAT32),
-    Port("scores", FLOAT32),
-    Port("max_output_size", INT32),
-    Port("iou_threshold", FLOAT32),
-    Port("score_threshold", FLOAT32),
+from penstock.ir.operations.nnapi import DATA_LAYOUT, image_axes, image_shape, required
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    bounded,
+    constant_integer,
+    dimension,
+    fill,
+    positive,
+    ranked,
 )
+from penstock.ir.operations.signature import choice, row
+from penstock.ir.operations.spec import AttributeSpec, ShapeContext
+from penstock.ir.types import Shape
 
 
 def _selected(context: ShapeContext) -> Shape:
@@ -42,19 +47,189 @@ def _soft(context: ShapeContext) -> Sequence[Shape]:
     return fill(context, chosen, chosen, ())
 
 
+def _times_four(size: Dimension) -> Dimension:
+    return None if size is None else 4 * size
+
+
+def _regions(context: ShapeContext, index: int) -> Dimension:
+    """Number of boxes of a [n, 4] input."""
+    boxes = ranked(context, index, 2)
+    agree(dimension(boxes, 1), 4, "numbers a box")
+    return dimension(boxes, 0)
+
+
+def _roi(context: ShapeContext) -> Sequence[Shape]:
+    image = ranked(context, 0, 4)
+    count = agree(
+        _regions(context, 1), dimension(ranked(context, 2, 1), 0), "boxes and batch indices"
+    )
+    height, width = positive(context, "output_height"), positive(context, "output_width")
+    return (image_shape(context, count, height, width, dimension(image, image_axes(context)[2])),)
+
+
+def _transform(context: ShapeContext) -> Sequence[Shape]:
+    count, deltas = _regions(context, 0), ranked(context, 1, 2)
+    count = agree(count, dimension(deltas, 0), "boxes and deltas")
+    agree(count, dimension(ranked(context, 2, 1), 0), "boxes and batch indices")
+    agree(dimension(ranked(context, 3, 2), 1), 2, "numbers of an image's size")
+    return ((count, dimension(deltas, 1)),)
+
+
+def _nms_limit(context: ShapeContext) -> Sequence[Shape]:
+    scores, boxes = ranked(context, 0, 2), ranked(context, 1, 2)
+    count = agree(dimension(scores, 0), dimension(boxes, 0), "scores and boxes")
+    agree(
+        dimension(boxes, 1),
+        _times_four(dimension(scores, 1)),
+        "box columns and four times the classes",
+    )
+    agree(count, dimension(ranked(context, 2, 1), 0), "boxes and batch indices")
+    return ((None,), (None, 4), (None,), (None,))
+
+
+def _postprocessing(context: ShapeContext) -> Sequence[Shape]:
+    scores, boxes = ranked(context, 0, 3), ranked(context, 1, 3)
+    batch = agree(dimension(scores, 0), dimension(boxes, 0), "batches of scores and boxes")
+    anchors = agree(dimension(scores, 1), dimension(boxes, 1), "scores and boxes")
+    agree(anchors, _regions(context, 2), "boxes and anchors")
+    limit = positive(context, "max_detections")
+    if not context.attributes.flag("use_regular_nms"):
+        limit = bounded(limit * positive(context, "max_classes_per_detection"))
+    return ((batch, limit), (batch, limit, 4), (batch, limit), (batch,))
+
+
+def _proposals(context: ShapeContext) -> Sequence[Shape]:
+    scores, deltas = ranked(context, 0, 4), ranked(context, 1, 4)
+    *spatial, channels = image_axes(context)
+    for axis in (0, *spatial):
+        agree(dimension(scores, axis), dimension(deltas, axis), "scores and box deltas")
+    anchors = agree(dimension(scores, channels), _regions(context, 2), "scores and anchors")
+    agree(
+        dimension(deltas, channels),
+        _times_four(anchors),
+        "delta channels and four times the anchors",
+    )
+    agree(dimension(ranked(context, 3, 2), 1), 2, "numbers of an image's size")
+    return ((None,), (None, 4), (None,))
+
+
+def _keypoints(context: ShapeContext) -> Sequence[Shape]:
+    maps = ranked(context, 0, 4)
+    height, width, channels = image_axes(context)
+    agree(dimension(maps, height), dimension(maps, width), "height and width of a heat map")
+    count = agree(dimension(maps, 0), _regions(context, 1), "heat maps and boxes")
+    points = dimension(maps, channels)
+    return ((count, points), (count, points, 2))
+
+
+ROI_SIZE: Final = (
+    *required("int", "output_height", "output_width"),
+    *required("float", "height_ratio", "width_ratio"),
+)
+
+
 ROWS: Final = (
-    OperationSpec(
+    row(
         "NON_MAX_SUPPRESSION_V4",
-        INPUTS,
-        (Port("indices", INT32), Port("count", INT32)),
+        "boxes: float32, scores: float32, max_output_size: int32, iou_threshold: float32, "
+        "score_threshold: float32 -> indices: int32, count: int32",
         _hard,
         doc="Boxes in order of score, without those that overlap a better one; their indices and number.",
     ),
-    OperationSpec(
+    row(
         "NON_MAX_SUPPRESSION_V5",
-        (*INPUTS, Port("sigma", FLOAT32)),
-        (Port("indices", INT32), Port("scores", FLOAT32), Port("count", INT32)),
+        "boxes: float32, scores: float32, max_output_size: int32, iou_threshold: float32, "
+        "score_threshold: float32, sigma: float32 -> indices: int32, scores: float32, count: "
+        "int32",
         _soft,
         doc="As version 4, but overlapping boxes lose score by a Gaussian of sigma; also their scores.",
+    ),
+    row(
+        "ROI_ALIGN",
+        "image: activation, boxes: activation, batch_indices: int32 -> output: activation",
+        _roi,
+        (
+            *ROI_SIZE,
+            *required("int", "sampling_points_height", "sampling_points_width"),
+            DATA_LAYOUT,
+        ),
+        vocabulary="nnapi",
+        level=3,
+        doc="Each box of an image resampled bilinearly to one size, the mean of its sampling points a pixel.",
+    ),
+    row(
+        "ROI_POOLING",
+        "image: activation, boxes: activation, batch_indices: int32 -> output: activation",
+        _roi,
+        (*ROI_SIZE, DATA_LAYOUT),
+        vocabulary="nnapi",
+        level=3,
+        doc="Each box of an image reduced to one size by maxima over its cells.",
+    ),
+    row(
+        "AXIS_ALIGNED_BBOX_TRANSFORM",
+        "boxes: activation, deltas: activation, batch_indices: int32, image_info: activation "
+        "-> output: activation",
+        _transform,
+        vocabulary="nnapi",
+        level=3,
+        doc="Boxes moved and scaled by deltas for each class, clipped to their image.",
+    ),
+    row(
+        "BOX_WITH_NMS_LIMIT",
+        "scores: activation, boxes: activation, batch_indices: int32 -> selected_scores: "
+        "activation, selected_boxes: activation, classes: int32, selected_batch_indices: "
+        "int32",
+        _nms_limit,
+        (
+            *required("float", "score_threshold"),
+            *required("int", "max_boxes"),
+            choice("nms_kernel", "HARD", "LINEAR", "GAUSSIAN"),
+            *required("float", "iou_threshold", "sigma", "nms_score_threshold"),
+        ),
+        vocabulary="nnapi",
+        level=3,
+        doc="The best boxes of each class and image, by hard or soft non-maximum suppression.",
+    ),
+    row(
+        "DETECTION_POSTPROCESSING",
+        "scores: activation, boxes: activation, anchors: activation -> detection_scores: "
+        "activation, detection_boxes: activation, detection_classes: int32, detection_count: "
+        "int32",
+        _postprocessing,
+        (
+            *required("float", "scale_y", "scale_x", "scale_h", "scale_w"),
+            AttributeSpec("use_regular_nms", "bool"),
+            *required("int", "max_detections", "max_classes_per_detection", "detections_per_class"),
+            *required("float", "score_threshold", "iou_threshold"),
+            AttributeSpec("background_in_labels", "bool"),
+        ),
+        vocabulary="nnapi",
+        level=3,
+        doc="Anchor boxes decoded and suppressed to the best detections of each image.",
+    ),
+    row(
+        "GENERATE_PROPOSALS",
+        "scores: activation, deltas: activation, anchors: activation, image_info: activation "
+        "-> selected_scores: activation, boxes: activation, batch_indices: int32",
+        _proposals,
+        (
+            *required("float", "height_stride", "width_stride"),
+            *required("int", "pre_nms_max", "post_nms_max"),
+            *required("float", "iou_threshold", "min_size"),
+            DATA_LAYOUT,
+        ),
+        vocabulary="nnapi",
+        level=3,
+        doc="Region proposals: anchors at every place, moved by deltas, the best left after suppression.",
+    ),
+    row(
+        "HEATMAP_MAX_KEYPOINT",
+        "heatmaps: activation, boxes: activation -> scores: activation, keypoints: activation",
+        _keypoints,
+        (DATA_LAYOUT,),
+        vocabulary="nnapi",
+        level=3,
+        doc="The place and score of each heat map's maximum, refined below a pixel, in its box.",
     ),
 )

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import choice, integer
-from penstock.ir.operations.folding import folding
 from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
     MAX_RANK,
@@ -19,14 +17,15 @@ from penstock.ir.operations.rules import (
     constant_integers,
     dimension,
     elements,
+    folding,
     length,
     normalize_axis,
     positive,
     ranked,
 )
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import INDEX, SIZES, VALUE
-from penstock.ir.types import DType, NDArray, Shape
+from penstock.ir.operations.signature import VALUE, choice, integer, row
+from penstock.ir.operations.spec import Port, ShapeContext
+from penstock.ir.types import NDArray, Shape
 
 X: Final = Port("input", VALUE, "T")
 Y: Final = (Port("output", VALUE, "T"),)
@@ -210,95 +209,92 @@ def _depth_to_space(context: ShapeContext) -> Sequence[Shape]:
     return ((batch, height, width, None if depth is None else depth // (block * block)),)
 
 
-PADDINGS: Final = Port("paddings", SIZES | {DType.INT8})
-
 ROWS: Final = (
-    OperationSpec(
+    row(
         "TRANSPOSE",
-        (X, Port("permutation", SIZES)),
-        Y,
+        "input: value T, permutation: sizes -> output: value T",
         _transpose,
         fold=folding(_fold_transpose),
-        feature_level=2,
+        level=2,
+        versions=9,
         doc="The input with its dimensions in another order: output dimension i is input dimension permutation[i].",
     ),
-    OperationSpec(
+    row(
         "PAD",
-        (X, PADDINGS),
-        Y,
+        "input: value T, paddings: sizes|int8 -> output: value T",
         _pad,
-        feature_level=2,
+        level=2,
+        versions=6,
         doc="The input with zeros (quantised: zero points) before and after each dimension.",
     ),
-    OperationSpec(
+    row(
         "PADV2",
-        (X, PADDINGS, Port("value", VALUE, "T")),
-        Y,
+        "input: value T, paddings: sizes|int8, value: value T -> output: value T",
         _pad_with,
-        feature_level=3,
+        level=3,
         nnapi_name="PAD_V2",
+        versions=6,
         doc="The input with a given scalar before and after each dimension.",
     ),
-    OperationSpec(
+    row(
         "MIRROR_PAD",
-        (X, Port("paddings", INDEX)),
-        Y,
+        "input: value T, paddings: index -> output: value T",
         _mirror_pad,
         (choice("mode", "REFLECT", "SYMMETRIC"),),
         require=same_quantization,
-        feature_level=7,
+        level=7,
+        versions=3,
         doc="The input with its own mirror image before and after each dimension, "
         "the edge left out (REFLECT) or repeated (SYMMETRIC).",
     ),
-    OperationSpec(
+    row(
         "TILE",
-        (X, Port("multiples", INDEX)),
-        Y,
+        "input: value T, multiples: index -> output: value T",
         _tile,
-        feature_level=3,
+        level=3,
+        versions=3,
         doc="The input repeated along each dimension.",
     ),
-    OperationSpec(
+    row(
         "DILATE",
-        (X, Port("dilations", INDEX), Port("padding_value", VALUE, "T")),
-        Y,
+        "input: value T, dilations: index, padding_value: value T -> output: value T",
         _dilate,
         doc="The input with dilation - 1 copies of a scalar between neighbours along each dimension.",
     ),
-    OperationSpec(
+    row(
         "SPACE_TO_BATCH_ND",
-        (X, Port("block_shape", SIZES), Port("paddings", SIZES)),
-        Y,
+        "input: value T, block_shape: sizes, paddings: sizes -> output: value T",
         _space_to_batch,
         require=same_quantization,
-        feature_level=2,
+        level=2,
+        versions=4,
         doc="Blocks of the padded spatial dimensions moved into the batch dimension.",
     ),
-    OperationSpec(
+    row(
         "BATCH_TO_SPACE_ND",
-        (X, Port("block_shape", SIZES), Port("crops", SIZES)),
-        Y,
+        "input: value T, block_shape: sizes, crops: sizes -> output: value T",
         _batch_to_space,
         require=same_quantization,
-        feature_level=2,
+        level=2,
+        versions=4,
         doc="Batches laid out as blocks of the spatial dimensions, then cropped.",
     ),
-    OperationSpec(
+    row(
         "SPACE_TO_DEPTH",
-        (X,),
-        Y,
+        "input: value T -> output: value T",
         _space_to_depth,
         (integer("block_size"),),
-        feature_level=1,
+        level=1,
+        versions=2,
         doc="Square blocks of an NHWC image moved into the channels.",
     ),
-    OperationSpec(
+    row(
         "DEPTH_TO_SPACE",
-        (X,),
-        Y,
+        "input: value T -> output: value T",
         _depth_to_space,
         (integer("block_size"),),
-        feature_level=1,
+        level=1,
+        versions=2,
         doc="Channels of an NHWC image laid out as square blocks.",
     ),
 )

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations.attributes import FUSED_ACTIVATION, choice
 from penstock.ir.operations.recurrent import LAYER_NORM, LSTM_STATES, lstm_parameters, lstm_sizes
 from penstock.ir.operations.rules import (
     MAX_RANK,
@@ -26,8 +25,15 @@ from penstock.ir.operations.rules import (
     ranked,
     window,
 )
+from penstock.ir.operations.signature import (
+    ACTIVATION,
+    FUSED_ACTIVATION,
+    INT32,
+    WEIGHTS,
+    choice,
+    row,
+)
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, BIAS, BOOL, FLOAT, INT32, NUMBER, WEIGHTS
 from penstock.ir.types import DType, Shape
 
 DATA_LAYOUT: Final = choice("data_layout", "NHWC", "NCHW")
@@ -159,20 +165,18 @@ def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
 GATES: Final = ("input", "forget", "cell", "output")
 
 ROWS: Final = (
-    OperationSpec(
+    row(
         "CHANNEL_SHUFFLE",
-        (Port("input", NUMBER, "T"),),
-        (Port("output", NUMBER, "T"),),
+        "input: number T -> output: number T",
         _shuffle,
         required("int", "groups", "axis"),
         vocabulary="nnapi",
-        feature_level=3,
+        level=3,
         doc="Channels dealt out to groups: channel g * n + i goes to place i * groups + g.",
     ),
-    OperationSpec(
+    row(
         "GROUPED_CONV_2D",
-        (Port("input", ACTIVATION), Port("filter", WEIGHTS), Port("bias", BIAS)),
-        (Port("output", ACTIVATION),),
+        "input: activation, filter: weights, bias: bias -> output: activation",
         _grouped,
         (
             choice("padding", "SAME", "VALID", "EXPLICIT"),
@@ -182,27 +186,25 @@ ROWS: Final = (
             DATA_LAYOUT,
         ),
         vocabulary="nnapi",
-        feature_level=3,
+        level=3,
         doc="Convolution of each group of input channels with its own group of filters.",
     ),
-    OperationSpec(
+    row(
         "INSTANCE_NORMALIZATION",
-        (Port("input", FLOAT, "T"),),
-        (Port("output", FLOAT, "T"),),
+        "input: float T -> output: float T",
         _instance,
         (*required("float", "gamma", "beta", "epsilon"), DATA_LAYOUT),
         vocabulary="nnapi",
-        feature_level=3,
+        level=3,
         doc="gamma * (x - mean) / sqrt(variance + epsilon) + beta, over each image and channel.",
     ),
-    OperationSpec(
+    row(
         "RANDOM_MULTINOMIAL",
-        (Port("logits", FLOAT), Port("seeds", INT32)),
-        (Port("samples", INT32),),
+        "logits: float, seeds: int32 -> samples: int32",
         _multinomial,
         required("int", "samples"),
         vocabulary="nnapi",
-        feature_level=3,
+        level=3,
         doc="For each row of unnormalised log-probabilities, random classes drawn by them; seeds of 0 and 0 vary.",
     ),
     OperationSpec(
@@ -240,17 +242,10 @@ ROWS: Final = (
         feature_level=4,
         doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell state.",
     ),
-    OperationSpec(
+    row(
         "DENSIFY_LEVELS",
-        (
-            Port("values", NUMBER | BOOL, "T"),
-            Port("traversal_order", INT32),
-            Port("block_map", INT32, optional=True),
-            Port("level_formats", INT32),
-            Port("level_sizes", INT32),
-            Port("segments_and_indices", INT32, variadic=True),
-        ),
-        (Port("output", NUMBER | BOOL, "T"),),
+        "values: number|bool T, traversal_order: int32, block_map?: int32, level_formats: "
+        "int32, level_sizes: int32, segments_and_indices...: int32 -> output: number|bool T",
         _levels,
         vocabulary="nnapi",
         nnapi_name="DENSIFY",

@@ -11,14 +11,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import (
-    ACTIVATIONS,
-    ASYMMETRIC_INPUTS,
-    choice,
-    flag,
-    integer,
-    real,
-)
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -29,8 +21,19 @@ from penstock.ir.operations.rules import (
     product,
     ranked,
 )
+from penstock.ir.operations.signature import (
+    ACTIVATION,
+    ACTIVATIONS,
+    ASYMMETRIC_INPUTS,
+    BIAS,
+    WEIGHTS,
+    choice,
+    flag,
+    integer,
+    real,
+    row,
+)
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, BIAS, WEIGHTS
 from penstock.ir.types import Shape
 
 FUSED_ACTIVATION: Final = AttributeSpec(
@@ -300,6 +303,7 @@ ROWS: Final = (
         doc="One step of a long short-term memory. FULL: outputs are output, new output state, new cell state. "
         "BASIC: inputs are data, previous activation, weights, biases, previous state; outputs are activation, "
         "state, joined input, gates, then the new activation and state.",
+        versions=4,
     ),
     OperationSpec(
         "UNIDIRECTIONAL_SEQUENCE_LSTM",
@@ -317,6 +321,7 @@ ROWS: Final = (
         ),
         feature_level=3,
         doc="A long short-term memory over a sequence, batch or time first.",
+        versions=4,
     ),
     OperationSpec(
         "BIDIRECTIONAL_SEQUENCE_LSTM",
@@ -355,6 +360,7 @@ ROWS: Final = (
         feature_level=3,
         doc="Two long short-term memories over a sequence, one forward and one backward. With merge_outputs there "
         "is no backward output; the new states follow the outputs there are. TFLite has no layer normalisation here.",
+        versions=3,
     ),
     OperationSpec(
         "RNN",
@@ -364,6 +370,7 @@ ROWS: Final = (
         (FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
         feature_level=1,
         doc="One step of a basic recurrent cell: activation(weights x + recurrent weights h + bias).",
+        versions=3,
     ),
     OperationSpec(
         "UNIDIRECTIONAL_SEQUENCE_RNN",
@@ -373,6 +380,7 @@ ROWS: Final = (
         (flag("time_major"), FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
         feature_level=3,
         doc="A basic recurrent cell over a sequence, batch or time first.",
+        versions=3,
     ),
     OperationSpec(
         "BIDIRECTIONAL_SEQUENCE_RNN",
@@ -395,19 +403,16 @@ ROWS: Final = (
         feature_level=3,
         doc="Two basic recurrent cells over a sequence, one forward and one backward. With merge_outputs there is "
         "no backward output; the new states follow the outputs there are.",
+        versions=3,
     ),
-    OperationSpec(
+    row(
         "SVDF",
-        (
-            INPUT,
-            *_weights("weights_feature", "weights_time"),
-            Port("bias", BIAS, optional=True),
-            Port("state", ACTIVATION),
-        ),
-        (Port("output", ACTIVATION), Port("new_state", ACTIVATION, optional=True)),
+        "input: activation, weights_feature: weights, weights_time: weights, bias?: bias, "
+        "state: activation -> output: activation, new_state?: activation",
         _svdf,
         (integer("rank"), FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
-        feature_level=1,
+        level=1,
+        versions=4,
         doc="A fully connected layer over a sliding memory, its weights factored into feature and time filters.",
     ),
 )

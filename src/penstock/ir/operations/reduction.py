@@ -1,4 +1,4 @@
-"""Rows of reductions along axes, of argument searches and of running sums."""
+"""Rows that reduce along axes or over windows, and of resizing images (NHWC)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,34 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.ir.operations.attributes import flag, tensor_type
-from penstock.ir.operations.folding import small_values
+from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
+    agree,
     at_least,
     constant_integer,
     constant_integers,
+    dimension,
     normalize_axis,
+    positions,
+    positive,
+    ranked,
+    small_values,
+    window,
 )
-from penstock.ir.operations.spec import FoldRule, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, BOOL, INDEX, INT32, NUMBER
-from penstock.ir.types import DType, NDArray, Shape
+from penstock.ir.operations.signature import (
+    FUSED_ACTIVATION,
+    PADDING,
+    STRIDE_H,
+    STRIDE_W,
+    choice,
+    flag,
+    integer,
+    row,
+    tensor_type,
+)
+from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
+from penstock.ir.types import NDArray, Shape
 
 
 def _axes(context: ShapeContext, rank: int) -> set[int] | None:
@@ -79,52 +95,179 @@ def _reduction(
     doc: str,
     level: int | None,
     fold: Callable[..., Any] | None = None,
-    types: frozenset[DType] = NUMBER,
+    types: str = "number",
     nnapi_name: str = "",
+    versions: int = 1,
 ) -> OperationSpec:
-    return OperationSpec(
+    return row(
         name,
-        (Port("input", types, "T"), Port("axes", INDEX)),
-        (Port("output", types, "T"),),
+        f"input: {types} T, axes: index -> output: {types} T",
         _reduce,
         (flag("keep_dims"),),
         require=same_quantization if name in {"REDUCE_MAX", "REDUCE_MIN"} else None,
         fold=_fold_reduce(fold) if fold else None,
-        feature_level=level,
+        level=level,
         nnapi_name=nnapi_name,
+        versions=versions,
         doc=doc,
     )
 
 
 def _search_row(name: str, nnapi_name: str, word: str) -> OperationSpec:
-    return OperationSpec(
+    return row(
         name,
-        (Port("input", NUMBER | BOOL), Port("axis", INDEX)),
-        (Port("index", INDEX),),
+        "input: number|bool, axis: index -> index: index",
         _search,
         (tensor_type("output_type"),),
-        feature_level=3,
+        level=3,
         nnapi_name=nnapi_name,
+        versions=3,
         doc=f"The index of the {word} element along an axis, which goes; the first one of equals.",
     )
 
 
+POOL: Final = (
+    PADDING,
+    STRIDE_W,
+    STRIDE_H,
+    integer("filter_width"),
+    integer("filter_height"),
+    FUSED_ACTIVATION,
+)
+
+
+def _pool(context: ShapeContext) -> Sequence[Shape]:
+    image = ranked(context, 0, 4)
+    padding = context.attributes.text("padding")
+    height, width = (
+        window(
+            dimension(image, axis), positive(context, extent), positive(context, stride), 1, padding
+        )
+        for axis, extent, stride in (
+            (1, "filter_height", "stride_h"),
+            (2, "filter_width", "stride_w"),
+        )
+    )
+    return ((dimension(image, 0), height, width, dimension(image, 3)),)
+
+
+def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
+    """Inputs are vectors of one number a dimension: window extents, strides and dilations."""
+    shape = context.shape(0)
+    extents, strides, holes = (constant_integers(context, i) for i in (2, 3, 4))
+    if shape is None:
+        return (None,)
+    if extents is None or strides is None or holes is None:
+        return ((None,) * len(shape),)
+    if not len(shape) == len(extents) == len(strides) == len(holes):
+        raise ShapeMismatch(f"window of rank {len(extents)} over an input of rank {len(shape)}")
+    if min((*extents, *strides, *holes), default=1) < 1:
+        raise ShapeMismatch("window extents, strides and dilations must be positive")
+    return (
+        tuple(
+            positions(size, extent, stride, hole)
+            for size, extent, stride, hole in zip(shape, extents, strides, holes, strict=True)
+        ),
+    )
+
+
+def _resize(context: ShapeContext) -> Sequence[Shape]:
+    """The second input is [height, width]."""
+    image = ranked(context, 0, 4)
+    agree(dimension(ranked(context, 1, 1), 0), 2, "length of the size vector")
+    size = constant_integers(context, 1)
+    if size is not None and min(size) < 0:
+        raise ShapeMismatch(f"an image cannot be resized to {size}")
+    height, width = size or (None, None)
+    return ((dimension(image, 0), height, width, dimension(image, 3)),)
+
+
+def _bilinear(context: ShapeContext) -> Sequence[Shape]:
+    """Half-pixel centres and aligned corners exclude each other, and there is a pixel to make."""
+    if context.attributes.flag("half_pixel_centers") and context.attributes.flag("align_corners"):
+        raise InvalidAttribute("half_pixel_centers and align_corners cannot both be set")
+    (shape,) = _resize(context)
+    if shape is not None and 0 in shape[1:3]:
+        raise ShapeMismatch("an image cannot be interpolated to no pixels")
+    return (shape,)
+
+
+RESIZE: Final = (flag("align_corners"), flag("half_pixel_centers"))
+
+
 ROWS: Final = (
-    _reduction("MEAN", "The mean along the axes.", 2),
-    _reduction("SUM", "The sum along the axes.", 3, np.sum, NUMBER | BOOL, "REDUCE_SUM"),
-    _reduction("REDUCE_PROD", "The product along the axes.", 3, np.prod, NUMBER | BOOL),
-    _reduction("REDUCE_MAX", "The maximum along the axes.", 3, np.max, NUMBER | BOOL),
-    _reduction("REDUCE_MIN", "The minimum along the axes.", 3, np.min, NUMBER | BOOL),
-    _reduction("REDUCE_ANY", "Whether any element along the axes is true.", 3, np.any, BOOL),
-    _reduction("REDUCE_ALL", "Whether all elements along the axes are true.", 3, np.all, BOOL),
+    _reduction("MEAN", "The mean along the axes.", 2, versions=3),
+    _reduction(
+        "SUM", "The sum along the axes.", 3, np.sum, "number|bool", "REDUCE_SUM", versions=2
+    ),
+    _reduction("REDUCE_PROD", "The product along the axes.", 3, np.prod, "number|bool", versions=2),
+    _reduction("REDUCE_MAX", "The maximum along the axes.", 3, np.max, "number|bool", versions=3),
+    _reduction("REDUCE_MIN", "The minimum along the axes.", 3, np.min, "number|bool", versions=3),
+    _reduction("REDUCE_ANY", "Whether any element along the axes is true.", 3, np.any, "bool"),
+    _reduction("REDUCE_ALL", "Whether all elements along the axes are true.", 3, np.all, "bool"),
     _search_row("ARG_MAX", "ARGMAX", "largest"),
     _search_row("ARG_MIN", "ARGMIN", "smallest"),
-    OperationSpec(
+    row(
         "CUMSUM",
-        (Port("input", ANY_NUMBER, "T"), Port("axis", INT32)),
-        (Port("output", ANY_NUMBER, "T"),),
+        "input: any_number T, axis: int32 -> output: any_number T",
         _cumulative,
         (flag("exclusive"), flag("reverse")),
         doc="The running sum along an axis, optionally from the end, or without the element itself.",
+    ),
+    row(
+        "AVERAGE_POOL_2D",
+        "input: activation T -> output: activation T",
+        _pool,
+        POOL,
+        level=1,
+        versions=3,
+        doc="The mean of each window; padding does not count.",
+    ),
+    row(
+        "MAX_POOL_2D",
+        "input: activation T -> output: activation T",
+        _pool,
+        POOL,
+        level=1,
+        versions=3,
+        doc="The maximum of each window.",
+    ),
+    row(
+        "L2_POOL_2D",
+        "input: float T -> output: float T",
+        _pool,
+        POOL,
+        level=1,
+        doc="The root of the mean square of each window.",
+    ),
+    row(
+        "REDUCE_WINDOW",
+        "input: any_number T, initial: any_number T, window_shape: index, window_strides: "
+        "index, window_dilations: index -> output: any_number T",
+        _reduce_window,
+        (
+            choice(
+                "reduce_function", "UNSUPPORTED", "ADD", "MUL", "MINIMUM", "MAXIMUM", "ALL", "ANY"
+            ),
+        ),
+        doc="Each window of the input reduced with one function, from an initial value.",
+    ),
+    row(
+        "RESIZE_BILINEAR",
+        "image: activation T, size: int32 -> resized: activation T",
+        _bilinear,
+        RESIZE,
+        level=1,
+        versions=4,
+        doc="The image scaled to [height, width], each pixel interpolated between its four neighbours.",
+    ),
+    row(
+        "RESIZE_NEAREST_NEIGHBOR",
+        "image: any_number T, size: int32 -> resized: any_number T",
+        _resize,
+        RESIZE,
+        level=3,
+        versions=4,
+        doc="The image scaled to [height, width], each pixel its nearest neighbour.",
     ),
 )

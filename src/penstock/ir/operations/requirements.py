@@ -12,8 +12,8 @@ from typing import Final
 from penstock.errors import InvalidOperation, InvalidQuantization
 from penstock.ir.operand import Operand
 from penstock.ir.operation import Operation
+from penstock.ir.operations.signature import QUANT8
 from penstock.ir.operations.spec import Requirement
-from penstock.ir.operations.types import QUANT8
 from penstock.ir.types import DType, Quantization
 
 QUANTIZED: Final = QUANT8 | {DType.INT16}

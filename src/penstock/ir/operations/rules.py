@@ -1,17 +1,21 @@
-"""Building blocks of shape rules: dimensions where None is "not known before running".
+"""Building blocks of shape rules and fold rules.
 
-A block answers with what follows from the known part, and raises `ShapeMismatch` only for what no
-value of the unknown part can repair.
+A dimension is None where it is not known before running. A shape rule derives what it can from the
+known part. It raises `ShapeMismatch` only for a contradiction that no value of the unknown part
+can resolve. Fold rules compute the output values of small shape computations; a limit on their size
+keeps folding within microseconds, whatever the file holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch, ShapeOverflow
-from penstock.ir.operations.spec import Port, ShapeContext, ShapeRule
-from penstock.ir.types import DType, Shape
+from penstock.ir.operations.spec import FoldRule, ShapeContext, ShapeRule
+from penstock.ir.types import DType, NDArray, Shape
 
 Dimension: TypeAlias = "int | None"
 
@@ -195,10 +199,6 @@ def positive(context: ShapeContext, name: str) -> int:
     return value
 
 
-BLOCK_SCALES: Final = Port("block_scales", frozenset({DType.FLOAT16}), optional=True)
-"""The port of what `check_blocks` checks."""
-
-
 def check_blocks(context: ShapeContext, index: int) -> None:
     """Scales of blocks, where input *index* brings them: [rows, blocks] for the matrix that is
     input 1, whose rows they divide evenly.
@@ -243,3 +243,117 @@ def window(
         if size - effective + stride <= -stride:
             raise ShapeMismatch(f"a window of {effective} does not fit into {size}")
     return positions(size, extent, stride, dilation)
+
+
+MAX_FOLDED_ELEMENTS: Final = 512
+
+_FOLDED: Final = frozenset(
+    {DType.INT32, DType.INT64, DType.UINT32, DType.INT16, DType.BOOL, DType.FLOAT32, DType.FLOAT64}
+)
+
+
+def small_values(context: ShapeContext) -> list[NDArray] | None:
+    """The values of all inputs, where they are known and small enough to follow."""
+    values: list[NDArray] = []
+    for index in range(context.input_count):
+        if not context.has(index) or context.dtype(index) not in _FOLDED:
+            return None
+        shape = context.shape(index)
+        if shape is None or not _small(shape):
+            return None
+        value = context.value(index)
+        if value is None:
+            return None
+        values.append(value)
+    return values
+
+
+def _small(shape: Sequence[int | None]) -> bool:
+    count = 1
+    for size in shape:
+        if size is None:
+            return False
+        count *= size
+    return count <= MAX_FOLDED_ELEMENTS
+
+
+def fits(*shape: int) -> bool:
+    """Whether a value of this shape is small enough to be followed."""
+    return min(shape, default=0) >= 0 and _small(shape)
+
+
+def folding(compute: Callable[..., Any]) -> FoldRule:
+    """A fold rule of one output: *compute* of the values of all inputs.
+
+    *compute* returns the result, whose size it bounds, or None where it cannot tell; a fused
+    activation stops the following.
+    """
+
+    def rule(context: ShapeContext) -> Sequence[NDArray] | None:
+        if context.attributes.get("fused_activation_function", "NONE") != "NONE":
+            return None
+        values = small_values(context)
+        if values is None:
+            return None
+        with np.errstate(all="ignore"):
+            try:
+                result = compute(*values)
+            except (ValueError, IndexError, OverflowError, ZeroDivisionError):
+                return None
+        return None if result is None else (np.asarray(result),)
+
+    return rule
+
+
+def broadcast_folding(function: Callable[..., Any]) -> FoldRule:
+    """Folds a function that broadcasts its operands."""
+
+    def compute(*values: NDArray) -> Any:
+        return function(*values) if fits(*np.broadcast_shapes(*(v.shape for v in values))) else None
+
+    return folding(compute)
+
+
+def elementwise(function: Callable[..., Any]) -> FoldRule:
+    """Folds a function that broadcasts its operands and keeps the dtype of the first."""
+
+    def compute(first: NDArray, *others: NDArray) -> Any:
+        result = function(first, *others)
+        return None if result is None else np.asarray(result).astype(first.dtype, copy=False)
+
+    return broadcast_folding(compute)
+
+
+def relabelling(rule: ShapeRule) -> FoldRule:
+    """Folds an operation that gives its first input another shape, the one that *rule* infers."""
+
+    def fold(context: ShapeContext) -> Sequence[NDArray] | None:
+        values, (shape,) = small_values(context), rule(context)
+        if values is None or shape is None or None in shape:
+            return None
+        return (values[0].reshape([d for d in shape if d is not None]),)
+
+    return fold
+
+
+def truncated_division(a: NDArray, b: NDArray) -> NDArray | None:
+    """TFLite's DIV: integers are truncated toward zero; None for a division by zero."""
+    if a.dtype.kind == "f":
+        return np.asarray(a / b)
+    if not np.all(b):
+        return None
+    return np.asarray(
+        np.where((a < 0) ^ (b < 0), -(np.abs(a) // np.abs(b)), np.abs(a) // np.abs(b))
+    )
+
+
+def floor_division(a: NDArray, b: NDArray) -> NDArray | None:
+    if a.dtype.kind != "f" and not np.all(b):
+        return None
+    return np.asarray(np.floor_divide(a, b))
+
+
+def floor_modulo(a: NDArray, b: NDArray) -> NDArray | None:
+    if a.dtype.kind != "f" and not np.all(b):
+        return None
+    return np.asarray(np.mod(a, b))

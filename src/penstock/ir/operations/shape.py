@@ -9,8 +9,6 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import integers, tensor_type
-from penstock.ir.operations.folding import fits, folding, relabelling
 from penstock.ir.operations.requirements import same_quantization
 from penstock.ir.operations.rules import (
     MAX_RANK,
@@ -18,14 +16,17 @@ from penstock.ir.operations.rules import (
     bounded,
     constant_integer,
     constant_integers,
+    fits,
     fixed,
+    folding,
     length,
     normalize_axis,
     product,
     ranked,
+    relabelling,
 )
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import INDEX, NUMBER, SIZES, VALUE
+from penstock.ir.operations.signature import integers, row, tensor_type
+from penstock.ir.operations.spec import ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
 
 
@@ -199,84 +200,79 @@ def _fold_range(context: ShapeContext) -> Sequence[NDArray] | None:
 
 
 ROWS: Final = (
-    OperationSpec(
+    row(
         "RESHAPE",
-        (Port("input", VALUE, "T"), Port("shape", SIZES, optional=True)),
-        (Port("output", VALUE, "T"),),
+        "input: value T, shape?: sizes -> output: value T",
         _reshape,
         (integers("new_shape"),),
         fold=relabelling(_reshape),
-        feature_level=1,
+        level=1,
         doc="The same elements in another shape, one dimension of which may be -1 (whatever remains).",
     ),
-    OperationSpec(
+    row(
         "SQUEEZE",
-        (Port("input", VALUE, "T"),),
-        (Port("output", VALUE, "T"),),
+        "input: value T -> output: value T",
         _squeeze,
         (integers("squeeze_dims"),),
         fold=relabelling(_squeeze),
-        feature_level=2,
+        level=2,
+        versions=2,
         doc="The input without the named dimensions of size 1, or without all of them.",
     ),
-    OperationSpec(
+    row(
         "EXPAND_DIMS",
-        (Port("input", VALUE, "T"), Port("axis", INDEX)),
-        (Port("output", VALUE, "T"),),
+        "input: value T, axis: index -> output: value T",
         _expand_dims,
         fold=relabelling(_expand_dims),
         require=same_quantization,
-        feature_level=3,
+        level=3,
         doc="The input with a dimension of size 1 inserted at an axis.",
     ),
-    OperationSpec(
+    row(
         "SHAPE",
-        (Port("input"),),
-        (Port("shape", INDEX),),
+        "input: any -> shape: index",
         _shape_of,
         (tensor_type("out_type"),),
         fold=_fold_shape,
         doc="The dimensions of the input, as a vector.",
     ),
-    OperationSpec(
+    row(
         "RANK",
-        (Port("input"),),
-        (Port("rank", INDEX),),
+        "input: any -> rank: index",
         fixed(()),
         fold=_fold_rank,
-        feature_level=4,
+        level=4,
         doc="The number of dimensions of the input, as a scalar.",
     ),
-    OperationSpec(
+    row(
         "BROADCAST_TO",
-        (Port("input", VALUE, "T"), Port("shape", INDEX)),
-        (Port("output", VALUE, "T"),),
+        "input: value T, shape: index -> output: value T",
         _broadcast_to,
+        versions=4,
         doc="The input repeated along dimensions of size 1, and along new leading ones, to a shape.",
     ),
-    OperationSpec(
+    row(
         "BROADCAST_ARGS",
-        (Port("a", INDEX, "T"), Port("b", INDEX, "T")),
-        (Port("shape", INDEX, "T"),),
+        "a: index T, b: index T -> shape: index T",
         _broadcast_arguments,
         fold=folding(_fold_broadcast_arguments),
         doc="The shape that operands of two given shapes broadcast to.",
     ),
-    OperationSpec(
+    row(
         "FILL",
-        (Port("shape", INDEX), Port("value", VALUE, "T")),
-        (Port("output", VALUE, "T"),),
+        "shape: index, value: value T -> output: value T",
         _fill,
         fold=folding(_fold_fill),
-        feature_level=4,
+        level=4,
+        versions=5,
         doc="A tensor of a given shape, every element one scalar.",
     ),
-    OperationSpec(
+    row(
         "RANGE",
-        (Port("start", NUMBER, "T"), Port("limit", NUMBER, "T"), Port("delta", NUMBER, "T")),
-        (Port("values", NUMBER, "T"),),
+        "start: number T, limit: number T, delta: number T -> values: number T",
         _range,
         fold=_fold_range,
+        versions=2,
         doc="start, start + delta, ... up to the limit, which is left out.",
     ),
 )

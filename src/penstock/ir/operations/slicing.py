@@ -1,4 +1,4 @@
-"""Rows of slices, and of reversals along an axis."""
+"""Rows of operations that cut and join tensors."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.operations.attributes import flag, integer
-from penstock.ir.operations.folding import folding, small_values
+from penstock.errors import InvalidAttribute, InvalidOperation, ShapeMismatch
+from penstock.ir.operations.requirements import joined, same_quantization
 from penstock.ir.operations.rules import (
+    MAX_FOLDED_ELEMENTS,
     MAX_RANK,
     Dimension,
     agree,
+    agree_shapes,
+    bounded,
+    constant_integer,
     constant_integers,
     dimension,
+    folding,
     length,
     like,
     normalize_axis,
+    small_values,
 )
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import INDEX, SIZES, VALUE
+from penstock.ir.operations.signature import FUSED_ACTIVATION, VALUE, flag, integer, row
+from penstock.ir.operations.spec import Port, ShapeContext
 from penstock.ir.types import NDArray, Shape
 
 X: Final = Port("input", VALUE, "T")
-Y: Final = (Port("output", VALUE, "T"),)
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
@@ -199,20 +203,136 @@ def _dynamic_update(context: ShapeContext) -> Sequence[Shape]:
     return (shape,)
 
 
+MANY: Final = (Port("first", VALUE, "T"), Port("more", VALUE, "T", variadic=True))
+
+
+def _concatenation(context: ShapeContext) -> Sequence[Shape]:
+    shapes = [context.shape(i) for i in range(context.input_count)]
+    known = [s for s in shapes if s is not None]
+    if not known:
+        return (None,)
+    axis = normalize_axis(context.attributes.integer("axis"), len(known[0]))
+    total: Dimension = 0 if len(known) == len(shapes) else None
+    merged: Shape = None
+    for shape in known:
+        if len(shape) != len(known[0]):
+            raise ShapeMismatch(f"inputs of rank {len(known[0])} and {len(shape)} are concatenated")
+        open_shape = (*shape[:axis], None, *shape[axis + 1 :])
+        merged = agree_shapes(merged, open_shape, "concatenated inputs")
+        size = shape[axis]
+        total = None if total is None or size is None else bounded(total + size)
+    return (None if merged is None else (*merged[:axis], total, *merged[axis + 1 :]),)
+
+
+def _fold_concatenation(context: ShapeContext) -> Sequence[NDArray] | None:
+    values = small_values(context)
+    if not values or context.attributes.text("fused_activation_function") != "NONE":
+        return None
+    if sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
+        return None
+    return (np.concatenate(values, context.attributes.integer("axis")),)
+
+
+def _pack(context: ShapeContext) -> Sequence[Shape]:
+    count = context.attributes.integer("values_count")
+    if count != context.input_count:
+        raise InvalidOperation(f"PACK of {count} values has {context.input_count} inputs")
+    shape: Shape = None
+    for index in range(context.input_count):
+        shape = agree_shapes(shape, context.shape(index), "packed inputs")
+    if shape is None:
+        return (None,)
+    axis = normalize_axis(context.attributes.integer("axis"), len(shape) + 1)
+    return ((*shape[:axis], context.input_count, *shape[axis:]),)
+
+
+def _fold_pack(context: ShapeContext) -> Sequence[NDArray] | None:
+    values = small_values(context)
+    if not values or sum(v.size for v in values) > MAX_FOLDED_ELEMENTS:
+        return None
+    return (np.stack(values, context.attributes.integer("axis")),)
+
+
+def _unpack(context: ShapeContext) -> Sequence[Shape]:
+    count = context.attributes.integer("num")
+    if count != context.output_count:
+        raise InvalidOperation(f"UNPACK into {count} values has {context.output_count} outputs")
+    shape = context.shape(0)
+    if shape is None:
+        return (None,) * count
+    axis = normalize_axis(context.attributes.integer("axis"), len(shape))
+    agree(shape[axis], count, "unpacked dimension and number of outputs")
+    return ((*shape[:axis], *shape[axis + 1 :]),) * count
+
+
+def _fold_unpack(context: ShapeContext) -> Sequence[NDArray] | None:
+    values = small_values(context)
+    if values is None:
+        return None
+    return tuple(np.moveaxis(values[0], context.attributes.integer("axis"), 0))
+
+
+def _split(context: ShapeContext) -> Sequence[Shape]:
+    """The axis is the first input; all parts are equal."""
+    count = context.attributes.integer("num_splits")
+    if count != context.output_count or count < 1:
+        raise InvalidOperation(f"SPLIT into {count} parts has {context.output_count} outputs")
+    shape, axis = context.shape(1), constant_integer(context, 0)
+    if shape is None or axis is None:
+        return (None if shape is None else (None,) * len(shape),) * count
+    axis = normalize_axis(axis, len(shape))
+    size = shape[axis]
+    if size is not None and size % count:
+        raise ShapeMismatch(
+            f"dimension {axis} of shape {shape} does not split into {count} equal parts"
+        )
+    return ((*shape[:axis], None if size is None else size // count, *shape[axis + 1 :]),) * count
+
+
+def _split_v(context: ShapeContext) -> Sequence[Shape]:
+    """One size may be -1: it takes what the others leave."""
+    count = context.attributes.integer("num_splits")
+    if count != context.output_count:
+        raise InvalidOperation(f"SPLIT_V into {count} parts has {context.output_count} outputs")
+    agree(length(context, 1), count, "number of sizes and outputs")
+    shape, sizes, axis = (
+        context.shape(0),
+        constant_integers(context, 1),
+        constant_integer(context, 2),
+    )
+    if shape is None:
+        return (None,) * count
+    if axis is None:
+        return ((None,) * len(shape),) * count
+    axis = normalize_axis(axis, len(shape))
+    parts: list[Dimension] = [None] * count
+    if sizes is not None:
+        parts = list(_parts(sizes, shape[axis]))
+    return tuple((*shape[:axis], part, *shape[axis + 1 :]) for part in parts)
+
+
+def _parts(sizes: tuple[int, ...], whole: Dimension) -> list[Dimension]:
+    if min(sizes, default=0) < -1 or sizes.count(-1) > 1:
+        raise ShapeMismatch(f"sizes {sizes} are not those of parts: at most one may be -1")
+    given = sum(s for s in sizes if s != -1)
+    if whole is not None and (given > whole if -1 in sizes else given != whole):
+        raise ShapeMismatch(f"parts of sizes {sizes} do not make a dimension of {whole}")
+    return [s if s != -1 else None if whole is None else whole - given for s in sizes]
+
+
 ROWS: Final = (
-    OperationSpec(
+    row(
         "SLICE",
-        (X, Port("begin", INDEX), Port("size", INDEX)),
-        Y,
+        "input: value T, begin: index, size: index -> output: value T",
         _slice,
         fold=folding(_fold_slice),
-        feature_level=3,
+        level=3,
+        versions=8,
         doc="A block of the input from begin, of a size; -1 reaches to the end.",
     ),
-    OperationSpec(
+    row(
         "STRIDED_SLICE",
-        (X, Port("begin", SIZES), Port("end", SIZES), Port("strides", SIZES)),
-        Y,
+        "input: value T, begin: sizes, end: sizes, strides: sizes -> output: value T",
         _strided_slice,
         (
             integer("begin_mask"),
@@ -223,32 +343,81 @@ ROWS: Final = (
             flag("offset"),
         ),
         fold=_fold_strided_slice,
-        feature_level=2,
+        level=2,
+        versions=8,
         doc="Every stride-th element from begin to end in each dimension, with masks for open bounds, "
         "dropped and new dimensions.",
     ),
-    OperationSpec(
+    row(
         "DYNAMIC_UPDATE_SLICE",
-        (X, Port("update", VALUE, "T"), Port("start", INDEX)),
-        Y,
+        "input: value T, update: value T, start: index -> output: value T",
         _dynamic_update,
+        versions=6,
         doc="The input with a block replaced, at a start that is clamped so that the block fits.",
     ),
-    OperationSpec(
+    row(
         "REVERSE_V2",
-        (X, Port("axis", INDEX)),
-        Y,
+        "input: value T, axis: index -> output: value T",
         like(0),
-        feature_level=7,
+        level=7,
         nnapi_name="REVERSE",
+        versions=4,
         doc="The input with the order of elements along the given axes turned round.",
     ),
-    OperationSpec(
+    row(
         "REVERSE_SEQUENCE",
-        (X, Port("lengths", INDEX)),
-        Y,
+        "input: value T, lengths: index -> output: value T",
         _reverse_sequence,
         (integer("seq_dim"), integer("batch_dim")),
         doc="The first lengths[i] elements along one dimension turned round, for each index i of another.",
+    ),
+    row(
+        "CONCATENATION",
+        "first: value T, more...: value T -> output: value T",
+        _concatenation,
+        (integer("axis"), FUSED_ACTIVATION),
+        fold=_fold_concatenation,
+        require=joined,
+        level=1,
+        versions=7,
+        doc="The inputs one after another along an axis.",
+    ),
+    row(
+        "PACK",
+        "first: value T, more...: value T -> output: value T",
+        _pack,
+        (integer("values_count"), integer("axis")),
+        fold=_fold_pack,
+        require=same_quantization,
+        level=6,
+        versions=5,
+        doc="Inputs of one shape stacked along a new axis.",
+    ),
+    row(
+        "UNPACK",
+        "input: value T -> parts...: value T",
+        _unpack,
+        (integer("num"), integer("axis")),
+        fold=_fold_unpack,
+        require=same_quantization,
+        versions=6,
+        doc="The slices along an axis, which goes, one an output.",
+    ),
+    row(
+        "SPLIT",
+        "axis: index, input: value T -> parts...: value T",
+        _split,
+        (integer("num_splits"),),
+        level=3,
+        versions=5,
+        doc="Equal parts of the input along an axis, one an output.",
+    ),
+    row(
+        "SPLIT_V",
+        "input: value T, sizes: index, axis: index -> parts...: value T",
+        _split_v,
+        (integer("num_splits"),),
+        versions=3,
+        doc="Parts of given sizes along an axis, one an output.",
     ),
 )

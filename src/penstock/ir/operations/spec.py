@@ -108,6 +108,7 @@ quantisation belong together. Raises `InvalidOperation` or `InvalidQuantization`
 class OperationSpec(Struct, frozen=True):
     """One row. *vocabulary* says whose operation it is; *feature_level* is NNAPI's level that
     introduced it (None: NNAPI has no such operation), *nnapi_name* NNAPI's name where it differs.
+    *versions* is the newest operator version that LiteRT registers a kernel for.
     """
 
     name: str
@@ -120,6 +121,7 @@ class OperationSpec(Struct, frozen=True):
     vocabulary: Literal["tflite", "nnapi", "custom", "extension"] = "tflite"
     feature_level: int | None = None
     nnapi_name: str = ""
+    versions: int = 1
     doc: str = ""
 
     def check(self, operation: Operation, operands: Sequence[Operand]) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import choice, flag, integer, integers
 from penstock.ir.operations.rules import (
     Dimension,
     agree,
@@ -23,13 +22,15 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     product,
 )
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
+from penstock.ir.operations.signature import (
+    choice,
+    flag,
+    integer,
+    integers,
+    row,
+)
+from penstock.ir.operations.spec import AttributeSpec, OperationSpec, ShapeContext
 from penstock.ir.types import Shape
-
-X: Final = Port("x", ANY_NUMBER, "T")
-OUT: Final = (Port("result", ANY_NUMBER, "T"),)
-INDICES: Final = Port("start_indices", INT, variadic=True)
 
 
 def _same(context: ShapeContext) -> Sequence[Shape]:
@@ -157,14 +158,13 @@ def _transpose(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _unary(name: str, doc: str) -> OperationSpec:
-    return OperationSpec(f"STABLEHLO_{name}", (X,), OUT, like(0), doc=doc)
+    signature = "x: any_number T -> result: any_number T"
+    return row(f"STABLEHLO_{name}", signature, like(0), doc=doc)
 
 
 def _binary(name: str, doc: str) -> OperationSpec:
-    ports = (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T"))
-    return OperationSpec(
-        f"STABLEHLO_{name}", ports, OUT, _same, doc=f"{doc}, operands of one shape."
-    )
+    signature = "a: any_number T, b: any_number T -> result: any_number T"
+    return row(f"STABLEHLO_{name}", signature, _same, doc=f"{doc}, operands of one shape.")
 
 
 DIRECTION: Final = choice(
@@ -201,117 +201,102 @@ ROWS: Final = (
     _binary("AND", "a and b, bit by bit"),
     _binary("OR", "a or b, bit by bit"),
     _binary("SHIFT_LEFT", "a shifted left by b bits"),
-    OperationSpec(
+    row(
         "STABLEHLO_COMPARE",
-        (Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T")),
-        (Port("truth", BOOL),),
+        "a: any_number T, b: any_number T -> truth: bool",
         _same,
         (DIRECTION, COMPARISON),
         doc="a compared with b, operands of one shape.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_CONVERT",
-        (Port("x", ANY_NUMBER),),
-        (Port("y", ANY_NUMBER),),
+        "x: any_number -> y: any_number",
         like(0),
         doc="x converted to the output's type.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_CLAMP",
-        (Port("minimum", ANY_NUMBER, "T"), X, Port("maximum", ANY_NUMBER, "T")),
-        OUT,
+        "minimum: any_number T, x: any_number T, maximum: any_number T -> result: any_number T",
         _clamp,
         doc="x held between two bounds, each a scalar or of the shape of x.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_SELECT",
-        (Port("condition", BOOL), Port("a", ANY_NUMBER, "T"), Port("b", ANY_NUMBER, "T")),
-        OUT,
+        "condition: bool, a: any_number T, b: any_number T -> result: any_number T",
         _select,
         doc="a where the condition holds, else b; the condition may be a scalar.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_RESHAPE",
-        (X,),
-        OUT,
+        "x: any_number T -> result: any_number T",
         _reshape,
         doc="The same elements in the shape of the output.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_BROADCAST_IN_DIM",
-        (X,),
-        OUT,
+        "x: any_number T -> result: any_number T",
         _broadcast_in_dim,
         (integers("broadcast_dimensions"),),
         doc="x repeated to the shape of the output, its dimension i becoming dimension broadcast_dimensions[i].",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_CONCATENATE",
-        (Port("inputs", ANY_NUMBER, "T", variadic=True),),
-        OUT,
+        "inputs...: any_number T -> result: any_number T",
         _concatenate,
         (integer("dimension"),),
         doc="The operands one after another along a dimension.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_SLICE",
-        (X,),
-        OUT,
+        "x: any_number T -> result: any_number T",
         _slice,
         (integers("start_indices"), integers("limit_indices"), integers("strides")),
         doc="Every stride-th element from a start to a limit in each dimension.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_DYNAMIC_SLICE",
-        (X, INDICES),
-        OUT,
+        "x: any_number T, start_indices...: int -> result: any_number T",
         _dynamic_slice,
         (integers("slice_sizes"),),
         doc="A block of given sizes from start indices, one scalar a dimension, clamped so that the block fits.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_DYNAMIC_UPDATE_SLICE",
-        (X, Port("update", ANY_NUMBER, "T"), INDICES),
-        OUT,
+        "x: any_number T, update: any_number T, start_indices...: int -> result: any_number T",
         like(0),
         doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the block fits.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_PAD",
-        (X, Port("padding_value", ANY_NUMBER, "T")),
-        OUT,
+        "x: any_number T, padding_value: any_number T -> result: any_number T",
         _pad,
         (integers("edge_padding_low"), integers("edge_padding_high"), integers("interior_padding")),
         doc="x with a scalar added, or elements taken, at the edges, and a scalar put between neighbours.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_TRANSPOSE",
-        (X,),
-        OUT,
+        "x: any_number T -> result: any_number T",
         _transpose,
         (integers("permutation"),),
         doc="x with its dimensions in another order.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_IOTA",
-        (),
-        OUT,
+        " -> result: any_number T",
         declared,
         (integer("iota_dimension"),),
         doc="0, 1, 2, ... along a dimension, in the shape of the output.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_RNG_BIT_GENERATOR",
-        (Port("state", INT),),
-        (Port("new_state", INT), Port("bits", ANY_NUMBER)),
+        "state: int -> new_state: int, bits: any_number",
         lambda context: fill(context, context.shape(0), context.declared(1)),
         (choice("algorithm", "DEFAULT", "PHILOX", "THREEFRY"),),
         doc="Random bits in the shape of the output, and the generator's next state.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_CUSTOM_CALL",
-        (Port("inputs", variadic=True),),
-        (Port("results", variadic=True),),
+        "inputs...: any -> results...: any",
         declared,
         (
             AttributeSpec("call_target_name", "str", ""),

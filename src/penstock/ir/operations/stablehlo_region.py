@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import InvalidOperation, ShapeMismatch
-from penstock.ir.operations.attributes import flag, integer, integers, subgraph, subgraphs
 from penstock.ir.operations.control_flow import (
     argument_shapes,
     called,
@@ -23,12 +22,16 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     positions,
 )
-from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, BOOL, INT
+from penstock.ir.operations.signature import (
+    flag,
+    integer,
+    integers,
+    row,
+    subgraph,
+    subgraphs,
+)
+from penstock.ir.operations.spec import AttributeSpec, ShapeContext
 from penstock.ir.types import Shape
-
-MANY: Final = Port("inputs", variadic=True)
-RESULTS: Final = (Port("results", variadic=True),)
 
 
 def _pairs(context: ShapeContext, name: str, rank: int) -> list[tuple[int, int]]:
@@ -244,10 +247,9 @@ def _scatter(context: ShapeContext) -> Sequence[Shape]:
 
 
 ROWS: Final = (
-    OperationSpec(
+    row(
         "STABLEHLO_CONVOLUTION",
-        (Port("input", ANY_NUMBER), Port("kernel", ANY_NUMBER)),
-        (Port("result", ANY_NUMBER),),
+        "input: any_number, kernel: any_number -> result: any_number",
         _convolution,
         (
             integers("window_strides"),
@@ -270,10 +272,9 @@ ROWS: Final = (
         ),
         doc="Convolution in any layout, with dilation of either side and groups.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_DOT_GENERAL",
-        (Port("a", ANY_NUMBER), Port("b", ANY_NUMBER)),
-        (Port("result", ANY_NUMBER),),
+        "a: any_number, b: any_number -> result: any_number",
         _dot_general,
         (
             integers("lhs_batching_dimensions"),
@@ -284,10 +285,9 @@ ROWS: Final = (
         ),
         doc="Products summed over contracting dimensions, side by side over batching dimensions.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_GATHER",
-        (Port("operand", ANY_NUMBER, "T"), Port("start_indices", INT)),
-        (Port("result", ANY_NUMBER, "T"),),
+        "operand: any_number T, start_indices: int -> result: any_number T",
         _gather,
         (
             integers("offset_dims"),
@@ -299,10 +299,9 @@ ROWS: Final = (
         ),
         doc="Slices of the operand at index vectors.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_SCATTER",
-        (Port("operand", ANY_NUMBER), Port("scatter_indices", INT), Port("updates", ANY_NUMBER)),
-        RESULTS,
+        "operand: any_number, scatter_indices: int, updates: any_number -> results...: any",
         _scatter,
         (
             flag("indices_are_sorted"),
@@ -315,18 +314,16 @@ ROWS: Final = (
         ),
         doc="The operand with updates combined into it at index vectors by a subgraph.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_REDUCE",
-        (MANY,),
-        RESULTS,
+        "inputs...: any -> results...: any",
         _reduce,
         (integers("dimensions"), subgraph("body_subgraph_index")),
         doc="Operands reduced along dimensions by a subgraph, from initial values, which follow the operands.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_REDUCE_WINDOW",
-        (MANY,),
-        RESULTS,
+        "inputs...: any -> results...: any",
         _reduce_window,
         (
             integers("window_dimensions"),
@@ -338,34 +335,30 @@ ROWS: Final = (
         ),
         doc="Windows of operands reduced by a subgraph, from initial values, which follow the operands.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_SORT",
-        (MANY,),
-        RESULTS,
+        "inputs...: any -> results...: any",
         _sort,
         (integer("dimension"), flag("is_stable"), subgraph("comparator_subgraph_index")),
         doc="Operands sorted together along a dimension, by a subgraph that compares.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_WHILE",
-        (MANY,),
-        RESULTS,
+        "inputs...: any -> results...: any",
         loop_shapes,
         (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
         doc="The body subgraph applied again and again, while the condition subgraph says true.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_CASE",
-        (Port("index", INT | BOOL), MANY),
-        RESULTS,
+        "index: int|bool, inputs...: any -> results...: any",
         _case,
         (subgraphs("branch_subgraph_indices"),),
         doc="One of several subgraphs applied to the inputs, by an index; out of range, the last.",
     ),
-    OperationSpec(
+    row(
         "STABLEHLO_COMPOSITE",
-        (MANY,),
-        RESULTS,
+        "inputs...: any -> results...: any",
         _composite,
         (
             AttributeSpec("name", "str", ""),

@@ -1,4 +1,4 @@
-"""Rows of element-by-element functions of one operand, and of conversions between element types."""
+"""Rows of functions of one operand: element by element, conversions of types, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -8,26 +8,38 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import tensor_type
-from penstock.ir.operations.folding import elementwise, small_values
-from penstock.ir.operations.rules import like
-from penstock.ir.operations.spec import FoldRule, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, COMPLEX, FLOAT, NUMBER, VALUE
+from penstock.ir.operations.requirements import quantized_output
+from penstock.ir.operations.rules import (
+    agree,
+    at_least,
+    constant_integers,
+    dimension,
+    elementwise,
+    like,
+    ranked,
+    small_values,
+)
+from penstock.ir.operations.signature import (
+    NUMBER,
+    flag,
+    integer,
+    real,
+    row,
+    tensor_type,
+)
+from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
 
 
 def _unary(
-    name: str, doc: str, level: int | None = None, fold: FoldRule | None = None
+    name: str,
+    doc: str,
+    level: int | None = None,
+    fold: FoldRule | None = None,
+    versions: int = 1,
 ) -> OperationSpec:
-    return OperationSpec(
-        name,
-        (Port("x", ANY_NUMBER, "T"),),
-        (Port("y", ANY_NUMBER, "T"),),
-        like(0),
-        fold=fold,
-        feature_level=level,
-        doc=doc,
-    )
+    signature = "x: any_number T -> y: any_number T"
+    return row(name, signature, like(0), fold=fold, level=level, versions=versions, doc=doc)
 
 
 def _fold_cast(context: ShapeContext) -> Sequence[NDArray] | None:
@@ -60,57 +72,90 @@ def _bitcast(context: ShapeContext) -> Sequence[Shape]:
     return (shape[:-1],)
 
 
+def _rfft_2d(context: ShapeContext) -> Sequence[Shape]:
+    """The last two dimensions become fft_length[0] and fft_length[1] / 2 + 1; lengths are powers of
+    two.
+    """
+    shape = at_least(context, 0, 2)
+    agree(dimension(ranked(context, 1, 1), 0), 2, "number of transform lengths")
+    lengths = constant_integers(context, 1)
+    if lengths is not None and any(n < 1 or n & (n - 1) for n in lengths):
+        raise ShapeMismatch(f"transform lengths {lengths} are not powers of two")
+    if shape is None:
+        return (None,)
+    rows, columns = (None, None) if lengths is None else (lengths[0], lengths[1] // 2 + 1)
+    return ((*shape[:-2], rows, columns),)
+
+
 ROWS: Final = (
-    _unary("ABS", "|x|.", 3, elementwise(np.abs)),
+    _unary("ABS", "|x|.", 3, elementwise(np.abs), versions=5),
     _unary("NEG", "-x.", 3, elementwise(np.negative)),
-    _unary("SIGN", "-1, 0 or 1 by the sign of x.", None, elementwise(np.sign)),
+    _unary("SIGN", "-1, 0 or 1 by the sign of x.", None, elementwise(np.sign), versions=2),
     _unary("FLOOR", "The largest integer that is not above x.", 1, elementwise(np.floor)),
     _unary("CEIL", "The smallest integer that is not below x.", None, elementwise(np.ceil)),
     _unary("ROUND", "The nearest integer, halves to even.", None, elementwise(np.rint)),
-    _unary("EXP", "e to the power of x.", 3),
-    _unary("LOG", "The natural logarithm of x.", 3),
-    _unary("SQRT", "The square root of x.", 3),
-    _unary("RSQRT", "1 / sqrt(x).", 3),
+    _unary("EXP", "e to the power of x.", 3, versions=2),
+    _unary("LOG", "The natural logarithm of x.", 3, versions=2),
+    _unary("SQRT", "The square root of x.", 3, versions=2),
+    _unary("RSQRT", "1 / sqrt(x).", 3, versions=3),
     _unary("SQUARE", "x * x.", None, elementwise(np.square)),
-    _unary("SIN", "The sine of x radians.", 3),
-    _unary("COS", "The cosine of x radians."),
+    _unary("SIN", "The sine of x radians.", 3, versions=2),
+    _unary("COS", "The cosine of x radians.", versions=2),
     _unary("ZEROS_LIKE", "Zeros in the shape of x.", None, elementwise(np.zeros_like)),
-    OperationSpec(
+    row(
         "CAST",
-        (Port("x", ANY_NUMBER),),
-        (Port("y", ANY_NUMBER),),
+        "x: any_number -> y: any_number",
         like(0),
         (tensor_type("in_data_type"), tensor_type("out_data_type")),
         fold=_fold_cast,
-        feature_level=3,
+        level=3,
+        versions=9,
         doc="x converted to the output's type, fractions cut off; scale and zero point do not count.",
     ),
-    OperationSpec(
+    row(
         "BITCAST",
-        (Port("x", VALUE),),
-        (Port("y", VALUE),),
+        "x: value -> y: value",
         _bitcast,
         doc="The same bytes read as the output's type; a change of width adds or takes a last dimension.",
     ),
-    OperationSpec(
-        "REAL",
-        (Port("x", COMPLEX),),
-        (Port("y", FLOAT),),
+    row("REAL", "x: complex -> y: float", like(0), doc="The real part of x."),
+    row("IMAG", "x: complex -> y: float", like(0), doc="The imaginary part of x."),
+    row("COMPLEX_ABS", "x: complex -> y: float", like(0), doc="The magnitude of x."),
+    row(
+        "QUANTIZE",
+        "input: number -> output: number",
         like(0),
-        doc="The real part of x.",
+        require=quantized_output,
+        level=3,
+        versions=6,
+        doc="Real values rounded to the output's quantisation, or quantised ones requantised to it.",
     ),
-    OperationSpec(
-        "IMAG",
-        (Port("x", COMPLEX),),
-        (Port("y", FLOAT),),
+    row(
+        "DEQUANTIZE",
+        "input: number -> output: float",
         like(0),
-        doc="The imaginary part of x.",
+        level=1,
+        versions=9,
+        doc="scale * (stored - zero point); float16 widened to float32.",
     ),
-    OperationSpec(
-        "COMPLEX_ABS",
-        (Port("x", COMPLEX),),
-        (Port("y", FLOAT),),
+    row(
+        "FAKE_QUANT",
+        "input: float T -> output: float T",
         like(0),
-        doc="The magnitude of x.",
+        (real("min"), real("max"), integer("num_bits"), flag("narrow_range")),
+        versions=2,
+        doc="Floats rounded to what a quantisation of min..max to num_bits could hold.",
+    ),
+    row(
+        "DENSIFY",
+        "input: value T -> output: value T",
+        like(0),
+        doc="A sparse constant as a dense one; constants are dense here, so the values are the input's.",
+    ),
+    row(
+        "RFFT2D",
+        "input: float32, fft_length: int32 -> output: complex",
+        _rfft_2d,
+        doc="The two-dimensional Fourier transform of real images, the redundant half of the last dimension left out.",
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.ir import DType, NDArray, Quantization
-from penstock.ir.operations.attributes import ACTIVATIONS
+from penstock.ir.operations.signature import ACTIVATIONS
 from tests.support_litert import Given, Recorded, Wanted, assert_agrees, q, run_alone
 
 F32, U8, I8, I16, I32, I64, I4 = (

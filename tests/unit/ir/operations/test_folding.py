@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock.ir import DType, Model, ModelBuilder, NDArray
 from penstock.ir.infer import Inferred, _Inference, infer_shapes
-from penstock.ir.operations.folding import MAX_FOLDED_ELEMENTS
+from penstock.ir.operations.rules import MAX_FOLDED_ELEMENTS
 from tests.unit.ir.operations.single import (
     FLOAT,
     INT,

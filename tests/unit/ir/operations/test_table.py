@@ -63,11 +63,6 @@ def test_every_code_of_tflite_has_a_row() -> None:
     assert {r.name for r in ROWS if r.vocabulary == "tflite"} - codes == set()
 
 
-def test_every_family_has_the_rows_that_the_list_says() -> None:
-    for family, listed in FAMILIES.items():
-        assert [row.name for row in OPERATIONS.family(family)] == listed.split()
-
-
 def test_names_are_unique() -> None:
     every = [row.name for family in FAMILIES for row in OPERATIONS.family(family)]
     assert len(every) == len(set(every)) == len(OPERATIONS)
@@ -165,7 +160,7 @@ def test_families_are_imported_when_needed() -> None:
         "assert OPERATIONS.get('CUSTOM:unheard') is None\n"
         "assert loaded() == [], loaded()\n"
         "OPERATIONS['FULLY_CONNECTED']\n"
-        "assert loaded() == ['matmul'], loaded()\n"
+        "assert loaded() == ['layers'], loaded()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -140,17 +140,17 @@ class _Kernels(Mapping[str, Builder]):
 
     def __init__(self) -> None:
         self._modules = {row: module for module, rows in MODULES.items() for row in rows.split()}
-        self._registered: dict[str, Builder] = {}
+        self.registered: dict[str, Builder] = {}
 
     def register(self, key: str, builder: Builder) -> None:
-        if key in self._registered:
+        if key in self.registered:
             raise ValueError(f"{key} has a builder already")
-        self._registered[key] = builder
+        self.registered[key] = builder
 
     def __getitem__(self, key: str) -> Builder:
-        if key not in self._registered:
+        if key not in self.registered:
             import_module(f"{__package__}.{self._modules[key]}")
-        return self._registered[key]
+        return self.registered[key]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)

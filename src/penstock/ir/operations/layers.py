@@ -1,4 +1,4 @@
-"""Rows of convolutions. Images are NHWC, volumes NDHWC."""
+"""Rows of convolutions and matrix products. Images are NHWC, volumes NDHWC."""
 
 from __future__ import annotations
 
@@ -6,28 +6,37 @@ from collections.abc import Sequence
 from typing import Final
 
 from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import (
+from penstock.ir.operations.requirements import integer_filter
+from penstock.ir.operations.rules import (
+    Dimension,
+    agree,
+    at_least,
+    broadcast,
+    check_blocks,
+    constant_integers,
+    dimension,
+    elements,
+    fill,
+    length,
+    positive,
+    product,
+    ranked,
+    window,
+)
+from penstock.ir.operations.signature import (
+    ASYMMETRIC_INPUTS,
+    BIAS,
     FUSED_ACTIVATION,
     PADDING,
     QUANTIZED_BIAS_TYPE,
     STRIDE_H,
     STRIDE_W,
+    choice,
+    flag,
     integer,
+    row,
 )
-from penstock.ir.operations.requirements import integer_filter
-from penstock.ir.operations.rules import (
-    Dimension,
-    agree,
-    constant_integers,
-    dimension,
-    elements,
-    length,
-    positive,
-    ranked,
-    window,
-)
-from penstock.ir.operations.spec import OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ACTIVATION, BIAS, INT32, WEIGHTS
+from penstock.ir.operations.spec import AttributeSpec, Port, ShapeContext
 from penstock.ir.types import Shape
 
 DILATION_W: Final = integer("dilation_w_factor", 1)
@@ -153,11 +162,65 @@ CONV_3D_ATTRIBUTES: Final = (
     DILATION_H,
 )
 
+
+def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
+    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. The work
+    space of shuffled weights keeps its declared shape (TFLite).
+    """
+    shape, weights = context.shape(0), ranked(context, 1, 2)
+    units, depth = dimension(weights, 0), dimension(weights, 1)
+    if context.has(2):
+        agree(elements(context, 2), units, "elements of the bias and units")
+    check_blocks(context, 3)
+    if context.attributes.flag("keep_num_dims"):
+        if shape is None:
+            return _with_space(context, None)
+        if not shape:
+            raise ShapeMismatch("keep_num_dims needs an input of rank 1 or more")
+        agree(shape[-1], depth, "last input dimension and weight columns")
+        return _with_space(context, (*shape[:-1], units))
+    size = None if shape is None else product(shape)
+    if size is None or depth is None:
+        return _with_space(context, (None, units))
+    if depth == 0 or size % depth:
+        raise ShapeMismatch(f"an input of shape {shape} does not make rows of {depth}")
+    return _with_space(context, (size // depth, units))
+
+
+def _with_space(context: ShapeContext, output: Shape) -> Sequence[Shape]:
+    space = [context.declared(i) for i in range(1, context.output_count)]
+    return fill(context, output, *space)
+
+
+def _batch_matmul(context: ShapeContext) -> Sequence[Shape]:
+    a, b = at_least(context, 0, 2), at_least(context, 1, 2)
+    swap_a, swap_b = context.attributes.flag("adj_x"), context.attributes.flag("adj_y")
+    rows, inner = (
+        (dimension(a, -1), dimension(a, -2)) if swap_a else (dimension(a, -2), dimension(a, -1))
+    )
+    depth, columns = (
+        (dimension(b, -1), dimension(b, -2)) if swap_b else (dimension(b, -2), dimension(b, -1))
+    )
+    agree(inner, depth, "inner dimensions of the product")
+    if a is None or b is None:
+        return (None,)
+    batch = broadcast(a[:-2], b[:-2])
+    return (None if batch is None else (*batch, rows, columns),)
+
+
+def _matrix_diagonal(context: ShapeContext) -> Sequence[Shape]:
+    shape = at_least(context, 0, 1)
+    return (None if shape is None else (*shape, shape[-1]),)
+
+
+def _set_diagonal(context: ShapeContext) -> Sequence[Shape]:
+    return (at_least(context, 0, 2),)
+
+
 ROWS: Final = (
-    OperationSpec(
+    row(
         "CONV_2D",
-        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION, "T"),),
+        "input: activation T, filter: weights, bias?: bias -> output: activation T",
         _conv_2d,
         (
             PADDING,
@@ -169,13 +232,13 @@ ROWS: Final = (
             QUANTIZED_BIAS_TYPE,
         ),
         require=integer_filter(0, checks_bias=False),
-        feature_level=1,
+        level=1,
+        versions=8,
         doc="Two-dimensional convolution, grouped where the filter has fewer channels than the input.",
     ),
-    OperationSpec(
+    row(
         "DEPTHWISE_CONV_2D",
-        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION, "T"),),
+        "input: activation T, filter: weights, bias?: bias -> output: activation T",
         _depthwise,
         (
             PADDING,
@@ -187,44 +250,76 @@ ROWS: Final = (
             DILATION_H,
         ),
         require=integer_filter(3, checks_bias=False),
-        feature_level=1,
+        level=1,
+        versions=7,
         doc="Convolution of each input channel with filters of its own.",
     ),
-    OperationSpec(
+    row(
         "TRANSPOSE_CONV",
-        (
-            Port("output_shape", INT32),
-            Port("filter", WEIGHTS),
-            Port("input", ACTIVATION, "T"),
-            BIASED,
-        ),
-        (Port("output", ACTIVATION, "T"),),
+        "output_shape: int32, filter: weights, input: activation T, bias?: bias -> output: "
+        "activation T",
         _transpose_conv,
         (PADDING, STRIDE_W, STRIDE_H, FUSED_ACTIVATION, QUANTIZED_BIAS_TYPE),
         require=integer_filter(0, data=2, checks_bias=False),
-        feature_level=3,
+        level=3,
         nnapi_name="TRANSPOSE_CONV_2D",
+        versions=5,
         doc="The gradient of CONV_2D with respect to its input, as an upsampling layer.",
     ),
-    OperationSpec(
+    row(
         "CONV_3D",
-        (Port("input", ACTIVATION, "T"), Port("filter", WEIGHTS), BIASED),
-        (Port("output", ACTIVATION, "T"),),
+        "input: activation T, filter: weights, bias?: bias -> output: activation T",
         _conv_3d,
         CONV_3D_ATTRIBUTES,
         doc="Three-dimensional convolution.",
     ),
-    OperationSpec(
+    row(
         "CONV_3D_TRANSPOSE",
-        (
-            Port("output_shape", INT32),
-            Port("filter", WEIGHTS),
-            Port("input", ACTIVATION, "T"),
-            BIASED,
-        ),
-        (Port("output", ACTIVATION, "T"),),
+        "output_shape: int32, filter: weights, input: activation T, bias?: bias -> output: "
+        "activation T",
         _conv_3d_transpose,
         CONV_3D_ATTRIBUTES,
         doc="The gradient of CONV_3D with respect to its input, as an upsampling layer.",
+    ),
+    row(
+        "FULLY_CONNECTED",
+        "input: activation, weights: weights, bias?: bias, block_scales?: float16 -> output: "
+        "activation, shuffled_input?: activation",
+        _fully_connected,
+        (
+            FUSED_ACTIVATION,
+            choice("weights_format", "DEFAULT", "SHUFFLED4x16INT8"),
+            flag("keep_num_dims"),
+            ASYMMETRIC_INPUTS,
+            QUANTIZED_BIAS_TYPE,
+            AttributeSpec("quant_spec", "bytes", b""),
+        ),
+        require=integer_filter(0, checks_bias=True),
+        level=1,
+        versions=14,
+        doc="The input's rows times the transposed weights, plus a bias. Integer weights may have a scale for each "
+        "block of a row. "
+        "The second output is the work space of the shuffled format.",
+    ),
+    row(
+        "BATCH_MATMUL",
+        "a: number, b: number -> product: number",
+        _batch_matmul,
+        (flag("adj_x"), flag("adj_y"), ASYMMETRIC_INPUTS),
+        level=6,
+        versions=4,
+        doc="The matrix products of the last two dimensions, either side transposed on demand, the others broadcast.",
+    ),
+    row(
+        "MATRIX_DIAG",
+        "diagonal: value T -> matrix: value T",
+        _matrix_diagonal,
+        doc="Matrices with the last dimension of the input on their diagonal, zero elsewhere.",
+    ),
+    row(
+        "MATRIX_SET_DIAG",
+        "matrix: value T, diagonal: value T -> result: value T",
+        _set_diagonal,
+        doc="The matrices with their diagonals replaced.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Rows of operations that pick elements by index, put them by index, or find indices."""
+"""Rows of operations that pick elements by index or key, put them by index, or find indices."""
 
 from __future__ import annotations
 
@@ -7,28 +7,37 @@ from typing import Final
 
 import numpy as np
 
-from penstock.errors import ShapeMismatch
-from penstock.ir.operations.attributes import integer, tensor_type
-from penstock.ir.operations.folding import small_values
+from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir.operations.rules import (
     agree,
     agree_shapes,
     at_least,
     bounded,
+    check_blocks,
     constant_integer,
     constant_integers,
+    declared,
     dimension,
+    fill,
     length,
     like,
     normalize_axis,
     ranked,
+    small_values,
 )
 from penstock.ir.operations.shape import target_shape
+from penstock.ir.operations.signature import (
+    INDEX,
+    NUMBER,
+    choice,
+    flag,
+    integer,
+    integers,
+    row,
+    tensor_type,
+)
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, Port, ShapeContext
-from penstock.ir.operations.types import ANY_NUMBER, INDEX, INT, INT32, NUMBER, SIZES, VALUE
 from penstock.ir.types import NDArray, Shape
-
-Y: Final = (Port("output", VALUE, "T"),)
 
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
@@ -167,76 +176,110 @@ def _segments(name: str, doc: str) -> OperationSpec:
     )
 
 
+def _embedding(context: ShapeContext) -> Sequence[Shape]:
+    keys, values = ranked(context, 0, 1), at_least(context, 1, 2)
+    check_blocks(context, 2)
+    return (None if values is None else (dimension(keys, 0), *values[1:]),)
+
+
+def _sparse_embedding(context: ShapeContext) -> Sequence[Shape]:
+    """Inputs: ids [n], their index vectors [n, rank], dense shape [rank], weights [n], params."""
+    ids, places = ranked(context, 0, 1), ranked(context, 1, 2)
+    dense, weights, params = ranked(context, 2, 1), ranked(context, 3, 1), at_least(context, 4, 2)
+    agree(dimension(ids, 0), dimension(places, 0), "ids and their indices")
+    agree(dimension(ids, 0), dimension(weights, 0), "ids and their weights")
+    agree(dimension(places, 1), dimension(dense, 0), "rank of indices and of the dense shape")
+    sizes = constant_integers(context, 2)
+    if sizes is None or params is None:
+        return (None,)
+    if not sizes or min(sizes) < 0:
+        raise ShapeMismatch(f"{sizes} is not a dense shape")
+    return ((*sizes[:-1], *params[1:]),)
+
+
+def _hash_lookup(context: ShapeContext) -> Sequence[Shape]:
+    queries, keys, values = ranked(context, 0, 1), ranked(context, 1, 1), at_least(context, 2, 1)
+    agree(dimension(keys, 0), dimension(values, 0), "keys and values")
+    count = dimension(queries, 0)
+    return fill(context, None if values is None else (count, *values[1:]), (count,))
+
+
+def _projection(context: ShapeContext) -> Sequence[Shape]:
+    """Hash [functions, bits]; sparse: one number a function, dense: one a bit."""
+    table = ranked(context, 0, 2)
+    kind = context.attributes.text("type")
+    if kind == "UNKNOWN":
+        raise InvalidAttribute("attribute 'type' of LSH_PROJECTION must be SPARSE or DENSE")
+    functions, bits = dimension(table, 0), dimension(table, 1)
+    if bits is not None and bits > 32:
+        raise ShapeMismatch(f"{bits} bits of a hash; 32 is the limit")
+    if context.has(2):
+        agree(
+            dimension(ranked(context, 2, 1), 0),
+            dimension(at_least(context, 1, 1), 0),
+            "weights and input",
+        )
+    if kind == "DENSE":
+        functions = None if functions is None or bits is None else functions * bits
+    return ((functions,),)
+
+
 ROWS: Final = (
-    OperationSpec(
+    row(
         "GATHER",
-        (Port("params", VALUE, "T"), Port("indices", INT)),
-        Y,
+        "params: value T, indices: int -> output: value T",
         _gather,
         (integer("axis"), integer("batch_dims")),
         fold=_fold_gather,
-        feature_level=3,
+        level=3,
+        versions=8,
         doc="Slices of params along an axis, picked by index.",
     ),
-    OperationSpec(
+    row(
         "GATHER_ND",
-        (Port("params", VALUE, "T"), Port("indices", INT)),
-        Y,
+        "params: value T, indices: int -> output: value T",
         _gather_nd,
+        versions=6,
         doc="Elements or slices of params, picked by index vectors.",
     ),
-    OperationSpec(
+    row(
         "SCATTER_ND",
-        (Port("indices", INDEX), Port("updates", VALUE, "T"), Port("shape", INDEX)),
-        Y,
+        "indices: index, updates: value T, shape: index -> output: value T",
         _scatter_nd,
         doc="Zeros of a given shape with the updates added at index vectors.",
     ),
-    OperationSpec(
+    row(
         "SPARSE_TO_DENSE",
-        (
-            Port("indices", INDEX),
-            Port("output_shape", INDEX),
-            Port("values", VALUE, "T"),
-            Port("default", VALUE, "T"),
-        ),
-        Y,
+        "indices: index, output_shape: index, values: value T, default: value T -> output: value T",
         _sparse_to_dense,
         (AttributeSpec("validate_indices", "bool", False),),
+        versions=3,
         doc="A default value everywhere but at index vectors, where values stand.",
     ),
-    OperationSpec(
+    row(
         "ONE_HOT",
-        (
-            Port("indices", INDEX),
-            Port("depth", INDEX),
-            Port("on", VALUE, "T"),
-            Port("off", VALUE, "T"),
-        ),
-        Y,
+        "indices: index, depth: index, on: value T, off: value T -> output: value T",
         _one_hot,
         (integer("axis"),),
         doc="A new dimension in which the index's place has the on value and the others the off value.",
     ),
-    OperationSpec(
+    row(
         "WHERE",
-        (Port("condition", ANY_NUMBER),),
-        (Port("indices", INDEX),),
+        "condition: any_number -> indices: index",
         _where,
+        versions=2,
         doc="The index vectors of the elements that are true or not zero.",
     ),
-    OperationSpec(
+    row(
         "UNIQUE",
-        (Port("input", VALUE, "T"),),
-        (Port("values", VALUE, "T"), Port("indices", INDEX)),
+        "input: value T -> values: value T, indices: index",
         _unique,
         (tensor_type("idx_out_type", "INT32"),),
         doc="The distinct elements of a vector, in order of first occurrence, and where each element went.",
     ),
-    OperationSpec(
+    row(
         "SEGMENT_SUM",
-        (Port("data", NUMBER, "T"), Port("segment_ids", INDEX)),
-        (Port("output", NUMBER, "T"),),
+        "data: number T, segment_ids: index -> output: number T",
         _segment_sum,
         doc="Sums of the rows that share a segment id; ids do not decrease.",
     ),
@@ -256,20 +299,68 @@ ROWS: Final = (
         "UNSORTED_SEGMENT_MIN",
         "Minima of the slices that share a segment id; negative ids are left out.",
     ),
-    OperationSpec(
+    row(
         "TOPK_V2",
-        (Port("input", NUMBER, "T"), Port("k", SIZES)),
-        (Port("values", NUMBER, "T"), Port("indices", SIZES)),
+        "input: number T, k: sizes -> values: number T, indices: sizes",
         _top_k,
-        feature_level=3,
+        level=3,
+        versions=3,
         doc="The k largest elements of the last dimension, largest first, and their indices.",
     ),
-    OperationSpec(
+    row(
         "BUCKETIZE",
-        (Port("input", NUMBER),),
-        (Port("buckets", INT32),),
+        "input: number -> buckets: int32",
         like(0),
         (AttributeSpec("boundaries", "floats", ()),),
         doc="For each element, how many of the sorted boundaries are not above it.",
+    ),
+    row(
+        "EMBEDDING_LOOKUP",
+        "ids: int32, params: value, block_scales?: float16 -> rows: value",
+        _embedding,
+        level=1,
+        versions=5,
+        doc="Rows of params, picked by id. Integer rows may have a scale for each block of their elements.",
+    ),
+    row(
+        "EMBEDDING_LOOKUP_SPARSE",
+        "ids: int32, indices: int32, dense_shape: int32, weights: float, params: float -> "
+        "output: float",
+        _sparse_embedding,
+        (choice("combiner", "SUM", "MEAN", "SQRTN"),),
+        doc="Weighted combinations of the rows of params that share an index vector up to its last element.",
+    ),
+    row(
+        "HASHTABLE_LOOKUP",
+        "queries: int32, keys: int32, values: value T -> found: value T, hits: quant8",
+        _hash_lookup,
+        level=1,
+        doc="The values of the queried keys, which stand sorted; zeros where there is none, and whether there was.",
+    ),
+    row(
+        "LSH_PROJECTION",
+        "hash: float, input: any, weight?: float -> output: int32",
+        _projection,
+        (choice("type", "UNKNOWN", "SPARSE", "DENSE"),),
+        level=1,
+        doc="Locality-sensitive hash of the input's rows: a number a hash function, or a number a bit.",
+    ),
+    row(
+        "SKIP_GRAM",
+        "input: string -> output: string",
+        lambda _: ((None,),),
+        (integer("ngram_size"), integer("max_skip_size"), flag("include_all_ngrams")),
+        doc="The n-grams of a string's words, with words skipped in between.",
+    ),
+    row(
+        "CONCAT_EMBEDDINGS",
+        "inputs...: any -> output: any",
+        declared,
+        (
+            integer("num_channels"),
+            integers("num_columns_per_channel"),
+            integers("embedding_dim_per_channel"),
+        ),
+        doc="A name of the format's early days, which no kernel implements.",
     ),
 )
