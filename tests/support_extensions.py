@@ -10,6 +10,8 @@ from typing import ClassVar, Final
 
 import numpy as np
 
+from penstock.driverkit import KernelDevice, Site, kernel
+from penstock.driverkit.kernel_device import PreparedKernels
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     Capabilities,
@@ -23,8 +25,6 @@ from penstock.hal import (
     Request,
 )
 from penstock.ir import DType, Model, NDArray, Operand
-from penstock.kernels import KernelDevice, Site, kernel
-from penstock.kernels.device import PreparedKernels
 
 NAME: Final = "com.example.fibonacci"
 COUNT, QUANT64 = 0, 1

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRIVERS = ("sample", "sample-driver", "other", "npu", "another")
 
 DRIVER = """
-from penstock.drivers.sample.driver import SampleDevice
+from penstock.drivers.sample import SampleDevice
 
 class Impostor(SampleDevice):
     name = "{device}"

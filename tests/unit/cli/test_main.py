@@ -425,7 +425,7 @@ def test_plan_compiles_and_shows_what_failed(
     def full(*_: Any) -> None:
         raise GeneralFailure("no room")
 
-    monkeypatch.setattr("penstock.drivers.sample.driver.SampleDevice.prepare_model", full)
+    monkeypatch.setattr("penstock.drivers.sample.SampleDevice.prepare_model", full)
     plan = parsed(run("plan", model, "--device", "sample", "--json"))["plan"]
     assert {o["device"] for o in plan["operations"]} == {"reference"}
     reasons = {o["reasons"]["sample"] for o in plan["operations"]}

@@ -13,13 +13,13 @@ import pytest
 
 import penstock
 from penstock.delegates import DelegateKernel, SimpleDelegate
+from penstock.driverkit import KernelDevice, Site, kernel
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import DelegateError, DriverError, GeneralFailure, PlacementError
 from penstock.execution.fenced import run_fenced
 from penstock.export.tflite import write
 from penstock.hal import EventFence
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.kernels import KernelDevice, Site, kernel
 from penstock.testing.doubles import InterceptingDevice
 from penstock.tflite import Interpreter
 

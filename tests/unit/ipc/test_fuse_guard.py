@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.drivers.sample.driver import SampleDevice
+from penstock.drivers.sample import SampleDevice
 from penstock.errors import DeadObject, InvalidArgument
 from penstock.hal import PrepareConfig
 from penstock.ipc import fd_checks, wire

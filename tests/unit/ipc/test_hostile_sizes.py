@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from penstock.drivers.reference import create
 from penstock.drivers.reference.arguments import bind_inputs
-from penstock.drivers.sample.driver import SampleDevice
+from penstock.drivers.sample import SampleDevice
 from penstock.errors import (
     Cancelled,
     GeneralFailure,

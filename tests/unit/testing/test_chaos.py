@@ -13,11 +13,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pytest
 
+from penstock.driverkit import KernelDevice, Site, kernel
 from penstock.drivers.null import create as null
 from penstock.drivers.reference import create as reference
 from penstock.hal import Device
 from penstock.ir import NDArray
-from penstock.kernels import KernelDevice, Site, kernel
 from penstock.testing import __main__ as program
 from penstock.testing.chaos import SCENARIOS, graphs_for
 from penstock.testing.chaos.command import Result, Subjects, try_scenario

@@ -65,7 +65,7 @@ import os
 import time
 import numpy as np
 from penstock.hal import InvalidDevice
-from penstock.kernels import KernelDevice, kernel
+from penstock.driverkit import KernelDevice, kernel
 from penstock.testing.doubles import InterceptingDevice, LyingDevice
 
 

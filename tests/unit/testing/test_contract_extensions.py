@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
+from penstock.driverkit import Site
 from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal import (
     Capabilities,
@@ -21,7 +22,6 @@ from penstock.hal import (
     Support,
 )
 from penstock.ir import Model, NDArray
-from penstock.kernels import Site
 from penstock.testing.contract import run_check
 from penstock.testing.contract.extensions import CHECKS
 from penstock.testing.doubles import InterceptingDevice, LyingDevice, ScribblingDevice

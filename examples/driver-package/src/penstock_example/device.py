@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driverkit import KernelDevice, Site, kernel
 from penstock.hal import Capabilities, DeviceType, PerformanceInfo
 from penstock.ir import DType, NDArray
-from penstock.kernels import KernelDevice, Site, kernel
 from penstock_example import fixed
 
 SUMS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.engines.artefact import Interface, forwards_of, framed, interface_of, unframed
+from penstock.driverkit.artefact import Interface, forwards_of, framed, interface_of, unframed
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, Lifetime, Model, Operand
 from penstock.ir.types import static_shape

@@ -9,9 +9,9 @@ from typing import Final
 
 import msgspec
 
+from penstock.driverkit.installation import derived_with
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.installation import CPU, DERIVED_WITH, Installation, Provider
-from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from penstock.distribution import install_command
-from penstock.engines.installed import package_folder, processor_features
+from penstock.driverkit.installation import package_folder, processor_features
 from penstock.hal import DeviceType
 
 PACKAGE: Final = "onnxruntime"

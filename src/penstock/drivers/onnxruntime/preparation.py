@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.driverkit.compiling import compiled_within
 from penstock.drivers.onnxruntime import artefact, engine
 from penstock.drivers.onnxruntime.executable import Executable
 from penstock.drivers.onnxruntime.export.wire import build, serialize
 from penstock.drivers.onnxruntime.installation import saturates
 from penstock.drivers.onnxruntime.prepared import OnnxRuntimePreparedModel
-from penstock.engines.abandoning import compiled_within
 from penstock.errors import CacheError, DriverError, GeneralFailure, OtherVersion
 from penstock.hal import CacheReport, PrepareConfig, check_deadline
 from penstock.ir import Model

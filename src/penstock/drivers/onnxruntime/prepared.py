@@ -6,9 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from penstock.driverkit.request_arrays import bound_arrays, lent_arrays
 from penstock.drivers.onnxruntime.artefact import Ports
 from penstock.drivers.onnxruntime.executable import Executable
-from penstock.engines.arguments import bound, lent
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     DONE,
@@ -58,11 +58,11 @@ class OnnxRuntimePreparedModel(PreparedModelBase):
             raise GeneralFailure("the prepared model is closed")
         if config.measure and self._profiler is not None and self._computed:
             executable = self._profiler.start(began) or executable
-        given, wanted = lent(request.inputs), lent(request.outputs)
+        given, wanted = lent_arrays(request.inputs), lent_arrays(request.outputs)
         if given is not None and wanted is not None:
             self._run(executable, given, wanted, config)
         else:
-            with bound(request, self.model.entry) as (inputs, outputs):
+            with bound_arrays(request, self.model.entry) as (inputs, outputs):
                 self._run(executable, inputs, outputs, config)
         if not config.measure:
             return DONE

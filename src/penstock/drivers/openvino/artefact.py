@@ -14,8 +14,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.engines.artefact import Interface, forwards_of, framed, interface_of, unframed
-from penstock.engines.site import QUANTIZED
+from penstock.driverkit.artefact import Interface, forwards_of, framed, interface_of, unframed
+from penstock.driverkit.site import QUANTIZED
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Quantization
 from penstock.ir.types import static_shape

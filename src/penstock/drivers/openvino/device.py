@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from penstock.driverkit.installation import derived_with
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.installation import DERIVED_WITH, Installation, Plugin, sums_exactly
-from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     AccuracyClass,

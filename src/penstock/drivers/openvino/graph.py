@@ -15,10 +15,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
+from penstock.driverkit.site import QUANTIZED, Site, known_shape
+from penstock.driverkit.types import one_scale
 from penstock.drivers.openvino.engine import openvino
 from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
-from penstock.engines.site import QUANTIZED, Site, known_shape
-from penstock.engines.types import one_scale
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 

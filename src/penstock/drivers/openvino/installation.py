@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from penstock.distribution import install_command
-from penstock.engines.installed import package_folder, package_texts, processor_features
+from penstock.driverkit.installation import package_folder, package_texts, processor_features
 
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
+from penstock.driverkit.compiling import Limits
+from penstock.driverkit.postponed_write import Payloads, PostponedWrite
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.loading import imported, opened
 from penstock.drivers.openvino.source import Compiled, Source
-from penstock.engines.abandoning import Limits
-from penstock.engines.postponed import Payloads, PostponedWrite
 from penstock.errors import CacheError, ClosedError, DriverError
 from penstock.hal import CacheReport
 from penstock.logs import Log

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
+from penstock.driverkit.postponed_write import PostponedWrite
+from penstock.driverkit.request_arrays import bound_arrays
 from penstock.drivers.openvino.artefact import Ports
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.late import Better, Late
-from penstock.engines.arguments import bound
-from penstock.engines.postponed import PostponedWrite
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     CacheReport,
@@ -96,12 +96,12 @@ class OpenVinoPreparedModel(PreparedModelBase):
         """Where *request* has its inputs and outputs; buffers of the device as they lie."""
         domain = None if self.device is None else self.device.domain
         if domain is None:
-            with bound(request, self.model.entry) as arguments:
+            with bound_arrays(request, self.model.entry) as arguments:
                 yield arguments
             return
         with (
             domain.claim(self, request) as claim,
-            bound(request, self.model.entry, claim) as arguments,
+            bound_arrays(request, self.model.entry, claim) as arguments,
         ):
             yield arguments
 

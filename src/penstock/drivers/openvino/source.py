@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from penstock.driverkit.compiling import Limits, compiled_within
+from penstock.driverkit.site import make_sites
 from penstock.drivers.openvino import artefact, engine
 from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
-from penstock.engines.abandoning import Limits, compiled_within
-from penstock.engines.site import make_sites
 from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
 from penstock.hal import PrepareConfig, check_deadline
 from penstock.interrupts import polled

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.driverkit.site import QUANTIZED, Refused, Site, make_sites, require
+from penstock.driverkit.support import answered
 from penstock.drivers.openvino.rules import RULES
-from penstock.engines.answers import answered
-from penstock.engines.site import QUANTIZED, Refused, Site, make_sites, require
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from penstock.engines.site import QUANTIZED, Site
-from penstock.engines.types import F32, one_scale
+from penstock.driverkit.site import QUANTIZED, Site
+from penstock.driverkit.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 

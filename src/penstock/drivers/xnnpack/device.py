@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from penstock.driverkit.installation import derived_with
 from penstock.drivers.xnnpack.installation import DERIVED_WITH, Installation, find_installation
-from penstock.engines.installed import derived_with
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,

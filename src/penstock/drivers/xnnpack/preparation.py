@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack.engine import Kernels, told
 from penstock.drivers.xnnpack.interpreter import File
 from penstock.drivers.xnnpack.prepared import XnnpackPreparedModel
 from penstock.drivers.xnnpack.segments import Segment, make_segments
 from penstock.drivers.xnnpack.steady import cannot_shrink, shaped_beforehand
 from penstock.drivers.xnnpack.support import classify
-from penstock.engines.unrolling import flattened
 from penstock.errors import GeneralFailure, PenstockError
 from penstock.export.tflite.writer import write
 from penstock.hal import PrepareConfig, check_deadline

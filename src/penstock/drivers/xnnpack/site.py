@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.driverkit.site import Refused
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.engines.site import Refused
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand, Operation

@@ -7,7 +7,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from penstock.engines.unrolling import Unrolled, constant_of, live
+from penstock.driverkit.unrolling import Unrolled, constant_of, live
 from penstock.ir import Model, Operand, Operation
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE

@@ -7,6 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import Refused, require
+from penstock.driverkit.support import LEFT_OUT, POSITIONS, STUMBLES, joined, read_by_unsteady
+from penstock.driverkit.unrolling import fits, flattened
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.rules import RULES
 from penstock.drivers.xnnpack.site import (
@@ -18,10 +21,6 @@ from penstock.drivers.xnnpack.site import (
     make_sites,
 )
 from penstock.drivers.xnnpack.steady import is_shaped_once
-from penstock.engines.answers import LEFT_OUT, POSITIONS, STUMBLES, joined, read_by_unsteady
-from penstock.engines.control import fits
-from penstock.engines.site import Refused, require
-from penstock.engines.unrolling import flattened
 from penstock.errors import ModelError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from penstock.engines.postponed import PostponedWrite
+from penstock.driverkit.postponed_write import PostponedWrite
 from penstock.errors import CacheError, ClosedError, GeneralFailure
 from penstock.hal import (
     CacheReport,

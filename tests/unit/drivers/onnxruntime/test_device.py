@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.driverkit.installation import package_folder, processor_features
 from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create, installation
 from penstock.drivers.onnxruntime.export import support
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
-from penstock.engines.installed import package_folder, processor_features
 from penstock.errors import (
     Cancelled,
     DeviceUnavailable,

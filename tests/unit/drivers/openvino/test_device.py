@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.driverkit.installation import processor_features
 from penstock.drivers.openvino import OpenVinoDevice, create, installation
 from penstock.drivers.openvino.installation import Installation, Plugin
-from penstock.engines.installed import processor_features
 from penstock.errors import (
     Cancelled,
     DeviceUnavailable,

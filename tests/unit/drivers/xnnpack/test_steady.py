@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack.steady import cannot_shrink, shaped_beforehand
-from penstock.engines.unrolling import flattened
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from tests.support_xnnpack import F32, drawn, needs_litert, run_on
 

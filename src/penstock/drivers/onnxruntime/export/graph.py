@@ -14,8 +14,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.engines.site import QUANTIZED, Site, known_shape
-from penstock.engines.types import one_scale
+from penstock.driverkit.site import QUANTIZED, Site, known_shape
+from penstock.driverkit.types import one_scale
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Final
 
+from penstock.driverkit.site import Site, make_sites, require
+from penstock.driverkit.support import answered, joined
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.export.rules import judge
-from penstock.engines.answers import answered, joined
-from penstock.engines.site import Site, make_sites, require
-from penstock.engines.unrolling import flattened
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
 from penstock.ir.references import entered_from

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.engines.site import QUANTIZED, Site
-from penstock.engines.types import F32, one_scale
+from penstock.driverkit.site import QUANTIZED, Site
+from penstock.driverkit.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 

@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit.site import known_shape, make_sites
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
 from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.engines.site import known_shape, make_sites
-from penstock.engines.unrolling import flattened
 from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand

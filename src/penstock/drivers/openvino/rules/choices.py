@@ -9,14 +9,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit.checks import axis_of, check_logic, keeps_channels_first, require_choice
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.rules.elementwise import operand_of
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import carried
-from penstock.engines.computing import check_logic, keeps_channels_first, require_choice
-from penstock.engines.moving import axis_of
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

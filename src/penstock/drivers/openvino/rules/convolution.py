@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import Windows, cut_windows, transposed_windows, windows
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, activation, activations, one_scale, one_scale_a_channel
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import is_above_zero
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, activation, activations, one_scale, one_scale_a_channel
-from penstock.engines.windows import Windows, cut_windows, transposed_windows, windows
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import transpose_conv_bias
@@ -44,7 +44,7 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
 
 
 def _check_weights(site: Site, weights: int) -> None:
-    site.constant(weights, "its quantised filter")
+    site.value(weights, "its quantised filter")
     operand = site.input(weights)
     if operand.dtype not in QUANTIZED:
         site.refuse_types()
@@ -56,11 +56,11 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
     _check_weights(site, weights)
     one_scale(site.input(data))
     if site.has(bias):
-        values = site.constant(bias, "its quantised bias")
+        values = site.value(bias, "its quantised bias")
         require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
         largest = int(np.abs(values.astype(np.int64)).max(initial=0))
         if largest >= MUCH:
-            products = np.abs(site.constant(weights, "its filter").astype(np.int64)).sum() * 255
+            products = np.abs(site.value(weights, "its filter").astype(np.int64)).sum() * 255
             require(
                 largest + products < 1 << 31, "sums of more than 32 bits, which TFLite wraps around"
             )
@@ -84,7 +84,7 @@ def add_bias(
     operand = site.input(bias)
     if not operand.is_constant:
         return graph.op.add(node, graph.reshape(graph.get(site.input_indexes[bias]), shape))
-    value = site.constant(bias, "its bias").reshape(-1)
+    value = site.value(bias, "its bias").reshape(-1)
     if operand.dtype is not F32:
         value = value.astype(np.float32) * _product_scales(site, data, weights)
     return graph.op.add(node, graph.constant(value.reshape(shape)))

@@ -8,6 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit.checks import keeps_channels_first
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, activation, activations, numbers, one_scale
 from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
 from penstock.drivers.openvino.rules.rounding import (
     NOTHING,
@@ -19,9 +22,6 @@ from penstock.drivers.openvino.rules.rounding import (
 )
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import alike
-from penstock.engines.computing import keeps_channels_first
-from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation, activations, numbers, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -135,7 +135,7 @@ def _is_coarse(site: Site) -> bool:
         if not site.input(position).is_constant or math.prod(site.shape(position)) != 1:
             continue
         scale, zero = one_scale(site.input(position))
-        number = abs(scale * (float(site.constant(position, "a number").reshape(())) - zero))
+        number = abs(scale * (float(site.value(position, "a number").reshape(())) - zero))
         ratio = one_scale(site.input(other))[0] / one_scale(site.output())[0]
         if site.operation.type == "MUL":
             ratio *= number
@@ -195,7 +195,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 
 def _check_prelu(site: Site) -> AccuracyClass:
     site.shape()
-    site.constant(1, "alpha")
+    site.value(1, "alpha")
     return activations(site)
 
 

@@ -8,13 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit.checks import coordinates, nearest, pool_extents, require_resizable, windows
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import activation, activations
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import moves
-from penstock.engines.resizing import coordinates, nearest, require_resizable
-from penstock.engines.site import Site, require
-from penstock.engines.types import activation, activations
-from penstock.engines.windows import pool_extents, windows
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.checks import require_rows
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, activation, activations, one_scale, require_shares
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
 from penstock.drivers.openvino.rules.convolution import add_bias, check_layer
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.engines.computing import require_rows
-from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation, activations, one_scale, require_shares
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -45,7 +45,7 @@ def _check_wide(site: Site) -> AccuracyClass:
     matrix = site.input(1)
     if matrix.dtype is not DType.INT8 or site.output().dtype is not DType.INT16:
         site.refuse_types()
-    site.constant(1, "its quantised matrix")
+    site.value(1, "its quantised matrix")
     require(
         matrix.quantization is None or not matrix.quantization.per_channel,
         "TFLite takes the scale of a matrix with one a channel for 0",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local
+from penstock.driverkit.site import Site, require
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.engines.computing import LEAST_LENGTH, check_l2, check_local
-from penstock.engines.site import Site, require
 from penstock.hal import AccuracyClass
 
 

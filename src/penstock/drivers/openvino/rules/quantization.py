@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rounding import (
     define_rescaled,
@@ -10,8 +12,6 @@ from penstock.drivers.openvino.rules.rounding import (
 )
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import STEPPED, alike
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

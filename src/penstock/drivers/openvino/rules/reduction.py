@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import reduced_axes
+from penstock.driverkit.site import Site
+from penstock.driverkit.types import activations
 from penstock.drivers.openvino.graph import FIRST_AXIS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import is_above_zero
-from penstock.engines.computing import reduced_axes
-from penstock.engines.site import Site
-from penstock.engines.types import activations
 from penstock.hal import AccuracyClass
 
 

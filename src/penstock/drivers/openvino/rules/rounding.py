@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import Site
+from penstock.driverkit.types import one_scale
 from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.types import is_above_zero
-from penstock.engines.site import Site
-from penstock.engines.types import one_scale
 from penstock.ir import NDArray
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.rules import Rules
 from penstock.drivers.openvino.graph import Graph
-from penstock.engines.rules import Rules
 
 RULES: Final = Rules[Graph]()
 """Filled by the modules of this package."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.checks import bounds_of, gather_axis
+from penstock.driverkit.site import Site, require
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import carried, moves
-from penstock.engines.moving import bounds_of, gather_axis
-from penstock.engines.site import Site, require
 from penstock.hal import AccuracyClass
 
 

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
-from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import PLAIN, STEPPED, carried, moved, moves
-from penstock.engines.moving import (
+from penstock.driverkit.checks import (
     MAX_PIECES,
     axis_of,
     joined,
@@ -18,8 +15,11 @@ from penstock.engines.moving import (
     require_mirrored,
     split_axis,
 )
-from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, activation
+from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.types import PLAIN, STEPPED, carried, moved, moves
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -165,7 +165,7 @@ def _emit_pieces(
 def _check_pad(site: Site) -> AccuracyClass:
     pads_of(site), site.output_shape()
     if site.operation.type == "PADV2":
-        require(site.constant(2, "its value").size == 1, "a padding of several values")
+        require(site.value(2, "its value").size == 1, "a padding of several values")
         require(site.input(2).dtype is site.input().dtype, "a padding value of another type")
         return moved(site, [site.input(0), site.input(2)])
     return moves(site)

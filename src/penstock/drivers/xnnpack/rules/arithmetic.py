@@ -7,6 +7,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import require
+from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
     EIGHT_BITS,
@@ -16,8 +18,6 @@ from penstock.drivers.xnnpack.site import (
     Classes,
     Site,
 )
-from penstock.engines.site import require
-from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

@@ -6,6 +6,8 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import Refused, require
+from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.arithmetic import CLAMPS, clamped
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
@@ -18,8 +20,6 @@ from penstock.drivers.xnnpack.site import (
     same_scale,
 )
 from penstock.drivers.xnnpack.whole_numbers import can_expand
-from penstock.engines.site import Refused, require
-from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

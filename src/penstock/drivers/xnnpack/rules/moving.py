@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.site import require
+from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
     EXACT,
@@ -12,8 +14,6 @@ from penstock.drivers.xnnpack.site import (
     Site,
     same_scale,
 )
-from penstock.engines.site import require
-from penstock.engines.types import one_scale
 from penstock.ir import DType
 
 ALL: Final = types_of("float32 int8 uint8 int16 int32 int64 bool")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.site import require
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import EXACT, FAITHFUL, Classes, Site
-from penstock.engines.site import require
 from penstock.export.tflite.state import state_positions
 from penstock.ir import DType
 

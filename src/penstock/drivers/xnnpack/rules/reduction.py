@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.site import require
+from penstock.driverkit.types import one_scale, require_shares
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import (
     EXACT,
@@ -13,8 +15,6 @@ from penstock.drivers.xnnpack.site import (
     Site,
     same_scale,
 )
-from penstock.engines.site import require
-from penstock.engines.types import one_scale, require_shares
 from penstock.ir import DType
 
 F32: Final = DType.FLOAT32

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from penstock.driverkit.site import Refused
 from penstock.drivers.xnnpack.site import Classes, Site
-from penstock.engines.site import Refused
 from penstock.ir import DType, Operand
 
 Check: TypeAlias = Callable[[Site], Classes]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.site import require
+from penstock.driverkit.types import one_scale
 from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
 from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site
-from penstock.engines.site import require
-from penstock.engines.types import one_scale
 from penstock.ir import DType
 from penstock.ir.operations.custom_options import transpose_conv_bias
 from penstock.ir.types import static_shape

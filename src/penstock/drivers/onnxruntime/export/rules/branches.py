@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.site import Refused, Site, make_sites, require
+from penstock.driverkit.support import UNSTEADY
+from penstock.driverkit.unrolling import fits
 from penstock.drivers.onnxruntime.export.graph import Graph
 from penstock.drivers.onnxruntime.export.rules.rule import RULES, judge, rule
-from penstock.engines.answers import UNSTEADY
-from penstock.engines.control import fits
-from penstock.engines.site import Refused, Site, make_sites, require
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.ir.settled import branches_of
 

@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32
 from penstock.drivers.onnxruntime.export.graph import BIAS, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import WHOLE
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

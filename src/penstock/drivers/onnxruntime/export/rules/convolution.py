@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from penstock.driverkit.checks import Windows, cut_windows, transposed_windows, windows
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, activation
 from penstock.drivers.onnxruntime.export.graph import (
     ACTIVATIONS,
     MICROSOFT,
@@ -23,9 +26,6 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     stored_weights,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, activation
-from penstock.engines.windows import Windows, cut_windows, transposed_windows, windows
 from penstock.hal import AccuracyClass
 
 

@@ -9,6 +9,9 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.checks import check_logic, keeps_channels_first, require_choice
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, activation, activations, numbers
 from penstock.drivers.onnxruntime.export.graph import (
     ACTIVATIONS,
     AWAY,
@@ -23,9 +26,6 @@ from penstock.drivers.onnxruntime.export.graph import (
 from penstock.drivers.onnxruntime.export.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import WHOLE, moves
-from penstock.engines.computing import check_logic, keeps_channels_first, require_choice
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, activation, activations, numbers
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
@@ -129,7 +129,7 @@ def _check_binary(site: Site) -> AccuracyClass:
         require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
     if kind in DIVIDES and dtype in WHOLE:
         # The engine leaves these to the processor, which stops the process.
-        divisor = site.constant(1, "the divisor of whole numbers")
+        divisor = site.value(1, "the divisor of whole numbers")
         require(not np.isin(divisor, (0, -1)).any(), "whole numbers divided by 0 or -1")
     accuracy = numbers(site, WHOLE, "faithful" if kind in EXTREMES else "stepwise")
     if site.is_quantized and kind in EXTREMES:
@@ -262,7 +262,7 @@ def emit_leaky_relu(graph: Graph, site: Site) -> None:
 
 def _check_prelu(site: Site) -> AccuracyClass:
     site.shape(0), site.shape(1)
-    site.constant(1, "alpha")
+    site.value(1, "alpha")
     return activations(site)
 
 
@@ -270,7 +270,7 @@ def _check_prelu(site: Site) -> AccuracyClass:
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), which takes a third of the time of ONNX Runtime's own PRelu."""
     first = keeps_channels_first(graph, site)
-    alpha = site.constant(1, "alpha")
+    alpha = site.value(1, "alpha")
     if first and not graph.portable and _by_channel(site, alpha):
         _emit_by_channel(graph, site, alpha.reshape(-1))
         return

@@ -6,6 +6,16 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.driverkit.checks import (
+    Windows,
+    coordinates,
+    nearest,
+    pool_extents,
+    require_resizable,
+    windows,
+)
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, activation, activations
 from penstock.drivers.onnxruntime.export.graph import (
     ACTIVATIONS,
     MICROSOFT,
@@ -16,10 +26,6 @@ from penstock.drivers.onnxruntime.export.graph import (
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import moves
-from penstock.engines.resizing import coordinates, nearest, require_resizable
-from penstock.engines.site import Site, require
-from penstock.engines.types import F32, activation, activations
-from penstock.engines.windows import Windows, pool_extents, windows
 from penstock.hal import AccuracyClass
 
 FLOAT: Final = 1

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from penstock.driverkit.site import QUANTIZED, Refused, Site, require
+from penstock.driverkit.types import F32, activation, activations, one_scale, one_scale_a_channel
 from penstock.drivers.onnxruntime.export.graph import ACTIVATIONS, Graph, Value, raised
-from penstock.engines.site import QUANTIZED, Refused, Site, require
-from penstock.engines.types import F32, activation, activations, one_scale, one_scale_a_channel
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
@@ -32,14 +32,14 @@ def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -
     if kind is F32:
         return accuracy
     require(kind in QUANTIZED, f"{kind.value} weights beside float32 values are not computed here")
-    site.constant(weights, "its quantised filter")
+    site.value(weights, "its quantised filter")
     require(site.input(weights).quantization is not None, "quantised weights without a scale")
     one_scale_a_channel(site, weights)
     return "relaxed"
 
 
 def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
-    site.constant(weights, "its quantised filter")
+    site.value(weights, "its quantised filter")
     operand = site.input(weights)
     if operand.dtype not in QUANTIZED:
         site.refuse_types()
@@ -50,7 +50,7 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
     one_scale_a_channel(site, weights)
     one_scale(site.input(data))
     if site.has(bias):
-        site.constant(bias, "its quantised bias")
+        site.value(bias, "its quantised bias")
         require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
 
 
@@ -100,7 +100,7 @@ def real_bias(
     if operand.dtype is F32:
         return [graph.get(site.input_indexes[bias])]
     steps = weight_scales(site, weights) * np.float32(one_scale(site.input(data))[0])
-    value = site.constant(bias, "its bias").reshape(-1).astype(np.float32)
+    value = site.value(bias, "its bias").reshape(-1).astype(np.float32)
     return [graph.constant(value * steps)]
 
 
@@ -140,7 +140,7 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
     """The int32 bias; zeros where there is none."""
     if not site.has(bias):
         return np.zeros(channels, np.int32)
-    return site.constant(bias, "its bias").reshape(-1)
+    return site.value(bias, "its bias").reshape(-1)
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.checks import require_rows
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import activation, activations, require_shares
 from penstock.drivers.onnxruntime.export.graph import ACTIVATIONS, MICROSOFT, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.layers import (
     check_layer,
@@ -13,9 +16,6 @@ from penstock.drivers.onnxruntime.export.rules.layers import (
     stored_weights,
 )
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.engines.computing import require_rows
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import activation, activations, require_shares
 from penstock.hal import AccuracyClass
 
 

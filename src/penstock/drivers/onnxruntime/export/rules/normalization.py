@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local
+from penstock.driverkit.site import Site
 from penstock.drivers.onnxruntime.export.graph import Graph
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.engines.computing import LEAST_LENGTH, check_l2, check_local
-from penstock.engines.site import Site
 
 
 @rule("L2_NORMALIZATION", check=check_l2)

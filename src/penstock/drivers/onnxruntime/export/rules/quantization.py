@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.onnxruntime.export.graph import AWAY_ONCE, Graph
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -55,7 +55,7 @@ def emit_dequantize(graph: Graph, site: Site) -> None:
     if operand.dtype is not DType.FLOAT16:
         graph.define(site, graph.real(index, first=first), first=first)
     elif operand.is_constant:
-        value = site.constant(0, "its input").astype(np.float32)
+        value = site.value(0, "its input").astype(np.float32)
         graph.hold(site, value)
     else:
         x = graph.get(index, first=first)

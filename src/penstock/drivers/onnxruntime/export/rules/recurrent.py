@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import activation, activations
 from penstock.drivers.onnxruntime.export.graph import Graph, Value
 from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.engines.site import Site, require
-from penstock.engines.types import activation, activations
 from penstock.hal import AccuracyClass
 
 GATES: Final = (0, 3, 1, 2)
@@ -35,7 +35,7 @@ def _check_lstm(site: Site) -> AccuracyClass:
             (BIASES, (hidden,)),
         ):
             require(site.shape(position + gate) == shape, "gates of different sizes")
-            site.constant(position + gate, "a weight")
+            site.value(position + gate, "a weight")
     for position in STATES:
         require(int(np.prod(site.shape(position))) == batch * hidden, "a state of another size")
     for at in range(len(site.outputs)):
@@ -50,7 +50,7 @@ def emit_lstm(graph: Graph, site: Site) -> None:
     _, batch, major = _sizes(site)
     x = graph.get(site.input_indexes[0])
     weights, recurrent, bias = (
-        np.concatenate([site.constant(first + gate, "a weight") for gate in GATES])
+        np.concatenate([site.value(first + gate, "a weight") for gate in GATES])
         for first in (WEIGHTS, RECURRENT, BIASES)
     )
     every, *states = graph.node_of(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.checks import reduced_axes
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, activations, one_scale
 from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, Graph
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import WHOLE, moves
-from penstock.engines.computing import reduced_axes
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, activations, one_scale
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.driverkit.rules import Rules
+from penstock.driverkit.site import Refused, Site
+from penstock.driverkit.support import LEFT_OUT
 from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.engines.answers import LEFT_OUT
-from penstock.engines.rules import Rules
-from penstock.engines.site import Refused, Site
 from penstock.hal import AccuracyClass
 
 RULES: Final = Rules[Graph]()

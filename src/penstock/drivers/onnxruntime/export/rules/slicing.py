@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.checks import bounds_of, gather_axis
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32
 from penstock.drivers.onnxruntime.export.graph import TURNED, Graph, Value
 from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import WHOLE, moved, moves
-from penstock.engines.moving import bounds_of, gather_axis
-from penstock.engines.site import Site, require
-from penstock.engines.types import F32
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -112,12 +112,12 @@ def _gathers_all(site: Site) -> bool:
     """Whether the one index is that of a dimension of 1."""
     if not site.input(1).is_constant or site.shape()[gather_axis(site)] != 1:
         return False
-    return bool(np.array_equal(site.constant(1, "its indexes").reshape(-1), [0]))
+    return bool(np.array_equal(site.value(1, "its indexes").reshape(-1), [0]))
 
 
 def _indices(graph: Graph, site: Site, position: int) -> Value:
     if site.input(position).is_constant:
-        return graph.constant(site.constant(position, "its indexes").astype("int64"))
+        return graph.constant(site.value(position, "its indexes").astype("int64"))
     return graph.get(site.input_indexes[position])
 
 
@@ -144,7 +144,7 @@ def _check_one_hot(site: Site) -> AccuracyClass:
     depth = site.integers(1, "its depth")
     require(len(depth) == 1 and depth[0] >= 1, f"a depth of {depth}")
     for position in (2, 3):
-        require(site.constant(position, "a value of it").size == 1, "several values")
+        require(site.value(position, "a value of it").size == 1, "several values")
     require(site.output().dtype in {F32, *WHOLE}, "marks of another type")
     site.output_shape()
     return "exact"

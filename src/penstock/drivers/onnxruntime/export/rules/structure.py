@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.driverkit.checks import (
+    MAX_PIECES,
+    axis_of,
+    joined,
+    order_of,
+    pads_of,
+    require_mirrored,
+    split_axis,
+)
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, activation
 from penstock.drivers.onnxruntime.export.graph import (
     FIRST_AXIS,
     TO_FIRST,
@@ -15,17 +26,6 @@ from penstock.drivers.onnxruntime.export.graph import (
 from penstock.drivers.onnxruntime.export.rules.images import zero_of
 from penstock.drivers.onnxruntime.export.rules.rule import rule
 from penstock.drivers.onnxruntime.export.types import PLAIN, moved, moves
-from penstock.engines.moving import (
-    MAX_PIECES,
-    axis_of,
-    joined,
-    order_of,
-    pads_of,
-    require_mirrored,
-    split_axis,
-)
-from penstock.engines.site import QUANTIZED, Site, require
-from penstock.engines.types import F32, activation
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -186,7 +186,7 @@ def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
 def _check_pad(site: Site) -> AccuracyClass:
     pads_of(site), site.output_shape()
     if site.operation.type == "PADV2":
-        require(site.constant(2, "its value").size == 1, "a padding of several values")
+        require(site.value(2, "its value").size == 1, "a padding of several values")
         require(site.input().dtype is not DType.BOOL, "a padding with truth values")
         return moved(site, [site.input(0), site.input(2)])
     return moves(site)

@@ -1,14 +1,18 @@
-"""`KernelDevice`, and the models that it prepares."""
+"""`KernelDevice`: a device whose operations are Python functions, each marked with `kernel`."""
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
+from penstock.driverkit.site import Site, make_sites
 from penstock.errors import (
     FOREIGN,
     Cancelled,
@@ -33,13 +37,13 @@ from penstock.hal import (
     refuse_unmapped,
     validate_prepare,
     validate_request,
+    validate_support,
 )
 from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir.extension import split_key
+from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import is_masked
-from penstock.kernels.arguments import bind, deliver, mapped
-from penstock.kernels.site import MARK, Mark, Site, sites_of
 
-ACTIVATION: Final = "fused_activation_function"
 CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
     "NONE": (None, None),
     "RELU": (0.0, None),
@@ -51,6 +55,55 @@ greatest value.
 """
 
 MAX_MESSAGE: Final = 300
+
+Kernel: TypeAlias = Callable[..., "NDArray | Sequence[NDArray]"]
+"""`kernel(self, site, *inputs)`: an array an input, None for one left out; returns an array, or one
+an output.
+"""
+
+MARK: Final = "_penstock_kernel"
+CUSTOM: Final = "CUSTOM:"
+
+K = TypeVar("K", bound=Callable[..., Any])
+
+
+class Mark(Struct, frozen=True):
+    """What `kernel` leaves on a method."""
+
+    types: tuple[str, ...]
+    dtypes: frozenset[DType]
+
+
+def kernel(*types: str, dtypes: Sequence[str] = ("float32",)) -> Callable[[K], K]:
+    """Marks a method of a `KernelDevice` as the kernel of operations of these *types*.
+
+    *types* are rows of the operation table (`CUSTOM:<code>` for custom operators,
+    `EXTENSION:<name>:<number>` for operations of an extension, whose own operand types are arrays
+    of uint8); *dtypes* the element types that every input and output may have. Raises `InputError`
+    for no type, and for a type or an element type that does not exist.
+    """
+    known = {d.value: d for d in DType}
+    if not types or not all(isinstance(t, str) for t in types):
+        raise InputError('kernel needs the operations it is for: @kernel("RELU")')
+    operations = list(OPERATIONS)
+    for kind in types:
+        if not kind.startswith(CUSTOM) and split_key(kind) is None and kind not in operations:
+            near = difflib.get_close_matches(kind.upper(), operations)
+            raise InputError(
+                f"kernel: no operation is named {kind!r}"
+                + (f"; near it: {', '.join(near)}" if near else "")
+            )
+    if isinstance(dtypes, str):
+        raise InputError(f"kernel: dtypes is a list of element types: dtypes=[{dtypes!r}]")
+    if unknown := [d for d in dtypes if d not in known]:
+        raise InputError(f"kernel: no element type is named {', '.join(map(repr, unknown))}")
+    mark = Mark(types, frozenset(known[d] for d in dtypes))
+
+    def marked(function: K) -> K:
+        setattr(function, MARK, mark)
+        return function
+
+    return marked
 
 
 class KernelDevice(DeviceBase):
@@ -100,17 +153,15 @@ class KernelDevice(DeviceBase):
         return ""
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        answers = [self._support(site) for site in sites_of(model)]
+        answers = [self._support(site) for site in make_sites(model)]
         return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedKernels:
         validate_prepare(model, config, self.capabilities.memory_kinds)
         if config.cancel is not None:
             config.cancel.check()
-        sites = sites_of(model, config.attributes)
-        for site in sites:
-            if not (answer := self._support(site)).supported:
-                raise GeneralFailure(f"{_place(site)}: {answer.reason}")
+        sites = make_sites(model, hints=config.attributes)
+        validate_support(model, [self._support(site) for site in sites])
         return PreparedKernels(self, model, sites)
 
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
@@ -131,7 +182,7 @@ class KernelDevice(DeviceBase):
                 raise GeneralFailure(
                     "the kernel gave a masked array, and nothing heeds masks; return its filled()"
                 )
-            clip = CLIPS[_activation(site)]
+            clip = CLIPS[site.activation]
             arrays = [
                 np.asarray(r) if clip == CLIPS["NONE"] else np.clip(r, *clip) for r in results
             ]
@@ -162,7 +213,7 @@ class KernelDevice(DeviceBase):
             for position, operand in enumerate(operands):
                 if operand is not None and operand.dtype not in dtypes:
                     return f"{label} {position} is {operand.dtype.value}, not {known}"
-        activation = _activation(site)
+        activation = site.activation
         if activation not in CLIPS:
             return f"the fused activation {activation} is not computed"
         if activation != "NONE" and not all(o.dtype.is_float for o in site.outputs):
@@ -193,12 +244,13 @@ class PreparedKernels(PreparedModelBase):
         validate_request(self.model, request, config)
         began = time.perf_counter_ns()
         entry = self.model.entry
-        with mapped(request) as regions:
-            given = bind(request, self._inputs, regions)
+        with mapped_pools(request) as pools:
+            given = map(_read_only, input_arrays(request, self._inputs, pools))
             values = self._constants | dict(zip(entry.inputs, given, strict=True))
             for site in self._sites:
                 self._step(site, values, config)
-            shapes = deliver(request, self._outputs, [values[i] for i in entry.outputs], regions)
+            results = [values[i] for i in entry.outputs]
+            shapes = write_results(request, self._outputs, results, pools)
         spent = time.perf_counter_ns() - began
         timing = Timing(in_driver_ns=spent) if config.measure else NO_TIMING
         return ExecutionResult(shapes, timing)
@@ -213,10 +265,6 @@ class PreparedKernels(PreparedModelBase):
         inputs = [values.get(i) for i in site.operation.inputs]
         results = self._device.compute(site, inputs)
         values.update(zip(site.operation.outputs, map(_read_only, results), strict=True))
-
-
-def _activation(site: Site) -> str:
-    return str(site.attributes.get(ACTIVATION) or "NONE")
 
 
 def _check(array: NDArray, operand: Operand) -> None:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.engines.control import MOST_ROUNDS, rounds_of
-from penstock.engines.unrolling import unroll
+from penstock.driverkit.unrolling import MOST_ROUNDS, rounds_of, unroll
 from penstock.ir.settled import settled
 from penstock.testing.contract.cases import looping
 from tests.support_loops import given_to, scanning

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.engines.postponed import LEAST_NS, Payloads, PostponedWrite
+from penstock.driverkit.postponed_write import LEAST_NS, Payloads, PostponedWrite
 from penstock.errors import GeneralFailure
 from penstock.sealed import LateWriter, SaveReport
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.engines.site import QUANTIZED, Refused, Site
-from penstock.engines.types import F32
+from penstock.driverkit.site import QUANTIZED, Refused, Site
+from penstock.driverkit.types import F32
 from penstock.errors import PenstockError
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation
 
 if TYPE_CHECKING:
-    from penstock.engines.unrolling import Unrolled
+    from penstock.driverkit.unrolling import Unrolled
 
 UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
 """Operations that turn the last bit of a float into a position."""

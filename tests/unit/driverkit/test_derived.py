@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.cli import doctor
+from penstock.driverkit.installation import derived_with
 from penstock.drivers.onnxruntime import installation as onnxruntime
 from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
 from penstock.drivers.openvino import installation as openvino
 from penstock.drivers.openvino.device import OpenVinoDevice
 from penstock.drivers.xnnpack import BuiltinDevice, XnnpackDevice, installation as xnnpack
-from penstock.engines.installed import derived_with
 from penstock.hal import Capabilities, Device
 from penstock.partitioning import place
 from tests.support_devices import NumpyDevice

@@ -1,14 +1,13 @@
-"""Loops whose rounds are known, written out one after another."""
+"""Control flow for engines: loops whose rounds are known, written out one after another."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.engines.control import Values, rounds_of
 from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Operation, Subgraph
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE
@@ -24,6 +23,12 @@ WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
 
 MOST_OPERATIONS: Final = 4096
 """Operations that the loops of one model may become."""
+
+
+MOST_ROUNDS: Final = 256
+"""Rounds of a loop that are counted."""
+
+Values = Mapping[int, NDArray]
 
 
 class Unrolled(Struct, frozen=True):
@@ -196,3 +201,55 @@ def live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
             needed.update(operations[index].inputs)
             found.add(index)
     return found
+
+
+def fits(graph: Subgraph, inputs: Sequence[Operand | None], outputs: Sequence[Operand]) -> bool:
+    """Whether a subgraph takes *inputs* and gives *outputs*: types and known shapes alike."""
+    pairs = [
+        (inputs, [graph.operands[i] for i in graph.inputs]),
+        (outputs, [graph.operands[i] for i in graph.outputs]),
+    ]
+    return all(
+        len(ours) == len(theirs)
+        and all(
+            a is not None and a.dtype is b.dtype and a.shape == b.shape and is_static(a.shape)
+            for a, b in zip(ours, theirs, strict=True)
+        )
+        for ours, theirs in pairs
+    )
+
+
+def rounds_of(model: Model, operation: Operation) -> list[Values] | None:
+    """What is known of the values that a WHILE of a `settled` model goes round with, by position,
+    before each round, and after the last. None where the number of rounds is not known, or more
+    than `MOST_ROUNDS`.
+
+    Known is what follows from constants and shapes alone: a counter, say, and its limit.
+    """
+    condition, body = branches_of(operation)
+    operands = model.entry.operands
+    values: Values = {
+        at: model.constant(operands[i])
+        for at, i in enumerate(operation.inputs)
+        if operands[i].is_constant
+    }
+    found = []
+    for _ in range(MOST_ROUNDS + 1):
+        found.append(values)
+        (truth,) = model.subgraphs[condition].outputs
+        going = _followed(model, condition, values, [truth]).get(truth)
+        if going is None or going.size != 1:
+            return None
+        if not going.reshape(-1)[0]:
+            return found
+        outputs = model.subgraphs[body].outputs
+        made = _followed(model, body, values, outputs)
+        values = {at: made[i] for at, i in enumerate(outputs) if i in made}
+    return None
+
+
+def _followed(
+    model: Model, subgraph: int, values: Values, wanted: Sequence[int]
+) -> dict[int, NDArray]:
+    inputs = model.subgraphs[subgraph].inputs
+    return follow(model, subgraph, {inputs[at]: v for at, v in values.items()}, wanted)

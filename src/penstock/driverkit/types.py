@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
-from penstock.engines.site import QUANTIZED, Refused, Site, require
+from penstock.driverkit.site import QUANTIZED, Refused, Site, require
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.driverkit import KernelDevice, PreparedKernels, Site, kernel
 from penstock.errors import (
     Cancelled,
     GeneralFailure,
@@ -21,7 +22,6 @@ from penstock.errors import (
 )
 from penstock.hal import Device, ExecutionConfig, PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder, NDArray
-from penstock.kernels import KernelDevice, PreparedKernels, Site, kernel
 from penstock.testing.contract import CHECKS, Check, NotCovered
 from penstock.testing.contract.cases import Case
 from penstock.testing.contract.trial import PLAIN, Trial

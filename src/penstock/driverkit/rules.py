@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from penstock.engines.site import Site
+from penstock.driverkit.site import Site
 from penstock.hal import AccuracyClass
 
 Graph = TypeVar("Graph")

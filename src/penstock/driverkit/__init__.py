@@ -1,0 +1,31 @@
+"""The kit for drivers: what a driver needs beside the contract of `penstock.hal`.
+
+The shortest driver is a class with a Python function for each operation:
+
+    class Relu(KernelDevice):
+        name, version = "relu", "1"
+
+        @kernel("RELU")
+        def relu(self, site, x):
+            return np.maximum(x, 0)
+
+`KernelDevice` keeps every promise of `penstock.hal`: it answers what is supported, checks and binds
+memory, reports shapes, stops when it is asked to, and names the operation that failed. A driver that
+compiles whole models implements `penstock.hal.Device` itself; docs/writing-a-driver.md says which
+modules of the kit it starts from.
+"""
+
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
+
+if TYPE_CHECKING:
+    from penstock.driverkit.kernel_device import Kernel, KernelDevice, PreparedKernels, kernel
+    from penstock.driverkit.site import Site
+
+__all__ = ["Kernel", "KernelDevice", "PreparedKernels", "Site", "kernel"]
+
+__getattr__ = lazily(
+    __name__,
+    {"kernel_device": "Kernel KernelDevice PreparedKernels kernel", "site": "Site"},
+)

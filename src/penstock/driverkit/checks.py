@@ -1,0 +1,302 @@
+"""What the rules of any engine check: axes, bounds, padding, windows and types of an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, activation
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.operations.custom_options import transpose_conv_bias
+
+LEAST_LENGTH: Final = 1e-6
+"""What L2_NORMALIZATION divides by at least."""
+
+
+class Lying(Protocol):
+    """A graph in which values may lie channels first."""
+
+    def is_first(self, index: int) -> bool:
+        """Whether operand *index* is there as NCHW."""
+
+
+def keeps_channels_first(graph: Lying, site: Site) -> bool:
+    """Whether an input is there as NCHW, and all others can be brought to it."""
+    if not any(map(graph.is_first, site.input_indexes)):
+        return False
+    return all(
+        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
+    )
+
+
+def check_logic(site: Site) -> AccuracyClass:
+    """The class of an operation on truth values."""
+    for position in range(len(site.inputs)):
+        site.shape(position)
+        require(site.input(position).dtype is DType.BOOL, "only truth values are combined here")
+    return "exact"
+
+
+def require_choice(site: Site) -> None:
+    """The shapes of a SELECT do not broadcast, save that one truth value may choose a row."""
+    shapes = [site.shape(p) for p in range(3)]
+    site.output_shape()
+    if site.operation.type == "SELECT":
+        vector = len(shapes[0]) == 1 and len(shapes[1]) > 1
+        require(vector or shapes[0] == shapes[1] == shapes[2], "a choice that broadcasts")
+
+
+def reduced_axes(site: Site) -> list[int]:
+    """The constant axes of a reduction, each once, none negative."""
+    rank = len(site.shape())
+    axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
+    require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
+    return sorted(set(axes))
+
+
+def require_rows(site: Site) -> None:
+    """A FULLY_CONNECTED has plain weights [units, depth], and known shapes."""
+    attributes = site.operation.attributes
+    require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
+    require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
+    site.shape(), site.output_shape()
+    require(len(site.shape(1)) == 2, "weights of another rank than 2")
+
+
+def check_l2(site: Site) -> AccuracyClass:
+    """The class of an L2_NORMALIZATION."""
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    activation(site, ["NONE"])
+    require(site.input().dtype is F32, "only float32 values are computed here")
+    return "faithful"
+
+
+def check_local(site: Site) -> AccuracyClass:
+    """The class of a LOCAL_RESPONSE_NORMALIZATION."""
+    require(len(site.shape()) == 4, "an image of another rank")
+    require(site.operation.attributes.integer("radius") >= 0, "a negative radius")
+    require(site.input().dtype is F32, "only float32 values are computed here")
+    return "faithful"
+
+
+MAX_PIECES: Final = 1024
+"""Inputs or outputs of one join or split."""
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """*axis* of *rank* dimensions, counted from the front."""
+    require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
+    return axis % rank
+
+
+def order_of(site: Site) -> list[int]:
+    """The constant permutation of a TRANSPOSE."""
+    order = site.integers(1, "its permutation")
+    require(sorted(order) == list(range(len(site.shape()))), f"permutation {order}")
+    return order
+
+
+def joined(site: Site) -> list[Operand]:
+    """The inputs of a join along an axis of its result, all of known shape."""
+    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+    given = [site.input(p) for p in range(len(site.inputs))]
+    for position in range(len(given)):
+        site.shape(position)
+    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    return given
+
+
+def split_axis(site: Site, position: int, data: int) -> int:
+    """The axis that a split of input *data* has as its constant input *position*."""
+    axes = site.integers(position, "its axis")
+    require(len(axes) == 1, f"{len(axes)} axes")
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    return axis_of(axes[0], len(site.shape(data)))
+
+
+def pads_of(site: Site) -> tuple[list[int], list[int]]:
+    """The constant padding before and after each dimension, none of it negative."""
+    pads = site.integers(1, "its padding")
+    require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
+    require(min(pads, default=0) >= 0, "a negative padding")
+    return pads[::2], pads[1::2]
+
+
+def require_mirrored(site: Site) -> None:
+    """A MIRROR_PAD mirrors no more than there is."""
+    before, after = pads_of(site)
+    reflect = site.operation.attributes.text("mode") == "REFLECT"
+    for size, b, a in zip(site.shape(), before, after, strict=True):
+        require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
+
+
+def gather_axis(site: Site) -> int:
+    """The axis of a GATHER."""
+    return axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """For each dimension the first position, where to stop, and the step, which may be negative:
+    the stop before the first element is then below any size.
+    """
+
+    begin: list[int]
+    end: list[int]
+    step: list[int]
+
+
+def bounds_of(site: Site) -> Bounds:
+    """The constant bounds of a SLICE or STRIDED_SLICE, which has elements."""
+    return _slice(site) if site.operation.type == "SLICE" else _strided(site)
+
+
+def _slice(site: Site) -> Bounds:
+    shape = site.shape()
+    begin, sizes = site.integers(1, "its begin"), site.integers(2, "its size")
+    require(len(begin) == len(sizes) == len(shape), "bounds of another rank")
+    end = [d if n == -1 else b + n for d, b, n in zip(shape, begin, sizes, strict=True)]
+    inside = all(0 <= b < e <= d for b, e, d in zip(begin, end, shape, strict=True))
+    require(inside, f"[{begin}, {end}) of {shape}")
+    return Bounds(begin, end, [1] * len(shape))
+
+
+def _strided(site: Site) -> Bounds:
+    attributes, shape = site.operation.attributes, site.shape()
+    for mask in ("ellipsis_mask", "new_axis_mask"):
+        require(attributes.integer(mask) == 0, f"a slice with {mask}")
+    require(not attributes.flag("offset"), "a slice whose end is an offset")
+    given = [site.integers(p, w) for p, w in ((1, "its begin"), (2, "its end"), (3, "its strides"))]
+    require(all(len(g) == len(given[0]) <= len(shape) for g in given), "bounds of another rank")
+    bounds = Bounds([], [], [])
+    for axis, size in enumerate(shape):
+        first, last, stride = 0, size, 1
+        if axis < len(given[0]):
+            first, last, stride = _along(site, axis, size, *(g[axis] for g in given))
+        bounds.begin.append(first)
+        bounds.end.append(last)
+        bounds.step.append(stride)
+    return bounds
+
+
+def _along(
+    site: Site, axis: int, size: int, begin: int, end: int, stride: int
+) -> tuple[int, int, int]:
+    """First position, stop and step along one axis."""
+    masks = site.operation.attributes
+    require(stride != 0, "a slice in steps of nothing")
+    open_begin = masks.integer("begin_mask") >> axis & 1
+    if masks.integer("shrink_axis_mask") >> axis & 1:
+        at = 0 if open_begin else begin + size if begin < 0 else begin
+        require(0 <= at < size, "a slice without elements")
+        return at, at + 1, 1
+    stop = None if masks.integer("end_mask") >> axis & 1 else end
+    first, last, step = slice(None if open_begin else begin, stop, stride).indices(size)
+    require(len(range(first, last, step)) > 0, "a slice without elements")
+    return first, last if last >= 0 else -size - 1, step
+
+
+def require_resizable(site: Site) -> None:
+    """The picture has a known shape, and its positions are computed in a way that TFLite has."""
+    attributes = site.operation.attributes
+    site.shape()
+    both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
+    require(not both, "corners aligned and pixel centres halved at once")
+    require(min(site.integers(1, "its size")) >= 1, "a picture of no size")
+
+
+def coordinates(site: Site) -> str:
+    """How positions are computed, in ONNX's words, which OpenVINO has too."""
+    attributes = site.operation.attributes
+    if attributes.flag("align_corners"):
+        return "align_corners"
+    return "half_pixel" if attributes.flag("half_pixel_centers") else "asymmetric"
+
+
+def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
+    """The position in *size* that each of *out* positions falls on: int64."""
+    scale = np.float32(size) / np.float32(out)
+    if align and out > 1:
+        scale = np.float32(size - 1) / np.float32(out - 1)
+    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0)) * scale
+    # TFLite rounds halves away from zero; positions are not negative.
+    whole = np.floor(at + np.float32(0.5)) if align else np.floor(at)
+    found: NDArray = np.minimum(whole.astype(np.int64), size - 1)
+    return found
+
+
+class Windows(msgspec.Struct, frozen=True):
+    """Strides, dilations and padding over height and width."""
+
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    after: list[int]
+
+
+def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str = "hw") -> Windows:
+    """The windows of *extents* over an image of *sizes* (height, width), as the attributes of
+    *site* say.
+
+    SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at
+    all (NNAPI section 8.1).
+    """
+    attributes = site.operation.attributes
+    require(
+        len(sizes) == len(extents) == len(axes),
+        "an image or a window whose shape lacks an axis that the window slides along",
+    )
+    strides = [attributes.integer(f"stride_{a}") for a in axes]
+    dilations = [int(str(attributes.get(f"dilation_{a}_factor", 1))) for a in axes]
+    require(
+        min(*strides, *dilations, *extents) >= 1, "a window of no size, or one that stands still"
+    )
+    same = attributes.text("padding") == "SAME"
+    before, after = [], []
+    for size, extent, stride, dilation in zip(sizes, extents, strides, dilations, strict=True):
+        reach = (extent - 1) * dilation + 1
+        total = max(0, (-(-size // stride) - 1) * stride + reach - size) if same else 0
+        before.append(total // 2)
+        after.append(total - total // 2)
+        require(size + total >= reach, "a window larger than the image")
+    return Windows(strides, dilations, before, after)
+
+
+def pool_extents(site: Site) -> tuple[int, int]:
+    """Height and width of a pool's window."""
+    attributes = site.operation.attributes
+    return attributes.integer("filter_height"), attributes.integer("filter_width")
+
+
+def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
+    """The windows of a TRANSPOSE_CONV, of an image at input 2 and a filter [out, height, width, in]
+    at input 1, whose end padding is what the output's size leaves; and how much the output goes
+    beyond what they reach.
+    """
+    image, filters, output = site.shape(2), site.shape(1), site.output_shape()
+    w = windows(site, output[1:3], filters[1:3])
+    after, beyond = [], []
+    for axis in (0, 1):
+        spread = (image[axis + 1] - 1) * w.strides[axis] + filters[axis + 1]
+        behind = spread - w.before[axis] - output[axis + 1]
+        after.append(max(0, behind))
+        beyond.append(max(0, -behind))
+    return Windows(w.strides, [1, 1], w.before, after), beyond
+
+
+def cut_windows(site: Site) -> Windows:
+    """The windows of MediaPipe's Convolution2DTransposeBias: what goes beyond its output is cut off
+    both sides.
+    """
+    image, filters, output = site.shape(), site.shape(1), site.output_shape()
+    options = transpose_conv_bias(site.operation.attributes)
+    strides, before, after = [options.stride_h, options.stride_w], [], []
+    for axis in (0, 1):
+        cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]
+        before.append(cut // 2)
+        after.append(cut - cut // 2)
+    return Windows(strides, [1, 1], before, after)

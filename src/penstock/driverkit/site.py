@@ -1,0 +1,204 @@
+"""`Site`: an operation with its operands, as a driver looks at it; and how a rule refuses one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from penstock.hal import ExtensionAttribute
+from penstock.interrupts import polled
+from penstock.ir import Attributes, DType, Model, NDArray, Operand, Operation
+from penstock.ir.types import static_shape
+
+QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8})
+"""Activations that engines compute in 8 bits."""
+
+ACTIVATION: Final = "fused_activation_function"
+
+
+class Refused(Exception):
+    """The driver does not compute the operation; the text says why."""
+
+
+def require(condition: object, reason: str) -> None:
+    """Raises `Refused` with *reason* unless *condition* holds."""
+    if not condition:
+        raise Refused(reason)
+
+
+class Surroundings:
+    """What the sites of one subgraph share: the *model*, the *subgraph*, and who reads what.
+
+    *judged* is a memo for drivers that judge nested subgraphs, by keys of their own. The sites of
+    all subgraphs of one model share it.
+    """
+
+    def __init__(
+        self, model: Model, index: int | None = None, judged: dict[Any, Any] | None = None
+    ) -> None:
+        self.model = model
+        self.subgraph = model.entry if index is None else model.subgraphs[index]
+        self.judged: dict[Any, Any] = {} if judged is None else judged
+
+    @cached_property
+    def inputs(self) -> frozenset[int]:
+        """The operands that are inputs of the subgraph."""
+        return frozenset(self.subgraph.inputs)
+
+    @cached_property
+    def outputs(self) -> frozenset[int]:
+        """The operands that are outputs of the subgraph."""
+        return frozenset(self.subgraph.outputs)
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        """By how many operation inputs each operand is read."""
+        return Counter(i for o in polled(self.subgraph.operations) for i in o.inputs)
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Operation *index* of a subgraph, with its operands.
+
+    *inputs* and *outputs* are operands: element type, shape (None: unknown until run time),
+    quantisation; an input that is left out is None. *hints* are the attributes of extensions that
+    came with the compile, and with the run.
+    """
+
+    around: Surroundings
+    index: int
+    operation: Operation
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand, ...]
+    hints: tuple[ExtensionAttribute, ...] = ()
+
+    @property
+    def model(self) -> Model:
+        return self.around.model
+
+    @property
+    def attributes(self) -> Attributes:
+        """The operation's attributes, by typed getters: `site.attributes.text("padding")`."""
+        return self.operation.attributes
+
+    @property
+    def input_indexes(self) -> tuple[int, ...]:
+        """The numbers of the inputs in the subgraph."""
+        return self.operation.inputs
+
+    @property
+    def output_indexes(self) -> tuple[int, ...]:
+        """The numbers of the outputs in the subgraph."""
+        return self.operation.outputs
+
+    @property
+    def activation(self) -> str:
+        """The fused activation; NONE where the type has none."""
+        return str(self.attributes.get(ACTIVATION) or "NONE")
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.output().dtype in QUANTIZED
+
+    def has(self, position: int) -> bool:
+        """Whether there is an input *position*."""
+        return position < len(self.inputs) and self.inputs[position] is not None
+
+    def input(self, position: int = 0) -> Operand:
+        """Input *position*. Raises `Refused` where it is left out."""
+        operand = self.inputs[position] if position < len(self.inputs) else None
+        if operand is None:
+            raise Refused(f"input {position} is omitted")
+        return operand
+
+    def output(self, position: int = 0) -> Operand:
+        return self.outputs[position]
+
+    def shape(self, position: int = 0) -> tuple[int, ...]:
+        """The shape of input *position*. Raises `Refused` unless it is known and has elements."""
+        return known_shape(self.input(position), f"input {position}")
+
+    def output_shape(self, position: int = 0) -> tuple[int, ...]:
+        """As `shape`, of output *position*."""
+        return known_shape(self.output(position), f"output {position}")
+
+    def rank(self, position: int = 0) -> int:
+        """The number of dimensions of input *position*; 0 where that is unknown."""
+        return len(self.input(position).shape or ())
+
+    def flag(self, name: str) -> bool:
+        """Attribute *name*, a truth value; False where the operation has none."""
+        return name in self.attributes and self.attributes.flag(name)
+
+    def hint(self, extension: str, code: int) -> bytes | None:
+        """The value of an attribute of an extension; None where there is none. An attribute of the
+        run goes before one of the compile.
+
+        It is whatever a caller gave: a kernel ignores a value that makes no sense.
+        """
+        for attribute in reversed(self.hints):
+            if (attribute.extension, attribute.code) == (extension, code):
+                return attribute.value
+        return None
+
+    def constant(self, position: int) -> NDArray | None:
+        """The value of a constant input, read-only; None where it is not constant, or left out."""
+        operand = self.inputs[position] if position < len(self.inputs) else None
+        return self.model.constant(operand) if operand is not None and operand.is_constant else None
+
+    def value(self, position: int, what: str) -> NDArray:
+        """The value of input *position*. Raises `Refused`, naming it *what*, unless it is constant."""
+        operand = self.input(position)
+        if not operand.is_constant:
+            raise Refused(f"{what} is not constant")
+        return self.model.constant(operand)
+
+    def integers(self, position: int, what: str) -> list[int]:
+        """As `value`, of whole numbers, flat."""
+        values = self.value(position, what)
+        if values.dtype.kind not in "iu":
+            raise Refused(f"{what} is {values.dtype}, not whole numbers")
+        return [int(v) for v in values.reshape(-1)]
+
+    def refuse_types(self) -> NoReturn:
+        """Raises `Refused`, naming the element types."""
+        given = ", ".join(o.dtype.value for o in self.inputs if o is not None)
+        raise Refused(f"{given} to {self.output().dtype.value} is not computed here")
+
+    def sites_of(self, index: int) -> list[Site]:
+        """The operations of subgraph *index* of the same model."""
+        return make_sites(self.model, index, judged=self.around.judged)
+
+
+def known_shape(operand: Operand, what: str) -> tuple[int, ...]:
+    """The shape of *operand*. Raises `Refused` unless it is known and has elements."""
+    shape = static_shape(operand.shape)
+    if shape is None:
+        raise Refused(f"the shape of {what} is known only when it runs (shapes= makes it known)")
+    if 0 in shape:
+        raise Refused(f"{what} has no elements")
+    return shape
+
+
+def make_sites(
+    model: Model,
+    index: int | None = None,
+    hints: tuple[ExtensionAttribute, ...] = (),
+    judged: dict[Any, Any] | None = None,
+) -> list[Site]:
+    """The operations of subgraph *index* (None: the entry), in order."""
+    around = Surroundings(model, index, judged)
+    operands = around.subgraph.operands
+    return [
+        Site(
+            around,
+            at,
+            operation,
+            tuple(operands[i] if operands[i].has_value else None for i in operation.inputs),
+            tuple(operands[i] for i in operation.outputs),
+            hints,
+        )
+        for at, operation in enumerate(polled(around.subgraph.operations))
+    ]
