@@ -1,4 +1,4 @@
-"""What the README says, done."""
+"""What the README and the tutorial say, done."""
 
 from __future__ import annotations
 
@@ -7,64 +7,58 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from penstock.cli.main import app
 from tests.conftest import ROOT
+from tests.e2e.test_writing_a_driver import difference
 
 README = (ROOT / "README.md").read_text("utf-8")
-PAGES = (
-    "README.md",
-    "docs/caching.md",
-    "docs/litert.md",
-    "docs/tasks.md",
-    "docs/memory.md",
-    "examples/camera/README.md",
-    "examples/digits/README.md",
-)
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
 
 
-def test_it_opens_with_words_a_picture_and_the_two_commands() -> None:
-    opening = README.partition("## ")[0]
-    assert opening.startswith("# Penstock\n\nA penstock is")
-    assert "](docs/images/run.svg)" in opening
-    assert opening.index("docs/images/run.svg") < opening.index("scripts/demo")
-    for script in ("demo", "test"):
-        assert (ROOT / "scripts" / script).stat().st_mode & 0o111
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
-    text = (ROOT / page).read_text("utf-8")
-    links = re.findall(r"\]\(([^)#]+)", text)
-    local = [link for link in links if "://" not in link]
-    assert [link for link in local if not ((ROOT / page).parent / link).exists()] == []
-
-
-def test_the_python_runs_and_prints_what_it_says() -> None:
-    code = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    result = subprocess.run(
-        [sys.executable, "-c", "\n".join(code)],
+def run(code: str) -> str:
+    """What the *code* prints."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
         check=True,
         capture_output=True,
         text=True,
         cwd=ROOT,
         env=os.environ | {"PENSTOCK_DEVICES": "reference"},
         timeout=120,
-    )
-    assert "step 0 on reference: 6 operations" in result.stdout
-    assert "plan: 1 step, 6 operations (reference 6)" in result.stdout
+    ).stdout
 
 
-def test_every_command_it_shows_exists() -> None:
-    shown = set(re.findall(r"(?m)^penstock (\w+)", README))
+def test_readme_opens_with_words_a_picture_and_the_two_commands() -> None:
+    opening = README.partition("## ")[0]
+    assert opening.startswith("# Penstock\n\nA penstock is")
+    assert "](docs/images/pipeline.svg)" in opening
+    assert opening.index("docs/images/pipeline.svg") < opening.index("scripts/demo")
+    for script in ("demo", "test"):
+        assert (ROOT / "scripts" / script).stat().st_mode & 0o111
+
+
+def test_python_of_the_readme_prints_what_it_shows() -> None:
+    ((code, shown),) = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", README, re.DOTALL)
+    assert "fell back from flaky" in shown
+    assert difference(run(code).rstrip() + "\n", shown) == ""
+
+
+def test_python_of_the_tutorial_prints_the_plan_and_the_receipt() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
+    printed = run(code)
+    assert "step 0 on reference: 6 operations" in printed
+    assert "plan: 1 step, 6 operations (reference 6)" in printed
+
+
+def test_every_command_of_the_readme_and_the_tutorial_exists() -> None:
+    shown = set(re.findall(r"(?m)^(?:\$ )?penstock (\w+)", README + TUTORIAL))
     known = {c.callback.__name__ for c in app.registered_commands if c.callback is not None}
     known |= {str(g.typer_instance.info.name) for g in app.registered_groups if g.typer_instance}
-    assert shown
+    assert len(shown) == 8
     assert shown <= known
 
 
-def test_the_picture_is_of_the_present_commands() -> None:
+def test_picture_of_a_terminal_shows_the_present_commands() -> None:
     picture = (ROOT / "docs" / "images" / "run.svg").read_text("utf-8")
     text = re.sub(r"<[^>]*>", " ", picture).replace("&#160;", " ")
     for words in (

@@ -1,6 +1,4 @@
-"""What the README says about the cache, typed as it stands there: compile, start again, damage,
-read why.
-"""
+"""The sessions on a terminal that the README and the tutorial show, typed as they stand there."""
 
 from __future__ import annotations
 
@@ -16,19 +14,17 @@ import pytest
 import penstock
 from tests.conftest import ROOT
 
-SECTION = (
-    (ROOT / "README.md").read_text("utf-8").partition("## Compile once")[2].partition("\n## ")[0]
-)
+PAGES = {page: (ROOT / page).read_text("utf-8") for page in ("README.md", "docs/tutorial.md")}
 
 
-def console() -> list[tuple[str, list[str]]]:
-    """Each command that the section shows, with the lines shown below it."""
-    lines = "".join(re.findall(r"```console\n(.*?)```", SECTION, re.DOTALL)).splitlines()
+def console(page: str) -> list[tuple[str, list[str]]]:
+    """Each command that the page shows, with the lines shown below it."""
+    lines = "".join(re.findall(r"```console\n(.*?)```", PAGES[page], re.DOTALL)).splitlines()
     found: list[tuple[str, list[str]]] = []
     for line in lines:
         if line.startswith("$ "):
             found.append((line[2:], []))
-        else:
+        elif line != "...":
             found[-1][1].append(line)
     return found
 
@@ -45,14 +41,18 @@ def plain(text: str) -> str:
     return text.strip()
 
 
-def test_the_section_shows_what_a_user_has_to_see() -> None:
-    commands = [command for command, _ in console()]
-    assert commands[0] == "pip install '.[openvino]'"
-    assert sum(command.startswith("penstock run") for command in commands) == 4
-    assert "penstock cache verify" in commands
+def test_both_pages_show_a_start_from_a_damaged_cache() -> None:
+    tutorial = [command for command, _ in console("docs/tutorial.md")]
+    assert tutorial[0] == "pip install '.[openvino]'"
+    assert sum(command.startswith("penstock run") for command in tutorial) == 4
+    assert "penstock cache verify" in tutorial
+    readme = [command for command, _ in console("README.md")]
+    assert sum(command.startswith("penstock run") for command in readme) == 3
+    assert any("DAMAGED" in command for command in readme)
 
 
-def test_every_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_prints_what_the_page_shows(page: str, tmp_path: Path) -> None:
     if not any(d.name == "openvino-cpu" and d.usable for d in penstock.devices()):
         pytest.skip("needs OpenVINO: the extra `openvino`")
     if shutil.which("bash") is None:
@@ -62,7 +62,7 @@ def test_every_command_prints_what_the_readme_shows(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
     program.chmod(0o755)
-    steps = [(c, shown) for c, shown in console() if not c.startswith("pip ")]
+    steps = [(c, shown) for c, shown in console(page) if not c.startswith("pip ")]
     script = "\n".join(f"{command}\necho '<end>'" for command, _ in steps)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")} | {
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",

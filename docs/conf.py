@@ -1,0 +1,87 @@
+"""Settings of the documentation site, which `scripts/docs` builds.
+
+The source tree is the whole repository, so that links between pages lead somewhere in a checkout
+and on the site alike.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+from penstock.knobs import KNOBS
+
+project = "Penstock"
+author = "The Penstock authors"
+root_doc = "docs/index"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+include_patterns = ["*.md", "docs/**", "examples/**.md", "benchmarks/**.md"]
+exclude_patterns = [
+    ".*",
+    "build",
+    "benchmarks/results",
+    "docs/soak",
+    "docs/decisions/0000-template.md",
+]
+default_role = "literal"  # docstrings quote names as Markdown does
+# Annotations name types as their module does; several modules have a `Device`.
+suppress_warnings = ["ref.python"]
+
+myst_heading_anchors = 4
+
+autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+
+html_theme = "furo"
+html_title = "Penstock"
+html_show_sourcelink = False
+html_show_copyright = False
+
+
+def commands() -> str:
+    """The commands with their arguments, from the program itself."""
+    words = [sys.executable, "-m", "typer", "penstock.cli.main", "utils", "docs"]
+    done = subprocess.run(
+        [*words, "--name", "penstock"], check=True, capture_output=True, text=True
+    )
+    _, _, rest = done.stdout.partition("**Usage**")
+    return re.sub(r"(?m)^(#+) ", r"#\1 ", rest.partition("## ")[1] + rest.partition("## ")[2])
+
+
+def knobs() -> str:
+    """A table of the settings."""
+    rows = ["| name | type | default | what it does |", "|---|---|---|---|"]
+    for knob in KNOBS.values():
+        kind = ", ".join(map(str, knob.choices)) or knob.kind.__name__
+        cells = (f"`{knob.name}`", kind, f"`{knob.default!r}`", knob.doc)
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows)
+
+
+GENERATED = {"<!-- generated: commands -->": commands, "<!-- generated: knobs -->": knobs}
+
+
+def fill_in(_app: Any, _page: str, content: list[str]) -> None:
+    """Put what is generated into the pages that ask for it."""
+    for marker, text in GENERATED.items():
+        if f"\n{marker}\n" in content[0]:
+            content[0] = content[0].replace(marker, text())
+
+
+def mark_code(
+    _app: Any, _what: str, _name: str, _obj: Any, _options: Any, lines: list[str]
+) -> None:
+    """Make what a docstring indents as code, as in Markdown, a literal block."""
+    for place in range(len(lines) - 1, 1, -1):
+        if lines[place].startswith("    ") and not lines[place - 1]:
+            before = next((line for line in reversed(lines[:place]) if line), "")
+            if before[:1].isalpha() and not before.endswith("::"):
+                lines[place:place] = ["::", ""]
+
+
+def setup(app: Any) -> None:
+    app.connect("autodoc-process-docstring", mark_code)
+    app.connect("source-read", fill_in)

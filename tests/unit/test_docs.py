@@ -1,0 +1,110 @@
+"""The documents: their links, and the files and names that they speak of."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tools import diagrams
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SOURCE: Final = ROOT / "src" / "penstock"
+
+PAGES: Final = sorted(
+    str(page.relative_to(ROOT))
+    for folder in (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks")
+    for page in (folder.glob("*.md") if folder == ROOT else folder.rglob("*.md"))
+    if "soak" not in page.parts and page.name != "0000-template.md"
+)
+PRESENT: Final = [page for page in PAGES if page != "CHANGELOG.md"]
+"""Pages that speak of the code as it is; the changelog names what is gone."""
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text("utf-8")
+
+
+def prose(page: str) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"(?ms)^```.*?^```", "", read(page))
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that lead to a heading of the page, as GitHub and MyST name them."""
+    found: dict[str, int] = {}
+    text = re.sub(r"(?ms)^```.*?^```", "", page.read_text("utf-8"))
+    for title in re.findall(r"(?m)^#+ (.*)$", text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).lower().strip()
+        slug = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found[slug] = found.get(slug, -1) + 1
+        if found[slug]:
+            found[f"{slug}-{found[slug]}"] = 0
+    return set(found)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_every_path_that_a_page_names_exists(page: str) -> None:
+    pattern = r"`((?:src|tests|tools|benchmarks|examples|scripts|docs)/[\w./-]+)`"
+    named = set(re.findall(pattern, prose(page)))
+    homes = (ROOT, (ROOT / page).parent)
+    missing = [path for path in named if not any((home / path).exists() for home in homes)]
+    assert [path for path in sorted(missing) if not path.startswith("docs/soak")] == []
+
+
+def test_every_file_on_the_way_through_the_code_exists() -> None:
+    table = "\n".join(re.findall(r"(?m)^\|.*", read("docs/find-your-way.md")))
+    named = re.findall(r"`([\w/]+/(?:\w+\.py)?)`", table)
+    assert named
+    assert [path for path in named if not (SOURCE / path).exists()] == []
+
+
+def resolves(name: str) -> bool:
+    """Whether the dotted *name* is a module, or an attribute or field of one."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value: object = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            if part in getattr(value, "__annotations__", {}):
+                return True
+            if not hasattr(value, part):
+                return False
+            value = getattr(value, part)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_every_name_of_penstock_that_a_page_quotes_exists(page: str) -> None:
+    named = set(re.findall(r"`(penstock(?:\.\w+)+)(?:\([^`]*\))?`", prose(page)))
+    groups = {"penstock.drivers"}  # an entry-point group, and a package
+    assert [name for name in sorted(named - groups) if not resolves(name)] == []
+
+
+def test_diagrams_are_those_of_their_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert diagrams.main(["--check"]) == 0, capsys.readouterr().out
+    for name in diagrams.DIAGRAMS:
+        assert any(f"images/{name}.svg" in read(page) for page in PAGES), name
+
+
+def test_readme_is_short() -> None:
+    assert len(read("README.md").split()) <= 900
