@@ -82,7 +82,7 @@ UNWANTED: Final = (
     # Other ways to run than once.
     *(
         f"penstock.execution.{name}"
-        for name in ["asynchronous", "bound", "burst", "chain", "fenced", "holding"]
+        for name in ["asynchronous", "bound", "burst", "chain", "fenced", "burst_adapters"]
     ),
     *(
         f"penstock.execution.{name}"
