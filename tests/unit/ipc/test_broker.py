@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -191,6 +192,23 @@ def test_without_a_directory_for_temporary_files_the_namespaces_hold(
     if not (detected := measures.detect_namespaces()).holds:
         pytest.skip(detected.detail)
     assert "/scratch written" in said
+
+
+def test_view_without_scratch_directory_shows_driver_that_lies_below_tmp(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "none" in request.node.name:
+        pytest.skip("it is about namespaces")
+    if not (detected := measures.detect_namespaces()).holds:
+        pytest.skip(detected.detail)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "file"))
+    with tempfile.TemporaryDirectory(dir="/tmp") as modules:
+        Path(modules, "driver_below_tmp.py").write_text("raise SystemExit('imported below /tmp')\n")
+        monkeypatch.syspath_prepend(modules)
+        with pytest.raises(NotStarted) as raised:
+            connect(Place("below", "driver_below_tmp:create"))
+    assert "imported below /tmp" in f"{raised.value.output}{raised.value}"
 
 
 def test_a_program_in_a_home_directory_shows_drivers_its_modules_alone(

@@ -34,7 +34,8 @@ DETACH: Final = 2
 ST_RELATIME: Final = 4096
 """As statvfs(3) has it."""
 
-MEETING: Final = "/tmp"  # noqa: S108  # a directory that every system has, to mount the view at
+MOUNT_POINTS: Final = ("/tmp", "/mnt", "/media", "/srv", "/run", "/var")  # noqa: S108  # no file is made there
+"""Directories that systems have. The view is mounted at one of them, and hides what lies there."""
 IN_MEMORY: Final = "/scratch"
 """Temporary files, where there is no directory for them: the disk is full, or there is no home."""
 
@@ -152,13 +153,14 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
     kernel.mount("none", "/", "", RECURSIVE | PRIVATE)
-    root = os.path.join(written[0], ".root") if written else MEETING
+    paths = sorted(paths, key=len)
+    root = os.path.join(written[0], ".root") if written else _mount_point(paths)
     if written:
         os.mkdir(root)
     kernel.mount("penstock", root, "tmpfs", NOSUID | NODEV)
     view = _View(root)
     _show_system(view, root)
-    for path in sorted(paths, key=len):
+    for path in paths:
         if path == USERS:
             _name_user(root)
         elif not path.startswith((PROCESSES, DEVICES)) or path == GROUPS:
@@ -182,6 +184,15 @@ def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -
     if written:
         os.rmdir(root)
     return tuple(written) or (IN_MEMORY,)
+
+
+def _mount_point(paths: Iterable[str]) -> str:
+    """A directory that holds none of *paths*. Raises `OSError` where each of `MOUNT_POINTS` does."""
+    shown = [place for path in paths for place in (path, os.path.realpath(path))]
+    for directory in MOUNT_POINTS:
+        if os.path.isdir(directory) and not any(p.startswith(f"{directory}/") for p in shown):
+            return directory
+    raise OSError(f"a driver's files lie below each of {', '.join(MOUNT_POINTS)}")
 
 
 def _show_system(view: _View, root: str) -> None:
