@@ -12,7 +12,8 @@ the graph is prepared, and again whenever the shapes of its inputs have changed;
 run; `free` once. Everything is called in the thread that uses the interpreter, one call at a time.
 
 What an author's code raises ends in `DelegateError(delegate, stage)`: *stage* is "prepare" (the
-delegate's or a kernel's), "init", "invoke", or the name of the method that moves buffers.
+delegate's or a kernel's), "init", "invoke", or the name of the method that moves buffers. | Calls into an author's code: whatever it raises becomes a `DelegateError` that names the delegate
+and the stage.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from msgspec import Struct, field
 
 from penstock.arguments import check_kind
 from penstock.delegates.codes import BuiltinOperator
-from penstock.delegates.context import DelegateContext
-from penstock.delegates.tensor import DelegateTensor
+from penstock.delegates.context import DelegateContext, DelegateTensor
+from penstock.errors import FOREIGN, DelegateError
 from penstock.ir import Attributes
 from penstock.ir.operation import NO_ATTRIBUTES
+from penstock.logs import Log
 
 NULL_BUFFER_HANDLE: Final = -1
 """The handle of a tensor that lies in no buffer of a delegate's."""
@@ -159,3 +161,44 @@ class Registration(Struct, frozen=True):
     builtin_name: str
     custom_name: str
     version: int
+
+
+log = Log(__name__)
+
+
+def name_of(delegate: Delegate) -> str:
+    """What errors call *delegate*."""
+    name = getattr(delegate, "name", "")
+    return name if isinstance(name, str) and name else type(delegate).__name__
+
+
+def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of *function*. What another delegate's code has raised inside it stays that
+    delegate's.
+    """
+    try:
+        return function(*arguments)
+    except DelegateError:
+        raise
+    except FOREIGN as error:
+        raise DelegateError(name_of(delegate), stage, described(error)) from error
+
+
+def release(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> None:
+    """Likewise where nobody could do anything about a failure: it is logged."""
+    try:
+        function(*arguments)
+    except FOREIGN as error:  # an author may raise anything
+        log.warning("delegate %s failed in %s: %s", name_of(delegate), stage, described(error))
+
+
+def overrides(delegate: Delegate, method: str) -> bool:
+    """Whether *delegate* has a method of its own in the place of the base's."""
+    found = getattr(delegate, method)
+    return getattr(found, "__func__", None) is not getattr(Delegate, method)
+
+
+def described(error: BaseException) -> str:
+    """An error's class and text in one line."""
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

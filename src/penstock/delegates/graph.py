@@ -15,11 +15,14 @@ from penstock.delegates.api import (
     DelegateRegistration,
     Registration,
     Step,
+    call,
+    described,
+    name_of,
+    overrides,
+    release,
 )
 from penstock.delegates.context import DelegateContext, PartitionModel
-from penstock.delegates.failures import call, described, name_of, overrides, release
-from penstock.delegates.nodes import Node, Value, nodes_of
-from penstock.delegates.subsets import Subset, cut_into_subsets
+from penstock.delegates.nodes import Node, Subset, Value, cut_into_subsets, nodes_of
 from penstock.delegates.tensors import Tensors
 from penstock.errors import DelegateError, InputError, StateError
 from penstock.ir import Model, NDArray

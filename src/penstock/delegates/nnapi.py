@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
-from penstock.delegates.driver import DriverDelegate
-from penstock.delegates.kept import Kept
+from penstock.delegates.driver import DriverDelegate, Kept
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference

@@ -16,8 +16,7 @@ from penstock.delegates.codes import BuiltinOperator
 from penstock.errors import GeneralFailure, InputError
 
 if TYPE_CHECKING:
-    from penstock.delegates.context import DelegateContext
-    from penstock.delegates.tensor import DelegateTensor
+    from penstock.delegates.context import DelegateContext, DelegateTensor
 
 
 class DelegateKernel:

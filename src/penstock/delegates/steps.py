@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.delegates.failures import call, name_of
+from penstock.delegates.api import call, name_of
 from penstock.delegates.graph import DelegatedGraph, Kernel, Subgraphs
 from penstock.delegates.nodes import Node
 from penstock.delegates.tensors import blank

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.delegates.api import NULL_BUFFER_HANDLE, Delegate
-from penstock.delegates.failures import call, name_of, overrides, release
-from penstock.delegates.tensor import DelegateTensor
+from penstock.delegates.api import NULL_BUFFER_HANDLE, Delegate, call, name_of, overrides, release
+from penstock.delegates.context import DelegateTensor
 from penstock.errors import DelegateError, InputError, StateError
 from penstock.ir import DType, Model, NDArray, Operand, Quantization, Shape
 from penstock.ir.types import static_shape

@@ -20,22 +20,24 @@ Names load when they are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.facade import lazily
 
 if TYPE_CHECKING:
-    from penstock.nnapi.burst import Burst
     from penstock.nnapi.codes import (
         DeviceType,
         DurationCode,
         FeatureLevel,
         FuseCode,
+        NnapiError,
         OperationCode,
         PaddingCode,
         Preference,
         Priority,
         ResultCode,
     )
-    from penstock.nnapi.compilation import Compilation
+    from penstock.nnapi.compilation import Burst, Compilation
     from penstock.nnapi.description import OperandType
     from penstock.nnapi.devices import (
         Device,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
         get_default_loop_timeout,
         get_maximum_loop_timeout,
     )
-    from penstock.nnapi.failures import NnapiError
     from penstock.nnapi.memory import Memory
     from penstock.nnapi.memory_desc import MemoryDesc
     from penstock.nnapi.model import Model
@@ -89,46 +90,29 @@ __all__ = [
     "register_extensions",
 ]
 
-_HOMES = {
-    "Burst": "burst",
-    "Compilation": "compilation",
-    "Device": "devices",
-    "DeviceType": "codes",
-    "DurationCode": "codes",
-    "Event": "event",
-    "Execution": "execution",
-    "FeatureLevel": "codes",
-    "FuseCode": "codes",
-    "Memory": "memory",
-    "MemoryDesc": "memory_desc",
-    "Model": "model",
-    "NnapiError": "failures",
-    "OperandDesc": "ports",
-    "OperandType": "description",
-    "OperationCode": "codes",
-    "PaddingCode": "codes",
-    "Preference": "codes",
-    "Priority": "codes",
-    "ResultCode": "codes",
-    "UNKNOWN_DURATION": "execution",
-    "get_default_loop_timeout": "execution",
-    "get_device": "devices",
-    "get_device_by_name": "devices",
-    "get_device_count": "devices",
-    "get_maximum_loop_timeout": "execution",
-    "get_runtime_feature_level": "devices",
-    "register_extensions": "devices",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'penstock.nnapi' has no attribute {name!r}")
-    from importlib import import_module
-
-    value = getattr(import_module(f"penstock.nnapi.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazily(
+    __name__,
+    {
+        "codes": (
+            "DeviceType DurationCode FeatureLevel FuseCode NnapiError OperationCode PaddingCode"
+            " Preference Priority ResultCode"
+        ),
+        "compilation": "Burst Compilation",
+        "description": "OperandType",
+        "devices": (
+            "Device get_device get_device_by_name get_device_count get_runtime_feature_level"
+            " register_extensions"
+        ),
+        "event": "Event",
+        "execution": (
+            "UNKNOWN_DURATION Execution get_default_loop_timeout get_maximum_loop_timeout"
+        ),
+        "memory": "Memory",
+        "memory_desc": "MemoryDesc",
+        "model": "Model",
+        "ports": "OperandDesc",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`Compilation`: NNAPI's compilation of a finished model."""
+"""`Compilation`: NNAPI's compilation of a finished model. | `Burst`: executions of one compilation in quick succession."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from penstock.cache.info import CacheInfo
 from penstock.closing import Closing
@@ -24,19 +24,27 @@ from penstock.hal import (
 )
 from penstock.ir import Model as IrModel
 from penstock.logs import Log
-from penstock.nnapi import arguments
-from penstock.nnapi.assembly import assemble
-from penstock.nnapi.codes import Preference, Priority
+from penstock.nnapi import parameters
+from penstock.nnapi.assembly import FinishedSubgraph, assemble
+from penstock.nnapi.codes import (
+    Preference,
+    Priority,
+    bad_data,
+    bad_state,
+    translated,
+    unexpected_null,
+)
 from penstock.nnapi.description import NnapiOperand
-from penstock.nnapi.devices import Device, choose_devices
-from penstock.nnapi.extensions import with_attribute
-from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.devices import Device, choose_devices, with_attribute
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.model import Model, finished_model, policy_of
-from penstock.nnapi.operands import FinishedSubgraph
 from penstock.nnapi.ports import Kind, Port, Ported, port
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.session import compile_model
+
+if TYPE_CHECKING:
+    from penstock.execution.burst import Burst as CompiledBurst
+
 
 log = Log(__name__)
 
@@ -99,19 +107,19 @@ class Compilation(Closing, Ported):
     def set_preference(self, preference: Preference | int) -> None:
         """Low power, a fast single answer (the default) or sustained speed: 0, 1, 2."""
         self._check_open()
-        self._preference = arguments.code(Preference, preference, "the preference")
+        self._preference = parameters.code(Preference, preference, "the preference")
 
     def set_priority(self, priority: Priority | int) -> None:
         """Low, medium (the default) or high: 90, 100, 110."""
         self._check_open()
-        self._priority = arguments.code(Priority, priority, "the priority")
+        self._priority = parameters.code(Priority, priority, "the priority")
 
     def set_timeout(self, duration: int) -> None:
         """Nanoseconds that `finish` may take; 0 is no limit. Only for a single device that was
         named, else BAD_DATA; devices below feature level 4 know no deadlines.
         """
         self._check_open()
-        nanoseconds = arguments.whole(duration, "the timeout", 0, 2**64 - 1)
+        nanoseconds = parameters.whole(duration, "the timeout", 0, 2**64 - 1)
         self.only_device("a timeout")
         self._timeout_ns = nanoseconds
 
@@ -134,7 +142,7 @@ class Compilation(Closing, Ported):
         if directory is None:
             raise unexpected_null("the cache directory")
         given = _token(token)
-        trusted = arguments.flag(trust_token, "trust_token")
+        trusted = parameters.flag(trust_token, "trust_token")
         try:
             path = os.fsdecode(os.fspath(directory))
         except TypeError:
@@ -162,8 +170,8 @@ class Compilation(Closing, Ported):
         self._check_open()
         lists = [
             [
-                arguments.whole(fd, "a file descriptor", -1, 2**31 - 1)
-                for fd in arguments.listed(fds, what)
+                parameters.whole(fd, "a file descriptor", -1, 2**31 - 1)
+                for fd in parameters.listed(fds, what)
             ]
             for fds, what in ((model_cache, "the model cache"), (data_cache, "the data cache"))
         ]
@@ -340,7 +348,7 @@ class Compilation(Closing, Ported):
         plan = self.compiled.plan
         entry = plan.model.entry
         listed = entry.ordinary_inputs if kind == "input" else entry.ordinary_outputs
-        place = arguments.whole(index, f"the {kind}'s index", -(2**63), 2**63)
+        place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
         if not 0 <= place < len(listed):
             raise bad_data(f"{kind} {place} of {len(listed)}")
         operand = listed[place]
@@ -380,3 +388,59 @@ def _token(token: object) -> bytes:
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
+
+
+class Burst(Closing):
+    """Resources kept between executions of *compilation*, which is finished, else BAD_STATE:
+    `ANeuralNetworksBurst` (NNAPI section 7.1).
+
+    One execution at a time uses it. It may be closed before or after the memories that its
+    executions use.
+    """
+
+    def __init__(self, compilation: Compilation) -> None:
+
+        if compilation is None:
+            raise unexpected_null("the compilation")
+        if not isinstance(compilation, Compilation):
+            raise bad_data(
+                f"a penstock.nnapi.Compilation is needed, not {type(compilation).__name__}"
+            )
+        self.compilation = compilation
+        self._running = threading.Lock()
+        self._burst: CompiledBurst | None
+        with translated():
+            self._burst = compilation.compiled.burst()
+
+    def enter(self, compilation: Compilation) -> CompiledBurst:
+        """Begins an execution of *compilation*, which `leave` ends: BAD_DATA for another one than
+        the burst's, BAD_STATE where one is under way, or the burst is closed.
+        """
+        if compilation is not self.compilation:
+            raise bad_data("the burst is another compilation's")
+        if not self._running.acquire(blocking=False):
+            raise bad_state("the burst is executing already")
+        if self._burst is None:
+            self._running.release()
+            raise bad_state("the burst is closed")
+        return self._burst
+
+    def leave(self) -> None:
+        """Ends what `enter` began."""
+        self._running.release()
+
+    def close(self) -> None:
+        """Frees it, after an execution under way; twice is harmless."""
+        with self._running:
+            burst, self._burst = self._burst, None
+        if burst is not None:
+            burst.close()
+
+
+def usable_burst(burst: object) -> Burst:
+    """*burst*; UNEXPECTED_NULL for None, BAD_DATA for what is none."""
+    if burst is None:
+        raise unexpected_null("the burst")
+    if not isinstance(burst, Burst):
+        raise bad_data(f"a penstock.nnapi.Burst is needed, not {type(burst).__name__}")
+    return burst

@@ -1,16 +1,272 @@
-"""The devices of NNAPI's door: handles over what the runtime has found."""
+"""The vendor extensions of this process: which devices offer them, and the numbers that stand for
+their types (NNAPI section 8.6).
+
+An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the
+number of the operation or operand type within the extension. An extension gets its prefix when it
+is first asked for, and keeps it for the life of the process. | The devices of NNAPI's door: handles over what the runtime has found.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, Final, TypeAlias
 
-from penstock.hal import Device as HalDevice
-from penstock.nnapi import arguments
-from penstock.nnapi.codes import DeviceType, FeatureLevel
-from penstock.nnapi.extensions import is_supported, registry, usable_infos
-from penstock.nnapi.failures import bad_data, translated, unexpected_null
+from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
+from penstock.hal.extensions import MAX_ATTRIBUTES
+from penstock.ir.extension import MAX_CODE, extension_key, name_fault
+from penstock.logs import Log
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import (
+    DeviceType,
+    FeatureLevel,
+    OperationCode,
+    bad_data,
+    translated,
+    unexpected_null,
+)
+from penstock.nnapi.description import AnyType, ExtensionType, OperandType
 from penstock.runtime.discovery import DeviceInfo, manager
+
+log = Log(__name__)
+
+TYPE_BITS: Final = 16
+"""Low bits of an identifier: the number within the extension."""
+
+MAX_PREFIX: Final = 0x7FFF
+"""The largest prefix: identifiers are positive numbers of 32 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """An extension that is offered by the device *first*, and whether others agree: *conflict* says
+    how one does not.
+    """
+
+    extension: Extension
+    first: str
+    conflict: str = ""
+
+
+class Registry:
+    """The prefixes of extensions, and the devices besides the installed ones. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[Extension, ...]] = {}
+        self._names: list[str] = []
+        self._told: set[str] = set()
+        self._lock = Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = Lock()
+
+    def give(self, device: str, extensions: Iterable[Extension]) -> None:
+        """Makes the *extensions* of a device object known that no installed driver has."""
+        with self._lock:
+            self._given[device] = tuple(extensions)
+
+    def prefix_of(self, name: str) -> int:
+        """The prefix of an extension; BAD_DATA where no more are left."""
+        with self._lock:
+            if name not in self._names:
+                if len(self._names) == MAX_PREFIX:
+                    raise bad_data(f"{MAX_PREFIX} extensions are in use, and no more are possible")
+                self._names.append(name)
+            return self._names.index(name) + 1
+
+    def name_of(self, prefix: int) -> str | None:
+        """The extension with that prefix, or None."""
+        return self._names[prefix - 1] if 0 < prefix <= len(self._names) else None
+
+    def offers(self) -> Mapping[str, Offer]:
+        """Every extension that a usable device offers, by name; of two devices' declarations that
+        differ the log has a warning, once.
+        """
+        found: dict[str, Offer] = {}
+        for device, extensions in self._devices():
+            for extension in extensions:
+                known = found.get(extension.name)
+                if known is None:
+                    found[extension.name] = Offer(extension, device)
+                elif not known.conflict and not _alike(known.extension, extension):
+                    conflict = (
+                        f"devices {known.first} and {device} declare other operand types for the extension "
+                        f"{extension.name}, which is therefore disabled"
+                    )
+                    found[extension.name] = Offer(known.extension, known.first, conflict)
+                    self._tell(conflict)
+        return found
+
+    def _devices(self) -> list[tuple[str, tuple[Extension, ...]]]:
+        installed = [(info.name, info.capabilities.extensions) for info in usable_infos()]
+        names = {name for name, _ in installed}
+        with self._lock:
+            given = [(name, e) for name, e in self._given.items() if name not in names]
+        return [*installed, *given]
+
+    def _tell(self, conflict: str) -> None:
+        with self._lock:
+            if conflict in self._told:
+                return
+            self._told.add(conflict)
+        log.warning("%s", conflict)
+
+
+registry: Final = Registry()
+
+
+def usable_infos() -> list[DeviceInfo]:
+    """Every usable device, also those that are used only when they are named."""
+    with translated():
+        return [info for info in manager.infos() if info.usable]
+
+
+def is_supported(info: DeviceInfo, name: str) -> bool:
+    """Whether the device offers the extension, and no other device contradicts it."""
+    if all(extension.name != name for extension in info.capabilities.extensions):
+        return False
+    offer = registry.offers().get(name)
+    return offer is None or not offer.conflict
+
+
+def identifier(name: str, code: int) -> int:
+    """The identifier of operation or operand type *code* of an extension. BAD_DATA unless a device
+    offers the extension.
+    """
+    usable_offer(name)
+    return registry.prefix_of(name) << TYPE_BITS | code
+
+
+def usable_offer(name: str) -> Offer:
+    """The extension of that name; BAD_DATA where no device offers it, or two devices contradict
+    each other.
+    """
+    if fault := name_fault(name):
+        raise bad_data(fault)
+    offer = registry.offers().get(name)
+    if offer is None:
+        raise bad_data(f"no device offers the extension {name}")
+    if offer.conflict:
+        raise bad_data(offer.conflict)
+    return offer
+
+
+def operand_type_of(number: int) -> ExtensionType | None:
+    """The operand type with that identifier; None for a number without a prefix. BAD_DATA where it
+    stands for none.
+    """
+    if number >> TYPE_BITS == 0:
+        return None
+    return _declared(*_split(number))
+
+
+def checked_type(kind: ExtensionType) -> ExtensionType:
+    """*kind*, which stands for itself; BAD_DATA unless it is what devices declare now."""
+    declared = _declared(kind.extension, kind.code)
+    if declared != kind:
+        raise bad_data(f"{kind.name} is not declared as {kind}")
+    return declared
+
+
+def _declared(name: str, code: int) -> ExtensionType:
+    kind = usable_offer(name).extension.type_of(code)
+    if kind is None:
+        raise bad_data(f"the extension {name} has no operand type {code}")
+    return ExtensionType(name, code, kind.byte_size, kind.is_tensor)
+
+
+def operation_of(number: int) -> str | None:
+    """The key of the operation with that identifier; None for a number without a prefix. BAD_DATA
+    for an unknown prefix. Whether the extension has such an operation its driver alone knows.
+    """
+    if number >> TYPE_BITS == 0:
+        return None
+    name, code = _split(number)
+    usable_offer(name)
+    return extension_key(name, code)
+
+
+def with_attribute(
+    attributes: tuple[ExtensionAttribute, ...],
+    device: HalDevice,
+    given: tuple[object, object, object, object],
+) -> tuple[ExtensionAttribute, ...]:
+    """*attributes* and one more for *device*: the extension's name, the number, the value and its
+    length, as a caller passes them. BAD_DATA or UNEXPECTED_NULL as
+    `Compilation.add_extension_attribute` says.
+    """
+    name = parameters.text(given[0], "the extension's name")
+    code = parameters.code_within(given[1], "the number of the attribute")
+    if given[2] is None:
+        raise unexpected_null("the value of the attribute")
+    value = parameters.extension_bytes(given[2], given[3], "the value of the attribute")
+    with translated():
+        offered = {extension.name for extension in device.capabilities.extensions}
+    if name not in offered:
+        raise bad_data(f"device {device.name} does not offer the extension {name}")
+    offer = registry.offers().get(name)
+    if offer is not None and offer.conflict:
+        raise bad_data(offer.conflict)
+    if any((a.extension, a.code) == (name, code) for a in attributes):
+        raise bad_data(f"attribute {code} of the extension {name} is set already")
+    if len(attributes) == MAX_ATTRIBUTES:
+        raise bad_data(f"{MAX_ATTRIBUTES} attributes are set, and no more are possible")
+    return (*attributes, ExtensionAttribute(name, code, value))
+
+
+def operand_type(value: object) -> AnyType:
+    """An operand type by its member or number, of an extension by the number that stands for it in
+    this process.
+    """
+    if value is None:
+        raise unexpected_null("the operand's type")
+    if isinstance(value, OperandType):
+        return value
+    if isinstance(value, ExtensionType):
+        return checked_type(value)
+    number = parameters.whole(value, "the operand's type", 0, 2**31 - 1)
+    if (extension := operand_type_of(number)) is not None:
+        return extension
+    try:
+        return OperandType(number)
+    except ValueError:
+        raise bad_data(f"operand type {number} is none of NNAPI's") from None
+
+
+def operation_type(value: object) -> str:
+    """The type of an operation that is given by its member, number or name, or by the number that
+    stands for one of an extension's in this process: NNAPI's name, or the extension's key.
+    """
+    if isinstance(value, str):
+        if value in OperationCode.__members__:
+            return value
+        raise bad_data(f"{value!r} is not an operation of NNAPI")
+    number = parameters.whole(value, "the operation's code", 0, 2**31 - 1)
+    if (extension := operation_of(number)) is not None:
+        return extension
+    try:
+        return OperationCode(number).name
+    except ValueError:
+        raise bad_data(f"operation {number} is none of NNAPI's") from None
+
+
+def _split(number: int) -> tuple[str, int]:
+    prefix = number >> TYPE_BITS
+    name = registry.name_of(prefix)
+    if name is None:
+        raise bad_data(f"{number:#010x} has the prefix {prefix}, and no extension has")
+    return name, number & MAX_CODE
+
+
+def _alike(one: Extension, other: Extension) -> bool:
+    """Whether both declare the same operand types, in any order."""
+    return set(one.operand_types) == set(other.operand_types)
+
 
 Nameable: TypeAlias = "str | DeviceInfo | HalDevice"
 
@@ -51,7 +307,7 @@ class Device:
         """Whether it offers the extension of that name; False too where another device declares
         other operand types for it.
         """
-        return is_supported(self.info, arguments.text(name, "the extension's name"))
+        return is_supported(self.info, parameters.text(name, "the extension's name"))
 
     def wait(self) -> None:
         """Returns once the device is there; one that was found is."""
@@ -68,7 +324,7 @@ def get_device_count() -> int:
 def get_device(index: int) -> Device:
     """Device *index* of these, the reference device last; BAD_DATA beyond the last."""
     devices = _listed()
-    place = arguments.whole(index, "the device's index", 0)
+    place = parameters.whole(index, "the device's index", 0)
     if place >= len(devices):
         raise bad_data(f"device {place} of {len(devices)}")
     return devices[place]
@@ -78,7 +334,7 @@ def get_device_by_name(name: str) -> Device:
     """The usable device of that name, also one that is used only when it is named; BAD_DATA where
     there is none.
     """
-    wanted = arguments.text(name, "the device's name")
+    wanted = parameters.text(name, "the device's name")
     for info in usable_infos():
         if info.name == wanted:
             return Device(info)
@@ -97,7 +353,7 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
     UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, one that is listed twice,
     unknown or unusable.
     """
-    found = arguments.listed(devices, "the devices")
+    found = parameters.listed(devices, "the devices")
     if any(device is None for device in found):
         raise unexpected_null("a device")
     wanted: list[Any] = [d.info if isinstance(d, Device) else d for d in found]

@@ -10,10 +10,10 @@ from typing import Self
 from penstock.closing import Closing
 from penstock.hal.descriptors import DescriptorFence, as_descriptor
 from penstock.hal.fence import EventFence, Fence, FenceStatus
-from penstock.nnapi import arguments
-from penstock.nnapi.codes import ResultCode
-from penstock.nnapi.failures import (
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import (
     NnapiError,
+    ResultCode,
     bad_data,
     bad_state,
     code_of,
@@ -41,7 +41,7 @@ class Event(Closing):
         signalled, and in error where it failed. It is duplicated. BAD_DATA for a negative
         descriptor and one that is not open.
         """
-        number = arguments.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
+        number = parameters.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
         if number < 0:
             raise bad_data(f"{number} is no file descriptor")
         with translated():
@@ -182,7 +182,7 @@ class Started(Ending):
 
 def check_events(events: object) -> list[Event]:
     """A list of events; UNEXPECTED_NULL for None among them, BAD_DATA for what is none."""
-    found = arguments.listed(events, "the dependencies")
+    found = parameters.listed(events, "the dependencies")
     if any(event is None for event in found):
         raise unexpected_null("a dependency")
     listed = [event for event in found if isinstance(event, Event)]

@@ -19,17 +19,23 @@ from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Outputs
 from penstock.hal import ExtensionAttribute
 from penstock.ir.types import is_static
-from penstock.nnapi import arguments
-from penstock.nnapi.bindings import Binding, bind_buffer, bind_memory
-from penstock.nnapi.burst import Burst, usable_burst
-from penstock.nnapi.codes import DurationCode, ResultCode
-from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Compilation
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import (
+    DurationCode,
+    NnapiError,
+    ResultCode,
+    bad_data,
+    bad_state,
+    translated,
+    unexpected_null,
+)
+from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Burst, Compilation, usable_burst
+from penstock.nnapi.devices import with_attribute
 from penstock.nnapi.event import Event, Started, check_events
-from penstock.nnapi.extensions import with_attribute
-from penstock.nnapi.failures import NnapiError, bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.memory_kinds import Metadata
 from penstock.nnapi.ports import Kind, OperandDesc
-from penstock.nnapi.rules import Metadata
 from penstock.nnapi.running import Answer, Waiting, carry_out
+from penstock.nnapi.values import Binding, bind_buffer, bind_memory
 
 if TYPE_CHECKING:
     from penstock.nnapi.memory import Memory
@@ -155,14 +161,14 @@ class Execution(Closing):
         device, else BAD_DATA; devices below feature level 4 know no deadlines.
         """
         with self._preparing():
-            nanoseconds = arguments.whole(duration, "the timeout", 0, GREATEST_DURATION)
+            nanoseconds = parameters.whole(duration, "the timeout", 0, GREATEST_DURATION)
             self._compilation.only_device("a timeout")
             self._timeout_ns = nanoseconds
 
     def set_loop_timeout(self, duration: int) -> None:
         """Nanoseconds that each WHILE may take; more than `get_maximum_loop_timeout` is that."""
         with self._preparing():
-            nanoseconds = arguments.whole(duration, "the loop timeout", 0, GREATEST_DURATION)
+            nanoseconds = parameters.whole(duration, "the loop timeout", 0, GREATEST_DURATION)
             self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
 
     def set_measure_timing(self, measure: bool) -> None:
@@ -170,21 +176,21 @@ class Execution(Closing):
         else BAD_DATA.
         """
         with self._preparing():
-            wanted = arguments.flag(measure, "measure")
+            wanted = parameters.flag(measure, "measure")
             self._compilation.only_device("a measurement")
             self._measure = wanted
 
     def set_reusable(self, reusable: bool) -> None:
         """Whether it may run again once a run has completed, on the same arguments."""
         with self._preparing():
-            self._reusable = arguments.flag(reusable, "reusable")
+            self._reusable = parameters.flag(reusable, "reusable")
 
     def enable_input_and_output_padding(self, enable: bool) -> None:
         """Whether buffers may be longer than their values, and what is beyond them scratch space of
         the device. Before any argument is set, else BAD_STATE.
         """
         with self._preparing():
-            wanted = arguments.flag(enable, "enable")
+            wanted = parameters.flag(enable, "enable")
             if any(b is not None for b in (*self._inputs, *self._outputs)):
                 raise bad_state("padding is enabled before any argument is set")
             self._padded = wanted
@@ -233,7 +239,7 @@ class Execution(Closing):
         BAD_DATA. So is an output whose shape is not known beforehand.
         """
         events = check_events(dependencies)
-        after_ns = arguments.whole(duration, "the duration", 0, GREATEST_DURATION)
+        after_ns = parameters.whole(duration, "the duration", 0, GREATEST_DURATION)
         if after_ns:
             self._compilation.only_device("a duration")
         waiting = Waiting(tuple(event.fence for event in events), after_ns)
@@ -277,7 +283,7 @@ class Execution(Closing):
         """Nanoseconds of the last run, `UNKNOWN_DURATION` where the device did not say; BAD_STATE
         unless it was measured and has succeeded.
         """
-        code = arguments.code(DurationCode, duration_code, "the duration's code")
+        code = parameters.code(DurationCode, duration_code, "the duration's code")
         with self._changed:
             answer = self._answer if self._state is State.COMPLETED else None
             if answer is None or not all(answer.sufficient) or not self._measure:

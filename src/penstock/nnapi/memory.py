@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Final, Self
 from penstock.closing import Closing
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
-from penstock.nnapi import arguments
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import bad_data, bad_state, translated, unexpected_null
 from penstock.nnapi.description import ir_shape
-from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
-from penstock.nnapi.rules import ImageRules, Rules, SizedRules
-from penstock.nnapi.stores import DeviceStore, ImageStore, PoolStore, Store, copy_bytes
+from penstock.nnapi.memory_kinds import (
+    DeviceStore,
+    ImageRules,
+    ImageStore,
+    PoolStore,
+    Rules,
+    SizedRules,
+    Store,
+    copy_bytes,
+)
 
 if TYPE_CHECKING:
     from penstock.compilation.receipt import CopyReceipt
@@ -43,10 +51,10 @@ class Memory(Closing):
         BAD_DATA for a size of 0, a negative descriptor or one that is not open, other protections,
         a negative offset, and bytes that are not there.
         """
-        nbytes = arguments.whole(size, "the size", 0, 2**63 - 1)
-        bits = arguments.whole(protect, "the protection")
-        number = arguments.whole(fd, "the file descriptor", -(2**31), 2**31 - 1)
-        start = arguments.whole(offset, "the offset", 0, 2**63 - 1)
+        nbytes = parameters.whole(size, "the size", 0, 2**63 - 1)
+        bits = parameters.whole(protect, "the protection")
+        number = parameters.whole(fd, "the file descriptor", -(2**31), 2**31 - 1)
+        start = parameters.whole(offset, "the offset", 0, 2**63 - 1)
         if nbytes == 0:
             raise bad_data("a memory has at least 1 byte")
         if number < 0:
@@ -85,7 +93,7 @@ class Memory(Closing):
 
         It is used in the declared roles alone, as a whole, and holds no value at first.
         """
-        from penstock.nnapi.allocation import allocate
+        from penstock.nnapi.memory_desc import allocate
 
         return cls(*allocate(desc))
 

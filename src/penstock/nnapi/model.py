@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from penstock.closing import Closing
 from penstock.hal import AccuracyClass, Device as HalDevice
 from penstock.ir import ConstantPool, Model as IrModel, infer_shapes
-from penstock.nnapi import arguments
-from penstock.nnapi.assembly import Packing, assemble, in_run_order
+from penstock.nnapi import parameters
+from penstock.nnapi.assembly import (
+    FinishedSubgraph,
+    OperandSlot,
+    Packing,
+    assemble,
+    check_operation,
+    in_run_order,
+)
 from penstock.nnapi.codes import (
     MAX_NUMBER_OF_OPERANDS,
     MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES,
     OperationCode,
+    bad_data,
+    bad_state,
+    translated,
+    unexpected_null,
 )
 from penstock.nnapi.description import (
     AnyType,
@@ -21,12 +32,8 @@ from penstock.nnapi.description import (
     NnapiOperation,
     NnapiSubgraph,
 )
-from penstock.nnapi.devices import Device, choose_devices
-from penstock.nnapi.early import check_operation
-from penstock.nnapi.extensions import identifier, operand_type, operation_type
-from penstock.nnapi.failures import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.devices import Device, choose_devices, identifier, operand_type, operation_type
 from penstock.nnapi.lowering import lower_traced
-from penstock.nnapi.operands import FinishedSubgraph, OperandSlot
 from penstock.nnapi.values import constant_pool, value_bytes
 from penstock.partitioning.extensions import uses_extensions
 from penstock.partitioning.policy import Policy
@@ -77,10 +84,10 @@ class Model(Closing):
         kind = operand_type(type)
         slot = OperandSlot(
             kind,
-            arguments.dimensions(dimensions, tensor=kind.is_tensor),
-            arguments.real(scale, "the scale"),
-            arguments.whole(zero_point, "the zero point"),
-            arguments.text(name, "the name"),
+            parameters.dimensions(dimensions, tensor=kind.is_tensor),
+            parameters.real(scale, "the scale"),
+            parameters.whole(zero_point, "the zero point"),
+            parameters.text(name, "the name"),
         )
         slot.check_type()
         if len(self._operands) == MAX_NUMBER_OF_OPERANDS:
@@ -96,10 +103,10 @@ class Model(Closing):
         """
         self._check_open()
         slot = self._slot(index)
-        dimension = arguments.whole(channel_dim, "the channel dimension", 0)
+        dimension = parameters.whole(channel_dim, "the channel dimension", 0)
         slot.set_channels(
             dimension,
-            [arguments.real(s, "a scale") for s in arguments.listed(scales, "the scales")],
+            [parameters.real(s, "a scale") for s in parameters.listed(scales, "the scales")],
         )
 
     def set_operand_value(self, index: int, value: object, length: int | None = None) -> None:
@@ -112,7 +119,7 @@ class Model(Closing):
         """
         self._check_open()
         slot = self._slot(index)
-        given = None if length is None else arguments.whole(length, "the length", 0, 2**63)
+        given = None if length is None else parameters.whole(length, "the length", 0, 2**63)
         if value is None:
             if given:
                 raise unexpected_null(f"the value of {given} bytes")
@@ -140,8 +147,8 @@ class Model(Closing):
         """
         self._check_open()
         slot = self._slot(index)
-        start = arguments.whole(offset, "the offset", 0, 2**63)
-        given = None if length is None else arguments.whole(length, "the length", 0, 2**63)
+        start = parameters.whole(offset, "the offset", 0, 2**63)
+        given = None if length is None else parameters.whole(length, "the length", 0, 2**63)
         pool = self._memories.get(id(memory)) or constant_pool(memory)
         needed = slot.nbytes()
         _check_length(needed if given is None else given, needed)
@@ -170,7 +177,7 @@ class Model(Closing):
         """
         self._check_open()
         slot = self._slot(index)
-        content = arguments.extension_bytes(data, length, "the extension data")
+        content = parameters.extension_bytes(data, length, "the extension data")
         if not isinstance(slot.type, ExtensionType):
             raise bad_data(f"a {slot.type.name} is no extension's type and has no extension data")
         slot.extension_data = content
@@ -196,8 +203,8 @@ class Model(Closing):
         return self._identifier(extension_name, operation_code_within_extension, "operation")
 
     def _identifier(self, extension_name: object, code: object, what: str) -> int:
-        name = arguments.text(extension_name, "the extension's name")
-        return identifier(name, arguments.code_within(code, f"the number of the {what}"))
+        name = parameters.text(extension_name, "the extension's name")
+        return identifier(name, parameters.code_within(code, f"the number of the {what}"))
 
     def add_operation(
         self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
@@ -209,8 +216,8 @@ class Model(Closing):
         self._check_open()
         operation = NnapiOperation(
             operation_type(type),
-            arguments.indexes(inputs, "an input", len(self._operands)),
-            arguments.indexes(outputs, "an output", len(self._operands)),
+            parameters.indexes(inputs, "an input", len(self._operands)),
+            parameters.indexes(outputs, "an output", len(self._operands)),
         )
         check_operation(operation, self._operands)
         if len(self._operations) == MAX_NUMBER_OF_OPERANDS:
@@ -224,11 +231,11 @@ class Model(Closing):
         self._check_open()
         named = (
             (
-                arguments.indexes(inputs, "an input", len(self._operands)),
+                parameters.indexes(inputs, "an input", len(self._operands)),
                 NnapiLifetime.SUBGRAPH_INPUT,
             ),
             (
-                arguments.indexes(outputs, "an output", len(self._operands)),
+                parameters.indexes(outputs, "an output", len(self._operands)),
                 NnapiLifetime.SUBGRAPH_OUTPUT,
             ),
         )
@@ -251,7 +258,7 @@ class Model(Closing):
         then take every device's own arithmetic (the accuracy class "relaxed").
         """
         self._check_open()
-        self._relaxed = arguments.flag(allow, "allow")
+        self._relaxed = parameters.flag(allow, "allow")
 
     def finish(self) -> None:
         """Sorts, validates and lowers the model. BAD_DATA makes it invalid for good."""
@@ -337,7 +344,7 @@ class Model(Closing):
             raise bad_state(f"the model is {self._sealed} and can no longer be changed")
 
     def _slot(self, index: object) -> OperandSlot:
-        return self._operands[arguments.index(index, "operand", len(self._operands))]
+        return self._operands[parameters.index(index, "operand", len(self._operands))]
 
 
 def finished_model(model: object) -> Model:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from penstock.ir.types import Shape, static_shape
-from penstock.nnapi import arguments
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import bad_data
 from penstock.nnapi.description import AnyType, NnapiOperand, value_size
-from penstock.nnapi.extensions import operand_type
-from penstock.nnapi.failures import bad_data
+from penstock.nnapi.devices import operand_type
 
 if TYPE_CHECKING:
     from penstock.execution.compiled import CompiledModel
@@ -76,7 +76,7 @@ class Ported(ABC):
 
 def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
     """Input or output *index* of *operands*; BAD_DATA where there is none."""
-    place = arguments.whole(index, f"the {kind}'s index", -(2**63), 2**63)
+    place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
     if not 0 <= place < len(operands):
         raise bad_data(f"{kind} {place} of {len(operands)}")
     return Port(kind, place, operands[place])
@@ -97,14 +97,14 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
             f"the type of {port} must be a penstock.nnapi.OperandDesc, not {type(given).__name__}"
         )
     kind = operand_type(given.type)
-    scale = arguments.real(given.scale, "the scale")
-    zero_point = arguments.whole(given.zero_point, "the zero point")
+    scale = parameters.real(given.scale, "the scale")
+    zero_point = parameters.whole(given.zero_point, "the zero point")
     if (kind, scale, zero_point) != (operand.type, operand.scale, operand.zero_point):
         raise bad_data(
             f"{port} is {operand.type.name} with scale {operand.scale} and zero point {operand.zero_point}, "
             f"not {kind.name} with {scale} and {zero_point}"
         )
-    shape = arguments.dimensions(given.dimensions, tensor=kind.is_tensor)
+    shape = parameters.dimensions(given.dimensions, tensor=kind.is_tensor)
     if known is None:
         return shape
     if shape is None or len(shape) != len(known):

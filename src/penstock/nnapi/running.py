@@ -24,9 +24,8 @@ from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.memory.buffer import fetch_value, put_value
 from penstock.memory.copies import STAGED
-from penstock.nnapi.bindings import Binding
-from penstock.nnapi.codes import ResultCode
-from penstock.nnapi.failures import NnapiError, translated
+from penstock.nnapi.codes import NnapiError, ResultCode, translated
+from penstock.nnapi.values import Binding
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
 """Runs a compiled model on inputs in order, with places for its outputs, or None for each or all of

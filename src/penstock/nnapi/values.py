@@ -1,23 +1,28 @@
-"""Values of operands: the bytes of what a caller passes, and memory that constants lie in."""
+"""Values of operands: the bytes of what a caller passes, and memory that constants lie in. | Arguments of an execution: which bytes an input is read from, or an output written to (NNAPI
+sections 1.4, 6.2).
+"""
 
 from __future__ import annotations
 
 import struct
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
 from penstock.errors import GeneralFailure
-from penstock.hal import Memory
+from penstock.hal import Memory as HalMemory
 from penstock.ir import ConstantPool, NDArray
-from penstock.ir.types import is_masked
+from penstock.ir.types import Shape, is_masked, is_static, static_shape
 from penstock.memory import MemoryPool, map_memory
 from penstock.memory.shared import kept_memory
-from penstock.nnapi.codes import ResultCode
-from penstock.nnapi.description import AnyType, OperandType
-from penstock.nnapi.failures import NnapiError, bad_data, translated, unexpected_null
-from penstock.nnapi.memory import Memory as NnapiMemory
-from penstock.nnapi.stores import PoolStore
+from penstock.nnapi import parameters
+from penstock.nnapi.codes import NnapiError, ResultCode, bad_data, translated, unexpected_null
+from penstock.nnapi.description import AnyType, OperandType, ir_shape
+from penstock.nnapi.memory import Memory, usable_memory
+from penstock.nnapi.memory_kinds import PoolStore
+from penstock.nnapi.ports import MAX_LENGTH, OperandDesc, Port, Ported, refined, size_of
 
 IN_DEVICE: Final = "a constant cannot lie in memory of a device"
 
@@ -63,7 +68,7 @@ def constant_pool(memory: object) -> ConstantPool:
     """
     if memory is None:
         raise unexpected_null("the memory")
-    if isinstance(memory, NnapiMemory):
+    if isinstance(memory, Memory):
         memory.rules.check_constant(0, memory.size)
         memory.store.content()
         if isinstance(memory.store, PoolStore):
@@ -72,7 +77,7 @@ def constant_pool(memory: object) -> ConstantPool:
     if isinstance(memory, MemoryPool):
         with translated():
             return memory.constants()
-    if isinstance(memory, Memory):
+    if isinstance(memory, HalMemory):
         try:
             content = _readonly(map_memory(memory).array)
             return ConstantPool(content, kept_memory(memory), memory.name)
@@ -111,3 +116,183 @@ def _raw(value: Any, what: str) -> NDArray:
 
 def _readonly(array: NDArray) -> memoryview:
     return memoryview(array.data).toreadonly()
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """One argument: a caller's *content* (flat uint8), *length* bytes from byte *offset* of a
+    *memory*, or neither, for what is left out. *shape* is the request's, None or with None in a
+    place for an output that a run decides.
+    """
+
+    port: Port
+    shape: Shape
+    content: NDArray | None = None
+    memory: Memory | None = None
+    offset: int = 0
+    length: int = 0
+    _arrays: dict[tuple[int, ...], NDArray] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_omitted(self) -> bool:
+        """Whether the input has no value, or nobody wants the output."""
+        return self.content is None and self.memory is None
+
+    def place(self) -> Any:
+        """What is not an array of the host: a device's buffer, an image. None where it is."""
+        return None if self.memory is None else self.memory.store.place(self.port.kind)
+
+    def used(self) -> AbstractContextManager[None]:
+        """Tells the memory, for the time of the block, that the CPU reads or writes it."""
+        if self.memory is None or not isinstance(store := self.memory.store, PoolStore):
+            return nullcontext()
+        return store.used(write=self.port.kind == "output")
+
+    def bytes(self) -> NDArray:
+        """The bytes that the value lies in, with what pads them. UNMAPPABLE where there is no view
+        of them.
+        """
+        if self.content is not None:
+            return self.content
+        if self.memory is None:
+            return np.empty(0, np.uint8)
+        whole = self.memory.store.content()
+        found = whole[self.offset : self.offset + self.length] if self.length else whole
+        if self.port.kind == "output" and not found.flags.writeable:
+            raise NnapiError(
+                ResultCode.UNMAPPABLE, f"{self.port}: its memory was made without PROT_WRITE"
+            )
+        return found
+
+    def array(self) -> NDArray | None:
+        """The value's place as an array of its type and shape; None where the shape is not known,
+        or the place does not suit the type's alignment.
+        """
+        shape = static_shape(self.shape)
+        return None if shape is None else self.array_of(shape)
+
+    def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
+        """The same of another shape, one array for good; None also where there is no room for it."""
+        if shape in self._arrays:
+            # A memory that was closed meanwhile is not used.
+            _ = self.memory and self.memory.store
+            return self._arrays[shape]
+        needed = size_of(self.port.operand, shape) or 0
+        room = self.bytes()
+        if room.nbytes < needed:
+            return None
+        value = _viewed(room[:needed], self.port, shape)
+        if not value.flags.aligned:
+            return None
+        self._arrays[shape] = value
+        return value
+
+    def value(self) -> NDArray:
+        """A copy of an input whose place does not suit its type's alignment."""
+        shape = static_shape(self.shape) or ()
+        needed = size_of(self.port.operand, shape) or 0
+        copied = np.array(self.bytes()[:needed])
+        return _viewed(copied, self.port, shape)
+
+
+def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArray:
+    """Bytes as the array that a run takes for a value of these dimensions."""
+    kind = port.operand.type
+    value: NDArray = content.view(kind.dtype.numpy).reshape(ir_shape(kind, dimensions))
+    return value
+
+
+def bind_buffer(
+    port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
+) -> Binding:
+    """*port* in a caller's own *buffer*, *length* bytes of it, None for all; None without a length
+    leaves it out.
+    """
+    size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
+    if buffer is None:
+        if size:
+            raise unexpected_null(f"the buffer of {size} bytes for {port}")
+        return Binding(port, refined(port, given))
+    shape = _request_shape(port, given)
+    content = _lent(buffer, port)
+    size = content.nbytes if size is None else size
+    if size > MAX_LENGTH:
+        raise bad_data(f"{port}: {size} bytes; {MAX_LENGTH} are possible")
+    if size > content.nbytes:
+        raise bad_data(f"{port}: {size} bytes of a buffer that has {content.nbytes}")
+    if size == 0:
+        raise bad_data(f"{port}: a buffer of 0 bytes; None leaves an argument out")
+    _check_length(port, shape, size, padded=padded)
+    return Binding(port, shape, content[:size], length=size)
+
+
+def bind_memory(
+    compilation: Ported,
+    port: Port,
+    given: OperandDesc | None,
+    memory: object,
+    offset: object,
+    length: object,
+    *,
+    padded: bool,
+) -> Binding:
+    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used
+    as a whole.
+    """
+    found = usable_memory(memory)
+    start = parameters.whole(offset, "the offset", 0, MAX_LENGTH)
+    size = parameters.whole(length, "the length", 0, MAX_LENGTH)
+    shape = _request_shape(port, given)
+    found.rules.check_argument(compilation, port, shape, start, size)
+    if size or not found.is_whole:
+        _check_length(port, shape, size, padded=padded)
+    return Binding(port, shape, memory=found, offset=start, length=size)
+
+
+def _request_shape(port: Port, given: OperandDesc | None) -> Shape:
+    shape = refined(port, given)
+    if port.kind == "input" and not is_static(shape):
+        raise bad_data(f"{port} has the dimensions {shape}: an execution must say what they are")
+    return shape
+
+
+def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> None:
+    with translated():
+        needed = size_of(port.operand, shape)
+    if needed is None:
+        if length == 0:
+            raise bad_data(f"{port}: at least 1 byte is needed for a value of unknown size")
+    elif length < needed or (length > needed and not padded):
+        raise bad_data(
+            f"{port}: {length} bytes, where {needed} {'or more ' if padded else ''}are needed"
+        )
+
+
+def _lent(buffer: Any, port: Port) -> NDArray:
+    """The caller's own bytes, flat: an array of the operand's dtype or of bytes, or any other
+    buffer.
+    """
+    operand_type = port.operand.type
+    kind = operand_type.dtype.numpy
+    if (
+        isinstance(buffer, np.ndarray)
+        and isinstance(operand_type, OperandType)
+        and buffer.dtype not in {kind, np.dtype(np.uint8)}
+    ):
+        raise bad_data(f"{port} takes {kind}, an array of {buffer.dtype} was given")
+    if is_masked(buffer):
+        raise bad_data(
+            f"{port} is given a masked array, and no device heeds masks; give an array without"
+        )
+    try:
+        view = memoryview(buffer)
+        if not view.c_contiguous:
+            raise bad_data(f"{port}: a buffer must be contiguous")
+        content: NDArray = np.frombuffer(view, np.uint8) if view.nbytes else np.empty(0, np.uint8)
+    except (TypeError, ValueError, BufferError):
+        raise bad_data(
+            f"{port} takes an array or another buffer, not {type(buffer).__name__}"
+        ) from None
+    if port.kind == "output" and not content.flags.writeable:
+        raise bad_data(f"{port}: its buffer cannot be written")
+    return content

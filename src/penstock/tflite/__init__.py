@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from penstock.facade import lazily
 from penstock.tflite.aliases import install_aliases
 from penstock.tflite.delegates import load_delegate
-from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps
+from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps, SignatureRunner
 from penstock.tflite.resolver import OpResolverType
-from penstock.tflite.signatures import SignatureRunner
 
 if TYPE_CHECKING:
     from penstock.tflite.native import Delegate

@@ -1,4 +1,9 @@
-"""What stands behind an interpreter and its signature runners: the graphs, one user at a time, open
+"""Values inside the subgraphs that IF and WHILE of the main subgraph enter, for an interpreter that
+preserves all.
+
+No run of the whole model keeps them. They are computed when they are asked for: the subgraph is run
+by itself on what the operator gave it, a loop step by step; as in LiteRT, the body's inputs end as
+what it gave last. | What stands behind an interpreter and its signature runners: the graphs, one user at a time, open
 or closed.
 """
 
@@ -6,20 +11,89 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.errors import ClosedError, StateError
-from penstock.ir import NDArray
-from penstock.tflite import called, texts
+from penstock.ir import DType, NDArray, Operation
+from penstock.tflite import texts
 from penstock.tflite.graph import Graph
 from penstock.tflite.session import Session
-from penstock.tflite.views import Guests
+from penstock.tflite.values import Guests
 
 if TYPE_CHECKING:
     from penstock.delegates import Delegate
+
+
+Find = Callable[[int], Graph]
+
+
+def enter(main: Graph, subgraph: int, find: Find) -> bool:
+    """Runs *subgraph* as the main subgraph's last run entered it; False where it was not entered.
+
+    *find* gives the graph of a subgraph. False too where an operator hands over more than tensors.
+    """
+    for operation in main.operations:
+        if operation.type == "IF":
+            branches = ("then_subgraph_index", "else_subgraph_index")
+            then, otherwise = (operation.attributes.integer(name) for name in branches)
+            if subgraph in (then, otherwise):
+                return _branch(main, operation, subgraph == then, find(subgraph))
+        elif operation.type == "WHILE":
+            parts = ("cond_subgraph_index", "body_subgraph_index")
+            condition, body = (operation.attributes.integer(name) for name in parts)
+            if subgraph in (condition, body):
+                return _loop(main, operation, find(condition), find(body))
+    return False
+
+
+def _branch(main: Graph, operation: Operation, then: bool, graph: Graph) -> bool:
+    given = _given(main, operation)
+    if given is None or bool(np.all(given[0])) is not then:
+        return False
+    run(graph, given[1:])
+    return True
+
+
+def _loop(main: Graph, operation: Operation, condition: Graph, body: Graph) -> bool:
+    given = _given(main, operation)
+    if given is None:
+        return False
+    while np.all(run(condition, given)[0]):
+        given = run(body, given)
+    _feed(body, given)
+    return True
+
+
+def run(graph: Graph, given: Sequence[Any]) -> list[Any]:
+    """The outputs of one subgraph on *given* inputs, whose shapes it takes."""
+    _feed(graph, given)
+    graph.invoke()
+    return [graph.get(tensor) for tensor in graph.catalog.outputs]
+
+
+def _feed(graph: Graph, given: Sequence[Any]) -> None:
+    for tensor, value in zip(graph.catalog.inputs, given, strict=True):
+        graph.resize(tensor, np.array(np.shape(value), np.int32), strict=False)
+    graph.allocate()
+    for tensor, value in zip(graph.catalog.inputs, given, strict=True):
+        graph.set(tensor, value)
+
+
+def _given(main: Graph, operation: Operation) -> list[Any] | None:
+    """What the file's operator gave to the subgraph; None where that is more than values of
+    tensors.
+    """
+    if operation.origin is None:
+        return None
+    inputs = main.catalog.operators[operation.origin.index].inputs
+    if len(inputs) != len(operation.inputs) or min(inputs, default=0) < 0:
+        return None
+    if any(main.tensor(i).dtype in (DType.RESOURCE, DType.VARIANT) for i in inputs):
+        return None
+    return [main.get(i) for i in inputs]
 
 
 class Core:
@@ -88,7 +162,7 @@ class Core:
             and graph.tensor(tensor).data is None
         ):
             try:
-                entered = called.enter(self._main, subgraph, self.graph)
+                entered = enter(self._main, subgraph, self.graph)
             except RuntimeError as error:
                 raise ValueError(f"{texts.NO_DATA}\n{error}") from error
             if not entered:
@@ -191,7 +265,7 @@ class Entered:
     def run(self, subgraph: int, given: Sequence[NDArray]) -> list[NDArray]:
         """Its outputs on *given* inputs, whose shapes it takes."""
         graph = find(self._session, self._graphs, subgraph)
-        return [np.asarray(value) for value in called.run(graph, given)]
+        return [np.asarray(value) for value in run(graph, given)]
 
 
 def find(session: Session, graphs: dict[int, Graph], index: int) -> Graph:

@@ -19,11 +19,17 @@ from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.memory.limits import check_bytes
 from penstock.tflite import texts
-from penstock.tflite.details import shown_type, tensor_details
 from penstock.tflite.program import Program, given_tensors
 from penstock.tflite.reasons import reason
 from penstock.tflite.session import Session
-from penstock.tflite.values import blank, handed_out, readable, stored_type
+from penstock.tflite.values import (
+    blank,
+    handed_out,
+    readable,
+    shown_type,
+    stored_type,
+    tensor_details,
+)
 
 if TYPE_CHECKING:
     from penstock.delegates import Delegate

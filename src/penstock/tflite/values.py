@@ -1,9 +1,12 @@
-"""What `set_tensor` takes and `get_tensor` gives: LiteRT's conversions, checks and messages."""
+"""What LiteRT's details dictionaries hold, made from a file's catalogue. | Views of an interpreter's memory that are counted: while one lives, nothing may move or overwrite
+it. | What `set_tensor` takes and `get_tensor` gives: LiteRT's conversions, checks and messages.
+"""
 
 from __future__ import annotations
 
 import math
 import operator
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,9 +14,119 @@ import numpy as np
 
 from penstock.ir import DType, NDArray
 from penstock.ir.types import PACKED, dtype_of
-from penstock.loaders.tflite.catalog import TensorEntry
+from penstock.loaders.tflite.catalog import QuantizationEntry, SparsityEntry, TensorEntry
 from penstock.memory.limits import check_bytes
-from penstock.tflite.details import SHOWN_AS, shown_type
+
+SHOWN_AS: Final[Mapping[DType, type[np.generic]]] = {
+    DType.STRING: np.bytes_,
+    DType.RESOURCE: np.object_,
+    DType.VARIANT: np.object_,
+    DType.INT4: np.int8,
+    DType.INT2: np.int8,
+    DType.UINT4: np.uint8,
+    DType.FLOAT8_E4M3FN: np.int8,
+    DType.FLOAT8_E5M2: np.int8,
+}
+"""Element types that LiteRT shows as another NumPy type: packed ones as whole bytes, float8 as its
+bits.
+"""
+
+
+def shown_type(dtype: DType) -> type[np.generic]:
+    """The class in `details["dtype"]`."""
+    return SHOWN_AS.get(dtype) or dtype.numpy.type
+
+
+def tensor_details(
+    tensor: TensorEntry, index: int, shape: Sequence[int], *, compress_zero_points: bool
+) -> dict[str, Any]:
+    """The dictionary for one tensor, whose present shape is *shape*. All arrays are the caller's
+    own.
+    """
+    quantization = tensor.quantization
+    zero_points = quantization.zero_points.astype(np.int32)
+    signature = shape if tensor.signature is None else tensor.signature
+    per_tensor = len(zero_points) == 1
+    if compress_zero_points and len(zero_points) > 1 and (zero_points == zero_points[0]).all():
+        zero_points = zero_points[:1].copy()
+    return {
+        "name": tensor.name,
+        "index": index,
+        "shape": np.array(shape, np.int32),
+        "shape_signature": np.array(signature, np.int32),
+        "dtype": shown_type(tensor.dtype),
+        "quantization": _legacy(quantization, zero_points) if per_tensor else (0.0, 0),
+        "quantization_parameters": {
+            "scales": quantization.scales.astype(np.float32),
+            "zero_points": zero_points,
+            "quantized_dimension": quantization.dimension,
+            "block_size": quantization.block_size,
+        },
+        "sparsity_parameters": _sparsity(tensor.sparsity),
+    }
+
+
+def _legacy(quantization: QuantizationEntry, zero_points: NDArray) -> tuple[float, int]:
+    return float(quantization.scales[0]), int(zero_points[0])
+
+
+def _sparsity(sparsity: SparsityEntry | None) -> dict[str, Any]:
+    if sparsity is None:
+        return {}
+    shown: dict[str, Any] = {"traversal_order": np.array(sparsity.traversal_order, np.int32)}
+    if sparsity.block_map is not None:
+        shown["block_map"] = np.array(sparsity.block_map, np.int32)
+    shown["dim_metadata"] = [
+        {"format": 0, "dense_size": level.dense_size}
+        if level.segments is None or level.indices is None
+        else {
+            "format": 1,
+            "array_segments": level.segments.copy(),
+            "array_indices": level.indices.copy(),
+        }
+        for level in sparsity.levels
+    ]
+    return shown
+
+
+class Loan:
+    """The base of a view handed out. It lives as long as the view, or anything derived from it."""
+
+    __slots__ = ("__array_interface__", "__weakref__", "_memory")
+
+    def __init__(self, memory: NDArray) -> None:
+        self._memory = memory
+        self.__array_interface__: dict[str, Any] = memory.__array_interface__
+
+
+class Guests:
+    """Who refers to an interpreter's memory: loans of `tensor()`, and signature runners."""
+
+    def __init__(self) -> None:
+        self._guests: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __bool__(self) -> bool:
+        return len(self._guests) > 0
+
+    def add(self, guest: object) -> None:
+        """Counts *guest* until it dies."""
+        self._guests.add(guest)
+
+    def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
+        """A counted view of *memory*, its elements shown as *dtype* of the same width; of a scalar
+        its value.
+
+        Arrays of objects cannot be viewed: they come as copies, and count for nothing.
+        """
+        if memory.dtype.hasobject:
+            return memory.copy()
+        loan = Loan(memory)
+        view = np.asarray(loan).view(dtype)
+        if not view.ndim:
+            return view[()]
+        self.add(loan)
+        return view
+
 
 INT32_LIMIT: Final = 2**31
 

@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, strategies as st
 
-from penstock.delegates.subsets import cut_into_subsets
+from penstock.delegates.nodes import cut_into_subsets
 
 Graph = tuple[dict[int, set[int]], frozenset[int]]
 

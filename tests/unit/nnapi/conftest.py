@@ -38,7 +38,7 @@ def only(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def replace(*devices: HalDevice) -> None:
         found = Manager(lambda: tuple(map(Entry, devices)))
-        for module in ("runtime.session", "nnapi.devices", "nnapi.extensions", "nnapi.compilation"):
+        for module in ("runtime.session", "nnapi.devices", "nnapi.compilation"):
             monkeypatch.setattr(f"penstock.{module}.manager", found)
 
     return replace

@@ -20,9 +20,9 @@ from penstock.nnapi import (
     ResultCode,
     codes,
 )
-from penstock.nnapi.failures import STATUS_CODES, code_of, translated
+from penstock.nnapi.codes import STATUS_CODES, code_of, translated
 from penstock.nnapi.lowering import rules
-from penstock.nnapi.lowering.arguments import ACTIVATIONS, PADDINGS
+from penstock.nnapi.lowering.site import ACTIVATIONS, PADDINGS
 
 
 def test_result_codes_are_numbered_as_in_the_header() -> None:

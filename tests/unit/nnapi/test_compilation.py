@@ -29,7 +29,7 @@ from penstock.nnapi import (
     get_device_by_name,
     get_device_count,
 )
-from penstock.nnapi.failures import STATUS_CODES
+from penstock.nnapi.codes import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.checked import does_not_raise
 from tests.support_devices import NumpyDevice

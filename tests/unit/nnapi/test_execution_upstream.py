@@ -39,7 +39,7 @@ from penstock.nnapi import (
     get_default_loop_timeout,
     get_maximum_loop_timeout,
 )
-from penstock.nnapi.failures import STATUS_CODES
+from penstock.nnapi.codes import STATUS_CODES
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice, RecordingDevice, SlowDevice
 from tests.checked import does_not_raise
 from tests.support_devices import NumpyDevice

@@ -26,7 +26,7 @@ from penstock.nnapi import (
     OperandDesc,
     OperandType,
     ResultCode,
-    extensions,
+    devices,
     get_device_by_name,
     register_extensions,
 )
@@ -210,7 +210,7 @@ class TestSupport:
             assert "device8" in told
         finally:
             for size in (4, 8):
-                extensions.registry.give(f"device{size}", ())
+                devices.registry.give(f"device{size}", ())
 
     def test_the_order_of_types_is_no_contradiction(self, only: Only) -> None:
         kinds = [ExtensionOperandType(code, 4) for code in range(3)]
@@ -229,7 +229,7 @@ class TestSupport:
         try:
             assert operation_type(Model(), 5, name) & 0xFFFF == 5
         finally:
-            extensions.registry.give("given", ())
+            devices.registry.give("given", ())
         with answers(BAD_DATA):
             register_extensions("nobody")  # type: ignore[arg-type]  # the point
 

@@ -24,7 +24,7 @@ from penstock.nnapi import (
     OperandDesc,
     ResultCode,
 )
-from penstock.nnapi.stores import PoolStore
+from penstock.nnapi.memory_kinds import PoolStore
 from tests.support_nnapi_drivers import (
     DOMAINS,
     LEVELS,

@@ -31,6 +31,7 @@ def test_importing_it_loads_next_to_nothing() -> None:
     found = loaded("import penstock.nnapi")
     assert sorted(m for m in found if m.startswith("penstock")) == [
         "penstock",
+        "penstock.facade",
         "penstock.logs",
         "penstock.nnapi",
     ]

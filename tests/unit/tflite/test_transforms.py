@@ -6,7 +6,7 @@ import pytest
 import penstock
 from penstock.errors import ModelError
 from penstock.ir import Model
-from penstock.tflite.transforms import entered, with_every_output, with_input_shapes
+from penstock.tflite.session import entered, with_every_output, with_input_shapes
 from tests.unit.loaders.files import FileBuilder, svdf
 from tests.unit.tflite import models
 

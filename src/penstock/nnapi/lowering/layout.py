@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.errors import InvalidAttribute, NotLowerable, ShapeMismatch
 from penstock.ir.types import is_static
-from penstock.nnapi.lowering.reduction import bind_with_rank
+from penstock.nnapi.lowering.normalization import bind_with_rank
 from penstock.nnapi.lowering.registry import lowers
 from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.windows import LAYOUT, bind_image, image

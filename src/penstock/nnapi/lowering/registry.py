@@ -34,21 +34,15 @@ from penstock.nnapi.lowering.site import Site
 Lowering: TypeAlias = Callable[[Site], None]
 
 FAMILIES: Final = (
-    "arithmetic",
-    "channels",
-    "control_flow",
     "convolution",
     "detection",
     "elementwise",
+    "images",
     "layout",
     "lookup",
+    "model",
     "normalization",
-    "pooling",
-    "quantized_recurrent",
     "recurrent",
-    "reduction",
-    "resize",
-    "sparse",
 )
 """Modules of this package that register lowerings."""
 

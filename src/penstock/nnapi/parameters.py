@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 from penstock.errors import counted
 from penstock.ir.extension import MAX_CODE, MAX_DATA
 from penstock.ir.types import Shape
-from penstock.nnapi.failures import bad_data, unexpected_null
+from penstock.nnapi.codes import bad_data, unexpected_null
 
 Code = TypeVar("Code", bound=IntEnum)
 
