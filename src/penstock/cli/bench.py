@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import options
-from penstock.cli.output import Output, milliseconds, output_of, size
-from penstock.cli.progress import compile_bar
-from penstock.cli.receipts import show_cache, show_fallbacks
-from penstock.cli.shapes import parse_shapes, shaped
+from penstock.cli.options import parse_shapes, shaped
+from penstock.cli.output import (
+    Output,
+    compile_bar,
+    milliseconds,
+    output_of,
+    show_cache,
+    show_fallbacks,
+    size,
+)
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, Receipt

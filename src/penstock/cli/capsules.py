@@ -1,23 +1,127 @@
-"""`penstock doctor --capsule` and `--forget`: failures put into a file, and verdicts on drivers
-taken back.
-"""
+"""`penstock doctor --capsule`, `--forget`, `--last-crash` and `penstock replay`: stored failures."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-from penstock.cli import writing
+import msgspec
+import typer
+
+from penstock.cli import files
 from penstock.cli.cache.directory import when
 from penstock.cli.failures import FileError, OutputError, Unfinished, UsageError, os_reason
-from penstock.cli.output import Output
+from penstock.cli.output import Output, output_of, shortened
 from penstock.errors import CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
     from penstock.cache.driver_verdicts import DriverVerdict
     from penstock.capsules import Capsule
+    from penstock.cli.output import Output
     from penstock.hal import AccuracyClass
+    from penstock.ipc.crash_records import Crash
+
+
+SHOWN_OPERATIONS: Final = 4
+LONGEST_NAME: Final = 60
+"""Characters of an operation in the list of those that a call had."""
+
+
+def show_last_crash(output: Output) -> None:
+    """Prints the newest crash that was kept, or that there is none."""
+    from penstock.ipc.crash_records import crash_directory, last_crash
+
+    crash = last_crash()
+    if crash is None:
+        output.line(
+            f"no process of an isolated driver has died: nothing is kept in {crash_directory()}"
+        )
+        output.json({"crash": None})
+        return
+    rows = [
+        ("driver", f"{crash.driver} ({crash.entry})"),
+        ("process", f"{crash.pid} {crash.how}" if crash.pid else crash.how),
+        ("when", _when(crash.when)),
+        ("deaths in a row", str(crash.deaths)),
+        ("quarantined", _quarantine(crash)),
+    ]
+    for call in crash.underway:
+        what = (
+            call.call
+            if not call.device
+            else f"{call.call} on {call.device}, version {call.version}"
+        )
+        rows.append(("call under way", what))
+        if call.model:
+            rows.append(("its model", call.model))
+            rows.append(("its operations", _few(call.operations)))
+    if not crash.underway:
+        rows.append(("call under way", "none"))
+    output.line("what the process wrote last:" if crash.output else "the process wrote nothing")
+    for line in crash.output.splitlines():
+        output.line(f"  {line}")
+    output.table(("crash", ""), rows, whole=("crash",))
+    output.json({"crash": described(crash)})
+
+
+def _few(operations: Sequence[str]) -> str:
+    """The first of *operations*, and how many more there are."""
+    from penstock.ipc.crash_records import MOST_OPERATIONS
+
+    text = ", ".join(shortened(one, LONGEST_NAME) for one in operations[:SHOWN_OPERATIONS])
+    more = len(operations) - SHOWN_OPERATIONS
+    if more <= 0:
+        return text
+    least = "at least " if len(operations) >= MOST_OPERATIONS else ""
+    return f"{text}, and {least}{more} more (--json has their names)"
+
+
+def described(crash: Crash) -> dict[str, Any]:
+    """What `--json` says of a crash."""
+    told: dict[str, Any] = msgspec.to_builtins(crash)
+    return told
+
+
+def last_in_words() -> str | None:
+    """The newest crash in one line; None where there is none."""
+    from penstock.ipc.crash_records import last_crash
+
+    crash = last_crash()
+    if crash is None:
+        return None
+    told = f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)}"
+    if crash.quarantined:
+        told += f", quarantined: {_quarantine(crash)}"
+    return f"{told} (doctor --last-crash says more)"
+
+
+def _quarantine(crash: Crash) -> str:
+    """Whether it brought a quarantine: whose, and how long that lasts."""
+    if not crash.quarantined:
+        return "no"
+    from penstock.ipc.supervision import QUARANTINE_SECONDS
+
+    end = crash.when + QUARANTINE_SECONDS
+    until = time.strftime("%H:%M:%S", time.localtime(end))
+    if (left := end - time.time()) <= 0:
+        return f"until {until}, over now"
+    whose = f"process {crash.program.pid}" if crash.program else "the program that used it"
+    ended = crash.program.ended() if crash.program else None
+    if ended:
+        return f"no longer: it was of {whose} alone, which has ended"
+    told = f"until {until}, {max(1, round(left))} s more, in {whose} alone"
+    return f"{told}; ending that lifts it" if ended is False else f"{told}, unless that has ended"
+
+
+def _when(when: float) -> str:
+    ago = max(0, int(time.time() - when))
+    for unit, seconds in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if ago >= 2 * seconds:
+            return f"{ago // seconds} {unit} ago"
+    return f"{counted(ago, 'second')} ago"
+
 
 ALL: Final = "all"
 MOST_TYPES: Final = 4
@@ -37,7 +141,7 @@ def write_capsule(
     """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one
     brought about now.
     """
-    target = writing.target("--capsule", name)
+    target = files.target("--capsule", name)
     if target is None:
         raise UsageError("--capsule needs the name of a file")
     if (model is None) != (device is None):
@@ -223,3 +327,79 @@ def forget(output: Output, beginning: str) -> None:
         f"forgotten: {in_words(found[0].types)} on {found[0].device}, version {found[0].version}"
     )
     output.json({"forgotten": 1, "verdict": describe_verdict(found[0])})
+
+
+def replay(
+    context: typer.Context,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A capsule that 'doctor --capsule' wrote.")
+    ],
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", "-d", metavar="NAME", help="Run it there, not on the device that failed."
+        ),
+    ] = None,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, metavar="N", help="Runs before it counts as gone.")
+    ] = 3,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0.001, metavar="S", help="Seconds that each run may take."),
+    ] = None,
+) -> None:
+    """Run the step in the capsule FILE again, and say whether its failure repeats.
+
+    Exit code 0 when it does not, 1 when it does, or the step cannot be run.
+    """
+    import msgspec
+
+    from penstock.cli import opening
+    from penstock.cli.capsules import describe
+    from penstock.runtime.departures import distance_to_builtins
+    from penstock.runtime.replaying import replay as run_again
+
+    output = output_of(context)
+    capsule = read(file)
+    failed = capsule.manifest.failure.device.name
+    check_device(failed if device is None else device, named=device is not None)
+    opening.warn_of_settings(output)
+    output.line(capsule.show())
+    try:
+        found = run_again(capsule, device, tries=runs, timeout=timeout)
+    except CapsuleError as error:
+        raise FileError(file, str(error)) from error
+    output.line(found.show(), "red" if found.repeats else "")
+    told = msgspec.structs.asdict(found)
+    told["distance"] = None if found.distance is None else distance_to_builtins(found.distance)
+    output.json({**told, "capsule": describe(capsule)})
+    if found.repeats:
+        raise Unfinished(f"the failure repeats on {found.device}")
+
+
+def read(file: str) -> Capsule:
+    """Raises `FileError` for what is no capsule."""
+    from penstock import capsules
+
+    if not file:
+        raise UsageError("FILE is empty; it must be the name of a capsule")
+    try:
+        return capsules.read(file)
+    except OSError as error:
+        raise FileError(file, os_reason(error)) from None
+    except CapsuleError as error:
+        raise FileError(file, str(error)) from error
+
+
+def check_device(name: str, *, named: bool) -> None:
+    """Raises `UsageError` where no device has that name."""
+    from penstock.cli import opening
+
+    try:
+        opening.check_devices([name])
+    except UsageError as error:
+        if named:
+            raise
+        raise UsageError(
+            f"the capsule's device is not here: {error}; --device runs it on another"
+        ) from None

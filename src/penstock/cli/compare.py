@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from penstock.cli import options, writing
+from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
+from penstock.cli.options import parse_shapes, shaped, with_remedy
 from penstock.cli.output import Output, output_of
-from penstock.cli.shapes import parse_shapes, shaped, with_remedy
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import NotExportable, ShapeMismatch
 
@@ -70,7 +70,7 @@ def compare(
 
     output = output_of(context)
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
-    target = writing.target("--out", out, (".tflite",))
+    target = files.target("--out", out, (".tflite",))
     shapes = parse_shapes(shape)
     opening.policy_of(accuracy)
     opening.check_devices([*(device or ()), against])
@@ -181,11 +181,11 @@ def write_case(path: Path, departure: Departure) -> list[str]:
     except NotExportable:
         as_file = False
     else:
-        writing.write(path, lambda: path.write_bytes(content))
+        files.write(path, lambda: path.write_bytes(content))
         written.append(str(path))
     named = case_arrays(departure.case, as_file=as_file)
     plain: dict[str, Any] = {name: _plain(array) for name, array in named.items()}
-    writing.write(arrays, lambda: np.savez(arrays, **plain))
+    files.write(arrays, lambda: np.savez(arrays, **plain))
     return [*written, str(arrays)]
 
 

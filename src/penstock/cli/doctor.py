@@ -1,4 +1,4 @@
-"""`penstock doctor`: what is here, what works, and what holds it back."""
+"""`penstock devices`: every device that a driver offers, usable or not. | `penstock doctor`: what is here, what works, and what holds it back."""
 
 from __future__ import annotations
 
@@ -14,27 +14,86 @@ import typer
 
 import penstock
 from penstock import knobs
-from penstock.cli import capsules, crashes, options
-from penstock.cli.devices import describe, runs_in, usable
+from penstock.cli import capsules, options
 from penstock.cli.failures import Unfinished, UsageError
-from penstock.cli.knobs import (
+from penstock.cli.output import output_of, shortened, size
+from penstock.cli.settings import (
     describe as describe_knob,
     place,
+    places,
     problems,
+    settings_place,
     shown,
     unknown_devices,
     unknown_drivers,
     unknown_names,
+    unknown_places,
+    unwritable_places,
     without_nonsense,
 )
-from penstock.cli.output import output_of, shortened, size
-from penstock.cli.places import places, settings_place, unknown_places, unwritable_places
 from penstock.distribution import DISTRIBUTION, FOREIGN
 from penstock.errors import InputError
 from penstock.ipc import sandbox
 
 if TYPE_CHECKING:
     from penstock import DeviceInfo
+
+
+def devices(context: typer.Context) -> None:
+    """List every device, and why it cannot be used where it cannot."""
+    output = output_of(context)
+    found = penstock.devices()
+    output.table(
+        ("device", "type", "version", "driver", "runs in", "usable"),
+        [
+            (d.name, d.type, shortened(d.version), brought_by(d), runs_in(d), usable(d))
+            for d in found
+        ],
+    )
+    output.json({"devices": [describe(d) for d in found]})
+
+
+def usable(device: DeviceInfo) -> str:
+    """`yes`, `when named`, either with `(simulated)`, or `no: ` and the reason."""
+    if not device.usable:
+        return f"no: {device.reason}"
+    named = "when named" if device.only_when_named else "yes"
+    return f"{named} (simulated)" if device.capabilities.simulated else named
+
+
+def brought_by(device: DeviceInfo) -> str:
+    """The device's driver, with the distribution that it is of where that is not Penstock."""
+    source = device.source
+    if source.distribution in {"", DISTRIBUTION}:
+        return device.driver
+    return f"{device.driver} ({source.distribution} {source.version})".replace(" )", ")")
+
+
+def runs_in(device: DeviceInfo) -> str:
+    """Which process the device's driver runs in."""
+    return "a process of its own" if device.isolated else "this process"
+
+
+def describe(device: DeviceInfo) -> dict[str, Any]:
+    """What `--json` says about a device."""
+    import msgspec
+
+    return {
+        "name": device.name,
+        "type": device.type,
+        "version": device.version,
+        "usable": device.usable,
+        "reason": device.reason,
+        "only_when_named": device.only_when_named,
+        "driver": device.driver,
+        "distribution": device.source.distribution,
+        "distribution_version": device.source.version,
+        "entry_point": device.source.entry_point,
+        "isolated": device.isolated,
+        "feature_level": device.feature_level,
+        "capabilities": msgspec.to_builtins(device.capabilities),
+    }
+
 
 PACKAGES: Final = (
     DISTRIBUTION,
@@ -104,7 +163,7 @@ def doctor(
             "--model, --device, --input, --accuracy, --names and --seed go with --capsule"
         )
     if last_crash:
-        crashes.show_last_crash(output)
+        capsules.show_last_crash(output)
         return
     if forget is not None:
         capsules.forget(output, forget)
@@ -174,7 +233,7 @@ def doctor(
         ],
     )
     output.table(("isolated drivers are held by", "here"), list(data["sandbox"].items()))
-    if (crash := crashes.last_in_words()) is not None:
+    if (crash := capsules.last_in_words()) is not None:
         output.line(crash)
     capsules.show_verdicts(output, found_wrong)
     if data["knobs"]:

@@ -15,16 +15,14 @@ from typer.core import TyperGroup
 from penstock.cli import failures
 from penstock.cli.bench import bench
 from penstock.cli.cache import cache
+from penstock.cli.capsules import replay
 from penstock.cli.compare import compare
-from penstock.cli.devices import devices
-from penstock.cli.doctor import doctor
-from penstock.cli.dump import dump
+from penstock.cli.doctor import devices, doctor
 from penstock.cli.inspect import inspect
-from penstock.cli.knobs import knobs
 from penstock.cli.output import Output
-from penstock.cli.plan import plan
-from penstock.cli.replay import replay
+from penstock.cli.plan import dump, plan
 from penstock.cli.run import run
+from penstock.cli.settings import knobs
 from penstock.ipc.text import printable
 
 EVERYWHERE: Final = ("--json", "--debug")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast, get_args
 import penstock
 from penstock import knobs
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.shapes import shapes_of, with_remedy
+from penstock.cli.options import shapes_of, with_remedy
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
@@ -114,8 +114,7 @@ def warn_of_settings(output: Output) -> None:
     """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing
     by those names. Says too where there is no directory to keep what is compiled.
     """
-    from penstock.cli.knobs import unknown_drivers
-    from penstock.cli.places import unknown_places
+    from penstock.cli.settings import unknown_drivers, unknown_places
     from penstock.runtime.discovery import manager
 
     output.warnings(unknown_places())

@@ -1,10 +1,18 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share. | Which shapes a model is compiled for where it leaves dimensions unknown."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
+
+from penstock.cli.failures import UsageError
+from penstock.errors import there_are
+
+if TYPE_CHECKING:
+    from penstock.ir import Model, NDArray, Operand
+
 
 ModelFile: TypeAlias = Annotated[
     str, typer.Argument(metavar="MODEL", help="A .tflite or .onnx file.")
@@ -106,3 +114,101 @@ Shapes: TypeAlias = Annotated[
         help="Full shape of an input; repeat for several.",
     ),
 ]
+
+
+UNKNOWN_DIMENSION: Final = 1
+"""What stands for a dimension that the model leaves unknown and no file gives: one picture, one
+sentence.
+"""
+
+
+def assumed(operand: Operand) -> tuple[int, ...] | None:
+    """The shape that `random` gives an input: its own, unknown dimensions being 1; None where its
+    rank is unknown.
+    """
+    if operand.shape is None:
+        return None
+    return tuple(UNKNOWN_DIMENSION if d is None else d for d in operand.shape)
+
+
+def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[str, tuple[int, ...]]:
+    """What to compile for before *arrays* are run: the shapes of those inputs that leave dimensions
+    unknown.
+    """
+    from penstock.ir.types import is_static
+
+    return {
+        o.name: a.shape for o, a in zip(operands, arrays, strict=True) if not is_static(o.shape)
+    }
+
+
+def assumed_shapes(
+    model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
+) -> dict[str, tuple[int, ...]]:
+    """The same without arrays: for each input that leaves dimensions unknown, and has no shape
+    *given*, the one that it is most likely to be run with, which is also that of `random`.
+
+    Raises `UnknownSignature`.
+    """
+    from penstock.execution.interface import interface_of
+    from penstock.ir.types import is_static
+
+    entered = model if signature is None else model.signature_model(signature)
+    likely = {
+        o.name: assumed(o)
+        for o in interface_of(entered, signature).inputs
+        if not is_static(o.shape) and o.name not in (given or {})
+    }
+    return {name: shape for name, shape in likely.items() if shape is not None}
+
+
+def in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """`x=1,28,28,1`, as the option `--shape` takes them."""
+    return " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def parse_shapes(options: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
+    """What `--shape NAME=N,N,...` gives, by input name. Raises `UsageError`."""
+    return dict(map(_shape, options or ()))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`name=1,2` as a pair; a name may hold a `=` itself."""
+    name, equals, numbers = text.rpartition("=")
+    parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
+    if not equals or not name or not all(part.isdecimal() for part in parts):
+        raise UsageError(f"--shape {text!r}: it must be NAME=N,N,... with whole numbers")
+    return name, tuple(map(int, parts))
+
+
+def shaped(
+    operands: Sequence[Operand], given: Mapping[str, tuple[int, ...]]
+) -> tuple[Operand, ...]:
+    """*operands* with the shapes *given*, by input name.
+
+    Raises `UsageError` for a name that no input has, and a shape that its input cannot have.
+    """
+    from msgspec.structs import replace
+
+    from penstock.execution.inputs import fits
+    from penstock.ir.show import show_operand
+
+    known = {o.name: o for o in operands}
+    for name, shape in given.items():
+        if name not in known:
+            there = there_are(list(known))
+            raise UsageError(f"--shape {name}=...: no input is named {name!r}; {there}")
+        if not fits(shape, known[name].shape):
+            raise UsageError(
+                f"--shape {name}={','.join(map(str, shape))}: the input is {show_operand(known[name])}"
+            )
+    return tuple(replace(o, shape=tuple(given[o.name])) if o.name in given else o for o in operands)
+
+
+def with_remedy(reason: object, assumed: Mapping[str, tuple[int, ...]]) -> str:
+    """*reason*, why a model cannot be compiled, with what was *assumed* and how to give other
+    shapes.
+    """
+    if not assumed:
+        return str(reason)
+    return f"{reason} (taken for {in_words(assumed)}; --shape gives another shape)"

@@ -1,6 +1,6 @@
 """What commands print: tables and lines for people, one JSON object for programs.
 
-Names and labels come from files of strangers: no character of them may command a terminal.
+Names and labels come from files of strangers: no character of them may command a terminal. | A bar while drivers compile, on a terminal only. | What the compilation cache did, in a line for each thing it did.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -17,10 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.errors import counted
 from penstock.ipc.text import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from penstock.compilation import CacheOutcome, Receipt, StepReceipt
+    from penstock.hal import ProgressCallback, ProgressEvent
+
 
 PIPE_WIDTH: Final = 2000
 """Columns assumed where no terminal says how wide it is, so that nothing is wrapped or cut."""
@@ -221,3 +228,96 @@ def percentage(share: float) -> str:
 def shortened(text: str, width: int = 40) -> str:
     """*text*, or its beginning where it has more than *width* characters; `--json` has all of it."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
+STAGES: Final = {
+    "compile": "compiling on",
+    "tune": "measuring",
+    "lease": "compiling, or waiting for the process that compiles, on",
+}
+"""Stages in words; one that a driver makes up is shown under its own name."""
+
+
+@contextmanager
+def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | None]:
+    """What to give to `penstock.compile(progress=...)`; None where no bar can be seen.
+
+    *name* stands in front where several models are compiled one after another.
+    """
+    bar = output.progress()
+    if bar.disable:
+        yield None
+        return
+    with bar:
+        task = bar.add_task(f"{name} compiling".strip(), total=None)
+
+        def show(event: ProgressEvent) -> None:
+            bar.update(
+                task,
+                description=f"{name} {words(event)}".strip(),
+                completed=event.done,
+                total=event.total or None,
+            )
+
+        yield show
+
+
+def words(event: ProgressEvent) -> str:
+    """What is going on."""
+    stage = STAGES.get(event.stage, event.stage)
+    return f"{stage} {event.subject}" if event.subject else stage.removesuffix(" on")
+
+
+ORDINARY: Final = ("NO_ENTRY", "NOT_YET_WRITTEN", "INGREDIENT_CHANGED")
+"""Codes of misses that come with time; any other refused something that was there."""
+
+
+def show_cache(output: Output, receipt: Receipt) -> None:
+    """A line for each device and kind of outcome among the steps of a compile: hit, or miss and
+    why.
+
+    Steps that missed under one code share a line with the first one's reason; the receipt has the
+    others.
+    """
+    told: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
+    for step in receipt.steps:
+        cache = step.cache
+        kind = cache if refused(cache) else (cache.outcome, cache.code, cache.not_saved)
+        told.setdefault((step.device, kind), Counter())[cache] += 1
+    for (device, _), outcomes in told.items():
+        first, others = next(iter(outcomes)), len(outcomes) - 1
+        more = f"; {counted(others, 'other reason')}" if others else ""
+        style = "yellow" if refused(first) else "dim"
+        output.line(f"cache: {device} {in_words(first, outcomes.total())}{more}", style)
+
+
+def show_fallbacks(output: Output, *receipts: Receipt) -> None:
+    """A line for each device that failed to compile or to run what it had said it could, with its
+    reason. What several *receipts* of one model have is told by the first.
+    """
+    told: set[tuple[str, str]] = set()
+    for receipt in receipts:
+        failed = Counter(pair for step in receipt.steps for pair in _failures(step))
+        act = "compile" if receipt.stage == "compile" else "run"
+        for (device, error), steps in failed.items():
+            if (device, error) in told:
+                continue
+            many = f" ({steps} steps)" if steps > 1 else ""
+            output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
+        told |= set(failed)
+
+
+def _failures(step: StepReceipt) -> list[tuple[str, str]]:
+    return [(failure.device, failure.error) for failure in step.failures]
+
+
+def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
+    """`miss (2 steps): NoEntry: ...; saved`."""
+    many = f"{outcome.outcome} ({steps} steps)" if steps > 1 else outcome.outcome
+    text = str(outcome).replace(outcome.outcome, many, 1)
+    return f"{text}; saved" if outcome.saved else text
+
+
+def refused(outcome: CacheOutcome) -> bool:
+    """Whether there was an entry, and it was not to be trusted or not to be used."""
+    return outcome.code is not None and outcome.code.name not in ORDINARY

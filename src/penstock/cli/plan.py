@@ -1,19 +1,24 @@
-"""`penstock plan`: which operation runs where, and why not elsewhere."""
+"""`penstock plan` and `penstock dump`: which device runs each operation, and what a stage returns."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from penstock.cli import options, writing
+from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
+from penstock.cli.options import assumed_shapes, in_words, parse_shapes, shaped
 from penstock.cli.output import Output, output_of
-from penstock.cli.shapes import assumed_shapes, in_words, parse_shapes, shaped
 from penstock.errors import ModelError, PlacementError, counted
 from penstock.ipc.text import printable
+
+if TYPE_CHECKING:
+    from penstock.ir import Model
+    from penstock.partitioning.policy import Policy
 
 NAME_WIDTH: Final = 48
 """Columns of an operation's name in a table; `--json` has all of it."""
@@ -43,9 +48,9 @@ def plan(
 ) -> None:
     """Show the steps of MODEL, where each operation runs, and why the other devices did not get it.
 
-    MODEL is compiled for that, as by 'run', and kept in the cache: what a device fails to compile
-    goes to another, and the plan shows it where it went, with the reason; the exit code is 0 all
-    the same. Dimensions that MODEL leaves unknown are taken for 1 where no --shape says more.
+    MODEL is compiled as by 'run', and the result is cached. If a device fails to compile a step,
+    the plan shows the device that took it, with the reason; the exit code is still 0. An unknown
+    dimension of MODEL counts as 1 unless --shape sets it.
     """
     from penstock.cli import opening
     from penstock.execution.interface import interface_of
@@ -58,7 +63,7 @@ def plan(
     if to_stdout and output.as_json:
         raise UsageError("--json and a picture cannot both go to stdout")
     dot_file, svg_file = (
-        None if name == "-" else writing.target(option, name, endings)
+        None if name == "-" else files.target(option, name, endings)
         for option, name, endings in (("--dot", dot, ()), ("--svg", svg, (".svg",)))
     )
     loaded = opening.load(model)
@@ -80,16 +85,14 @@ def plan(
             assumed=likely,
         )
     except PlacementError as error:
-        from penstock.cli.refusals import refused
-
-        answers, remedy = refused(loaded.model, device, signature, opening.policy_of(accuracy))
+        answers, remedy = refusals(entered, device, opening.policy_of(accuracy))
         report_refusals(output, answers, error, remedy)
     with compiled:
         made = compiled.plan
     if dot_file is not None:
-        _write(dot_file, made.to_dot())
+        files.write_text(dot_file, made.to_dot())
     if svg_file is not None:
-        _write(svg_file, made.to_svg())
+        files.write_text(svg_file, made.to_svg())
     if to_stdout:
         typer.echo(printable((made.to_dot() if dot == "-" else made.to_svg()).rstrip("\n")))
         return
@@ -100,11 +103,43 @@ def plan(
     output.json({"plan": json.loads(made.to_json())})
 
 
+def refusals(
+    model: Model, devices: Sequence[str] | None, policy: Policy | None
+) -> tuple[list[dict[str, Any]], str]:
+    """For each operation, as `--json` prints it: the *devices* that support it, and why the others
+    do not. Also returns a remedy, "" if none is known.
+    """
+    from penstock.ir import infer_shapes
+    from penstock.partitioning.limits import laxer_class
+    from penstock.partitioning.policy import Policy
+    from penstock.partitioning.support import collect_support
+    from penstock.runtime import manager
+    from penstock.runtime.planning import trusted
+
+    policy = policy or Policy()
+    chosen = trusted(manager.choose(devices or None), policy)
+    table = collect_support(infer_shapes(model, {}), chosen, policy)
+    operations = table.model.operations
+    answers = [
+        {
+            "index": index,
+            "type": operation.key,
+            "name": table.model.entry.operation_name(index),
+            "devices": [table.candidates[k].name for k in table.takers(index)],
+            "reasons": {name: str(why) for name, why in table.refusals(index).items()},
+        }
+        for index, operation in enumerate(operations)
+    ]
+    homeless = [index for index in range(len(operations)) if not table.takers(index)]
+    return answers, laxer_class(table, homeless)
+
+
 def report_refusals(
     output: Output, operations: list[dict[str, Any]], error: PlacementError, remedy: str
 ) -> NoReturn:
-    """What every device says of every operation, where some operation has no device. Raises
-    `Unfinished`, which ends with *remedy*.
+    """Prints what every device says of every operation.
+
+    Raises `Unfinished`, which ends with *remedy*; *error* itself if every operation has a device.
     """
     homeless = [o for o in operations if not o["devices"]]
     if not homeless:
@@ -123,17 +158,50 @@ def report_refusals(
         ],
     )
     types = ", ".join(dict.fromkeys(o["type"] for o in homeless))
-    text = f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} {'has' if len(homeless) == 1 else 'have'} no device ({types}){remedy}"
+    text = (
+        f"no plan: {len(homeless)} of {counted(len(operations), 'operation')} "
+        f"{'has' if len(homeless) == 1 else 'have'} no device ({types}){remedy}"
+    )
     described = {"type": type(error).__name__, "message": text}
     output.json({"plan": None, "operations": operations, "error": described})
     raise Unfinished(text) from error
 
 
 def short(name: str) -> str:
-    """The first of the names that converters join with `;`, or its end where it is long."""
+    """The first of the names that converters join with `;`, or its end if it is long."""
     first = name.partition(";")[0]
     return first if len(first) <= NAME_WIDTH else "..." + first[3 - NAME_WIDTH :]
 
 
-def _write(path: Path, text: str) -> None:
-    writing.write(path, lambda: path.write_text(text, "utf-8"))
+class Stage(Enum):
+    LOAD = "load"
+    PARTITION = "partition"
+    COMPILE = "compile"
+
+
+def dump(
+    context: typer.Context,
+    model: options.ModelFile,
+    after: Annotated[Stage, typer.Option("--after", help="The stage to stop after.")],
+    device: options.Devices = None,
+    signature: options.SignatureName = None,
+) -> None:
+    """Print the model, the plan, or what was compiled, as text that can be compared."""
+    from penstock.cli import opening
+
+    output = output_of(context)
+    loaded = opening.load(model)
+    if after is Stage.LOAD:
+        text, data = loaded.model.show(), {"text": loaded.model.show()}
+    else:
+        opening.warn_of_settings(output)
+        compiled, _ = opening.compile_model(
+            loaded.model, loaded.path, devices=device, signature=signature
+        )
+        with compiled:
+            text, data = compiled.plan.show(), json.loads(compiled.plan.to_json())
+            if after is Stage.COMPILE:
+                text += compiled.receipt.show()
+                data = {"plan": data, "receipt": json.loads(compiled.receipt.to_json())}
+    output.line(text.rstrip("\n"))
+    output.json({"stage": after.value, after.value: data})

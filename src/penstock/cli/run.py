@@ -9,14 +9,25 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import failures, options, schemes, writing
+from penstock.cli import failures, files, options, schemes
 from penstock.cli.failures import OutputError, Unfinished, UsageError
-from penstock.cli.labels import model_labels, read_labels
-from penstock.cli.output import Output, milliseconds, output_of
-from penstock.cli.progress import compile_bar
-from penstock.cli.receipts import show_cache, show_fallbacks
-from penstock.cli.run_files import nothing_to_draw, takes_arrays, write_out, write_trace
-from penstock.cli.shapes import parse_shapes, shaped
+from penstock.cli.files import (
+    model_labels,
+    nothing_to_draw,
+    read_labels,
+    takes_arrays,
+    write_out,
+    write_trace,
+)
+from penstock.cli.options import parse_shapes, shaped
+from penstock.cli.output import (
+    Output,
+    compile_bar,
+    milliseconds,
+    output_of,
+    show_cache,
+    show_fallbacks,
+)
 
 if TYPE_CHECKING:
     from penstock import CompiledModel, ExecutionPlan, Outputs
@@ -105,8 +116,8 @@ def run(
         raise UsageError(f"--task {task!r} is not one of {', '.join(TASKS)}")
     if not 0 <= min_score <= 1:
         raise UsageError(f"--min-score {min_score:g} is not between 0 and 1")
-    out_file = writing.target("--out", out, (*writing.PICTURES, *writing.ARRAYS))
-    trace_file = writing.target("--trace", trace)
+    out_file = files.target("--out", out, (*files.PICTURES, *files.ARRAYS))
+    trace_file = files.target("--trace", trace)
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed, rate)
     given_labels = read_labels(Path(labels)) if labels is not None else None
     shapes = parse_shapes(shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from penstock.cli.feed.slots import Slot
+from penstock.cli.feed.model_inputs import Slot
 from penstock.ir import Model, ModelBuilder, Operand, TensorMetadata
 
 Body = Callable[[ModelBuilder, int], int]

@@ -11,8 +11,7 @@ from PIL import Image
 
 from penstock.cli.answers import TASKS, Results, answer, may_be_classes, recognise
 from penstock.cli.answers.classification import probabilities
-from penstock.cli.answers.detection import detection_order
-from penstock.cli.answers.pose import KEY_POINTS
+from penstock.cli.answers.localization import KEY_POINTS, detection_order
 from penstock.cli.failures import UsageError
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.types import dtype_of

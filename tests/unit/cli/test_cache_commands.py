@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 import penstock
 from penstock.cache import Cache
 from penstock.cache.verdicts import Verdict, Verdicts
-from penstock.cli.cache.explaining import readable
+from penstock.cli.cache.compiles import readable
 from penstock.cli.main import app
 from penstock.export import tflite
 from penstock.hal import AccuracyClass

@@ -9,9 +9,15 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from penstock.cli.output import Output
-from penstock.cli.progress import compile_bar, words
-from penstock.cli.receipts import in_words, refused, show_cache, show_fallbacks
+from penstock.cli.output import (
+    Output,
+    compile_bar,
+    in_words,
+    refused,
+    show_cache,
+    show_fallbacks,
+    words,
+)
 from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
 from penstock.compilation.receipt import CacheCode
 from penstock.hal import ProgressEvent

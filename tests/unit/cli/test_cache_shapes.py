@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli.cache.prewarming import Warmed, outcome
-from penstock.cli.cache.uncached import most_frequent
+from penstock.cli.cache.compiles import Warmed, most_frequent, outcome
 from penstock.cli.main import app
-from penstock.cli.shapes import assumed_shapes, in_words
+from penstock.cli.options import assumed_shapes, in_words
 from penstock.compilation import CacheOutcome, StepReceipt
 from penstock.compilation.receipt import TO_BE_WRITTEN
 from penstock.errors import UnknownSignature

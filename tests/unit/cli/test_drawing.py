@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from penstock.cli.answers import answer
-from penstock.cli.answers.colours import COLOURS
+from penstock.cli.answers.base import COLOURS
 from penstock.cli.answers.drawing import Corners, draw_boxes, draw_mask, free_place
 from penstock.cli.output import Output
 from tests.unit.cli.test_answers import results

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import labels
+from penstock.cli import files
 from penstock.cli.failures import FileError
-from penstock.cli.labels import model_labels, read_labels
+from penstock.cli.files import model_labels, read_labels
 from penstock.ir import Metadata, TensorMetadata
 
 
@@ -33,7 +33,7 @@ def test_what_is_no_list_of_labels_is_named(tmp_path: Path, content: bytes, reas
 
 
 def test_a_huge_file_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "MAX_BYTES", 8)
+    monkeypatch.setattr(files, "MAX_BYTES", 8)
     (tmp_path / "l.txt").write_text("a label too many\n")
     with pytest.raises(FileError, match="more than 8 bytes"):
         read_labels(tmp_path / "l.txt")

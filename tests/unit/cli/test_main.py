@@ -431,7 +431,7 @@ def test_plan_compiles_and_shows_what_failed(
     reasons = {o["reasons"]["sample"] for o in plan["operations"]}
     assert reasons == {"failed to compile: GeneralFailure: no room"}
     told = " ".join(run("plan", "--help").stdout.replace("│", " ").split())
-    assert "fails to compile goes to another" in told
+    assert "If a device fails to compile a step, the plan shows the device that took it" in told
 
 
 def test_a_device_nobody_has_fails_with_the_known_ones(run: Run, model: Path) -> None:
@@ -537,10 +537,10 @@ def test_a_kind_of_file_that_out_does_not_write_is_wrong_usage(run: Run, name: s
 def test_an_answer_that_cannot_be_written_is_printed_all_the_same(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.cli.run_files._save", full)
+    monkeypatch.setattr(np, "savez", full)
     arguments = ("run", model, "random", "--device", "sample", "--out", tmp_path / "y.npz")
     people = run(*arguments)
     assert people.exit_code == 1

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.main import app
-from penstock.cli.places import unwritable_places
+from penstock.cli.settings import unwritable_places
 
 KINDS = ("cache", "state")
 

@@ -1,7 +1,7 @@
 """From a model's outputs to an answer in the words of its task. `docs/tasks.md` has the rules."""
 
 from penstock.cli.answers.base import Answer, Results
-from penstock.cli.answers.doubt import REMEDY, why_undecided
+from penstock.cli.answers.classification import REMEDY, why_undecided
 from penstock.cli.answers.tasks import TASKS, answer, may_be_classes, recognise
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Classification: the classes with the highest scores."""
+"""Classification: the classes with the highest scores. | Outputs that have the shape of an answer and decide nothing: not-a-number values, and ties. | No task: what the outputs hold."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from penstock.cli.answers.base import Results, finite
 from penstock.cli.output import percentage
 from penstock.errors import counted
 from penstock.ir import NDArray
+from penstock.ir.show import show_shape
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from penstock.cli.output import Output
+
 
 ROUNDING: Final = 1e-3
 """How far outside [0, 1] a probability may lie through rounding."""
@@ -83,3 +85,111 @@ def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
         "without labels, which may be shifted"
     )
     return reason, replace(results, labels=None)
+
+
+REMEDY: Final = "check that the input, and how it is prepared, is what the model takes; --task outputs shows the outputs as they are"
+
+NAMED: Final = 5
+"""How many of the classes that share a score are named."""
+
+BY_MAXIMUM: Final = frozenset({"classification", "segmentation"})
+"""Tasks whose answer is the place of a maximum: a single value that is not a number makes it
+arbitrary.
+"""
+
+
+def why_undecided(results: Results, task: str) -> str:
+    """Why the outputs decide nothing about *task*, in one clause; "" where they do.
+
+    A table of best classes would hide it and show some class first all the same. Outputs of 8 bits
+    often tie: their steps do not tell two likely classes apart.
+    """
+    if task == "outputs":
+        return ""
+    for position, operand in enumerate(results.operands):
+        if not operand.dtype.is_float or (position and task in BY_MAXIMUM):
+            continue
+        unknown = np.isnan(np.asarray(results.arrays[position], np.float64))
+        if unknown.size and (unknown.any() if task in BY_MAXIMUM else unknown.all()):
+            return f"the result holds no numbers: {_share(unknown)} of output {operand.name!r} are NaN (not a number)"
+    return _tie(results) if task == "classification" else ""
+
+
+def _tie(results: Results) -> str:
+    scores, _ = probabilities(results.real(0).reshape(-1))
+    if np.isnan(scores).any():
+        return "the result holds no usable numbers: the best scores are infinite"
+    sharing = np.flatnonzero(scores == scores.max()).tolist()
+    if len(sharing) == 1:
+        return ""
+    named = checked_labels(results, scores.size)[1]
+    classes = ", ".join(f"{i} {named.label(i) or ''}".strip() for i in sharing[:NAMED])
+    rest = ", ..." if len(sharing) > NAMED else ""
+    return (
+        f"no class stands out: {len(sharing)} of {scores.size} classes share the best score, "
+        f"{percentage(float(scores.max()))} ({classes}{rest})"
+    )
+
+
+def _share(unknown: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
+    count = int(np.count_nonzero(unknown))
+    return f"all {count} values" if count == unknown.size else f"{count} of {unknown.size} values"
+
+
+SHOWN: Final = 8
+"""How many strings of an output are shown, and in how many characters each."""
+
+LONGEST: Final = 60
+
+
+class Summary:
+    """Least, mean and greatest value of each output, in real values; of strings the first few."""
+
+    task = "outputs"
+    mislabelled = ""
+
+    def __init__(self, results: Results) -> None:
+        self.data: dict[str, Any] = {
+            "values": [
+                {"name": o.name, "dtype": o.dtype.value, "shape": list(a.shape)}
+                | _statistics(results, i)
+                for i, (o, a) in enumerate(zip(results.operands, results.arrays, strict=True))
+            ]
+        }
+        self.notes: Sequence[str] = [
+            f"{v['name']} holds {', '.join(map(repr, v['strings']))}"
+            + (", ..." if np.prod(v["shape"]) > SHOWN else "")
+            for v in self.data["values"]
+            if v.get("strings")
+        ]
+
+    def show(self, output: Output) -> None:
+        rows = [
+            (
+                v["name"],
+                v["dtype"] + show_shape(tuple(v["shape"])),
+                *(_number(v[k]) for k in ("min", "mean", "max")),
+            )
+            for v in self.data["values"]
+        ]
+        output.table(("output", "type", "least", "mean", "greatest"), rows)
+
+    def draw(self, picture: Image) -> Image | None:
+        return None
+
+
+def _statistics(results: Results, position: int) -> dict[str, Any]:
+    values = results.real(position)
+    if values.dtype.kind == "O":
+        first = [bytes(s).decode("utf-8", "replace") for s in values.reshape(-1)[:SHOWN].tolist()]
+        return {"min": None, "mean": None, "max": None, "strings": [s[:LONGEST] for s in first]}
+    if values.dtype.kind in "OSUc" or values.size == 0:
+        return {"min": None, "mean": None, "max": None}
+    real = np.asarray(values, np.float64)
+    with np.errstate(invalid="ignore"):  # the mean of both infinities is a NaN, and is shown as one
+        mean = float(real.mean())
+    return {"min": float(real.min()), "mean": mean, "max": float(real.max())}
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

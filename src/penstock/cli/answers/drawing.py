@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from penstock.cli.answers.colours import COLOURS, RGB
+from penstock.cli.answers.base import COLOURS, RGB
 
 LIMBS: Final = (
     (0, 1),

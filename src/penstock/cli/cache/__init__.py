@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import typer
 
-from penstock.cli.cache.explaining import explain
+from penstock.cli.cache.compiles import explain, prewarm
 from penstock.cli.cache.listing import ls, show
-from penstock.cli.cache.prewarming import prewarm
-from penstock.cli.cache.removing import clear, gc
-from penstock.cli.cache.verifying import verify
+from penstock.cli.cache.maintenance import clear, gc, verify
 
 __all__ = ["cache"]
 

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.feed.arrays import random_array, read_npy, read_npz
-from penstock.cli.feed.files import InputFile, input_file
+from penstock.cli.feed.files import InputFile, input_file, random_array, read_npy, read_npz
+from penstock.cli.feed.model_inputs import Slot
 from penstock.cli.feed.normalization import SCHEMES, Normalization, store
 from penstock.cli.feed.preparation import Preparation, prepare
-from penstock.cli.feed.slots import Slot
 from penstock.cli.feed.sound import read_sound
 from penstock.errors import counted
 from penstock.ir import NDArray, Operand

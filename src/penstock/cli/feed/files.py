@@ -1,15 +1,25 @@
 """The files that INPUT arguments name: regular files, read where they lie, and pipes, read once
-into memory.
+into memory. | Arrays: `.npy` and `.npz` files without pickles, and seeded random values.
 """
 
 from __future__ import annotations
 
 import io
+import math
+import zipfile
+import zlib
 from pathlib import Path
-from typing import BinaryIO, Final, Literal, TypeAlias
+from typing import IO, Any, BinaryIO, Final, Literal, TypeAlias
 
-from penstock.cli.failures import FileError, os_reason
+import numpy as np
+
+from penstock.cli.failures import FileError, UsageError, os_reason, reading
+from penstock.cli.options import assumed
 from penstock.errors import LimitExceeded
+from penstock.execution.inputs import fits
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.show import show_operand, show_shape
+from penstock.ir.types import dtype_of
 from penstock.memory.sealed_file import SealedFile, read_path
 
 EMPTY: Final = "the file is empty; copy or download it again"
@@ -53,3 +63,147 @@ def input_file(name: str) -> InputFile:
     if not size:
         raise FileError(path, EMPTY)
     return found
+
+
+MAX_BYTES: Final = 2**31
+"""An array of more bytes is refused before it is read."""
+
+CHUNK: Final = 2**20
+
+EXPECTED: Final = "expected/"
+
+_WORDS: Final = (b"gate", b"pipe", b"river", b"turbine", b"water")
+
+
+def read_npy(path: InputFile, operand: Operand) -> NDArray:
+    """The one array of an `.npy` file, if it fits *operand*. Raises `FileError`."""
+    with reading(path, "not an .npy file"), path.open("rb") as stream:
+        return _read(stream, path, operand)
+
+
+def read_npz(path: InputFile, operands: list[Operand]) -> list[NDArray]:
+    """An array for each of *operands*, by name, or by position where the file has exactly as many.
+    Entries whose names begin with `expected/` and are no input's are left: they are what `compare`
+    expects of the model.
+
+    Raises `FileError`.
+    """
+    with (
+        reading(path, "not an .npz file"),
+        path.open("rb") as stream,
+        zipfile.ZipFile(stream) as archive,
+    ):
+        names = [n.removesuffix(".npy") for n in archive.namelist() if n.endswith(".npy")]
+        wanted = [o.name for o in operands]
+        names = [n for n in names if n in wanted or not n.startswith(EXPECTED)]
+        if not (all(wanted) and set(wanted) <= set(names)):
+            if len(names) != len(operands):
+                raise FileError(path, f"holds {_list(names)}; the model needs {_list(wanted)}")
+            wanted = names
+        return [_read_entry(archive, n, path, o) for n, o in zip(wanted, operands, strict=True)]
+
+
+def _read_entry(archive: zipfile.ZipFile, name: str, path: InputFile, operand: Operand) -> NDArray:
+    with reading(path, f"entry {name!r} cannot be read"), archive.open(f"{name}.npy") as stream:
+        return _read(stream, path, operand, f"entry {name!r} ")
+
+
+def _read(stream: IO[bytes], path: InputFile, operand: Operand, entry: str = "") -> NDArray:
+    """The header is checked against the operand before room for the values is made."""
+    shape, fortran, dtype = _header(stream, path, entry)
+    check(path, operand, dtype, shape, entry)
+    data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
+    array = np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+    if operand.dtype is DType.STRING:
+        encoded: NDArray = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        return encoded.astype(object)
+    return np.asarray(array, operand.dtype.numpy, order="C")
+
+
+def _header(
+    stream: IO[bytes], path: InputFile, entry: str
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the first dimension varies fastest, and dtype. Raises `FileError`."""
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(stream)
+        if version == (2, 0):
+            return np.lib.format.read_array_header_2_0(stream)
+    except (OSError, zipfile.BadZipFile, zlib.error):
+        raise
+    except Exception as error:
+        # NumPy evaluates the header as Python source, and its error would be in the words of
+        # Python's parser.
+        what = f"{entry}is not" if entry else "not"
+        raise FileError(
+            path, f"{what} an .npy file, or its header is damaged; numpy.save writes one"
+        ) from error
+    number = ".".join(map(str, version))
+    raise FileError(
+        path, f"{entry}has version {number} of the .npy format; versions 1.0 and 2.0 are read"
+    )
+
+
+def _exactly(stream: IO[bytes], nbytes: int, path: InputFile) -> bytearray:
+    if nbytes > MAX_BYTES:
+        raise FileError(
+            path, f"declares {nbytes:,} bytes of values; at most {MAX_BYTES:,} are read"
+        )
+    data = bytearray()
+    while len(data) < nbytes:
+        part = stream.read(min(nbytes - len(data), CHUNK))
+        if not part:
+            raise FileError(path, f"ends after {len(data):,} of {nbytes:,} bytes of values")
+        data += part
+    return data
+
+
+def check(
+    path: InputFile, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
+) -> None:
+    """Raises `FileError`, which begins with *entry*, unless an array of this dtype and shape may be
+    given for *operand*.
+    """
+    given = f"{dtype.name}{show_shape(shape)}"
+    if dtype.hasobject:
+        raise FileError(path, f"{entry}holds Python objects, which are not read")
+    same = dtype_of(dtype.newbyteorder("=")) is operand.dtype
+    if not same or not fits(shape, operand.shape):
+        raise FileError(
+            path, f"{entry}holds {given}; input {operand.name!r} needs {show_operand(operand)}"
+        )
+
+
+def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
+    """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full
+    range, wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are
+    1.
+    """
+    if (shape := assumed(operand)) is None:
+        raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")
+    dtype = operand.dtype
+    if dtype.is_float:
+        return generator.uniform(-1, 1, shape).astype(np.float32).astype(dtype.numpy)
+    if dtype is DType.BOOL:
+        return generator.integers(0, 2, shape).astype(np.bool_)
+    if dtype is DType.STRING:
+        words = np.empty(shape, object)
+        words[...] = np.array(_WORDS, object)[generator.integers(0, len(_WORDS), shape)]
+        return words
+    if dtype.is_integer:
+        if (dtype.bits or 64) > 16:
+            return generator.integers(0, 2, shape).astype(dtype.numpy)
+        limits = np.iinfo(f"{'u' if dtype.value.startswith('u') else ''}int16")
+        bits = dtype.bits or 8
+        low, high = int(limits.min) >> (16 - bits), int(limits.max) >> (16 - bits)
+        return generator.integers(low, high + 1, shape).astype(dtype.numpy)
+    if dtype in {DType.COMPLEX64, DType.COMPLEX128}:
+        return (generator.uniform(-1, 1, shape) + 1j * generator.uniform(-1, 1, shape)).astype(
+            dtype.numpy
+        )
+    raise UsageError(f"input {operand.name!r} is {dtype.value}; random cannot make one")
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "nothing"

@@ -10,9 +10,8 @@ from penstock.ir.show import show_operand, show_shape
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cli.feed.first_operations import Bounds, FirstOperations
+    from penstock.cli.feed.model_inputs import Bounds, FirstOperations, Slot
     from penstock.cli.feed.pictures import Layout
-    from penstock.cli.feed.slots import Slot
     from penstock.ir import Model, Operand, Shape
 
 CONTENT: Final = {

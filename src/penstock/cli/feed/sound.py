@@ -17,7 +17,7 @@ from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand
 
 if TYPE_CHECKING:
-    from penstock.cli.feed.slots import Slot
+    from penstock.cli.feed.model_inputs import Slot
 
 MAX_FRAMES: Final = 2**26
 """Most frames read where the input's length is unknown (over an hour at 16 kHz)."""

@@ -1,0 +1,286 @@
+"""Detection: the boxes of `TFLite_Detection_PostProcess`. | Segmentation: a class for each pixel. | Pose: seventeen key points of one person (COCO's names and order).
+
+MoveNet gives them as [1, 1, 17, 3]: y, x, score, positions as shares of the picture. PoseNet gives
+heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key points before x: each key point lies
+at its heat map's maximum times the output stride, plus the offset there, in pixels of the model's
+input (Papandreou et al., "PersonLab", 2018, section 3.1, single person).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.cli.answers.base import COLOURS, Results, finite, squeezed
+from penstock.errors import counted
+from penstock.ir import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from penstock.cli.output import Output
+
+
+OPERATION = "CUSTOM:TFLite_Detection_PostProcess"
+
+
+class Detection:
+    """Boxes, best first. A box is [ymin, xmin, ymax, xmax] as shares of the picture's height and
+    width.
+    """
+
+    task = "detection"
+    mislabelled = ""
+
+    def __init__(self, results: Results) -> None:
+        order = detection_order(results)
+        if order is None:
+            order = (0, 1, 2, 3)
+        boxes, classes, scores, count = (results.real(i) for i in order)
+        declared = float(np.nan_to_num(count.reshape(-1)[0])) if count.size else 0
+        number = max(0, min(int(declared), scores.size))
+        classes = np.nan_to_num(classes)
+        ranked = finite(scores.reshape(-1)[:number])
+        best = [
+            i for i in np.argsort(-ranked, kind="stable").tolist() if ranked[i] >= results.minimum
+        ]
+        self.boxes: list[dict[str, Any]] = [
+            {
+                "index": (index := int(classes.reshape(-1)[i])),
+                "label": results.label(index),
+                "score": float(ranked[i]),
+                "box": [float(v) for v in boxes.reshape(-1, 4)[i]],
+            }
+            for i in best[: results.top]
+        ]
+        self.data: dict[str, Any] = {"boxes": self.boxes}
+        hidden = number - len(self.boxes)
+        self.notes: Sequence[str] = (
+            [
+                f"{counted(hidden, 'more box', 'more boxes')} not shown: under {results.minimum:g} or beyond the top {results.top}"
+            ]
+            if hidden > 0
+            else []
+        )
+
+    def show(self, output: Output) -> None:
+        rows = [
+            (
+                box["index"],
+                "" if box["label"] is None else box["label"],
+                f"{100 * box['score']:.1f} %",
+                ", ".join(f"{v:.3f}" for v in box["box"]),
+            )
+            for box in self.boxes
+        ]
+        output.table(("class", "label", "score", "ymin, xmin, ymax, xmax"), rows)
+
+    def draw(self, picture: Image) -> Image | None:
+        from penstock.cli.answers.drawing import draw_boxes
+
+        return draw_boxes(picture, self.boxes)
+
+
+def detection_order(results: Results) -> tuple[int, int, int, int] | None:
+    """Which outputs are boxes, classes, scores and count; None when the model is no such detector.
+
+    The operation says so where the model has it; otherwise four float outputs of the shapes [1, n,
+    4], [1, n], [1, n], [1] in this order.
+    """
+    for operation in results.model.operations:
+        if operation.key == OPERATION and set(operation.outputs[:4]) <= set(results.indexes):
+            first, second, third, fourth = (results.indexes.index(i) for i in operation.outputs[:4])
+            return first, second, third, fourth
+    if len(results.arrays) != 4:
+        return None
+    boxes, classes, scores, count = (a.shape for a in results.arrays)
+    fits = (
+        len(boxes) == 3 and boxes[2] == 4 and classes == scores == boxes[:2] and count in {(1,), ()}
+    )
+    return (0, 1, 2, 3) if fits else None
+
+
+class Segmentation:
+    """The class of each pixel and each class's share of the picture, largest first."""
+
+    task = "segmentation"
+    mislabelled = ""
+
+    def __init__(self, results: Results) -> None:
+        self.classes = class_map(results)
+        height, width = self.classes.shape
+        present, counts = np.unique(self.classes, return_counts=True)
+        largest_first = np.argsort(-counts, kind="stable")
+        rows = [
+            {
+                "index": (index := int(present[i])),
+                "label": results.label(index),
+                "fraction": float(counts[i] / self.classes.size),
+                "colour": None if index == 0 else COLOURS[index % len(COLOURS)].name,
+            }
+            for i in largest_first
+        ]
+        self.data: dict[str, Any] = {"mask": {"shape": [height, width], "classes": rows}}
+        self.notes: Sequence[str] = []
+
+    def show(self, output: Output) -> None:
+        rows = [
+            (
+                row["index"],
+                "" if row["label"] is None else row["label"],
+                f"{100 * row['fraction']:.1f} %",
+                row["colour"] or "",
+            )
+            for row in self.data["mask"]["classes"]
+        ]
+        output.table(("class", "label", "share of pixels", "colour when drawn"), rows)
+
+    def draw(self, picture: Image) -> Image | None:
+        from penstock.cli.answers.drawing import draw_mask
+
+        return draw_mask(picture, self.classes, self.data["mask"]["classes"])
+
+
+def class_map(results: Results) -> npt.NDArray[np.int64]:
+    """[height, width] class numbers of the first output: its largest score a pixel, or, for an
+    output of one value a pixel, that value as a class (integers) or 1 where it is at least 0.5.
+    """
+    array = results.arrays[0]
+    if array.ndim == 4 and array.shape[-1] > 1:
+        classes: npt.NDArray[np.int64] = np.argmax(squeezed(array), axis=-1)
+        return classes
+    flat = array.reshape(array.shape[1:3] if array.ndim >= 3 else array.shape)
+    operand = results.operands[0]
+    if operand.dtype.is_integer and operand.quantization is None:
+        return np.maximum(flat.astype(np.int64), 0)
+    return (results.real(0).reshape(flat.shape) >= 0.5).astype(np.int64)
+
+
+def is_class_map(results: Results) -> bool:
+    """Whether the one output is per-pixel class scores [1, h, w, c] or class numbers [1, h, w(,
+    1)].
+
+    Three channels are taken for a picture's colours unless there are three labels.
+    """
+    if len(results.arrays) != 1:
+        return False
+    shape, operand = results.arrays[0].shape, results.operands[0]
+    if len(shape) not in {3, 4} or shape[0] != 1 or min(shape[1:3]) < 8:
+        return False
+    if len(shape) == 4 and shape[3] > 1:
+        return shape[3] != 3 or (results.labels is not None and len(results.labels) == 3)
+    return operand.dtype.is_integer and operand.quantization is None
+
+
+KEY_POINTS: Final = (
+    "nose",
+    "left eye",
+    "right eye",
+    "left ear",
+    "right ear",
+    "left shoulder",
+    "right shoulder",
+    "left elbow",
+    "right elbow",
+    "left wrist",
+    "right wrist",
+    "left hip",
+    "right hip",
+    "left knee",
+    "right knee",
+    "left ankle",
+    "right ankle",
+)
+COUNT: Final = len(KEY_POINTS)
+
+
+class Pose:
+    """The key points, each with its position as shares of the picture's height and width."""
+
+    task = "pose"
+    mislabelled = ""
+
+    def __init__(self, results: Results) -> None:
+        maps = heat_maps(results)
+        rows = finite(
+            results.real(0).reshape(-1, 3)[:COUNT] if maps is None else decode(results, *maps)
+        )
+        self.points: list[dict[str, Any]] = [
+            {"index": i, "name": name, "y": float(y), "x": float(x), "score": float(score)}
+            for i, (name, (y, x, score)) in enumerate(zip(KEY_POINTS, rows, strict=True))
+        ]
+        self.minimum = results.minimum
+        self.data: dict[str, Any] = {"keypoints": self.points}
+        low = [p["name"] for p in self.points if p["score"] < self.minimum]
+        lost = [p["name"] for p in self.points if not is_somewhere(p) and p["name"] not in low]
+        reasons = ((low, f"a score of {self.minimum:g} (--min-score)"), (lost, "a position"))
+        self.notes: Sequence[str] = [
+            f"not drawn, for want of {wanted}: {', '.join(names)}"
+            for names, wanted in reasons
+            if names
+        ]
+
+    def show(self, output: Output) -> None:
+        rows = [
+            (p["name"], f"{p['x']:.3f}", f"{p['y']:.3f}", f"{100 * p['score']:.1f} %")
+            for p in self.points
+        ]
+        output.table(("key point", "x", "y", "score"), rows)
+
+    def draw(self, picture: Image) -> Image | None:
+        from penstock.cli.answers.drawing import draw_pose
+
+        return draw_pose(
+            picture,
+            [p if p["score"] >= self.minimum and is_somewhere(p) else None for p in self.points],
+        )
+
+
+def is_somewhere(point: Mapping[str, Any]) -> bool:
+    """Whether both coordinates of a key point are numbers."""
+    return math.isfinite(point["x"]) and math.isfinite(point["y"])
+
+
+def is_pose(results: Results) -> bool:
+    """Whether the outputs are MoveNet's or PoseNet's."""
+    if len(results.arrays) == 1:
+        return results.arrays[0].shape in {(1, 1, COUNT, 3), (1, COUNT, 3)}
+    return heat_maps(results) is not None
+
+
+def heat_maps(results: Results) -> tuple[int, int] | None:
+    """The positions of PoseNet's heat maps and offsets among the outputs, or None."""
+    shapes = [a.shape for a in results.arrays]
+    for i, heat in enumerate(shapes):
+        for j, offsets in enumerate(shapes):
+            same_grid = len(heat) == len(offsets) == 4 and heat[:3] == offsets[:3] and heat[0] == 1
+            if same_grid and min(heat[1:3]) > 1 and heat[3] == COUNT and offsets[3] == 2 * COUNT:
+                return i, j
+    return None
+
+
+def decode(results: Results, heat_position: int, offset_position: int) -> NDArray:
+    """[17, 3]: y, x as shares of the model's input, and score, of the best place of each heat map."""
+    heat, offsets = results.real(heat_position)[0], results.real(offset_position)[0]
+    height, width = (int(d) for d in heat.shape[:2])
+    image_height, image_width = _input_size(results)
+    flat = heat.reshape(-1, COUNT)
+    best = flat.argmax(axis=0)
+    rows, columns = np.divmod(best, width)
+    points = np.arange(COUNT)
+    y = rows * (image_height - 1) / (height - 1) + offsets[rows, columns, points]
+    x = columns * (image_width - 1) / (width - 1) + offsets[rows, columns, points + COUNT]
+    scores = flat[best, points].astype(np.float64)
+    if scores.min() < 0 or scores.max() > 1:
+        scores = 1 / (1 + np.exp(-scores))
+    return np.stack([y / image_height, x / image_width, scores], axis=1)
+
+
+def _input_size(results: Results) -> tuple[int, int]:
+    shape = results.model.inputs[0].shape or ()
+    height, width = (shape[1], shape[2]) if len(shape) == 4 else (None, None)
+    return height or 1, width or 1

@@ -1,0 +1,393 @@
+"""The arguments of a compile that are part of its cache key, as options. | Why nothing of a compiled model is cached. | `penstock cache explain`: what a compile would find, and if nothing, what has changed. | `penstock cache prewarm`: compiles ahead of the first start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+import penstock
+from penstock.cli import options
+from penstock.cli.cache.directory import SHORT, named_directory, open_cache
+from penstock.cli.failures import (
+    WORK_FAILED,
+    FileError,
+    Unfinished,
+    UsageError,
+    exit_code,
+    message,
+    name,
+)
+from penstock.cli.options import assumed_shapes, in_words, parse_shapes, with_remedy
+from penstock.cli.output import compile_bar, milliseconds, output_of
+from penstock.errors import ModelError, PenstockError, counted
+
+if TYPE_CHECKING:
+    from penstock import CompiledModel
+    from penstock.cli.output import Output
+    from penstock.compilation import StepReceipt
+    from penstock.runtime.explain import ExplainedStep
+
+
+def compile_arguments(
+    *,
+    devices: Sequence[str] | None,
+    preference: str | None,
+    priority: str | None,
+    accuracy: str | None,
+    threads: int | None,
+    signature: str | None,
+    shapes: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Keywords for `penstock.compile`. Raises `UsageError` for a word that is not one of an
+    option's.
+    """
+    from penstock.cli.opening import check_devices, policy_of
+    from penstock.hal import PREFERENCES, PRIORITIES
+
+    check_devices(devices or ())
+    chosen = {
+        "preference": _word("--preference", preference, PREFERENCES),
+        "priority": _word("--priority", priority, PRIORITIES),
+    }
+    return {
+        **{name: value for name, value in chosen.items() if value is not None},
+        "devices": list(devices) if devices else None,
+        "num_threads": threads,
+        "signature": signature,
+        "shapes": parse_shapes(shapes) or None,
+        "policy": policy_of(accuracy),
+    }
+
+
+def _word(option: str, given: str | None, words: Sequence[str]) -> str | None:
+    if given is not None and given not in words:
+        raise UsageError(f"{option} {given!r} is not one of {', '.join(words)}")
+    return given
+
+
+OPTIONS: Final = {
+    "shapes=": "--shape NAME=N,N,...",
+    "the policy asks": "the policy (--accuracy) asks",
+}
+"""How the command line spells what reasons call by its name in Python."""
+
+
+def why_nothing_is_cached(
+    path: str, compiled: CompiledModel, wanted: Sequence[str] | None
+) -> list[str]:
+    """A note where no device that runs the model caches: what kept it from those that would, if
+    there are any.
+    """
+    from penstock.compilation.caching import why_not_cached
+    from penstock.runtime import manager
+
+    steps = compiled.receipt.steps
+    if not steps or any(s.cache.outcome != "off" or s.fallback_from for s in steps):
+        return []
+    running = ", ".join(dict.fromkeys(step.device for step in steps))
+    note = f"{path}: nothing of it is cached, since {running} runs it"
+    caching = [device.name for device in manager.choose(wanted) if not why_not_cached(device)]
+    if not caching:
+        return [f"{note}, and no other device was found that may; see 'penstock devices'"]
+    placed = [operation.reasons for operation in compiled.plan.operations]
+    return [f"{note}; {name} does not: {most_frequent(placed, name)}" for name in caching]
+
+
+def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
+    """Of the reasons against *device* the one that most operations have, and how many have it."""
+    ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
+    for argument, option in OPTIONS.items():
+        reason = reason.replace(argument, option)
+    return f"{reason} ({count} of {counted(len(placed), 'operation')})"
+
+
+def explain(
+    context: typer.Context,
+    model: options.ModelFile,
+    device: options.Devices = None,
+    preference: options.Preference = None,
+    priority: options.Priority = None,
+    accuracy: options.Accuracy = None,
+    threads: options.Threads = None,
+    signature: options.SignatureName = None,
+    shape: options.Shapes = None,
+    directory: options.CacheDirectory = None,
+) -> None:
+    """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
+    changed.
+
+    Nothing is compiled. The other options are those the compile would get. Dimensions that MODEL
+    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
+    """
+    from penstock.cli import opening
+    from penstock.runtime.explain import explain_model
+
+    output = output_of(context)
+    cache = open_cache(directory)
+    arguments = compile_arguments(
+        devices=device,
+        preference=preference,
+        priority=priority,
+        accuracy=accuracy,
+        threads=threads,
+        signature=signature,
+        shapes=shape,
+    )
+    loaded = opening.load(model)
+    opening.warn_of_settings(output)
+    given = arguments["shapes"]
+    likely = assumed_shapes(loaded.model, signature, given)
+    arguments["shapes"] = {**likely, **(given or {})}
+    try:
+        plan, steps = explain_model(loaded.model, cache, **arguments)
+    except ModelError as error:
+        raise FileError(loaded.path, with_remedy(error, likely)) from error
+    output.table(
+        ("step", "device", "operations", "token", "cache"),
+        [row(each) for each in steps],
+        whole=("device", "token"),
+    )
+    for each in steps:
+        nearest = each.explanation.nearest
+        # Against another model's entry everything differs, and none of it helps.
+        if nearest is not None and "structure" not in each.explanation.changed:
+            output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
+            rows = [readable(*change) for change in changes(each)]
+            output.table(("ingredient", "in the entry", "now"), rows, whole=("ingredient",))
+    notes = [f"explained for {in_words(likely)}; --shape gives another shape"] if likely else []
+    output.notes(notes)
+    output.line(f"plan: {plan.summary()}", "dim")
+    output.line(f"cache: {cache.directory}", "dim")
+    output.json(
+        {
+            "directory": str(cache.directory),
+            "plan": plan.summary(),
+            "steps": [describe_expected(each) for each in steps],
+            "notes": notes,
+        }
+    )
+
+
+def row(each: ExplainedStep) -> tuple[int, str, int, str, str]:
+    found = each.explanation
+    return (
+        each.step.index,
+        each.step.device,
+        len(each.step.operations),
+        found.token.hex()[:SHORT],
+        f"{expected_outcome(each)}: {found.reason}" if found.reason else expected_outcome(each),
+    )
+
+
+def expected_outcome(each: ExplainedStep) -> str:
+    """What a compile's receipt would say."""
+    if not each.caches:
+        return "off"
+    return "hit" if each.explanation.found else "miss"
+
+
+def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
+    """Each ingredient that differs from the nearest entry: its name, what it was, what it is."""
+    found = each.explanation
+    before = found.nearest.ingredients if found.nearest is not None else {}
+    return [
+        (name, before.get(name, "none"), found.ingredients.get(name, "none"))
+        for name in found.changed
+    ]
+
+
+def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
+    """A change for people: of a processor's features only those that differ, and a word for no
+    text.
+    """
+    if ingredient == "cpu_features":
+        had, has = was.split(), now.split()
+        was = " ".join(word for word in had if word not in has)
+        now = " ".join(word for word in has if word not in had)
+    empty = "as declared" if ingredient == "shapes" else "none"
+    return ingredient, was or empty, now or empty
+
+
+def describe_expected(each: ExplainedStep) -> dict[str, Any]:
+    found = each.explanation
+    return {
+        "step": each.step.index,
+        "device": each.step.device,
+        "operations": each.step.operations,
+        "outcome": expected_outcome(each),
+        "reason": found.reason or None,
+        "token": found.token.hex(),
+        "ingredients": dict(found.ingredients),
+        "nearest": found.nearest.token if found.nearest is not None else None,
+        "changed": [
+            {"ingredient": name, "before": was, "now": now} for name, was, now in changes(each)
+        ],
+    }
+
+
+def prewarm(
+    context: typer.Context,
+    models: Annotated[
+        list[str], typer.Argument(metavar="MODEL", help="A .tflite or .onnx file, or more.")
+    ],
+    device: options.Devices = None,
+    preference: options.Preference = None,
+    priority: options.Priority = None,
+    accuracy: options.Accuracy = None,
+    threads: options.Threads = None,
+    signature: options.SignatureName = None,
+    shape: options.Shapes = None,
+    directory: options.CacheDirectory = None,
+) -> None:
+    """Compile every MODEL into the cache, so that programs that ask for the same start from it.
+
+    All but the directory is part of the key: give what those programs give. Dimensions that a model
+    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
+    """
+    from penstock.cache.location import default_directory
+    from penstock.cli import opening
+
+    output = output_of(context)
+    arguments = compile_arguments(
+        devices=device,
+        preference=preference,
+        priority=priority,
+        accuracy=accuracy,
+        threads=threads,
+        signature=signature,
+        shapes=shape,
+    )
+    # Without a place to keep anything the compiles would be in vain.
+    arguments["cache"] = default_directory() if directory is None else named_directory(directory)
+    opening.warn_of_settings(output)
+    warmed = [compile_one(output, path, arguments) for path in models]
+    problems = [problem for one in warmed for problem in one.problems()]
+    output.table(
+        ("model", "step", "device", "time", "outcome", "why"),
+        [row for one in warmed for row in one.rows()],
+        whole=("device", "time", "outcome"),
+    )
+    if len(problems) > 1:
+        output.problems(problems)
+    notes = [note for one in warmed for note in one.notes]
+    output.notes(notes)
+    output.json(
+        {"models": [one.describe() for one in warmed], "problems": problems, "notes": notes}
+    )
+    if problems:
+        code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
+        # Each is told once: one by the line that ends the command, several above it.
+        told = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
+        raise Unfinished("; ".join(problems) if output.as_json else told, code)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended
+    with; and *notes* on what was assumed, or why no step of it is cached.
+    """
+
+    model: str
+    steps: tuple[StepReceipt, ...] = ()
+    compiles: int = 0
+    error: PenstockError | None = None
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[tuple[str, ...]]:
+        if self.error is not None:
+            return [(self.model, "", "", "", "failed", "")]
+        return [
+            (self.model, str(index), step.device, milliseconds(step.wall_ns), *outcome(step))
+            for index, step in enumerate(self.steps)
+        ]
+
+    def problems(self) -> list[str]:
+        """Why the model, or a step of it, is not in the cache."""
+        if self.error is not None:
+            text = message(self.error)
+            return [text if text.startswith(self.model) else f"{self.model}: {text}"]
+        return [
+            f"{self.model}: step {index} on {step.device} {not_saved(step, self.model)}"
+            for index, step in enumerate(self.steps)
+            if step.cache.not_saved
+        ] + [
+            f"{self.model}: step {index} fell back from {step.fallback_from}: {step.error}"
+            for index, step in enumerate(self.steps)
+            if step.fallback_from is not None
+        ]
+
+    def describe(self) -> dict[str, Any]:
+        """What `--json` says."""
+        error = self.error
+        return {
+            "model": self.model,
+            "compiles": self.compiles,
+            "steps": [describe(step) for step in self.steps],
+            "error": None if error is None else {"type": name(error), "message": message(error)},
+        }
+
+
+def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
+    """One compile into the cache."""
+    from penstock.cli import opening
+
+    notes: tuple[str, ...] = ()
+    try:
+        loaded = opening.load(path)
+        given = arguments["shapes"]
+        if likely := assumed_shapes(loaded.model, arguments["signature"], given):
+            notes = (f"{path}: compiled for {in_words(likely)}; --shape gives another shape",)
+        wanted = {**arguments, "shapes": {**likely, **(given or {})} or None}
+        with (
+            compile_bar(output, Path(path).name) as progress,
+            penstock.compile(loaded.model, progress=progress, **wanted) as compiled,
+        ):
+            notes += tuple(why_nothing_is_cached(path, compiled, arguments["devices"]))
+            return Warmed(path, compiled.receipt.steps, compiled.receipt.compiles, notes=notes)
+    except ModelError as error:
+        return Warmed(path, error=FileError(path, str(error)), notes=notes)
+    except PenstockError as error:
+        return Warmed(path, error=error, notes=notes)
+
+
+def not_saved(step: StepReceipt, path: str) -> str:
+    """Why a step was not saved, in words that name what to do where something can be done."""
+    if step.cache.is_to_be_written:
+        return (
+            f"is compiled when it first runs: 'penstock run {path}' with the same options warms it"
+        )
+    return f"was not saved: {step.cache.not_saved}"
+
+
+def outcome(step: StepReceipt) -> tuple[str, str]:
+    """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at
+    the first run, or `not cached` for a device that has no cache files; and why it was no hit.
+    """
+    cache = step.cache
+    if cache.outcome == "hit":
+        return "hit", ""
+    if cache.outcome == "off":
+        return "not cached", cache.reason
+    if cache.is_to_be_written:
+        return "not compiled", cache.reason
+    return f"compiled, {'saved' if cache.saved else 'not saved'}", cache.reason
+
+
+def describe(step: StepReceipt) -> dict[str, Any]:
+    """What `--json` says of a step."""
+    return {
+        "device": step.device,
+        "operations": step.operations,
+        "outcome": step.cache.outcome,
+        "reason": step.cache.reason or None,
+        "saved": step.cache.saved,
+        "not_saved": step.cache.not_saved or None,
+        "wall_ns": step.wall_ns,
+        "fallback_from": step.fallback_from,
+        "error": step.error,
+    }
