@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple, get_args
 from unittest import mock
 
+import msgspec
+
 from penstock.errors import PenstockError
 from penstock.ipc import ring, wire
-from penstock.ipc.codec import decode_call, decode_to_host
+from penstock.ipc.codec import decode_to_host
 from penstock.ipc.supervision import Supervisor
 from penstock.ipc.transport import HEADER, Connection, Received
 
@@ -184,12 +186,17 @@ class Fault:
         self._undo.callback(restore, pid, kind, (soft, hard))
 
 
+CALLS = {kind.__struct_config__.tag: kind.__name__ for kind in get_args(wire.Call)}
+"""The name of each type of call, by its tag."""
+
+
 def named(data: bytes) -> str:
     """The type of the message that is sent; that of the call in it, where it is one."""
     with suppress(PenstockError):
         message = decode_to_host(data)
-        inner = decode_call(message.body) if isinstance(message, wire.Ask) else message
-        return type(inner).__name__
+        if isinstance(message, wire.Ask):
+            return str(CALLS[msgspec.msgpack.decode(message.body)[0]])
+        return type(message).__name__
     return ""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
 from penstock.hal.prepared import PreparedModel
 from penstock.hal.request import Memory
+from penstock.ir.validate import MAX_RANK
 
 BufferState: TypeAlias = Literal["uninitialized", "initialized"]
 BufferEvent: TypeAlias = Literal[
@@ -39,7 +40,7 @@ event, except of `copy_from`.
 class BufferDesc(msgspec.Struct, frozen=True):
     """What a buffer must hold: *dimensions* refine those of the roles; 0-length means any."""
 
-    dimensions: tuple[int | None, ...] = ()
+    dimensions: Annotated[tuple[int | None, ...], msgspec.Meta(max_length=MAX_RANK)] = ()
 
 
 class BufferRole(msgspec.Struct, frozen=True):

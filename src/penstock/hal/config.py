@@ -60,17 +60,31 @@ class ProgressEvent(msgspec.Struct, frozen=True):
 ProgressCallback: TypeAlias = Callable[[ProgressEvent], None]
 
 
-class CacheHandle(msgspec.Struct, frozen=True):
+class CacheHandle:
     """An open cache file, read-write, lent for the call (NNAPI section 2.3).
 
     A driver that keeps it duplicates *fd*; it does not rely on the file offset and truncates before
-    it writes.
+    it writes. No message contains *fd* as a number, so this is not a struct.
     """
 
-    fd: int
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CacheHandle) and other.fd == self.fd
+
+    def __hash__(self) -> int:
+        return hash(self.fd)
+
+    def __repr__(self) -> str:
+        return f"CacheHandle(fd={self.fd})"
 
 
-class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
+class PrepareConfig(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
     """Arguments of `Device.prepare_model` and `prepare_model_from_cache`.
 
     *deadline_ns* is a `time.monotonic_ns()` value. *token* names the entry in the cache files, and
@@ -98,7 +112,9 @@ class PrepareConfig(msgspec.Struct, frozen=True, kw_only=True):
     cancel: CancelToken | None = None
 
 
-class ExecutionConfig(msgspec.Struct, frozen=True, kw_only=True):
+class ExecutionConfig(
+    msgspec.Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True
+):
     """Arguments of one execution.
 
     *deadline_ns* is a `time.monotonic_ns()` value. *loop_timeout_ns* bounds each evaluation of a

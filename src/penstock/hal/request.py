@@ -7,12 +7,16 @@ the caller, borrowed for this call, in process only. `NoValue` stands for an omi
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 
 from penstock.ir import DataLocation, NDArray
+from penstock.ir.validate import MAX_RANK
+
+Dimensions: TypeAlias = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANK)]
+"""Bounded in messages: the product of many large dimensions takes hours."""
 
 
 class Memory(msgspec.Struct, frozen=True, weakref=True):
@@ -35,7 +39,7 @@ class PoolArgument(msgspec.Struct, frozen=True, tag="pool"):
     """
 
     location: DataLocation
-    dimensions: tuple[int, ...] = ()
+    dimensions: Dimensions = ()
     padding: int = 0
 
 
@@ -43,7 +47,7 @@ class TokenArgument(msgspec.Struct, frozen=True, tag="token"):
     """A driver-managed buffer, by the token that `Device.allocate` gave."""
 
     token: int
-    dimensions: tuple[int, ...] = ()
+    dimensions: Dimensions = ()
 
 
 class PaddedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
@@ -65,7 +69,7 @@ class HostMemory(msgspec.Struct, frozen=True, tag="host", eq=False):
     """
 
     array: NDArray
-    dimensions: tuple[int, ...] | None = None
+    dimensions: Dimensions | None = None
 
 
 class NoValue(msgspec.Struct, frozen=True, tag="none"):
@@ -97,7 +101,7 @@ class ProvenRequest(Request, frozen=True):
 class OutputShape(msgspec.Struct, frozen=True):
     """The true shape of one output, and whether the memory given for it was enough."""
 
-    dimensions: tuple[int, ...]
+    dimensions: Dimensions
     is_sufficient: bool = True
 
 

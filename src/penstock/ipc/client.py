@@ -146,16 +146,14 @@ class RemoteDevice:
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> RemotePreparedModel:
         def call(pack: Packer) -> wire.Call:
-            return wire.Prepare(_model(pack, model), pack.prepare_config(config))
+            return wire.Prepare(_model(pack, model), config)
 
         made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def prepare_model_from_cache(self, config: PrepareConfig) -> RemotePreparedModel:
-        def call(pack: Packer) -> wire.Call:
-            return wire.PrepareFromCache(pack.prepare_config(config))
-
-        made = ask(self._channel, call, wire.Made, may_end_early=True)[0]
+        call = wire.PrepareFromCache(config)
+        made = ask(self._channel, lambda _: call, wire.Made, may_end_early=True)[0]
         return RemotePreparedModel(self._channel, made, self._rings)
 
     def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
@@ -235,7 +233,7 @@ class RemotePreparedModel(RemoteObject):
                 self.number,
                 pack.request(carried.request),
                 tuple(map(pack.handle, wait_for)),
-                pack.execution_config(config),
+                config,
                 timeout_after_fence_ns,
             )
 
@@ -319,10 +317,8 @@ class RemoteExecution(RemoteObject):
             copies = result.copies if isinstance(result, CarriedResult) else ()
             return CarriedResult(result.output_shapes, result.timing, (*before, *copies))
 
-        def call(pack: Packer) -> wire.Call:
-            return wire.Execute(self.number, None, pack.execution_config(config))
-
-        return ask(self.channel, call, wire.Executed)[0].result
+        call = wire.Execute(self.number, None, config)
+        return ask(self.channel, lambda _: call, wire.Executed)[0].result
 
 
 class RemoteBuffer(RemoteObject):

@@ -32,11 +32,9 @@ from penstock.hal import (
     CacheHandle,
     CacheReport,
     CancelToken,
-    ExecutionConfig,
     HostMemory,
     Memory,
     OutputShape,
-    PrepareConfig,
     Request,
     RequestArgument,
     Support,
@@ -44,7 +42,7 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.deadlines import current_deadline
 from penstock.ipc.text import printable
-from penstock.ir import Attributes, AttributeValue, ConstantPool, Model
+from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.pooling import holds_large_values, pooled
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
@@ -58,6 +56,9 @@ LARGE: Final = 1 << 20
 """Bytes of messages to a host beyond which it reads one at a time."""
 
 _large: Final = threading.Lock()
+
+_handles: Final = threading.local()
+"""`unpacker` has the handles of the call that this thread decodes."""
 
 MOST_TOLD: Final = 1 << 14
 """Characters of an error's message that travel: one may repeat what the other side sent."""
@@ -97,13 +98,15 @@ class Packer:
 
     def __init__(self) -> None:
         self.handles: list[object] = []
-        self._deadline_ns = current_deadline()
 
     def frame(self, message: wire.Call | wire.Reply | wire.Notice) -> Frame:
-        """*message*, whose forms this packer made, as bytes; raises `WireError` where it is too
-        large.
+        """*message* as bytes, with its handles; raises `WireError` if it is too large. Configurations
+        in it bring their deadline.
         """
-        return Frame(encode(message), tuple(self.handles), self._deadline_ns)
+        config = getattr(message, "config", None)
+        deadline_ns = current_deadline() if config is None else config.deadline_ns
+        data = encode(message, msgspec.msgpack.Encoder(enc_hook=self._encode_hook))
+        return Frame(data, tuple(self.handles), deadline_ns)
 
     def handle(self, value: object) -> wire.Handle:
         if len(self.handles) >= wire.MAX_HANDLES:
@@ -138,49 +141,26 @@ class Packer:
 
     def request(self, request: Request) -> wire.RequestForm:
         return wire.RequestForm(
-            tuple(self._argument(argument, writable=False) for argument in request.inputs),
-            tuple(self._argument(argument, writable=True) for argument in request.outputs),
+            tuple(map(_read_only, request.inputs)),
+            request.outputs,
             tuple(map(self.memory, request.pools)),
         )
 
-    def prepare_config(self, config: PrepareConfig) -> wire.PrepareForm:
-        self._deadline_ns = config.deadline_ns
-        return wire.PrepareForm(
-            config.preference,
-            config.priority,
-            config.deadline_ns,
-            config.token,
-            config.binding,
-            tuple(self.handle(Descriptor(h.fd)) for h in config.model_cache),
-            tuple(self.handle(Descriptor(h.fd)) for h in config.data_cache),
-            None if config.lock is None else self.handle(Descriptor(config.lock.fd)),
-            config.accuracy,
-            config.num_threads,
-            config.options,
-            config.attributes,
-            None if config.progress is None else self.handle(config.progress),
-            None if config.cancel is None else self.handle(config.cancel),
-        )
+    def _encode_hook(self, value: object) -> object:
+        match value:
+            case CacheHandle(fd=fd):
+                return self.handle(Descriptor(fd))
+            case np.ndarray() | CancelToken():
+                return self.handle(value)
+        return self.handle(value) if callable(value) else _encode_hook(value)
 
-    def execution_config(self, config: ExecutionConfig) -> wire.ExecutionForm:
-        self._deadline_ns = config.deadline_ns
-        return wire.ExecutionForm(
-            config.deadline_ns,
-            config.loop_timeout_ns,
-            config.measure,
-            config.priority,
-            config.attributes,
-            None if config.cancel is None else self.handle(config.cancel),
-        )
 
-    def _argument(self, argument: RequestArgument, *, writable: bool) -> Any:
-        if isinstance(argument, HostMemory):
-            array = argument.array
-            if not writable and array.flags.writeable:
-                array = array.view()
-                array.setflags(write=False)
-            return wire.HostForm(self.handle(array), argument.dimensions)
-        return argument
+def _read_only(argument: RequestArgument) -> RequestArgument:
+    if isinstance(argument, HostMemory) and argument.array.flags.writeable:
+        array = argument.array.view()
+        array.setflags(write=False)
+        return HostMemory(array, argument.dimensions)
+    return argument
 
 
 class Unpacker:
@@ -240,72 +220,24 @@ class Unpacker:
         raise WireError(f"handle {form.handle} is a {type(value).__name__}, not a memory's")
 
     def request(self, form: wire.RequestForm) -> Request:
-        return Request(
-            tuple(map(self._argument, form.inputs)),
-            tuple(map(self._argument, form.outputs)),
-            tuple(map(self.memory, form.pools)),
-        )
+        return Request(form.inputs, form.outputs, tuple(map(self.memory, form.pools)))
 
-    def prepare_config(
-        self, form: wire.PrepareForm, stop: CancelToken | None = None
-    ) -> PrepareConfig:
-        """*stop* is the cancel token where *form* has none."""
-        cancel = self._cancel(form.cancel)
-        return PrepareConfig(
-            preference=form.preference,
-            priority=form.priority,
-            deadline_ns=form.deadline_ns,
-            token=form.token,
-            binding=form.binding,
-            model_cache=tuple(map(self._cache, form.model_cache)),
-            data_cache=tuple(map(self._cache, form.data_cache)),
-            lock=None if form.lock is None else self._cache(form.lock),
-            accuracy=form.accuracy,
-            num_threads=form.num_threads,
-            options=form.options,
-            attributes=form.attributes,
-            progress=None if form.progress is None else self._callback(form.progress),
-            cancel=stop if cancel is None else cancel,
-        )
-
-    def execution_config(
-        self, form: wire.ExecutionForm, stop: CancelToken | None = None
-    ) -> ExecutionConfig:
-        """*stop* is the cancel token where *form* has none."""
-        cancel = self._cancel(form.cancel)
-        return ExecutionConfig(
-            deadline_ns=form.deadline_ns,
-            loop_timeout_ns=form.loop_timeout_ns,
-            measure=form.measure,
-            priority=form.priority,
-            attributes=form.attributes,
-            cancel=stop if cancel is None else cancel,
-        )
-
-    def _argument(self, form: Any) -> RequestArgument:
-        check_rank(getattr(form, "dimensions", None))
-        if isinstance(form, wire.HostForm):
-            return HostMemory(self.handle(form.array, np.ndarray, "an array"), form.dimensions)
-        argument: RequestArgument = form
-        return argument
-
-    def _cache(self, index: wire.Handle) -> CacheHandle:
-        return CacheHandle(self.handle(index, Descriptor, "a descriptor").fd)
-
-    def _cancel(self, index: wire.Handle | None) -> CancelToken | None:
-        return None if index is None else self.handle(index, CancelToken, "a cancel token")
-
-    def _callback(self, index: wire.Handle) -> Callable[[Any], None]:
-        value = self.handle(index, object, "a callback")
-        if not callable(value):
-            raise WireError(f"handle {index} is a {type(value).__name__}, not a callback")
-        return value
-
-
-def check_rank(dimensions: Sequence[int | None] | None) -> None:
-    """Raises `WireError` for more dimensions than a value may have."""
-    if dimensions is not None and len(dimensions) > wire.MAX_RANK:
-        raise WireError(f"{len(dimensions)} dimensions; the limit is {wire.MAX_RANK}")
+    def decode_hook(self, kind: Any, value: object) -> object:
+        """The handle with the index *value*, as a *kind*."""
+        if kind is Attributes:
+            return _attributes(value)
+        if type(value) is not int:
+            raise TypeError(f"a {type(value).__name__} for the index of a handle")
+        if kind is CacheHandle:
+            return CacheHandle(self.handle(value, Descriptor, "a descriptor").fd)
+        if kind is CancelToken:
+            return self.handle(value, CancelToken, "a cancel token")
+        if kind == NDArray:
+            return self.handle(value, np.ndarray, "an array")
+        found = self.handle(value, object, "a callback")
+        if not callable(found):
+            raise WireError(f"handle {value} is a {type(found).__name__}, not a callback")
+        return found
 
 
 def failure_of(error: BaseException) -> wire.Failure | wire.Stopped:
@@ -353,27 +285,30 @@ def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
 
 def encode(
     message: wire.Call | wire.Reply | wire.Notice | wire.ToHost | wire.ToClient | wire.RingRequest,
+    encoder: msgspec.msgpack.Encoder | None = None,
 ) -> bytes:
     """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of
     them.
     """
     try:
-        data = _ENCODER.encode(message)
+        data = (encoder or _ENCODER).encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError(f"{type(message).__name__} cannot be encoded: {error}") from error
     wire.frame_header(len(data))
     return data
 
 
-def decode_call(data: bytes) -> wire.Call:
-    """The call that *data* is, or `WireError`."""
-    return _decode(_CALLS, data) if len(data) <= LARGE else _decode_alone(_CALLS, data)
+def decode_call(data: bytes, take: Unpacker | None = None) -> wire.Call:
+    """The call that *data* is, with handles of *take*, or `WireError`."""
+    _handles.unpacker = Unpacker(()) if take is None else take
+    try:
+        return _decode(_CALLS, data) if len(data) <= LARGE else _decode_alone(_CALLS, data)
+    finally:
+        del _handles.unpacker
 
 
 def decode_reply(data: bytes) -> wire.Reply:
-    """The reply that *data* is, or `WireError`: no shape in it has more dimensions than a value may
-    have, and no text what would command a terminal.
-    """
+    """The reply that *data* is, or `WireError`. No text in it contains terminal commands."""
     return _believed(_decode(_REPLIES, data))
 
 
@@ -400,14 +335,11 @@ def decode_notice(data: bytes) -> wire.Notice:
 def _believed(reply: wire.Reply) -> wire.Reply:
     match reply:
         case wire.Executed(result=result):
-            _check_shapes(result.output_shapes)
             timing = result.timing
             if timing.operations:
                 shown = tuple(replace(o, name=_shown(o.name)) for o in timing.operations)
                 result = replace(result, timing=replace(timing, operations=shown))
                 return wire.Executed(result)
-        case wire.Failure(output_shapes=shapes):
-            _check_shapes(shapes)
         case wire.Made(target=target, cache=cache) if cache.reason or cache.artefact:
             return wire.Made(target, _shown_report(cache))
         case wire.Reported(cache=cache) if cache.reason or cache.artefact:
@@ -421,11 +353,6 @@ def _believed(reply: wire.Reply) -> wire.Reply:
 
 def _shown_report(cache: CacheReport) -> CacheReport:
     return replace(cache, reason=_shown(cache.reason), artefact=_shown(cache.artefact))
-
-
-def _check_shapes(shapes: Sequence[OutputShape]) -> None:
-    for shape in shapes:
-        check_rank(shape.dimensions)
 
 
 def _shown_support(answer: Support) -> Support:
@@ -466,9 +393,14 @@ def _encode_hook(value: object) -> object:
     raise TypeError(f"a {type(value).__name__} has no place in a message")
 
 
-def _decode_hook(kind: type, value: object) -> object:
-    if kind is not Attributes or not isinstance(value, dict):
-        raise TypeError(f"a {type(value).__name__} for a {kind.__name__}")
+def _decode_hook(kind: Any, value: object) -> object:
+    unpacker: Unpacker = _handles.unpacker
+    return unpacker.decode_hook(kind, value)
+
+
+def _attributes(value: object) -> Attributes:
+    if not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__} for attributes")
     return Attributes({_name(name): _attribute(v) for name, v in value.items()})
 
 

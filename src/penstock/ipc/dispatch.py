@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from msgspec.structs import replace
@@ -33,6 +33,7 @@ from penstock.hal import (
     CacheHandle,
     CancelToken,
     Device,
+    ExecutionConfig,
     Fence,
     Memory,
     PrepareConfig,
@@ -46,7 +47,6 @@ from penstock.ipc.codec import (
     Frame,
     Packer,
     Unpacker,
-    check_rank,
     decode_call,
     failure_of,
 )
@@ -77,6 +77,8 @@ MAX_LENT_POOLS: Final = 4096
 """Pools that one client may lend its rings at a time, those among them that only a bound request
 still keeps.
 """
+
+C = TypeVar("C", PrepareConfig, ExecutionConfig)
 
 LOOPS: Final = frozenset({"WHILE", "STABLEHLO_WHILE"})
 """Operations that end only when their data, a deadline, a loop timeout or a cancellation
@@ -151,7 +153,8 @@ class Dispatcher:
             lease.count(memory)
 
         try:
-            call, take = decode_call(frame.data), Unpacker(frame.handles, admit)
+            take = Unpacker(frame.handles, admit)
+            call = decode_call(frame.data, take)
             reply = self._make(call, take, pack, lease, stop)
         except WireError as error:
             return refusal(InvalidArgument(str(error)))
@@ -226,17 +229,16 @@ class Dispatcher:
                 return wire.Supports(tuple(device.supported_operations(take.model(form))))
             case wire.Prepare(model=form, config=config):
                 model = take.model(form)
-                given = self._prepare_config(take, config, stop)
+                given = self._prepare_config(config, stop)
                 nbytes = form_bytes(lease.message_bytes)
                 prepare = partial(device.prepare_model, model, given)
                 return self._placed(prepare, lease, given.num_threads, nbytes, model)
             case wire.PrepareFromCache(config=config):
-                given = self._prepare_config(take, config, stop)
+                given = self._prepare_config(config, stop)
                 nbytes = sum(map(_file_bytes, (*given.model_cache, *given.data_cache)))
                 prepare = partial(device.prepare_model_from_cache, given)
                 return self._placed(prepare, lease, given.num_threads, nbytes)
             case wire.Allocate(desc=desc, roles=roles):
-                check_rank(desc.dimensions)
                 uses = [self._role(r) for r in roles]
                 with closing_unless_kept(lease.of_own(_buffer_bytes(desc, uses))) as place:
                     token, buffer = device.allocate(desc, uses)
@@ -247,7 +249,6 @@ class Dispatcher:
                 self._find(target, "buffer").copy_to(take.memory(memory))
                 return wire.Done()
             case wire.CopyFrom(buffer=target, source=memory, dimensions=dimensions):
-                check_rank(dimensions)
                 self._find(target, "buffer").copy_from(take.memory(memory), dimensions)
                 return wire.Done()
             case wire.Report(prepared=target):
@@ -275,11 +276,11 @@ class Dispatcher:
                 found = self._object(target, "reusable execution")
                 held = nullcontext() if found.lease is None else found.lease.used()
                 with held, self.using(found.tokens):
-                    run = take.execution_config(config, stop if found.loops else None)
+                    run = _stoppable(config, stop if found.loops else None)
                     return wire.Executed(found.value.execute(run))
             case wire.Execute(target=target, request=wire.RequestForm() as request, config=config):
                 found = self._object(target, "prepared model", "burst")
-                run = take.execution_config(config, stop if found.loops else None)
+                run = _stoppable(config, stop if found.loops else None)
                 with self.using(tokens_of(request)):
                     return wire.Executed(found.value.execute(take.request(request), run))
             case wire.ExecuteFenced():
@@ -291,7 +292,7 @@ class Dispatcher:
                     fence = found.value.execute_fenced(
                         take.request(call.request),
                         [take.fence(f) for f in call.wait_for],
-                        take.execution_config(call.config, stop if found.loops else None),
+                        _stoppable(call.config, stop if found.loops else None),
                         call.timeout_after_fence_ns,
                     )
                     # Whatever becomes of the answer: the run goes on.
@@ -385,10 +386,8 @@ class Dispatcher:
         self._lent.add(made)
         return made
 
-    def _prepare_config(
-        self, take: Unpacker, form: wire.PrepareForm, stop: CancelToken | None
-    ) -> PrepareConfig:
-        config = take.prepare_config(form, stop)
+    def _prepare_config(self, config: PrepareConfig, stop: CancelToken | None) -> PrepareConfig:
+        config = _stoppable(config, stop)
         # Threads are the machine's, and no engine bounds how many it is asked for.
         if config.num_threads is not None and config.num_threads > MOST_THREADS:
             config = replace(config, num_threads=MOST_THREADS)
@@ -521,6 +520,11 @@ def _loops(prepared: PreparedModel, model: Model | None) -> bool:
         return getattr(prepared, "loops", True) is not False
     subgraphs = model.subgraphs
     return len(subgraphs) > 1 and any(o.type in LOOPS for s in subgraphs for o in s.operations)
+
+
+def _stoppable(config: C, stop: CancelToken | None) -> C:
+    """*config* with the cancel token *stop* if it has none of its own."""
+    return config if stop is None or config.cancel is not None else replace(config, cancel=stop)
 
 
 def _file_bytes(handle: CacheHandle) -> int:

@@ -151,7 +151,7 @@ def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> 
 
         def call(pack: Packer) -> wire.Call:
             form = pack.request(carried.request)
-            return wire.Execute(target.number, form, pack.execution_config(config))
+            return wire.Execute(target.number, form, config)
 
         with telling_copies(carried, request):
             answer = answer_to(target.channel, call)

@@ -28,7 +28,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.ipc import ring, wire
-from penstock.ipc.codec import check_rank, encode, failure_of
+from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.quotas import NOTHING, Charge
 from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Heard, Layout, Listener, Region, Watch
 from penstock.ipc.shared_arrays import Borrower
@@ -158,7 +158,6 @@ def _counted(memories: Iterable[Memory], charge: ChargeMemory) -> list[Charge]:
 
 
 def _argument(form: Any, borrow: Borrower, *, writeable: bool) -> Any:
-    check_rank(getattr(form, "dimensions", None))
     return borrow(form, writeable=writeable) if isinstance(form, wire.LentForm) else form
 
 

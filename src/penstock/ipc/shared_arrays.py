@@ -384,8 +384,8 @@ class Borrower:
         if dtype is None:
             raise WireError(f"a lent array of the type {form.dtype[:40]!r}")
         pool, offset, length = form.location.pool, form.location.offset, form.location.length
-        if len(form.shape) > wire.MAX_RANK or min(form.shape, default=0) < 0:
-            raise WireError(f"a lent array of the shape {form.shape[: wire.MAX_RANK]}")
+        if min(form.shape, default=0) < 0:
+            raise WireError(f"a lent array of the shape {form.shape}")
         if length != math.prod(form.shape) * dtype.itemsize:
             raise WireError(
                 f"a lent array of {dtype.name} and shape {form.shape} in {length} bytes"

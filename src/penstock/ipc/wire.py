@@ -16,22 +16,22 @@ import msgspec
 from penstock.errors import ErrorStatus, WireError
 from penstock.hal import (
     NO_CACHE_REPORT,
-    AccuracyClass,
     BufferDesc,
     CacheReport,
     Capabilities,
     DeviceType,
+    ExecutionConfig,
     ExecutionResult,
-    ExtensionAttribute,
     NoValue,
     OutputShape,
     PoolArgument,
-    Preference,
-    Priority,
+    PrepareConfig,
     ProgressEvent,
+    RequestArgument,
     Support,
     TokenArgument,
 )
+from penstock.hal.request import Dimensions
 from penstock.ir import DataLocation, DType, Signature, Subgraph, Variable
 from penstock.memory import HardwareBufferDescription
 
@@ -45,11 +45,6 @@ interpreter does nothing else.
 
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
-
-MAX_RANK: Final = 32
-"""Dimensions that an argument or a buffer may be said to have: the product of many large ones takes
-for ever.
-"""
 
 HEADER_BYTES: Final = 8
 
@@ -111,13 +106,6 @@ class MemoryForm(Form, frozen=True):
     buffer: HardwareBufferDescription | None = None
 
 
-class HostForm(msgspec.Struct, frozen=True, tag="host"):
-    """A `HostMemory`."""
-
-    array: Handle
-    dimensions: tuple[int, ...] | None = None
-
-
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
     """A `HostMemory` whose bytes lie in shared memory: an array of *dtype* (its name) and *shape*
     at *location* in the request's pools. The device's side maps it, and the driver gets an array as
@@ -126,15 +114,15 @@ class LentForm(msgspec.Struct, frozen=True, tag="lent"):
 
     location: DataLocation
     dtype: str
-    shape: tuple[int, ...]
-    dimensions: tuple[int, ...] | None = None
+    shape: Dimensions
+    dimensions: Dimensions | None = None
 
 
 class RequestForm(Form, frozen=True):
     """A `Request`."""
 
-    inputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
-    outputs: tuple[PoolArgument | TokenArgument | HostForm | NoValue, ...]
+    inputs: tuple[RequestArgument, ...]
+    outputs: tuple[RequestArgument, ...]
     pools: tuple[MemoryForm, ...]
 
 
@@ -147,36 +135,6 @@ class RingRequest(Form, frozen=True):
     inputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
     outputs: tuple[PoolArgument | TokenArgument | LentForm | NoValue, ...]
     pools: tuple[ObjectId, ...]
-
-
-class PrepareForm(Form, frozen=True):
-    """A `PrepareConfig`."""
-
-    preference: Preference
-    priority: Priority
-    deadline_ns: int | None
-    token: bytes
-    binding: bytes
-    model_cache: tuple[Handle, ...]
-    data_cache: tuple[Handle, ...]
-    lock: Handle | None
-    accuracy: AccuracyClass
-    num_threads: int | None
-    options: tuple[tuple[str, str], ...]
-    attributes: tuple[ExtensionAttribute, ...]
-    progress: Handle | None
-    cancel: Handle | None
-
-
-class ExecutionForm(Form, frozen=True):
-    """An `ExecutionConfig`."""
-
-    deadline_ns: int | None
-    loop_timeout_ns: int | None
-    measure: bool
-    priority: Priority
-    attributes: tuple[ExtensionAttribute, ...]
-    cancel: Handle | None
 
 
 class RoleForm(Form, frozen=True):
@@ -212,13 +170,13 @@ class Prepare(Form, frozen=True, tag="prepare_model"):
     """`Device.prepare_model`: answered by `Made`."""
 
     model: ModelForm
-    config: PrepareForm
+    config: PrepareConfig
 
 
 class PrepareFromCache(Form, frozen=True, tag="prepare_model_from_cache"):
     """`Device.prepare_model_from_cache`: answered by `Made`."""
 
-    config: PrepareForm
+    config: PrepareConfig
 
 
 class Allocate(Form, frozen=True, tag="allocate"):
@@ -235,7 +193,7 @@ class Execute(Form, frozen=True, tag="execute"):
 
     target: ObjectId
     request: RequestForm | None
-    config: ExecutionForm
+    config: ExecutionConfig
 
 
 class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
@@ -244,7 +202,7 @@ class ExecuteFenced(Form, frozen=True, tag="execute_fenced"):
     prepared: ObjectId
     request: RequestForm
     wait_for: tuple[Handle, ...]
-    config: ExecutionForm
+    config: ExecutionConfig
     timeout_after_fence_ns: int | None
 
 
@@ -273,7 +231,7 @@ class CopyFrom(Form, frozen=True, tag="copy_from"):
 
     buffer: ObjectId
     source: MemoryForm
-    dimensions: tuple[int, ...]
+    dimensions: Dimensions
 
 
 class Report(Form, frozen=True, tag="report"):

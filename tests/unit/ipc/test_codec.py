@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from penstock.hal import (
     PrepareConfig,
     ProgressEvent,
     Request,
+    RequestArgument,
     TokenArgument,
 )
 from penstock.ipc import wire
@@ -212,15 +215,15 @@ def test_a_request_comes_back_whole() -> None:
     )
     pack = Packer()
     form = pack.request(request)
-    kinds = [np.ndarray, np.ndarray, Descriptor, Descriptor, Opaque, Opaque, Descriptor]
-    assert [type(h) for h in pack.handles] == kinds
-    frame = pack.frame(
-        wire.Execute(3, form, pack.execution_config(ExecutionConfig(cancel=CancelToken())))
-    )
-    call = decode_call(frame.data)
+    frame = pack.frame(wire.Execute(3, form, ExecutionConfig(cancel=CancelToken())))
+    kinds: list[Any] = [Descriptor, Descriptor, Opaque, Opaque, Descriptor]
+    kinds += [np.ndarray, np.ndarray, CancelToken]
+    assert [type(h) for h in frame.handles] == kinds
+    take = Unpacker(frame.handles)
+    call = decode_call(frame.data, take)
     assert isinstance(call, wire.Execute)
     assert call.request is not None
-    received = Unpacker(frame.handles).request(call.request)
+    received = take.request(call.request)
     assert received.inputs[2:] == request.inputs[2:]
     assert received.outputs == request.outputs
     assert received.pools == request.pools
@@ -251,10 +254,11 @@ def test_configurations_come_back_whole() -> None:
         cancel=CancelToken(),
     )
     pack = Packer()
-    form = pack.prepare_config(config)
-    call = decode_call(pack.frame(wire.PrepareFromCache(form)).data)
+    frame = pack.frame(wire.PrepareFromCache(config))
+    assert frame.deadline_ns == config.deadline_ns
+    call = decode_call(frame.data, Unpacker(frame.handles))
     assert isinstance(call, wire.PrepareFromCache)
-    assert Unpacker(pack.handles).prepare_config(call.config) == config
+    assert call.config == config
 
     for loop_timeout_ns in (2, 2**62, None):
         run = ExecutionConfig(
@@ -266,10 +270,10 @@ def test_configurations_come_back_whole() -> None:
             cancel=CancelToken(),
         )
         pack = Packer()
-        frame = pack.frame(wire.Execute(1, None, pack.execution_config(run)))
-        call = decode_call(frame.data)
+        frame = pack.frame(wire.Execute(1, None, run))
+        call = decode_call(frame.data, Unpacker(frame.handles))
         assert isinstance(call, wire.Execute)
-        assert Unpacker(frame.handles).execution_config(call.config) == run
+        assert call.config == run
 
 
 @pytest.mark.parametrize("field", ["preference", "priority", "accuracy"])
@@ -278,7 +282,7 @@ def test_a_word_outside_its_list_does_not_arrive(field: str) -> None:
 
     config = msgspec.structs.replace(PrepareConfig(), **{field: "bogus"})
     with pytest.raises(WireError, match="bogus"):
-        decode_call(encode(wire.PrepareFromCache(Packer().prepare_config(config))))
+        decode_call(encode(wire.PrepareFromCache(config)))
 
 
 @pytest.mark.parametrize("status", sorted(set(ErrorStatus) - {ErrorStatus.NONE}))
@@ -340,12 +344,20 @@ def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
     uses: list[Callable[[], object]] = [
         lambda: take.memory(wire.MemoryForm("ashmem", 0, 1)),
         lambda: take.model(wire.ModelForm((), (0,), (), {}, 0)),
-        lambda: take.request(wire.RequestForm((wire.HostForm(0),), (), ())),
-        lambda: take.execution_config(wire.ExecutionForm(None, 1, False, "low", (), 0)),
         lambda: take.fence(0),
-        lambda: take.prepare_config(_prepare_form(model_cache=(0,))),
-        lambda: take.prepare_config(_prepare_form(progress=0)),
     ]
+    # An index stands for what only a table of handles can have.
+    index: Any = 0
+    calls: list[wire.Call] = [
+        wire.Execute(
+            1, wire.RequestForm((HostMemory(index),), (), ()), ExecutionConfig(priority="low")
+        ),
+        wire.Execute(1, None, ExecutionConfig(cancel=index)),
+        wire.PrepareFromCache(PrepareConfig(model_cache=(index,))),
+        wire.PrepareFromCache(PrepareConfig(progress=index)),
+        wire.PrepareFromCache(PrepareConfig(cancel=index)),
+    ]
+    uses += [partial(decode_call, encode(call), take) for call in calls]
     for use in uses:
         with pytest.raises(WireError, match=complaint):
             use()
@@ -353,10 +365,25 @@ def test_a_handle_that_is_missing_or_of_another_kind_is_refused(
         take.fence(-1)
 
 
-def _prepare_form(**changes: object) -> wire.PrepareForm:
-    import msgspec
+@pytest.mark.parametrize("index", ["0", 0.0, None, -1, 1 << 40])
+def test_decoder_rejects_a_handle_index_that_is_no_index(index: Any) -> None:
+    call = wire.PrepareFromCache(PrepareConfig(model_cache=(index,)))
+    with pytest.raises(WireError):
+        decode_call(encode(call), Unpacker((Descriptor(1),)))
 
-    return msgspec.structs.replace(Packer().prepare_config(PrepareConfig()), **changes)
+
+@pytest.mark.parametrize("dimensions", [(1,) * 33, (0,) * 1000])
+def test_decoder_rejects_an_argument_of_more_than_32_dimensions(
+    dimensions: tuple[int, ...],
+) -> None:
+    arguments: tuple[RequestArgument, ...] = (
+        TokenArgument(1, dimensions),
+        PoolArgument(DataLocation(0, 0, 0), dimensions),
+    )
+    for argument in arguments:
+        form = wire.RequestForm((argument,), (), ())
+        with pytest.raises(WireError, match="length <= 32"):
+            decode_call(encode(wire.Execute(1, form, ExecutionConfig())))
 
 
 def test_a_window_needs_a_descriptor() -> None:

@@ -110,7 +110,7 @@ def test_a_model_whose_cache_files_are_stuck_is_prepared_without_them(
     x = b.input(DType.FLOAT32, (2,), "x")
     packer = Packer()
     model = packer.model(b.build(b.operation("RELU", [x], [(DType.FLOAT32, (2,))])))
-    config = packer.prepare_config(PrepareConfig())
+    config = PrepareConfig()
     assert not packer.handles
     cached = replace(config, model_cache=(0,), data_cache=(0,))
     with Served(SampleDevice()) as client:

@@ -49,7 +49,7 @@ from tests.unit.ipc.slow import SlowDevice, slow_model
 
 SECONDS = 30.0
 REQUEST = wire.RequestForm((hal.NoValue(),), (hal.NoValue(),), ())
-PLAIN = Packer().execution_config(ExecutionConfig())
+PLAIN = ExecutionConfig()
 
 
 class Buffer:
@@ -266,7 +266,7 @@ class Caching(HeldDevice):
 
 
 def from_cache(client: Served) -> wire.ObjectId:
-    made = client.ask(wire.PrepareFromCache(Packer().prepare_config(PrepareConfig())))
+    made = client.ask(wire.PrepareFromCache(PrepareConfig()))
     assert isinstance(made, wire.Made)
     return made.target
 
@@ -319,7 +319,7 @@ def test_a_preparation_is_told_when_its_client_leaves() -> None:
     device = Slow()
     with Served(device) as client:
         packer = Packer()
-        model, config = packer.model(slow_model()), packer.prepare_config(PrepareConfig())
+        model, config = packer.model(slow_model()), PrepareConfig()
         client.tell(wire.Prepare(model, config))
         assert device.running.wait(SECONDS)
     assert soon(lambda: client.host._threads == 0)
@@ -563,7 +563,7 @@ class Served:
 
     def prepared(self) -> wire.ObjectId:
         packer = Packer()
-        model, config = packer.model(slow_model()), packer.prepare_config(PrepareConfig())
+        model, config = packer.model(slow_model()), PrepareConfig()
         assert not packer.handles
         made = self.ask(wire.Prepare(model, config))
         assert isinstance(made, wire.Made)

@@ -26,7 +26,7 @@ from penstock.hal import (
 )
 from penstock.ipc import dispatch, ring, ring_pool, wire
 from penstock.ipc.client import RemoteDevice, RemotePreparedModel
-from penstock.ipc.codec import Frame, decode_call, decode_to_host, encode
+from penstock.ipc.codec import Frame, Unpacker, decode_call, decode_to_host, encode
 from penstock.ipc.ring_pool import Rings, opened
 from penstock.ipc.ring_requests import MOST_BOUND
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, NDArray
@@ -45,7 +45,7 @@ class Counting(InProcess):
         self.messages: list[str] = []
 
     def answer(self, frame: Frame) -> Frame:
-        self.messages.append(type(decode_call(frame.data)).__name__)
+        self.messages.append(type(decode_call(frame.data, Unpacker(frame.handles))).__name__)
         return super().answer(frame)
 
 

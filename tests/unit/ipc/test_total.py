@@ -16,13 +16,14 @@ from hypothesis import given, strategies as st
 
 from penstock.drivers.null import create
 from penstock.errors import PenstockError, WireError
-from penstock.hal import BufferDesc, EventFence, PrepareConfig
+from penstock.hal import BufferDesc, EventFence, ExecutionConfig, PrepareConfig
 from penstock.ipc import wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import (
     Descriptor,
     Frame,
     Packer,
+    Unpacker,
     decode_call,
     decode_notice,
     decode_reply,
@@ -97,7 +98,7 @@ def transcript() -> Transcript:
 
 
 def test_the_transcript_has_every_call() -> None:
-    said = {type(decode_call(frame.data)) for frame in transcript().calls}
+    said = {type(decode_call(frame.data, Unpacker(frame.handles))) for frame in transcript().calls}
     assert said == set(get_args(wire.Call))
 
 
@@ -199,9 +200,9 @@ class TestDispatcher:
         "call",
         [
             wire.Execute(
-                1, wire.RequestForm((), (), ()), wire.ExecutionForm(None, 1, False, "low", (), None)
+                1, wire.RequestForm((), (), ()), ExecutionConfig(loop_timeout_ns=1, priority="low")
             ),
-            wire.Execute(1, None, wire.ExecutionForm(None, 1, False, "low", (), None)),
+            wire.Execute(1, None, ExecutionConfig(loop_timeout_ns=1, priority="low")),
             wire.ConfigureBurst(1),
             wire.ConfigureBurst(0),
             wire.CreateReusableExecution(-1, wire.RequestForm((), (), ())),
@@ -216,10 +217,10 @@ class TestDispatcher:
     def test_an_object_is_used_as_what_it_is(self) -> None:
         dispatcher = Dispatcher(create())
         pack = Packer()
-        model, config = pack.model(every_case()[0].model), pack.prepare_config(PrepareConfig())
+        model, config = pack.model(every_case()[0].model), PrepareConfig()
         made = decode_reply(dispatcher.answer(pack.frame(wire.Prepare(model, config))).data)
         assert isinstance(made, wire.Made)
-        run = wire.Execute(made.target, None, wire.ExecutionForm(None, 1, False, "low", (), None))
+        run = wire.Execute(made.target, None, ExecutionConfig(loop_timeout_ns=1, priority="low"))
         assert "is no reusable execution" in refusal(dispatcher, Frame(encode(run)))
         assert dispatcher.live_objects == 1
         dispatcher.close()
