@@ -35,7 +35,7 @@ MULTIPLYING: Final = frozenset(
     key
     for module, keys in MODULES.items()
     if module.startswith(("layers.", "recurrent."))
-    or module in {"detection.roi_align", "sound.spectrogram", "stablehlo.products"}
+    or module in {"detection.regions", "sound", "stablehlo.products"}
     for key in keys.split()
 )
 """Rows of the operation table that are computed with matrix products."""

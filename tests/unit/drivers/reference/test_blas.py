@@ -154,7 +154,7 @@ def multiplies(path: Path) -> bool:
         or (isinstance(node, ast.Attribute) and node.attr in {"matmul", "dot", "tensordot"})
         or (
             isinstance(node, ast.ImportFrom)
-            and (node.module or "").endswith(("numerics.products", "numerics.shuffled"))
+            and (node.module or "").endswith(("numerics.products", "layers.weight_formats"))
         )
         for node in ast.walk(tree)
     )

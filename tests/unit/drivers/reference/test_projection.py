@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.lookup import skip_gram
-from penstock.drivers.reference.ops.numerics.fingerprint import fingerprints
+from penstock.drivers.reference.ops import lookup
+from penstock.drivers.reference.ops.projection import fingerprints
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import Given, Wanted, assert_agrees, kernel_of, run_alone
@@ -110,7 +110,7 @@ def test_n_grams_are_the_combinations_with_small_gaps(
 
 
 def test_n_grams_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(skip_gram, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(lookup, "MOST_BYTES", 10_000)
     text = " ".join("abcdefghijklmnopqrst")
     with pytest.raises(LimitExceeded, match="10000 bytes"):
         grams(text, ngram_size=10, max_skip_size=2**31 - 1, include_all_ngrams=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.detection import roi_align
+from penstock.drivers.reference.ops.detection import regions
 from penstock.drivers.reference.ops.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -90,9 +90,7 @@ def test_many_regions_are_worked_on_in_parts(points: int, monkeypatch: pytest.Mo
     images, boxes, batches = scene(5, 40)
     options = {"sampling_points_height": points, "sampling_points_width": points, **SIZE}
     (whole,) = alone("ROI_ALIGN", [images, boxes, batches], [F32], **options)
-    monkeypatch.setattr(
-        roi_align, "tiles", lambda count, _: [slice(i, i + 1) for i in range(count)]
-    )
+    monkeypatch.setattr(regions, "tiles", lambda count, _: [slice(i, i + 1) for i in range(count)])
     (parts,) = alone("ROI_ALIGN", [images, boxes, batches], [F32], **options)
     np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-6)
 

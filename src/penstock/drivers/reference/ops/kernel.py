@@ -15,11 +15,13 @@ from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from penstock.drivers.reference.ops import MODULES
 from penstock.errors import MissedDeadlineTransient, PenstockError
 from penstock.hal import ExecutionConfig
-from penstock.ir import Attributes, NDArray, Operand, Operation, Quantization, Subgraph
+from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization, Subgraph
+from penstock.ir.operations import spec_of
 from penstock.ir.rounding import Sums
 
 Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
@@ -187,6 +189,48 @@ def _absent(operation: Operation) -> str:
     return f"{operation.key}: a custom operation needs a driver that has it"
 
 
+def _widened_site(site: Site) -> Site | None:
+    """*site* with float32 in the place of float16; None where it has none, or runs subgraphs."""
+    operands = [*(o for o in site.inputs if o is not None), *site.outputs]
+    if all(o.dtype is not DType.FLOAT16 for o in operands):
+        return None
+    if any(a.kind in {"subgraph", "subgraphs"} for a in spec_of(site.operation).attributes):
+        return None
+
+    def value(position: int) -> NDArray | None:
+        found = site.values(position)
+        return found.astype(np.float32) if found is not None and _is_half(found) else found
+
+    return replace(
+        site,
+        inputs=tuple(None if o is None else _widened(o) for o in site.inputs),
+        outputs=tuple(map(_widened, site.outputs)),
+        values=value,
+    )
+
+
+def _narrowed(run: Kernel, outputs: Sequence[Operand]) -> Kernel:
+    """The kernel of a widened site, between float16 arrays."""
+    halves = [o.dtype is DType.FLOAT16 for o in outputs]
+
+    def compute(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        wide = [a.astype(np.float32) if a is not None and _is_half(a) else a for a in inputs]
+        return [
+            np.asarray(r).astype(np.float16) if half else r
+            for r, half in zip(run(wide), halves, strict=True)
+        ]
+
+    return compute
+
+
+def _widened(operand: Operand) -> Operand:
+    return replace(operand, dtype=DType.FLOAT32) if operand.dtype is DType.FLOAT16 else operand
+
+
+def _is_half(array: NDArray) -> bool:
+    return array.dtype == np.float16
+
+
 def build(site: Site) -> Kernel:
     """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel
     in float16 is computed in float32.
@@ -201,10 +245,8 @@ def build(site: Site) -> Kernel:
         try:
             run = builder(site)
         except Unsupported:
-            from penstock.drivers.reference.ops.numerics.half_precision import narrowed, widened
-
-            wide = widened(site)
+            wide = _widened_site(site)
             if wide is None:
                 raise
-            run = narrowed(builder(wide), site.outputs)
+            run = _narrowed(builder(wide), site.outputs)
     return np.errstate(all="ignore")(run)

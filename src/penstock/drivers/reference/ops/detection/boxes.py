@@ -1,4 +1,5 @@
-"""Axis-aligned boxes: checks, transforms by deltas, and greedy suppression of those that overlap.
+"""Axis-aligned boxes: checks, transforms by deltas, greedy suppression, and NNAPI's
+AXIS_ALIGNED_BBOX_TRANSFORM and GENERATE_PROPOSALS.
 
 A box is two opposite corners, each of two coordinates: (x1, y1, x2, y2) in NNAPI's regions of
 interest. All arithmetic is float32.
@@ -6,13 +7,18 @@ interest. All arithmetic is float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from penstock.errors import InputError
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
+from penstock.drivers.reference.ops.layers.convolution import channels_first, to_nhwc
+from penstock.drivers.reference.ops.numerics.real_values import reader, writer
+from penstock.errors import InputError, ShapeMismatch
 from penstock.interrupts import watched
-from penstock.ir import NDArray
+from penstock.ir import Attributes, NDArray
 
 BLOCK: Final = 128
 """Candidates that are held against each other, and against the boxes chosen before, at a time."""
@@ -114,3 +120,119 @@ def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
                 alive[at + 1 :] &= ~shared[at, at + 1 :]
         chosen = np.concatenate([chosen, block[alive]])
     return chosen[:room]
+
+
+@kernel("AXIS_ALIGNED_BBOX_TRANSFORM")
+def axis_aligned_bbox_transform(site: Site) -> Kernel:
+    """Each box by the deltas of each class, clipped to the image that its batch index names."""
+    read_boxes = reader(site.input(0), "boxes")
+    read_deltas = reader(site.input(1), "deltas")
+    read_sizes = reader(site.input(3), "image sizes")
+    write = writer(site.output(), "boxes")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        boxes, deltas, sizes = read_boxes(inputs[0]), read_deltas(inputs[1]), read_sizes(inputs[3])
+        batches = np.asarray(inputs[2])
+        count, columns = deltas.shape
+        if boxes.shape != (count, 4) or batches.shape != (count,) or columns % 4:
+            raise ShapeMismatch(
+                f"boxes {boxes.shape}, deltas {deltas.shape} and batch indices {batches.shape}"
+            )
+        if sizes.shape[1:] != (2,):
+            raise ShapeMismatch(f"image sizes of shape {sizes.shape}")
+        check_batches(batches, len(sizes))
+        check_boxes(boxes, "box")
+        moved = transform(boxes, deltas.reshape(count, columns // 4, 4), sizes[batches])
+        return (write(moved.reshape(count, columns)),)
+
+    return run
+
+
+@kernel("GENERATE_PROPOSALS")
+def generate_proposals(site: Site) -> Kernel:
+    """Scores, boxes and batch indices of the proposals, image by image, best first."""
+    readers = [
+        reader(site.input(i), role)
+        for i, role in enumerate(("scores", "deltas", "anchors", "image sizes"))
+    ]
+    writers = [writer(site.output(0), "scores"), writer(site.output(1), "boxes")]
+    proposer, first = Proposer.of(site.attributes), channels_first(site)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        scores, deltas, anchors, sizes = (
+            read(value) for read, value in zip(readers, inputs, strict=True)
+        )
+        scores, deltas = to_nhwc(scores, first), to_nhwc(deltas, first)
+        images, height, width, count = scores.shape
+        if (
+            deltas.shape != (images, height, width, 4 * count)
+            or anchors.shape != (count, 4)
+            or sizes.shape != (images, 2)
+        ):
+            raise ShapeMismatch(
+                f"scores {scores.shape}, deltas {deltas.shape}, anchors {anchors.shape} and image "
+                f"sizes {sizes.shape}"
+            )
+        check_boxes(anchors, "anchor")
+        placed = proposer.place(anchors, height, width)
+        kept, boxes = [scores[:0, 0, 0, 0]], [anchors[:0]]
+        batches = [np.empty(0, np.int32)]
+        for image in range(images):
+            score, box = proposer.propose(
+                placed, scores[image].reshape(-1), deltas[image].reshape(-1, 4), sizes[image]
+            )
+            kept.append(score)
+            boxes.append(box)
+            batches.append(np.full(len(score), image, np.int32))
+        real = np.concatenate(kept), np.concatenate(boxes)
+        stored = (write(values) for write, values in zip(writers, real, strict=True))
+        return (*stored, np.concatenate(batches))
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Proposer:
+    """The parameters of the operation; limits that are not positive are none."""
+
+    strides: tuple[float, float]
+    limit_before: int
+    limit_after: int
+    iou: float
+    least_side: float
+
+    @classmethod
+    def of(cls, attributes: Attributes) -> Proposer:
+        return cls(
+            (attributes.number("width_stride"), attributes.number("height_stride")),
+            attributes.integer("pre_nms_max"),
+            attributes.integer("post_nms_max"),
+            attributes.number("iou_threshold"),
+            attributes.number("min_size"),
+        )
+
+    def place(self, anchors: NDArray, height: int, width: int) -> NDArray:
+        """*anchors* [n, 4] moved to each place of a map: [height * width * n, 4]."""
+        across = np.arange(width, dtype=np.float32) * np.float32(self.strides[0])
+        down = np.arange(height, dtype=np.float32) * np.float32(self.strides[1])
+        x, y = np.meshgrid(across, down)
+        shifts = np.stack([x, y, x, y], axis=-1)
+        result: NDArray = shifts[:, :, None] + anchors
+        return result.reshape(-1, 4)
+
+    def propose(
+        self, anchors: NDArray, scores: NDArray, deltas: NDArray, size: NDArray
+    ) -> tuple[NDArray, NDArray]:
+        """Scores and boxes that one image keeps."""
+        order = best_first(scores)
+        if self.limit_before > 0:
+            order = order[: self.limit_before]
+        sizes = np.broadcast_to(size, (len(order), 2))
+        boxes = transform(anchors[order], deltas[order][:, None], sizes)[:, 0]
+        sides = boxes[:, 2:] - boxes[:, :2]
+        centres = boxes[:, :2] + sides / np.float32(2)
+        stay = (sides > np.float32(self.least_side)) & (centres < size[::-1])
+        order, boxes = order[stay.all(axis=1)], boxes[stay.all(axis=1)]
+        limit = self.limit_after if self.limit_after > 0 else -1
+        chosen = suppress(boxes, limit, self.iou)
+        return scores[order[chosen]], boxes[chosen]

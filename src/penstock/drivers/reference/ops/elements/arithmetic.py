@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.elements.pairs import Pair, check_types, with_pair
 from penstock.drivers.reference.ops.kernel import (
     Kernel,
     Site,
@@ -16,23 +15,22 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import (
-    activation_bounds,
-    quantized_range,
-)
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     INT32_MAX,
     INT32_MIN,
+    count_leading_zeros,
     multiply_by_quantized_multiplier,
     multiply_saturating,
+    power_of_two,
     quantize_multiplier,
+    reciprocal,
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
-from penstock.drivers.reference.ops.numerics.fixed_point_functions import (
-    count_leading_zeros,
-    power_of_two,
-    reciprocal,
+from penstock.drivers.reference.ops.numerics.real_values import by_parts
+from penstock.drivers.reference.ops.numerics.requantize import (
+    activation_bounds,
+    quantized_range,
 )
 from penstock.drivers.reference.ops.numerics.tables import (
     QUANTIZED,
@@ -257,3 +255,37 @@ def _quantized_quotient(site: Site) -> Kernel:
         return these.store(rounding_divide_by_pot(saturated, np.clip(right, 0, 62)), dtype)
 
     return with_pair(compute, whole=True)
+
+
+SHORT_FLOATS: Final = frozenset({DType.FLOAT16.numpy, DType.BFLOAT16.numpy})
+
+Pair = Callable[[NDArray, NDArray], NDArray]
+
+
+def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
+    """The kernel of an elementwise function of two arrays, which broadcasts them. 16-bit floats are
+    computed as float32, of which they are rounded. A *whole* one looks at more than the elements at
+    one place.
+    """
+    apply = _whole if whole else by_parts
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = np.asarray(inputs[0]), np.asarray(inputs[1])
+        if a.dtype not in SHORT_FLOATS:
+            return (apply(compute, a, b),)
+        result = apply(compute, a.astype(np.float32), b.astype(np.float32))
+        return (result.astype(a.dtype) if result.dtype == np.float32 else result,)
+
+    return run
+
+
+def _whole(compute: Pair, a: NDArray, b: NDArray) -> NDArray:
+    return np.asarray(compute(a, b))
+
+
+def check_types(site: Site, types: Collection[DType]) -> DType:
+    """The one type of both inputs and the output; `Unsupported` unless it is one of *types*."""
+    dtypes = {site.input(0).dtype, site.input(1).dtype, site.output().dtype}
+    if len(dtypes) != 1 or not dtypes <= set(types):
+        raise site.unsupported_types()
+    return site.output().dtype

@@ -1,4 +1,6 @@
-"""QUANTIZE, DEQUANTIZE and FAKE_QUANT: between real and stored values."""
+"""QUANTIZE, DEQUANTIZE and FAKE_QUANT, and NumericVerify, which compares a quantised model with its
+float original.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
     round_half_away_from_zero,
 )
-from penstock.drivers.reference.ops.numerics.parts import by_parts
+from penstock.drivers.reference.ops.numerics.real_values import by_parts
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.drivers.reference.ops.numerics.tables import look_up
 from penstock.drivers.reference.ops.numerics.weights import given
+from penstock.errors import GeneralFailure, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand, Quantization
+from penstock.ir.operations.custom_options import numeric_verify
 
 STORED: Final = frozenset(
     {
@@ -187,3 +191,41 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
     if (moves == moves[0]).all():
         return lambda inputs: ((given(inputs[0]).view(np.uint8) + moves[0]).view(dtype),)
     return lambda inputs: (look_up(table, given(inputs[0])),)
+
+
+LEAST_TOLERANCE: Final = 0.1
+"""Below it, differences are given, but never fail."""
+
+
+@kernel("CUSTOM:NumericVerify")
+def numeric_verify_kernel(site: Site) -> Kernel:
+    """The dequantised input less the reference. With `log_if_failed` a difference of more than
+    `tolerance` quantisation steps (of 0 for float16) fails the run.
+    """
+    options = numeric_verify(site.attributes)
+    operand = site.input(0)
+    scale, zero_point = 0.0, 0
+    if operand.dtype is not DType.FLOAT16:
+        quantization = tensor_quantization(operand, "the input")
+        scale, zero_point = quantization.scale, quantization.zero_point
+    strict = options.log_if_failed and options.tolerance >= LEAST_TOLERANCE
+    most = options.tolerance * scale
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        stored, reference = given(inputs[0]), given(inputs[1])
+        if stored.shape != reference.shape:
+            raise ShapeMismatch(f"shapes {stored.shape} and {reference.shape}")
+        if scale:
+            real = (scale * (stored.astype(np.int64) - zero_point)).astype(np.float32)
+        else:
+            real = stored.astype(np.float32)
+        difference = real - reference
+        if strict and np.any(np.abs(difference) > most):
+            at = int(np.argmax(np.abs(difference) > most))
+            raise GeneralFailure(
+                f"NumericVerify: {real.flat[at]} stands for {reference.flat[at]}, "
+                f"which is more than {options.tolerance} quantisation steps away"
+            )
+        return [difference][: len(site.outputs)]
+
+    return run

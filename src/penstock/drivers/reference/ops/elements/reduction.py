@@ -15,13 +15,13 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_wide_by_quantized_multiplier,
     quantize_multiplier,
     wrapped,
 )
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.drivers.reference.ops.numerics.tables import QUANTIZED
 from penstock.drivers.reference.ops.structure.shape import dimensions, normal_axis
 from penstock.ir import DType, NDArray

@@ -14,14 +14,14 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
     round_half_away,
     rounding_divide_by_pot,
 )
-from penstock.drivers.reference.ops.numerics.parts import by_parts
+from penstock.drivers.reference.ops.numerics.real_values import by_parts
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.drivers.reference.ops.numerics.tables import (
     QUANTIZED,
     QUANTIZED_8,

@@ -1,4 +1,6 @@
-"""Elementwise functions of one operand that are not activations."""
+"""Functions of one operand that are not activations: element by element, Fourier transforms, and the
+parts of complex numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.elements.pairs import SHORT_FLOATS
+from penstock.drivers.reference.ops.elements.arithmetic import SHORT_FLOATS
 from penstock.drivers.reference.ops.kernel import (
     Kernel,
     Site,
@@ -15,15 +17,15 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
 from penstock.drivers.reference.ops.numerics.fixed_point import (
+    inverse_square_root,
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.ops.numerics.fixed_point_functions import inverse_square_root
-from penstock.drivers.reference.ops.numerics.parts import by_parts
+from penstock.drivers.reference.ops.numerics.real_values import by_parts
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.drivers.reference.ops.numerics.tables import tabulated, tabulated_reals
-from penstock.errors import ShapeMismatch
+from penstock.errors import InvalidArgument, ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 
 Function = Callable[[NDArray], NDArray]
@@ -203,3 +205,39 @@ def _quantizations(site: Site) -> tuple[Quantization, Quantization]:
     if site.input(0).dtype is DType.INT16:
         require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
     return given, made
+
+
+@kernel("RFFT2D")
+def rfft2d(site: Site) -> Kernel:
+    """The Fourier transform of the last two dimensions, cut or padded with zeros to the lengths
+    given; the last keeps its non-negative frequencies. Computed in float64, returned as complex64.
+    """
+    require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        signal, lengths = inputs
+        if signal is None or lengths is None:
+            raise InvalidArgument("RFFT2D needs a signal and its lengths")
+        rows, columns = (int(n) for n in lengths)
+        spectrum = np.fft.rfft2(signal.astype(np.float64), (rows, columns))
+        return [spectrum.astype(np.complex64)]
+
+    return run
+
+
+@kernel("COMPLEX_ABS", "REAL", "IMAG")
+def complex_part(site: Site) -> Kernel:
+    """Magnitude, real part or imaginary part."""
+    given = site.input(0).dtype
+    require(given in (DType.COMPLEX64, DType.COMPLEX128), f"parts of {given.value}")
+    parts: dict[str, Callable[[NDArray], NDArray]] = {
+        "COMPLEX_ABS": np.abs,
+        "REAL": np.real,
+        "IMAG": np.imag,
+    }
+    part = parts[site.operation.type]
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        return [np.array(part(value)) for value in inputs if value is not None]
+
+    return run

@@ -1,21 +1,19 @@
-"""CONV_2D: images NHWC, filters [out, height, width, in]; groups where `in` divides the image's
-depth.
+"""CONV_2D: images NHWC, filters [out, height, width, in].
+There are groups where `in` divides the image's depth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.ops.layers.by_types import layer_by_types
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, pad, patches
-from penstock.drivers.reference.ops.numerics.activation_range import (
-    activation_bounds,
-    clamp_in_place,
-    clamp_to_finite,
-)
 from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
+    NARROW,
     HybridFinish,
     is_per_channel,
     quantize_rows,
@@ -31,13 +29,22 @@ from penstock.drivers.reference.ops.numerics.products import (
     multiply_rows,
     tiles,
 )
+from penstock.drivers.reference.ops.numerics.requantize import (
+    activation_bounds,
+    clamp_in_place,
+    clamp_to_finite,
+)
 from penstock.drivers.reference.ops.numerics.weights import (
+    QUANTIZED,
+    REAL,
     Layer,
     Prepare,
     Scaling,
     centred,
     flattened,
+    layer_kernel,
 )
+from penstock.errors import ShapeMismatch
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
@@ -198,3 +205,45 @@ def _hybrid_layer(site: Site) -> Prepare:
         return layer
 
     return prepare
+
+
+Form: TypeAlias = Callable[[Site], Prepare]
+"""One way to compute a layer where it stands."""
+
+
+def layer_by_types(site: Site, real: Form, quantized: Form, hybrid: Form | None = None) -> Kernel:
+    """The kernel of a layer (image, weights, optional bias) in the form that its types ask for.
+
+    Raises `Unsupported` where they ask for none of those given.
+    """
+    source, weights, target = site.input(0), site.input(1), site.output()
+    if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
+        return layer_kernel(site, real(site))
+    if source.dtype in QUANTIZED and target.dtype is source.dtype:
+        return layer_kernel(site, quantized(site))
+    if (
+        hybrid is not None
+        and source.dtype is target.dtype is DType.FLOAT32
+        and weights.dtype in NARROW
+    ):
+        return layer_kernel(site, hybrid(site))
+    raise site.unsupported_types()
+
+
+def channels_first(site: Site) -> bool:
+    """Whether the images of *site* are NCHW."""
+    return site.attributes.text("data_layout") == "NCHW"
+
+
+def to_nhwc(image: NDArray, first: bool) -> NDArray:
+    """A view of *image*, which must have four dimensions, with the channels last; *first* says that
+    they come first.
+    """
+    if image.ndim != 4:
+        raise ShapeMismatch(f"an image batch of shape {image.shape}, which is not of rank 4")
+    return image.transpose(0, 2, 3, 1) if first else image
+
+
+def from_nhwc(image: NDArray, first: bool) -> NDArray:
+    """The way back, in memory too."""
+    return np.asarray(image.transpose(0, 3, 1, 2), order="C") if first else image

@@ -1,24 +1,36 @@
-"""CONV_3D and CONV_3D_TRANSPOSE: float volumes NDHWC, filters [depth, height, width, in, out] and
+"""CONV_3D and CONV_3D_TRANSPOSE, and windows that slide over any number of dimensions.
+
+Volumes are float, [batch, spatial ..., depth]. Filters are [depth, height, width, in, out] and
 [depth, height, width, out, in].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
 from penstock.drivers.reference.ops.layers.convolution import float_finish
 from penstock.drivers.reference.ops.layers.padding import Axis, slide
-from penstock.drivers.reference.ops.layers.volumes import convolve, pad, spread
-from penstock.drivers.reference.ops.numerics.activation_range import activation_bounds
-from penstock.drivers.reference.ops.numerics.products import float_product
+from penstock.drivers.reference.ops.numerics.products import (
+    TILE_BYTES,
+    Finish,
+    Multiply,
+    float_product,
+    multiply_fast,
+    multiply_rows,
+    tiles,
+)
+from penstock.drivers.reference.ops.numerics.requantize import activation_bounds
 from penstock.drivers.reference.ops.numerics.weights import Layer, given, layer_kernel
 from penstock.drivers.reference.ops.structure.shape import checked, dimensions
 from penstock.errors import ShapeMismatch
+from penstock.interrupts import watched
 from penstock.ir import Attributes, DType, NDArray
 
 AXES: Final = "dhw"
@@ -115,3 +127,140 @@ def conv_3d_transpose(site: Site) -> Kernel:
         return (out,)
 
     return run
+
+
+MOST_PADDED: Final = 2**26
+PADDED_SHARE: Final = 8
+"""Padding makes `MOST_PADDED` elements at most, or so many times those there are."""
+
+Window: TypeAlias = Sequence[Axis]
+"""One axis a spatial dimension."""
+
+
+def check_padded(elements: int, before: int) -> None:
+    """`ShapeMismatch` where padding makes more *elements* of those *before* than any network needs."""
+    if elements > max(MOST_PADDED, PADDED_SHARE * before):
+        raise ShapeMismatch(f"an operand of {before} elements padded to {elements}")
+
+
+def pad(volume: NDArray, window: Window) -> NDArray:
+    """*volume* with zeros for padding, cut to what windows reach; a view where there is nothing to
+    fill.
+    """
+    cut = (slice(None), *(slice(axis.size + min(axis.after, 0)) for axis in window))
+    volume = volume[cut]
+    if not any(axis.before or axis.after > 0 for axis in window):
+        return volume
+    spatial = [
+        axis.before + size + max(axis.after, 0)
+        for axis, size in zip(window, volume.shape[1:-1], strict=True)
+    ]
+    shape = len(volume), *spatial, volume.shape[-1]
+    check_padded(math.prod(shape), volume.size)
+    padded = np.zeros(shape, volume.dtype)
+    inside = (
+        slice(axis.before, axis.before + size)
+        for axis, size in zip(window, volume.shape[1:-1], strict=True)
+    )
+    padded[(slice(None), *inside)] = volume
+    return padded
+
+
+def patches(volume: NDArray, window: Window) -> NDArray:
+    """The windows of a padded *volume*: a view [batch, outputs ..., extents ..., depth]."""
+    batch, *steps, depth = volume.strides
+    return as_strided(
+        volume,
+        (
+            len(volume),
+            *(axis.outputs for axis in window),
+            *(axis.extent for axis in window),
+            volume.shape[-1],
+        ),
+        (
+            batch,
+            *(step * axis.stride for step, axis in zip(steps, window, strict=True)),
+            *(step * axis.dilation for step, axis in zip(steps, window, strict=True)),
+            depth,
+        ),
+        writeable=False,
+    )
+
+
+def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
+    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory stays near
+    `TILE_BYTES`.
+    """
+    if not outputs:
+        yield ()
+        return
+    at = 0
+    while at < len(outputs) - 1 and nbytes * math.prod(outputs[at + 1 :]) > TILE_BYTES:
+        at += 1
+    for before in watched(np.ndindex(*outputs[:at])):
+        for part in tiles(outputs[at], nbytes * math.prod(outputs[at + 1 :])):
+            yield (*before, part)
+
+
+def convolve(
+    volume: NDArray, columns: NDArray, window: Window,
+    out: NDArray, finish: Finish, multiply: Multiply = multiply_fast,
+) -> None:  # fmt: skip
+    """Fills *out* [batch, outputs ..., channels] from a padded *volume* [batch, spatial ...,
+    depth].
+
+    *columns* [channels, elements of one filter], the last of its dimensions the depth of a group,
+    is in the type to compute in. There are as many groups as the volume's depth has of theirs.
+    *finish* gets the sums of some output positions at a time, all channels.
+    """
+    if not out.size:
+        return
+    channels, inner = columns.shape
+    depth = inner // math.prod(axis.extent for axis in window)
+    groups = volume.shape[-1] // depth
+    if groups == 1 and all(axis.extent == axis.stride == 1 for axis in window):
+        flat = volume.reshape(-1, depth)
+        multiply_rows(flat, columns, out.reshape(-1, channels), finish, multiply)
+        return
+    view = patches(volume, window)
+    position = max(inner * groups, channels) * columns.itemsize
+    for index in watched(range(len(out))):
+        for block in blocks([axis.outputs for axis in window], position):
+            target = out[(index, *block)]
+            sums = _sums(view[(index, *block)], columns, depth, multiply)
+            finish(sums, target.reshape(-1, channels))
+
+
+def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: Multiply) -> NDArray:
+    """Sums [positions, channels] of patches [positions ..., extents ..., depth of all groups]."""
+    channels, inner = columns.shape
+    groups = tile.shape[-1] // depth
+    each = channels // groups
+    parts = []
+    for group in watched(range(groups)):
+        part = tile[..., group * depth : (group + 1) * depth]
+        flat = np.empty(part.shape, columns.dtype)
+        np.copyto(flat, part)
+        rows = columns[group * each : (group + 1) * each]
+        parts.append(multiply(flat.reshape(-1, inner), rows))
+    return parts[0] if groups == 1 else np.concatenate(parts, axis=1)
+
+
+def spread(volume: NDArray, taps: NDArray, window: Window, out: NDArray) -> None:
+    """Adds to *out* [spatial ..., channels] each element of *volume* [spatial ..., depth] times
+    *taps* [extents ..., channels, depth], where they reach from its place and *out* goes.
+
+    *window* is that of the convolution which takes *out*'s size to the volume's.
+    """
+    for place in watched(np.ndindex(taps.shape[:-2])):
+        source, target = [], []
+        for at, axis, size, whole in zip(place, window, volume.shape, out.shape, strict=False):
+            offset = at * axis.dilation - axis.before
+            first = max(0, -(offset // axis.stride))
+            last = max(first, min(size, (whole - 1 - offset) // axis.stride + 1))
+            source.append(slice(first, last))
+            start = offset + first * axis.stride
+            target.append(slice(start, start + (last - first) * axis.stride, axis.stride))
+        part = volume[tuple(source)]
+        if part.size:
+            out[tuple(target)] += np.matmul(part, taps[place].T)

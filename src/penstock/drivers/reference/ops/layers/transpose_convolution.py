@@ -15,10 +15,6 @@ from penstock.drivers.reference.ops.kernel import (
 )
 from penstock.drivers.reference.ops.layers.convolution import float_finish
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, slide
-from penstock.drivers.reference.ops.numerics.activation_range import (
-    activation_bounds,
-    integer_range,
-)
 from penstock.drivers.reference.ops.numerics.hybrid import (
     MAGNITUDE,
     NARROW,
@@ -28,6 +24,10 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.numerics.products import Columns, Finish
+from penstock.drivers.reference.ops.numerics.requantize import (
+    activation_bounds,
+    integer_range,
+)
 from penstock.drivers.reference.ops.numerics.weights import (
     QUANTIZED,
     REAL,

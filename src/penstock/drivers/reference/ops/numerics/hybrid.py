@@ -13,11 +13,11 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.numerics.activation_range import clamp_in_place
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     round_half_away,
     round_half_away_from_zero,
 )
+from penstock.drivers.reference.ops.numerics.requantize import clamp_in_place
 from penstock.drivers.reference.ops.numerics.weights import channel_scales
 from penstock.ir import DType, NDArray, Operand
 

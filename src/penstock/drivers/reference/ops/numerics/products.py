@@ -1,8 +1,7 @@
 """Matrix products of small integers through floating-point BLAS, where that is exact.
 
-A sum of integer products is exact in any order as long as every partial sum is: it is bounded by
-the sum of the weights' magnitudes times the greatest input, below 2**24 in float32 and 2**53 in
-float64.
+A sum of integer products is exact in any order if every partial sum is exact. The bound is the sum
+of the weights' magnitudes times the greatest input: below 2**24 in float32, below 2**53 in float64.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Site, Unsupported
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, tensor_quantization
-from penstock.drivers.reference.ops.numerics.activation_range import integer_range
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.ir import DType, NDArray, Quantization
 
 QUANTIZED_8: Final = frozenset({DType.INT8, DType.UINT8})

@@ -1,4 +1,4 @@
-"""Filters, scales and biases: what quantised convolutions and matrix products share."""
+"""Filters, scales and biases of quantised convolutions and matrix products."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from penstock.drivers.reference.ops.kernel import (
     require,
     tensor_quantization,
 )
-from penstock.drivers.reference.ops.numerics.activation_range import quantized_range
 from penstock.drivers.reference.ops.numerics.fixed_point import quantize_multipliers
 from penstock.drivers.reference.ops.numerics.products import SignedInput
-from penstock.drivers.reference.ops.numerics.requantize import RealRequantizer, Requantizer
+from penstock.drivers.reference.ops.numerics.requantize import (
+    RealRequantizer,
+    Requantizer,
+    quantized_range,
+)
 from penstock.ir import DType, NDArray, Operand, Quantization
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})

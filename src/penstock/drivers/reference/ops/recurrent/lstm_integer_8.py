@@ -1,8 +1,9 @@
-"""Integer long short-term memories whose products become int8 numbers before they are added.
+"""Integer long short-term memories whose products become int8 before they are added.
 
-As TFLite's kernels for int8 activations and an int16 cell state with twelve intermediate results:
-for each gate their sum, the input's product and the recurrent one. Sums are normalised and
-activated in float32. Layer normalisation and a projection with a bias belong to the form.
+Activations and weights are int8, the cell state is int16. In TFLite's form with twelve intermediate
+results, the input's product and the recurrent product of each gate become int8 before they are
+added. Sums are normalised and activated in float32. That form has layer normalisation and a
+projection with a bias.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     rounding_divide_by_pot,
 )
 from penstock.drivers.reference.ops.numerics.tables import round_half_away
-from penstock.drivers.reference.ops.recurrent.lstm_integer_16 import Peephole
-from penstock.drivers.reference.ops.recurrent.lstm_integer_parts import (
+from penstock.drivers.reference.ops.recurrent.cells import Arrays, rows_of
+from penstock.drivers.reference.ops.recurrent.lstm_basic import cut_logistic, cut_tanh
+from penstock.drivers.reference.ops.recurrent.lstm_integer_16 import (
+    Peephole,
     ScaledProduct,
     clamp_8,
     clamp_16,
@@ -30,7 +33,7 @@ from penstock.drivers.reference.ops.recurrent.lstm_integer_parts import (
     scale_of,
     updated_cell,
 )
-from penstock.drivers.reference.ops.recurrent.lstm_parameters import (
+from penstock.drivers.reference.ops.recurrent.lstm_real import (
     CELL,
     FORGET,
     INPUT,
@@ -40,9 +43,6 @@ from penstock.drivers.reference.ops.recurrent.lstm_parameters import (
     clip_of,
     gates_of,
 )
-from penstock.drivers.reference.ops.recurrent.products import Arrays
-from penstock.drivers.reference.ops.recurrent.sequences import rows_of
-from penstock.drivers.reference.ops.recurrent.tables import cut_logistic, cut_tanh
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
@@ -50,7 +50,7 @@ CELL_POWER = -15
 
 
 @dataclass(frozen=True, slots=True)
-class Intermediates:
+class Intermediates8:
     """Scales and zero points of, for each gate in turn, the sum, the input's and the recurrent
     product.
     """
@@ -68,7 +68,7 @@ class Memory8:
         positions: Positions,
         states: tuple[int, int],
         arrays: Arrays,
-        intermediates: Intermediates,
+        intermediates: Intermediates8,
     ) -> None:
         gates = gates_of(site, positions, arrays)
         for needed in (positions.norm(FORGET), positions.projection, positions.projection_bias):
@@ -137,7 +137,7 @@ class Gate:
         output_state: int,
         gate: int,
         arrays: Arrays,
-        intermediates: Intermediates,
+        intermediates: Intermediates8,
     ) -> None:
         total, by_input, by_state = intermediates.scales[3 * gate : 3 * gate + 3]
         _, *zero_points = intermediates.zero_points[3 * gate : 3 * gate + 3]

@@ -1,34 +1,51 @@
-"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN and BIDIRECTIONAL_SEQUENCE_RNN: float and hybrid.
+"""RNN, UNIDIRECTIONAL_SEQUENCE_RNN and BIDIRECTIONAL_SEQUENCE_RNN, float and hybrid, and SVDF.
 
-At each step h = activate(W x + A aux + R h + b), and h is the output.
+At each step of an RNN h = activate(W x + A aux + R h + b), and h is the output.
+
+SVDF is a fully connected layer over a sliding memory, its weights factored into features and time.
+The state holds the last `memory` values of each filter, oldest first: [batch, filters * memory].
+Each run shifts it by one place, then stores the newest values.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel
-from penstock.drivers.reference.ops.numerics.weights import given
-from penstock.drivers.reference.ops.recurrent.activations import activation_function
-from penstock.drivers.reference.ops.recurrent.products import (
+from penstock.drivers.reference.ops.kernel import (
+    Kernel,
+    Site,
+    kernel,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.ops.numerics.fixed_point import (
+    multiply_by_quantized_multiplier,
+    quantize_multiplier,
+)
+from penstock.drivers.reference.ops.numerics.hybrid import weight_scales, weight_values
+from penstock.drivers.reference.ops.numerics.products import Columns, exact_dtype
+from penstock.drivers.reference.ops.numerics.requantize import integer_range
+from penstock.drivers.reference.ops.numerics.weights import flattened, given
+from penstock.drivers.reference.ops.recurrent.cells import (
+    HYBRID,
     Arrays,
+    activation_function,
+    as_stored,
     check_real,
     real_array,
     real_product,
     real_results,
     real_values,
-    with_parameters,
-)
-from penstock.drivers.reference.ops.recurrent.sequences import (
-    as_stored,
     rows_of,
     time_first,
     times,
+    with_parameters,
 )
-from penstock.ir import NDArray
+from penstock.ir import DType, NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +158,100 @@ def bidirectional_rnn(site: Site) -> Kernel:
         return run
 
     return with_parameters(site, [*FORWARD.parameters(), *BACKWARD.parameters()], prepare)
+
+
+Inputs: TypeAlias = Sequence[NDArray | None]
+
+
+@kernel("SVDF")
+def svdf(site: Site) -> Kernel:
+    """Float, hybrid, and integer with int8 inputs and an int16 or int8 state."""
+    source, features, state = (site.input(i).dtype for i in (0, 1, 4))
+    if source is features is DType.INT8 and state in {DType.INT8, DType.INT16}:
+        return _integer(site)
+    check_real(site, 0, 4)
+    return _real(site)
+
+
+def _slide(state: NDArray, newest: NDArray, memory: int) -> NDArray:
+    """The state [batch, filters, memory] with the oldest values gone and *newest* behind."""
+    batch, filters = newest.shape
+    before = state.reshape(batch, filters, memory)
+    return np.concatenate([before[:, :, 1:], newest[:, :, None].astype(state.dtype)], axis=2)
+
+
+def _real(site: Site) -> Kernel:
+    rank = site.attributes.integer("rank")
+    activate = activation_function(site.attributes.text("fused_activation_function"))
+    asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+    time = site.input(2)
+
+    def prepare(arrays: Arrays) -> Kernel:
+        feature = real_product(site, [1], arrays, asymmetric=asymmetric)
+        weights = real_array(arrays[2])
+        if time.dtype in HYBRID:
+            weights = weight_values(arrays[2], time).astype(np.float32) * weight_scales(
+                time, axis=0
+            )
+        bias = real_array(arrays[3]) if 3 in arrays else None
+
+        def run(inputs: Inputs) -> Sequence[NDArray]:
+            newest = feature(real_array(given(inputs[0])))
+            state = _slide(real_array(given(inputs[4])), newest, weights.shape[1])
+            sums = np.einsum("bfm,fm->bf", state, weights)
+            out = sums.reshape(len(sums), weights.shape[0] // rank, rank).sum(axis=2)
+            if bias is not None:
+                out += bias
+            return real_results(site, [activate(out), flattened(state)])
+
+        return run
+
+    return with_parameters(site, [1, 2, 3], prepare)
+
+
+def _integer(site: Site) -> Kernel:
+    """Both scalings go through quantised multipliers of ratios that are taken in float32.
+
+    Sums over time wrap at 32 bits. RELU alone is known, and left to the output's type: TFLite's
+    kernel takes it that the output's zero point is the least value there is.
+    """
+    activation = site.attributes.text("fused_activation_function")
+    require(activation == "RELU", f"an integer SVDF with the activation {activation}")
+    rank = site.attributes.integer("rank")
+    source, features, time, state, target = (
+        tensor_quantization(operand, "an operand")
+        for operand in (*(site.input(i) for i in (0, 1, 2, 4)), site.output())
+    )
+    scales = [np.float32(q.scale) for q in (source, features, time, state, target)]
+    first = quantize_multiplier(float(scales[0] * scales[1] / scales[3]))
+    second = quantize_multiplier(float(scales[3] * scales[2] / scales[4]))
+    dtype = site.output().dtype
+    limits, state_limits = integer_range(dtype), integer_range(site.input(4).dtype)
+
+    def prepare(arrays: Arrays) -> Kernel:
+        columns = Columns(arrays[1].astype(np.int64), -integer_range(DType.INT8)[0])
+        offset = source.zero_point * columns.sums
+        weights = arrays[2].astype(np.int64)
+        reach = np.abs(weights).max(initial=0) * float(weights.shape[1])
+        exact = exact_dtype(reach * -state_limits[0])
+        taps = weights.astype(exact)
+        shift = state.zero_point * weights.sum(axis=1)
+
+        def run(inputs: Inputs) -> Sequence[NDArray]:
+            rows = given(inputs[0]).astype(columns.values.dtype)
+            sums = np.matmul(rows, columns.values.T).astype(np.int64) - offset
+            newest = np.clip(multiply_by_quantized_multiplier(sums, *first), *state_limits)
+            after = _slide(given(inputs[4]), newest, weights.shape[1])
+            over_time = np.einsum("bfm,fm->bf", after.astype(exact), taps).astype(np.int64)
+            over_time -= shift
+            out = over_time.reshape(len(over_time), -1, rank).sum(axis=2)
+            if 3 in arrays:
+                out += arrays[3]
+            wrapped = out.astype(np.int32)
+            scaled = multiply_by_quantized_multiplier(wrapped, *second) + target.zero_point
+            stored = np.clip(scaled, *limits).astype(dtype.numpy)
+            return (stored, flattened(after))[: len(site.outputs)]
+
+        return run
+
+    return with_parameters(site, [1, 2, 3], prepare)

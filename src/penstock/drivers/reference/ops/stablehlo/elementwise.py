@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
-from penstock.drivers.reference.ops.structure.creation import cast
+from penstock.drivers.reference.ops.structure.shape import cast
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
 from penstock.ir.types import FLOATS, INTEGERS, PACKED

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
 from penstock.drivers.reference.ops.numerics.weights import given
-from penstock.drivers.reference.ops.stablehlo.region import Apply, combiner, region
+from penstock.drivers.reference.ops.stablehlo.reduction import Apply, combiner, region
 from penstock.drivers.reference.ops.structure.shape import checked
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray

@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.layers.convolution_3d import check_padded, convolve
 from penstock.drivers.reference.ops.layers.padding import Axis, slide
-from penstock.drivers.reference.ops.layers.volumes import check_padded, convolve
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.drivers.reference.ops.stablehlo.elementwise import ANY, SMALL
 from penstock.drivers.reference.ops.stablehlo.structure import padded

@@ -1,12 +1,17 @@
-"""Reductions by a region, over dimensions and over windows; TFLite's REDUCE_WINDOW beside them."""
+"""Reductions by a region, over dimensions and over windows, STABLEHLO_SORT, and TFLite's REDUCE_WINDOW.
+
+A region is a subgraph of scalars. Where the result is the same, it runs on many elements at once.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from itertools import chain
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -18,13 +23,103 @@ from penstock.drivers.reference.ops.kernel import (
     kernel,
     require,
 )
-from penstock.drivers.reference.ops.layers.volumes import check_padded
+from penstock.drivers.reference.ops.layers.convolution_3d import check_padded
 from penstock.drivers.reference.ops.numerics.weights import given
-from penstock.drivers.reference.ops.stablehlo.region import COMBINERS, Apply, region
+from penstock.drivers.reference.ops.stablehlo.elementwise import FUNCTIONS, larger, smaller
 from penstock.drivers.reference.ops.stablehlo.structure import padded
 from penstock.drivers.reference.ops.structure.shape import dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
-from penstock.ir import DType, NDArray
+from penstock.interrupts import watched
+from penstock.ir import DType, NDArray, Subgraph
+
+Combine: TypeAlias = Callable[[NDArray, NDArray], Any]
+
+Apply: TypeAlias = "Callable[..., list[NDArray]]"
+"""A region's results for each element of its arguments, which have one shape."""
+
+COMBINERS: Final[dict[str, Combine]] = {
+    "ADD": np.add,
+    "MUL": np.multiply,
+    "MAXIMUM": larger,
+    "MINIMUM": smaller,
+    "LOGICAL_AND": np.logical_and,
+    "LOGICAL_OR": np.logical_or,
+    "STABLEHLO_ADD": np.add,
+    "STABLEHLO_MULTIPLY": np.multiply,
+    "STABLEHLO_MAXIMUM": larger,
+    "STABLEHLO_MINIMUM": smaller,
+    "STABLEHLO_AND": np.bitwise_and,
+    "STABLEHLO_OR": np.bitwise_or,
+}
+"""Operations that a region may be made of alone: what they do to stored elements."""
+
+OF_ELEMENTS: Final = (
+    "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE "
+    "EQUAL NOT_EQUAL LESS LESS_EQUAL GREATER GREATER_EQUAL LOGICAL_AND LOGICAL_OR LOGICAL_NOT "
+    "ABS NEG EXP LOG SQRT RSQRT SQUARE SIN COS FLOOR CEIL TANH LOGISTIC CAST "
+    "STABLEHLO_COMPARE STABLEHLO_CONVERT STABLEHLO_CLAMP STABLEHLO_SELECT"
+)
+BY_ELEMENT: Final = frozenset(FUNCTIONS) | frozenset(OF_ELEMENTS.split())
+"""Operations whose kernels take scalars and arrays alike, element by element."""
+
+
+def is_scalar_region(graph: Subgraph) -> bool:
+    """Whether *graph* computes scalars of scalars by operations of `BY_ELEMENT` only."""
+    return all(o.type in BY_ELEMENT for o in graph.operations) and all(
+        o.shape == () for o in graph.operands if o.has_value
+    )
+
+
+def combiner(graph: Subgraph) -> Combine | None:
+    """The one function of two elements that *graph* is, in either order of operands; None where it
+    is more.
+    """
+    if len(graph.operations) != 1 or len(graph.inputs) != 2:
+        return None
+    (operation,) = graph.operations
+    if operation.outputs != graph.outputs or sorted(operation.inputs) != sorted(graph.inputs):
+        return None
+    if operation.attributes.get("fused_activation_function", "NONE") != "NONE":
+        return None
+    return COMBINERS.get(operation.type)
+
+
+def region(site: Site, attribute: str, arguments: int) -> Apply:
+    """The subgraph that *attribute* of *site* names, applied element by element.
+
+    `Unsupported` where it takes another number of arguments, or where one of its operations is.
+    """
+    index = site.attributes.integer(attribute)
+    graph = site.graphs(index)
+    require(
+        len(graph.inputs) == arguments,
+        f"{site.operation.type} with a region of {len(graph.inputs)} arguments, not {arguments}",
+    )
+    combine = combiner(graph)
+    if combine is not None:
+        return partial(_combined, combine)
+    run = site.subgraphs(index)
+    if is_scalar_region(graph):
+        return partial(_at_once, run)
+    return partial(_one_by_one, run, [graph.operands[i].dtype.numpy for i in graph.outputs])
+
+
+def _combined(combine: Combine, a: NDArray, b: NDArray) -> list[NDArray]:
+    return [np.asarray(combine(a, b)).astype(a.dtype, copy=False)]
+
+
+def _at_once(run: Kernel, *arrays: NDArray) -> list[NDArray]:
+    return [np.broadcast_to(np.asarray(r), arrays[0].shape) for r in run(arrays)]
+
+
+def _one_by_one(run: Kernel, dtypes: list[np.dtype[Any]], *arrays: NDArray) -> list[NDArray]:
+    made = [np.empty(arrays[0].shape, dtype) for dtype in dtypes]
+    for place in watched(np.ndindex(arrays[0].shape)):
+        results = run([np.asarray(a[place]) for a in arrays])
+        for whole, result in zip(made, results, strict=True):
+            whole[place] = np.asarray(result).reshape(())
+    return made
+
 
 LOOKS: Final = 1024
 """Window places between two looks at the clock."""
@@ -172,3 +267,65 @@ def reduce_window(site: Site) -> Kernel:
         return [np.array(r) for r in windows.reduce([x], [initial], apply)]
 
     return run
+
+
+@kernel("STABLEHLO_SORT")
+def sort(site: Site) -> Kernel:
+    """Lines along a dimension in the order of the comparator; equal elements keep theirs."""
+    count = len(site.inputs)
+    index = site.attributes.integer("comparator_subgraph_index")
+    results = [site.graphs(index).operands[i].dtype for i in site.graphs(index).outputs]
+    require(results == [DType.BOOL], "a comparator that does not give one boolean")
+    before = region(site, "comparator_subgraph_index", 2 * count)
+    axis = site.attributes.integer("dimension")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        arrays = [given(x) for x in inputs]
+        along = normal_axis(axis, arrays[0].ndim)
+        lines = [np.moveaxis(x, along, 0) for x in arrays]
+        return [
+            np.asarray(np.moveaxis(x, 0, along), order="C") for x in sorted_lines(lines, before)
+        ]
+
+    return run
+
+
+def sorted_lines(lines: Sequence[NDArray], before: Apply) -> list[NDArray]:
+    """Arrays [n, ...] sorted together along their first dimension, all lines at once.
+
+    Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2, algorithm M): every
+    step compares pairs that do not touch each other. Ties are broken by the place an element came
+    from.
+    """
+    shape = lines[0].shape
+    origin = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    columns = [*(np.array(x) for x in lines), np.broadcast_to(origin, shape).copy()]
+    for first, second in exchanges(shape[0]):
+        left, right = [x[first] for x in columns], [x[second] for x in columns]
+        forward, backward = _compare(before, left, right), _compare(before, right, left)
+        swap = np.where(forward == backward, right[-1] < left[-1], backward)
+        for x, a, b in zip(columns, left, right, strict=True):
+            x[first], x[second] = np.where(swap, b, a), np.where(swap, a, b)
+    return columns[:-1]
+
+
+def _compare(before: Apply, a: Sequence[NDArray], b: Sequence[NDArray]) -> NDArray:
+    (result,) = before(*chain.from_iterable(zip(a[:-1], b[:-1], strict=True)))
+    return result
+
+
+def exchanges(count: int) -> Iterator[tuple[NDArray, NDArray]]:
+    """Places to compare and exchange, step by step, so that *count* elements end up sorted."""
+    top = (1 << max(count - 1, 0).bit_length()) >> 1
+    step = top
+    while step > 0:
+        reach, offset, distance = top, 0, step
+        while True:
+            places = np.arange(max(count - distance, 0))
+            places = places[(places & step) == offset]
+            if places.size:
+                yield places, places + distance
+            if reach == step:
+                break
+            distance, reach, offset = reach - step, reach >> 1, step
+        step >>= 1

@@ -1,6 +1,4 @@
-"""StableHLO operations that move elements, or make them of their places, and leave their values
-alone.
-"""
+"""StableHLO operations that move elements or make them from their positions."""
 
 from __future__ import annotations
 

@@ -1,9 +1,13 @@
-"""Rows of tables: picked by id, combined by weight, or found by key."""
+"""Rows of tables picked by id, combined by weight or found by key; hash tables; and SKIP_GRAM, the
+n-grams of a string's words.
+
+A hash table is a vector of keys and one of values. Of equal keys the first counts.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -13,7 +17,7 @@ from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
 from penstock.drivers.reference.ops.numerics.hybrid import NARROW, weight_scales, weight_values
 from penstock.drivers.reference.ops.numerics.weights import flattened, given
 from penstock.drivers.reference.ops.structure.shape import checked, dimensions
-from penstock.errors import ShapeMismatch
+from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 
 
@@ -162,3 +166,125 @@ def _halve(keys: NDArray, queries: NDArray) -> NDArray:
         low = np.where(open_ & (key < queries), middle + 1, low)
         high = np.where(open_ & (key > queries), middle, high)
     return found
+
+
+Finder = Callable[[NDArray], NDArray]
+"""Queried keys, flat, to their places; the number of keys where there is none such."""
+
+
+@kernel("HASHTABLE_FIND")
+def hashtable_find(site: Site) -> Kernel:
+    """The values of the queried keys, or the default."""
+    strings = site.input(0).dtype is DType.STRING
+    constant = site.constant(0)
+    prepared = None if constant is None else _finder(constant, strings)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        keys, values, queries, default = (given(x) for x in inputs)
+        if keys.shape != values.shape or not default.size:
+            raise ShapeMismatch(f"{keys.shape} keys, {values.shape} values")
+        find = prepared or _finder(keys, strings)
+        choices = np.append(values.reshape(-1), default.reshape(-1)[:1])
+        return (choices[find(queries.reshape(-1))].reshape(queries.shape),)
+
+    return run
+
+
+def _finder(keys: NDArray, strings: bool) -> Finder:
+    flat = keys.reshape(-1)
+    missing = flat.size
+    if strings:
+        places = {key: at for at, key in reversed(list(enumerate(flat.tolist())))}
+        return lambda queries: np.array(
+            [places.get(q, missing) for q in queries.tolist()], np.int64
+        )
+    known, first = np.unique(flat, return_index=True)
+    if not missing:
+        return lambda queries: np.zeros(queries.shape, np.int64)
+
+    def find(queries: NDArray) -> NDArray:
+        at = np.minimum(np.searchsorted(known, queries), len(known) - 1)
+        return np.where(known[at] == queries, first[at], missing)
+
+    return find
+
+
+@kernel("HASHTABLE_SIZE")
+def hashtable_size(site: Site) -> Kernel:
+    """How many different keys there are."""
+    dtype = site.output().dtype.numpy
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
+
+    return run
+
+
+MOST_BYTES: Final = 1 << 28
+OVERHEAD: Final = 64
+"""What an n-gram takes besides its text."""
+
+SPACES: Final = frozenset(b" \t\n\v\f\r")
+
+
+@kernel("SKIP_GRAM")
+def skip_gram(site: Site) -> Kernel:
+    """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size`
+    words left out between two of them; with `include_all_ngrams` each run of fewer words after
+    those that begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
+    """
+    attributes = site.attributes
+    size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
+    every = attributes.flag("include_all_ngrams")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        strings = given(inputs[0]).reshape(-1).tolist()
+        words = _words(strings[0]) if strings else []
+        chosen = _choices(len(words), size, skip, every) if 0 < size <= len(words) else iter(())
+        grams: list[bytes] = []
+        room = MOST_BYTES
+        for places in chosen:
+            grams.append(b" ".join(words[i] for i in places))
+            room -= len(grams[-1]) + OVERHEAD
+            if room < 0:
+                raise LimitExceeded(f"SKIP_GRAM would make more than {MOST_BYTES} bytes of n-grams")
+        result = np.empty(len(grams), object)
+        result[:] = grams
+        return (result,)
+
+    return run
+
+
+def _words(text: bytes) -> list[bytes]:
+    """What stands between spaces. A word behind a space that the text begins with is not counted,
+    as in TFLite's kernel.
+    """
+    words: list[bytes] = []
+    start = 0
+    for at, character in enumerate(text):
+        if at and character in SPACES:
+            if at > start and text[start] not in SPACES:
+                words.append(text[start:at])
+            start = at + 1
+    if start < len(text):
+        words.append(text[start:])
+    return words
+
+
+def _choices(count: int, size: int, skip: int, every: bool) -> Iterator[tuple[int, ...]]:
+    """Ascending places among *count* words, longer choices before those that they begin with."""
+    places: list[int] = []
+    following = [iter(range(count if every else count - size + 1))]
+    while following:
+        place = next(following[-1], None)
+        if place is None:
+            following.pop()
+            if places and (every or len(places) == size):
+                yield tuple(places)
+            if places:
+                places.pop()
+            continue
+        places.append(place)
+        left = 0 if every else size - len(places) - 1
+        end = min(place + 2 + skip, count - left) if len(places) < size else 0
+        following.append(iter(range(place + 1, end)))

@@ -1,8 +1,10 @@
-"""Products of real vectors with the weights of recurrent cells: float, hybrid or diagonal."""
+"""Shared by recurrent cells: fused activations, products with float, hybrid or diagonal weights, and
+sequences, batch or time first, forward or backward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -15,9 +17,49 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.numerics.products import Columns
+from penstock.drivers.reference.ops.numerics.requantize import BOUNDS, clamp_in_place
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import is_static
+
+Activation: TypeAlias = Callable[[NDArray], NDArray]
+"""Real values to real values of the same shape; may destroy its argument."""
+
+
+def logistic(x: NDArray) -> NDArray:
+    """1 / (1 + exp(-x)), in place."""
+    # NumPy 2.4's `negative` reads the wrong elements where it writes onto a view of one element a
+    # row.
+    np.multiply(x, np.float32(-1), out=x)
+    np.exp(x, out=x)
+    x += np.float32(1)
+    return np.reciprocal(x, out=x)
+
+
+def _tanh(x: NDArray) -> NDArray:
+    return np.tanh(x, out=x)
+
+
+def _sign_bit(x: NDArray) -> NDArray:
+    return np.signbit(x).astype(np.float32)
+
+
+FUNCTIONS: Final[dict[str, Activation]] = {
+    "TANH": _tanh,
+    "SIGMOID": logistic,
+    "SIGN_BIT": _sign_bit,
+}
+"""Activations that are not clamps. SIGMOID is NNAPI's, SIGN_BIT TFLite's."""
+
+
+def activation_function(name: str) -> Activation:
+    """The fused activation of this name; `Unsupported` for an unknown one."""
+    if name in FUNCTIONS:
+        return FUNCTIONS[name]
+    if name not in BOUNDS:
+        raise Unsupported(f"the fused activation {name}")
+    return lambda values: clamp_in_place(values, name)
+
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 HYBRID: Final = frozenset({DType.INT8, DType.UINT8})
@@ -144,3 +186,24 @@ def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -
         return sums
 
     return product if across.dtype == np.float32 else wide_product
+
+
+def time_first(sequence: NDArray, *, time_major: bool) -> NDArray:
+    """*sequence* as [time, batch, size]."""
+    return sequence if time_major else np.swapaxes(sequence, 0, 1)
+
+
+def as_stored(sequence: NDArray, *, time_major: bool) -> NDArray:
+    """A sequence [time, batch, size] in its own order again, contiguous."""
+    return np.ascontiguousarray(sequence if time_major else np.swapaxes(sequence, 0, 1))
+
+
+def times(count: int, *, backward: bool) -> Iterator[int]:
+    """The steps of a sequence in the order they are taken."""
+    return iter(range(count - 1, -1, -1) if backward else range(count))
+
+
+def rows_of(sequence: NDArray) -> NDArray:
+    """[time, batch, size] as rows [time * batch, size], contiguous."""
+    steps, batch, size = sequence.shape
+    return np.ascontiguousarray(sequence).reshape(steps * batch, size)

@@ -1,1 +1,0 @@
-"""Tables, embeddings, hashes and random numbers."""
