@@ -6,9 +6,11 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 from penstock.distribution import install_command
 from penstock.errors import NotAModel, NotAvailable
-from penstock.ir.types import Shape
+from penstock.ir.types import NDArray, Shape
 
 MISSING: Final = f"loading an ONNX file needs the onnx package: {install_command('onnx')}"
 MAX_MESSAGE = 200
@@ -31,6 +33,28 @@ def parse(content: bytes) -> Any:
         said = str(error).strip().splitlines()
         reason = said[0][:MAX_MESSAGE] if said else type(error).__name__
         raise NotAModel(f"the file is no ONNX model: {reason}") from None
+
+
+def evaluate(
+    op: str,
+    version: int,
+    inputs: Sequence[NDArray | None],
+    outputs: int,
+    attributes: Mapping[str, Any],
+) -> list[NDArray]:
+    """What the reference evaluator of the package computes of an operator of `ai.onnx`.
+
+    Raises whatever the evaluator raises. The caller bounds what it allocates.
+    """
+    package = onnx()
+    names = ["" if a is None else f"x{i}" for i, a in enumerate(inputs)]
+    results = [f"y{i}" for i in range(outputs)]
+    graph = package.GraphProto(node=[package.helper.make_node(op, names, results, **attributes)])
+    for name in results:
+        graph.output.add().name = name
+    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(graph, {"": version})
+    values = {n: a for n, a in zip(names, inputs, strict=True) if n}
+    return [np.asarray(found) for found in evaluator.run(None, values)]
 
 
 def definition(

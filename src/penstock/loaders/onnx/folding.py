@@ -1,8 +1,12 @@
-"""Values known before running: operators on constants, computed by NumPy, their sizes bounded.
+"""Constant folding: values that are known before a model runs.
 
-Integers of which some are unknown are followed as objects, None for the unknown ones, through
-operators that only move elements about, and through sums and products: what a graph computes of
-shapes is often known but for the batch.
+The reference evaluator of the `onnx` package computes them. A guard stands before each operator: it
+accepts the element types for which the evaluator is right, and bounds the bytes that the evaluator
+allocates. Code of our own computes only what the evaluator computes wrongly or without bounds; each
+such function says why.
+
+Integers of which some are unknown (a shape with an unknown batch) are followed too, through
+operators that move elements and through simple arithmetic.
 """
 
 from __future__ import annotations
@@ -17,34 +21,43 @@ from msgspec import Struct
 from penstock.errors import InvalidAttribute, ModelError
 from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.constants import is_uniform, reshaped, uniform
+from penstock.loaders.onnx.engine import evaluate
 from penstock.loaders.onnx.graph import Node
 from penstock.loaders.onnx.tensors import MAX_RANK, TYPES, Budget
 from penstock.loaders.onnx.values import Value
 
 MAX_FOLDED: Final = 1 << 16
-"""Elements of results that are computed, rather than moved about; what is larger is left to the
-devices.
-"""
+"""Most elements of a computed result. Operators on more elements are left to the devices."""
 
 MAX_KNOWN: Final = 64
+"""Most elements of a value that is followed while some of them are unknown."""
 
 Folded: TypeAlias = "Sequence[NDArray] | None"
 
 
 class Given(Struct):
-    """What a rule is given: a node, the values of its inputs, and the bytes that results may take."""
+    """A node, the values of its inputs, and the bytes that results may take."""
 
     node: Node
     arrays: Sequence[Any]
     budget: Budget
 
 
-Fold: TypeAlias = Callable[[Given], Folded]
+Rule: TypeAlias = Callable[[Given], Folded]
+Guard: TypeAlias = "Callable[[Given], bool]"
+"""Whether a node is evaluated. A guard charges what the evaluator allocates."""
+
+FAILED: Final = (
+    ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, KeyError, RuntimeError,
+    AttributeError, AssertionError,
+)  # fmt: skip
+"""What the evaluator or NumPy raises for a malformed node; its lowering then names the defect."""
 
 
 def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence[NDArray] | None:
-    """The values of the outputs of *node*, where those of its inputs are known; arrays of objects
-    where they are known in part.
+    """The values of the outputs of *node*, where those of its inputs are known.
+
+    Integers of which some are unknown are arrays of objects, with None for the unknown ones.
     """
     if node.domain:
         return None
@@ -56,10 +69,8 @@ def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence
     arrays: list[NDArray | None] = []
     partial = False
     for value in inputs:
-        if value is None:
-            arrays.append(None)
-        elif value.array is not None:
-            arrays.append(value.array)
+        if value is None or value.array is not None:
+            arrays.append(None if value is None else value.array)
         elif value.known is not None and node.op in PARTIAL:
             partial = True
             arrays.append(value.known)
@@ -67,31 +78,17 @@ def fold(node: Node, inputs: Sequence[Value | None], budget: Budget) -> Sequence
             return None
     try:
         with np.errstate(all="ignore"):
-            found = rule(Given(node, arrays, budget))
+            given = Given(node, arrays, budget)
+            if not partial or all(a is None or a.dtype != object for a in arrays):
+                return rule(given)
+            return _partly(given, rule, DType.INT64 if inputs[0] is None else inputs[0].dtype)
     except ModelError:
         raise
-    except (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, KeyError):
+    except FAILED:
         return None
-    if found is None or not partial:
-        return found
-    if any(f.size > MAX_KNOWN for f in found):
-        return None
-    return [_settled(f, node, inputs) for f in found]
 
 
-def _settled(found: NDArray, node: Node, inputs: Sequence[Value | None]) -> NDArray:
-    """An array of objects as numbers, where none is unknown."""
-    if any(v is None for v in found.reshape(-1).tolist()):
-        return found
-    dtype = DType.INT64 if inputs[0] is None else inputs[0].dtype
-    if node.op == "Cast":
-        dtype = TYPES[node.integer("to")]
-    elif node.op in ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"):
-        dtype = DType.BOOL
-    return found.astype(dtype.numpy)
-
-
-def _shape(node: Node, inputs: Sequence[Value | None]) -> Sequence[NDArray] | None:
+def _shape(node: Node, inputs: Sequence[Value | None]) -> Folded:
     value = inputs[0] if inputs else None
     if value is None or value.shape is None:
         return None
@@ -102,96 +99,215 @@ def _shape(node: Node, inputs: Sequence[Value | None]) -> Sequence[NDArray] | No
     rank = len(value.shape)
     start, end = node.integer("start", 0), node.integer("end", rank)
     start, end = (min(max(e + rank if e < 0 else e, 0), rank) for e in (start, end))
-    dims = value.shape[start:end]
-    if None in dims:
-        known = np.empty(len(dims), object)
-        known[:] = dims
-        return [known]
-    return [np.array(dims, np.int64)]
+    return [_joined(value.shape[start:end])]
 
 
-def _bounded(shape: Sequence[int], dtype: np.dtype[Any], budget: Budget, node: Node) -> None:
-    if len(shape) > MAX_RANK or any(d < 0 for d in shape):
-        raise ValueError("no shape")
-    budget.take(math.prod(shape) * dtype.itemsize, node.where)
+def _joined(elements: Sequence[int | None]) -> NDArray:
+    """A vector of integers; of objects where some are unknown."""
+    return np.array(elements, object if None in elements else np.int64)
 
 
-def _small(*arrays: NDArray | None) -> bool:
-    return all(a is None or a.size <= MAX_FOLDED for a in arrays)
+def _partly(given: Given, rule: Rule, dtype: DType) -> Folded:
+    """Folds a node over integers of which some are unknown.
 
-
-def _pair(function: Callable[[Any, Any], Any], result: Any = None) -> Fold:
-    def rule(given: Given) -> Folded:
-        if len(given.arrays) != 2 or (
-            given.node.version < 7 and given.node.integer("broadcast", 0)
-        ):
-            return None
-        a, b = given.arrays
-        if object in {a.dtype, b.dtype}:
-            return _unknown_pair(function, a, b)
-        shape = np.broadcast_shapes(a.shape, b.shape)
-        if math.prod(shape) > MAX_FOLDED or a.dtype != b.dtype:
-            return None
-        return [np.asarray(function(a, b)).astype(result or a.dtype)]
-
-    return rule
-
-
-def _unknown_pair(function: Callable[[Any, Any], Any], a: Any, b: Any) -> Sequence[NDArray] | None:
-    if a.size > MAX_KNOWN or b.size > MAX_KNOWN:
+    The node is evaluated twice: on the values, with 0 for the unknown ones, and on the masks of the
+    unknown ones. *dtype* is the type of a result of which all elements are known.
+    """
+    node, arrays = given.node, given.arrays
+    if node.op == "Cast":
+        to = TYPES.get(node.integer("to"))
+        return [arrays[0]] if to in {DType.INT32, DType.INT64} else None
+    data = len(arrays) if node.op in PAIRS or node.op == "Concat" else 1
+    if any(a is not None and a.dtype == object for a in arrays[data:]):
         return None
-    a, b = np.broadcast_arrays(a, b)
-    found = np.empty(a.shape, object)
-    for place in np.ndindex(a.shape):
-        x, y = a[place], b[place]
-        if isinstance(x, bytes) or isinstance(y, bytes):
+    values, masks = list(arrays), list(arrays)
+    for index, array in enumerate(arrays[:data]):
+        if array.size > MAX_KNOWN or array.dtype.kind not in "iuO":
             return None
-        if x is not None and y is not None:
-            found[place] = function(np.int64(x), np.int64(y)).item()
-    return [found]
-
-
-def _divided(a: Any, b: Any) -> Any:
-    a, b = np.asarray(a), np.asarray(b)
-    if a.dtype.kind == "f":
-        return a / b
-    if not b.all():
-        raise ZeroDivisionError
-    quotient = a // b
-    return np.where((quotient * b != a) & ((a < 0) != (b < 0)), quotient + 1, quotient)
-
-
-def _modulo(given: Given) -> Folded:
-    a, b = given.arrays
-    if not _small(*given.arrays) or a.dtype.kind not in "iu" or not b.all():
+        elements = array.reshape(-1).tolist()
+        if any(isinstance(e, bytes) for e in elements):
+            return None
+        unknown = np.array([e is None for e in elements], np.int64).reshape(array.shape)
+        known = np.array([e or 0 for e in elements], np.int64).reshape(array.shape)
+        values[index], masks[index] = known, unknown
+    found = rule(Given(node, values, given.budget))
+    if node.op in PAIRS:
+        mask: Folded = [np.logical_or(*masks)]
+    else:
+        mask = rule(Given(node, masks, given.budget))
+    if found is None or mask is None or any(f.size > MAX_KNOWN for f in found):
         return None
-    return [np.fmod(a, b) if given.node.integer("fmod", 0) else np.mod(a, b)]
+    return [_masked(f, m.astype(bool), dtype) for f, m in zip(found, mask, strict=True)]
 
 
-def _one(function: Callable[[Any], Any], kinds: str = "fiu") -> Fold:
-    def rule(given: Given) -> Folded:
-        (x,) = given.arrays
-        if x.dtype.kind not in kinds or not _small(x):
-            return None
-        return [np.asarray(function(x)).astype(x.dtype)]
+def _masked(values: NDArray, unknown: NDArray, dtype: DType) -> NDArray:
+    """*values* of *dtype*; objects, with None for the *unknown* ones, where there are any."""
+    if not unknown.any():
+        return values if values.dtype == bool else values.astype(dtype.numpy)
+    objects = values.astype(object)
+    objects[unknown] = None
+    return objects
 
-    return rule
+
+def _evaluated(given: Given) -> Folded:
+    """What the evaluator computes; the caller has bounded it."""
+    node = given.node
+    attributes = {k: v for k, v in node.attributes.items() if k in ATTRIBUTES and v != []}
+    found = evaluate(node.op, node.version, given.arrays, len(node.outputs), attributes)
+    return found if len(found) == len(node.outputs) else None
+
+
+def _guarded(guard: Guard) -> Rule:
+    """The rule that evaluates a node where *guard* lets it."""
+    return lambda given: _evaluated(given) if guard(given) else None
+
+
+ATTRIBUTES: Final = frozenset({
+    "axis", "axes", "keepdims", "noop_with_empty_axes", "perm", "allowzero", "fmod", "split",
+    "num_outputs", "starts", "ends",
+})  # fmt: skip
+"""Attributes that the evaluator is given: it makes every one a field of an object of its own."""
+
+
+def _computed(kinds: str = "biufcV", *, compares: bool = False) -> Guard:
+    """Guards an operator that computes each element of inputs of one type, which broadcast."""
+
+    def guard(given: Given) -> bool:
+        arrays = given.arrays
+        if given.node.version < 7 and given.node.integer("broadcast", 0):
+            return False
+        if any(a.dtype.kind not in kinds or a.dtype != arrays[0].dtype for a in arrays):
+            return False
+        itemsize = 1 if compares else arrays[0].itemsize
+        return _charged(given, np.broadcast_shapes(*(a.shape for a in arrays)), itemsize)
+
+    return guard
+
+
+def _charged(given: Given, shape: Sequence[int], itemsize: int) -> bool:
+    """Charges the bytes of a computed result of *shape*; False where they are too many."""
+    count = math.prod(shape)
+    sizes = [a.size for a in given.arrays if a is not None]
+    return max(count, *sizes) <= MAX_FOLDED and given.budget.offers(count * itemsize)
+
+
+def _divided(given: Given) -> bool:
+    """Guards Div and Mod: integers have no quotient by zero."""
+    divisor = given.arrays[1]
+    if divisor.dtype.kind != "f" and not divisor.all():
+        return False
+    return _computed("iuf" if given.node.op == "Div" else "iu")(given)
+
+
+def _reduced(given: Given) -> bool:
+    """Guards reductions of integers. Sums of floats depend on their order."""
+    x = given.arrays[0]
+    return x.dtype.kind in "iu" and _charged(given, x.shape, x.itemsize)
+
+
+def _chosen(given: Given) -> bool:
+    _, x, y = given.arrays
+    shape = np.broadcast_shapes(*(a.shape for a in given.arrays))
+    return x.dtype == y.dtype and _charged(given, shape, x.itemsize)
+
+
+def _tiled(given: Given) -> bool:
+    x, repeats = given.arrays
+    counts = repeats.reshape(-1).tolist()
+    return min(counts, default=0) >= 0 and _charged(given, [x.size, *counts], x.itemsize)
+
+
+def _concatenated(given: Given) -> bool:
+    if len({a.dtype for a in given.arrays}) != 1 or given.arrays[0].dtype == object:
+        return False
+    given.budget.take(sum(a.nbytes for a in given.arrays), given.node.where)
+    return True
+
+
+def _sliced(given: Given) -> Folded:
+    """The evaluator slices as Python does, which differs for a start before the first element and a
+    negative step. It also takes the last of several bounds of one axis.
+    """
+    bounds, x = slice_bounds(given.node, given.arrays), given.arrays[0]
+    axes = None if bounds is None else counted(bounds[0], x.ndim)
+    if bounds is None or axes is None:
+        return None
+    places = [slice(None)] * x.ndim
+    for axis, start, end, step in zip(axes, *bounds[1:], strict=True):
+        places[axis] = clamped(start, end, step, x.shape[axis])
+    return [x[tuple(places)]]
+
+
+def _split(given: Given) -> Folded:
+    """The evaluator does not compare the sizes of the parts with the size of the whole."""
+    x, axis = given.arrays[0], given.node.integer("axis", 0)
+    sizes = given.arrays[1] if len(given.arrays) > 1 else None
+    if sizes is None and given.node.has("split"):
+        sizes = np.array(given.node.integers("split"))
+    if sizes is not None and (sizes.sum() != x.shape[axis] or (sizes < 0).any()):
+        return None
+    found = _evaluated(given)
+    whole = 0 if found is None else sum(f.shape[axis] for f in found)
+    return found if whole == x.shape[axis] else None
+
+
+def _gathered(given: Given) -> Folded:
+    """The evaluator copies data that are one element repeated, however often."""
+    data, indices = given.arrays
+    axis = given.node.integer("axis", 0)
+    size = data.shape[axis]
+    if indices.dtype.kind not in "iu" or ((indices < -size) | (indices >= size)).any():
+        return None
+    axis %= data.ndim
+    shape = (*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :])
+    if is_uniform(data):
+        return [uniform(data[(0,) * data.ndim], shape)]
+    copied = 0 if data.flags.c_contiguous else data.nbytes
+    given.budget.take(math.prod(shape) * data.itemsize + copied, given.node.where)
+    return _evaluated(given)
+
+
+def _reshaped(given: Given) -> Folded:
+    """What is one element repeated stays such; a transposed view is copied."""
+    x = given.arrays[0]
+    if not is_uniform(x) and not x.flags.c_contiguous:
+        given.budget.take(x.nbytes, given.node.where)
+    found = _evaluated(given)
+    return None if found is None else [reshaped(x, found[0].shape)]
+
+
+def _squeezed(given: Given) -> Folded:
+    """The evaluator applies the axes of older opsets one after another, also negative ones."""
+    axes, x = axes_of(given.node, given.arrays), given.arrays[0]
+    ones = [i for i, d in enumerate(x.shape) if d == 1]
+    dropped = ones if axes is None else counted(axes, x.ndim)
+    if dropped is None or not set(dropped) <= set(ones):
+        return None
+    return [reshaped(x, tuple(d for i, d in enumerate(x.shape) if i not in dropped))]
+
+
+def _unsqueezed(given: Given) -> Folded:
+    """As for `_squeezed`."""
+    axes, x = axes_of(given.node, given.arrays), given.arrays[0]
+    added = None if axes is None else counted(axes, x.ndim + len(axes))
+    if axes is None or added is None:
+        return None
+    dims = iter(x.shape)
+    return [reshaped(x, tuple(1 if i in added else next(dims) for i in range(x.ndim + len(axes))))]
 
 
 def _same(given: Given) -> Folded:
+    """The evaluator copies."""
     return [given.arrays[0]]
 
 
 def _cast(given: Given) -> Folded:
+    """The evaluator does not say which floats have no integer, and copies repeated elements."""
     (x,), target = given.arrays, TYPES.get(given.node.integer("to"))
-    if target is None or (dtype_of(x.dtype) is DType.STRING and x.dtype != object):
-        return None
-    if x.dtype == object:
-        return (
-            [x] if target in {DType.INT64, DType.INT32} and None in x.reshape(-1).tolist() else None
-        )
-    if target is DType.STRING or x.dtype == target.numpy:
-        return [x] if x.dtype == target.numpy else None
+    if target is None or dtype_of(x.dtype) is DType.STRING or target is DType.STRING:
+        return [x] if target is DType.STRING and x.dtype == object else None
+    if x.dtype == target.numpy:
+        return [x]
     if is_uniform(x):
         return [uniform(x[(0,) * x.ndim].astype(target.numpy), x.shape)]
     if x.dtype.kind == "f" and target.is_integer and not np.isfinite(x).all():
@@ -201,47 +317,44 @@ def _cast(given: Given) -> Folded:
 
 
 def _filled(given: Given) -> Folded:
+    """The evaluator allocates every element."""
     shape = tuple(int(d) for d in given.arrays[0].reshape(-1).tolist())
-    value = given.node.attributes.get("value")
-    if value is None:
-        value = np.zeros(1, np.float32)
+    value = given.node.attributes.get("value", np.zeros(1, np.float32))
     if value.size != 1:
         raise InvalidAttribute(
-            "the value of a filled tensor is one element", where=given.node.where
+            "the value of a filled tensor must have one element", where=given.node.where
         )
-    _bounded(shape, np.dtype(np.uint8), Budget(2**46), given.node)
+    if len(shape) > MAX_RANK or any(d < 0 for d in shape):
+        return None
+    Budget(MAX_FILLED).take(math.prod(shape), given.node.where)
     if value.dtype == object:
         return None
     given.budget.take(value.itemsize, given.node.where)
     return [uniform(value, shape)]
 
 
-def _gather(given: Given) -> Folded:
-    data, indices = given.arrays
-    axis = given.node.integer("axis", 0)
-    size = data.shape[axis]
-    if indices.dtype.kind not in "iu" or ((indices < -size) | (indices >= size)).any():
-        return None
-    count = indices.size * (data.size // max(size, 1))
-    given.budget.take(count * data.itemsize, given.node.where)
-    return [np.asarray(np.take(data, np.where(indices < 0, indices + size, indices), axis))]
+MAX_FILLED: Final = 1 << 46
+"""Most elements of a filled tensor: byte counts of it stay within 64 bits."""
 
 
-def _concat(given: Given) -> Folded:
-    if any(a.dtype == object for a in given.arrays):
-        if any(a.size > MAX_KNOWN for a in given.arrays) or any(
-            isinstance(v, bytes) for a in given.arrays for v in a.reshape(-1).tolist()
-        ):
-            return None
-        given.arrays = [a.astype(object) for a in given.arrays]
-    elif len({a.dtype for a in given.arrays}) != 1:
+def _range(given: Given) -> Folded:
+    """The evaluator counts float steps in another precision than ONNX's formula."""
+    start, limit, delta = (a.reshape(-1)[0] for a in given.arrays)
+    count = max(math.ceil((limit - start) / delta), 0) if delta else 0
+    if _charged(given, [count], given.arrays[0].itemsize) is None:
         return None
-    given.budget.take(sum(a.nbytes for a in given.arrays), given.node.where)
-    return [
-        np.concatenate(
-            given.arrays, axis=given.node.integer("axis", 1 if given.node.version < 4 else None)
-        )
-    ]
+    return [(start + np.arange(count) * delta).astype(given.arrays[0].dtype)]
+
+
+def _expanded(given: Given) -> Folded:
+    """The evaluator allocates a repeated element, and multiplies: it has no strings."""
+    x, target = given.arrays[0], tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
+    shape = np.broadcast_shapes(x.shape, target)
+    if x.size == 1:
+        return [uniform(x, shape)]
+    if _charged(given, shape, x.itemsize) is None:
+        return None
+    return [np.broadcast_to(x, shape).copy()]
 
 
 def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...] | None:
@@ -251,66 +364,10 @@ def axes_of(node: Node, arrays: Sequence[Any], index: int = 1) -> tuple[int, ...
     return node.integers("axes") if node.has("axes") else None
 
 
-def _counted(axes: Sequence[int], rank: int) -> list[int] | None:
-    """*axes* from the front; None where one is out of range or named twice, of which the lowering
-    tells.
-    """
+def counted(axes: Sequence[int], rank: int) -> list[int] | None:
+    """*axes* counted from the front; None where one is out of range or named twice."""
     found = [a + rank if a < 0 else a for a in axes]
     return found if len({*found}.intersection(range(rank))) == len(found) else None
-
-
-def _squeeze(given: Given) -> Folded:
-    axes = axes_of(given.node, given.arrays)
-    x = given.arrays[0]
-    ones = [i for i, d in enumerate(x.shape) if d == 1]
-    gone = ones if axes is None else _counted(axes, x.ndim)
-    if gone is None or not set(gone) <= set(ones):
-        return None
-    return [reshaped(x, tuple(d for i, d in enumerate(x.shape) if i not in gone))]
-
-
-def _unsqueeze(given: Given) -> Folded:
-    axes = axes_of(given.node, given.arrays)
-    if axes is None:
-        return None
-    x = given.arrays[0]
-    rank = x.ndim + len(axes)
-    new = _counted(axes, rank)
-    if new is None:
-        return None
-    dims = iter(x.shape)
-    return [reshaped(x, tuple(1 if i in new else next(dims) for i in range(rank)))]
-
-
-def _reshape(given: Given) -> Folded:
-    x, target = given.arrays[0], [int(d) for d in given.arrays[1].reshape(-1).tolist()]
-    keep = not given.node.integer("allowzero", 0)
-    shape = [x.shape[i] if d == 0 and keep else d for i, d in enumerate(target)]
-    if -1 in shape:
-        rest = math.prod(d for d in shape if d != -1)
-        shape[shape.index(-1)] = x.size // rest
-    if math.prod(shape) != x.size:
-        return None
-    return [reshaped(x, tuple(shape))]
-
-
-def _transpose(given: Given) -> Folded:
-    order = given.node.integers("perm") if given.node.has("perm") else None
-    return [given.arrays[0].transpose(order)]
-
-
-def _slice(given: Given) -> Folded:
-    bounds = slice_bounds(given.node, given.arrays)
-    if bounds is None:
-        return None
-    x = given.arrays[0]
-    axes = _counted(bounds[0], x.ndim)
-    if axes is None:
-        return None
-    places = [slice(None)] * x.ndim
-    for axis, start, end, step in zip(axes, *bounds[1:], strict=True):
-        places[axis] = clamped(start, end, step, x.shape[axis])
-    return [x[tuple(places)]]
 
 
 def slice_bounds(
@@ -318,19 +375,16 @@ def slice_bounds(
 ) -> tuple[list[int], list[int], list[int], list[int]] | None:
     """(axes, starts, ends, steps) of a Slice whose bounds are known."""
     if node.version < 10:
-        starts, ends = list(node.integers("starts")), list(node.integers("ends"))
-        axes = list(node.integers("axes")) if node.has("axes") else list(range(len(starts)))
-        return axes, starts, ends, [1] * len(starts)
-    if any(a is None for a in arrays[1:3]) or len(arrays) < 3:
+        given: list[list[int] | None] = [list(node.integers(n)) for n in ("starts", "ends")]
+        given.append(list(node.integers("axes")) if node.has("axes") else None)
+    else:
+        given = [None if a is None else [int(v) for v in a.reshape(-1)] for a in arrays[1:5]]
+    given += [None] * (4 - len(given))
+    starts, ends, axes, steps = given
+    if starts is None or ends is None:
         return None
-    starts, ends = ([int(v) for v in a.reshape(-1).tolist()] for a in arrays[1:3])
-    given = [
-        None if i >= len(arrays) or arrays[i] is None else [int(v) for v in arrays[i].reshape(-1).tolist()]
-        for i in (3, 4)
-    ]  # fmt: skip
-    axes = given[0] if given[0] is not None else list(range(len(starts)))
-    steps = given[1] if given[1] is not None else [1] * len(starts)
-    return axes, starts, ends, steps
+    axes = list(range(len(starts))) if axes is None else axes
+    return axes, starts, ends, [1] * len(starts) if steps is None else steps
 
 
 def clamped(start: int, end: int, step: int, size: int) -> slice:
@@ -347,130 +401,46 @@ def clamped(start: int, end: int, step: int, size: int) -> slice:
     return slice(start, None if end < 0 else end, step)
 
 
-def _where(given: Given) -> Folded:
-    if (
-        not _small(*given.arrays)
-        or math.prod(np.broadcast_shapes(*(a.shape for a in given.arrays))) > MAX_FOLDED
-    ):
-        return None
-    return [np.where(*given.arrays)] if given.arrays[1].dtype == given.arrays[2].dtype else None
+PAIRS: Final = frozenset({"Add", "Sub", "Mul", "Equal", "Greater", "Less"})
+"""Operators of two inputs that are followed where elements are unknown."""
 
-
-def _range(given: Given) -> Folded:
-    start, limit, delta = (a.reshape(-1)[0] for a in given.arrays)
-    count = max(math.ceil((limit - start) / delta), 0) if delta else 0
-    if count > MAX_FOLDED:
-        return None
-    return [(start + np.arange(count) * delta).astype(given.arrays[0].dtype)]
-
-
-def _expand(given: Given) -> Folded:
-    x, target = given.arrays[0], tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
-    shape = np.broadcast_shapes(x.shape, target)
-    if x.size == 1:
-        return [uniform(x, shape)]
-    if math.prod(shape) > MAX_FOLDED:
-        return None
-    return [np.broadcast_to(x, shape).copy()]
-
-
-def _tile(given: Given) -> Folded:
-    repeats = tuple(int(d) for d in given.arrays[1].reshape(-1).tolist())
-    if len(given.arrays) != 2 or given.arrays[0].size * math.prod(repeats) > MAX_FOLDED:
-        return None
-    return [np.tile(given.arrays[0], repeats)]
-
-
-def _reduced(function: Callable[..., Any]) -> Fold:
-    def rule(given: Given) -> Folded:
-        x = given.arrays[0]
-        if x.dtype.kind not in "iu" or not _small(x):
-            return None
-        axes = axes_of(given.node, given.arrays)
-        if not axes and given.node.integer("noop_with_empty_axes", 0):
-            return [x]
-        keep = bool(given.node.integer("keepdims", 1))
-        return [np.asarray(function(x, axis=axes or None, keepdims=keep)).astype(x.dtype)]
-
-    return rule
-
-
-def _many(function: Callable[[Any, Any], Any]) -> Fold:
-    def rule(given: Given) -> Folded:
-        if len({a.dtype for a in given.arrays}) != 1 or not _small(*given.arrays):
-            return None
-        result = given.arrays[0]
-        for other in given.arrays[1:]:
-            if math.prod(np.broadcast_shapes(result.shape, other.shape)) > MAX_FOLDED:
-                return None
-            result = function(result, other)
-        return [np.asarray(result)]
-
-    return rule
-
-
-def _split(given: Given) -> Folded:
-    x, axis = given.arrays[0], given.node.integer("axis", 0)
-    size, count = x.shape[axis], len(given.node.outputs)
-    if len(given.arrays) > 1 and given.arrays[1] is not None:
-        sizes = [int(s) for s in given.arrays[1].reshape(-1).tolist()]
-    elif given.node.has("split"):
-        sizes = list(given.node.integers("split"))
-    else:
-        each = -(-size // count)
-        sizes = [min(each, size - i * each) for i in range(count)]
-    if sum(sizes) != size or len(sizes) != count:
-        return None
-    return np.split(x, np.cumsum(sizes)[:-1], axis)
-
-
-PARTIAL: Final = frozenset({
-    "Identity", "Cast", "Gather", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Slice", "Transpose",
-    "Split", "Add", "Sub", "Mul", "Equal", "Greater", "Less",
-})  # fmt: skip
+PARTIAL: Final = PAIRS | {
+    "Identity", "Cast", "Gather", "Concat", "Squeeze", "Unsqueeze", "Reshape", "Slice",
+    "Transpose", "Split",
+}  # fmt: skip
 """Operators that are followed where elements are unknown."""
 
-FOLDS: Final[dict[str, Fold]] = {
+GUARDS: Final[dict[str, Guard]] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Max", "Min"), _computed()),
+    **dict.fromkeys(
+        ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"),
+        _computed("biufcVO", compares=True),
+    ),
+    **dict.fromkeys(("And", "Or", "Not"), _computed("b")),
+    **dict.fromkeys(("Floor", "Ceil", "Sqrt", "Exp", "Log", "Reciprocal"), _computed("f")),
+    **dict.fromkeys(("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin"), _reduced),
+    "Neg": _computed("fi"),
+    "Abs": _computed("fiu"),
+    "Div": _divided,
+    "Mod": _divided,
+    "Where": _chosen,
+    "Tile": _tiled,
+    "Concat": _concatenated,
+    "Transpose": lambda _: True,
+}
+"""Operators that the evaluator computes."""
+
+FOLDS: Final[dict[str, Rule]] = {
+    **{op: _guarded(guard) for op, guard in GUARDS.items()},
     "Identity": _same,
     "Cast": _cast,
     "ConstantOfShape": _filled,
-    "Gather": _gather,
-    "Concat": _concat,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Reshape": _reshape,
-    "Transpose": _transpose,
-    "Slice": _slice,
-    "Where": _where,
+    "Expand": _expanded,
+    "Gather": _gathered,
     "Range": _range,
-    "Expand": _expand,
-    "Tile": _tile,
+    "Reshape": _reshaped,
+    "Slice": _sliced,
     "Split": _split,
-    "Add": _pair(np.add),
-    "Sub": _pair(np.subtract),
-    "Mul": _pair(np.multiply),
-    "Div": _pair(_divided),
-    "Mod": _modulo,
-    "Equal": _pair(np.equal, np.bool_),
-    "Greater": _pair(np.greater, np.bool_),
-    "Less": _pair(np.less, np.bool_),
-    "GreaterOrEqual": _pair(np.greater_equal, np.bool_),
-    "LessOrEqual": _pair(np.less_equal, np.bool_),
-    "And": _pair(np.logical_and),
-    "Or": _pair(np.logical_or),
-    "Not": _one(np.logical_not, "b"),
-    "Neg": _one(np.negative, "fi"),
-    "Abs": _one(np.abs),
-    "Floor": _one(np.floor, "f"),
-    "Ceil": _one(np.ceil, "f"),
-    "Sqrt": _one(np.sqrt, "f"),
-    "Exp": _one(np.exp, "f"),
-    "Log": _one(np.log, "f"),
-    "Reciprocal": _one(lambda x: 1 / x, "f"),
-    "ReduceSum": _reduced(np.sum),
-    "ReduceProd": _reduced(np.prod),
-    "ReduceMax": _reduced(np.max),
-    "ReduceMin": _reduced(np.min),
-    "Max": _many(np.maximum),
-    "Min": _many(np.minimum),
+    "Squeeze": _squeezed,
+    "Unsqueeze": _unsqueezed,
 }

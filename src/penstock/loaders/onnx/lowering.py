@@ -219,6 +219,11 @@ class Body:
         )
 
     def _call(self, node: Node, function: Function, inputs: list[Value | None]) -> Sequence[Value]:
+        """The outputs of *function*, whose nodes are lowered in place of *node*.
+
+        `onnx.inliner` would expand every call at once and without a bound: functions that call each
+        other twice make 2^n nodes of n functions. Here each lowered node counts against `limit`.
+        """
         reader = GraphReader(function.opsets, self.lowering.budget)
         reader.nodes_left = self.lowering.reader.nodes_left
         graph = Graph(node.op, [], [], {}, [])

@@ -35,10 +35,19 @@ _BITS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DT
 
 
 class Budget:
-    """Bytes that the values a loader computes may take: *limit* all together."""
+    """Bytes that the values a loader computes may take: *limit* all together, and a quarter of that
+    for values that it need not compute.
+    """
 
     def __init__(self, limit: int) -> None:
-        self.left = limit
+        self.left, self._optional = limit, limit // 4
+
+    def offers(self, size: int) -> bool:
+        """Charges *size* bytes of a value that need not be computed; False where none are left."""
+        if size > self._optional:
+            return False
+        self._optional -= size
+        return True
 
     def take(self, size: int, where: str | None = None) -> None:
         """Charges *size* bytes; `LimitExceeded` when the limit is reached."""

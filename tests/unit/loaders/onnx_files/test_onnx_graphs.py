@@ -101,6 +101,20 @@ def test_shapes_are_followed_with_the_batch_unknown() -> None:
         check(model, {"x": f(batch, 3, 4)})
 
 
+def test_arithmetic_on_shapes_leaves_only_the_batch_unknown() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Mul", ["s", "factors"], ["t"]),
+        node("Gather", ["t", "last"], ["n"]),
+        node("Reshape", ["x", "n"], ["y"]),
+    ]
+    constants = {"factors": np.array([1, 5, 3]), "last": np.array([0, 2])}
+    model = model_of(nodes, {"x": f(2, 3, 4)}, ["y"], constants, unknown=True)
+    assert penstock.load(model.SerializeToString()).outputs[0].shape == (None, 12)
+    assert operations(model) == {"RESHAPE": 1}
+    check(model, {"x": f(5, 3, 4)})
+
+
 def test_an_input_that_is_an_output_twice_over() -> None:
     nodes = [
         node("Identity", ["x"], ["y"]),

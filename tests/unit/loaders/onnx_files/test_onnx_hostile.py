@@ -336,6 +336,36 @@ def test_nodes_of_a_few_bytes_are_counted_for_what_becomes_of_them() -> None:
         assert len(penstock.load(model).operations) == count
 
 
+def loaded_peak(model: Any) -> int:
+    """The most bytes that loading *model* holds at a time."""
+    content = model.SerializeToString()
+    tracemalloc.start()
+    try:
+        penstock.load(content)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_gathering_from_a_repeated_element_does_not_allocate_its_repetitions() -> None:
+    nodes = [
+        helper.make_node("ConstantOfShape", ["size"], ["zeros"]),
+        helper.make_node("Gather", ["zeros", "first"], ["taken"]),
+        helper.make_node("Add", ["x", "taken"], ["y"]),
+    ]
+    constants = {"size": np.array([1 << 40]), "first": np.array([0])}
+    assert loaded_peak(model_of(nodes, {"x": np.zeros(1, np.float32)}, ["y"], constants)) < 8 * MIB
+
+
+def test_folded_results_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_DENSIFY_LIMIT_MIB", "4")
+    many = [helper.make_node("Neg", ["c"], [f"c{i}"]) for i in range(200)]
+    nodes = [*many, helper.make_node("Sum", ["x", *(f"c{i}" for i in range(200))], ["y"])]
+    constants = {"c": np.arange(1 << 16, dtype=np.float32)}
+    model = model_of(nodes, {"x": np.zeros(1 << 16, np.float32)}, ["y"], constants)
+    assert loaded_peak(model) < 24 * MIB
+
+
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(NotAvailable, match=r"penstock-nn\[onnx\]"):
