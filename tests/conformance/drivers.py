@@ -9,7 +9,7 @@ from typing import Final
 
 from penstock.hal import Device
 from penstock.testing.devices import find_devices
-from penstock.testing.isolation import isolated_device
+from penstock.testing.loopback import isolated_device
 
 DRIVERS: Final = {
     "reference": "reference",

@@ -35,8 +35,8 @@ from penstock.nnapi.description import MAXIMUM_FEATURE_LEVEL, NnapiOperand
 from penstock.nnapi.lowering import lower
 from penstock.nnapi.ports import size_of
 from penstock.testing.vectors import load_directory
-from penstock.testing.vectors.comparison import difference
 from penstock.testing.vectors.derive import Expected, Run, dynamic_output_shape, plain_run
+from penstock.testing.vectors.runner import difference
 from tests.unit.nnapi.building import MODES
 from tests.unit.nnapi.replay import replay
 

@@ -23,9 +23,10 @@ from penstock.errors import GeneralFailure
 from penstock.hal import CacheReport, Device
 from penstock.ir import DType
 from penstock.sealed import FileSystem, Seal
+from penstock.testing.contract.caching import Entry, load, save
 from penstock.testing.contract.caching_security import chain
 from penstock.testing.contract.cases import Case
-from penstock.testing.contract.entries import Entry, check_run, load, save
+from penstock.testing.contract.trial import check_run
 from penstock.testing.doubles import QUICK_FILES, Crash, FaultyFiles
 from penstock.testing.lab import LabDevice
 from penstock.testing.resources import Resources

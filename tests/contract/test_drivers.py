@@ -17,9 +17,8 @@ from penstock.testing.contract import SUITES, VALUE_CHECKS, Check, NotCovered, c
 from penstock.testing.devices import find_devices
 from penstock.testing.domains import DomainDevice
 from penstock.testing.doubles import FaultyDevice
-from penstock.testing.isolation import isolated_device
 from penstock.testing.lab import LabDevice
-from penstock.testing.loopback import LoopbackDevice
+from penstock.testing.loopback import LoopbackDevice, isolated_device
 from tests.checked import count_contract_checks
 from tests.support_onnxruntime import needs_onnxruntime
 from tests.support_openvino import needs_openvino
@@ -68,13 +67,13 @@ ISOLATED: Final = {
     "null": "penstock.drivers.null:create",
     "sample": "penstock.drivers.sample:create",
     "reference": "penstock.drivers.reference:create",
-    "domains": "penstock.testing.isolation:domains",
+    "domains": "penstock.testing.loopback:domains",
     "lab": "penstock.testing.lab:create",
-    "lab, tiles": "penstock.testing.isolation:lab_tiles",
-    "lab, first run": "penstock.testing.isolation:lab_first_run",
-    "lab, staged": "penstock.testing.isolation:lab_staged",
-    "lab, data files only": "penstock.testing.isolation:lab_data_files",
-    "faulty": "penstock.testing.isolation:faulty",
+    "lab, tiles": "penstock.testing.loopback:lab_tiles",
+    "lab, first run": "penstock.testing.loopback:lab_first_run",
+    "lab, staged": "penstock.testing.loopback:lab_staged",
+    "lab, data files only": "penstock.testing.loopback:lab_data_files",
+    "faulty": "penstock.testing.loopback:faulty",
     "xnnpack": "penstock.drivers.xnnpack:create",
     "xnnpack-builtin": "penstock.drivers.xnnpack:create",
     "onnxruntime-cpu": "penstock.drivers.onnxruntime:create",

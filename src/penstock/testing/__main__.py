@@ -16,66 +16,73 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from penstock.errors import PenstockError
-from penstock.testing.chaos import command as chaos
-from penstock.testing.contract import CheckResult, Report, command as contract
-from penstock.testing.vectors import command as vectors
+from penstock.testing.chaos import scenarios as chaos
+from penstock.testing.contract import Report, runner as contract
+from penstock.testing.contract.promise import show
+from penstock.testing.vectors import VectorError, runner as vectors
 
+FAILED: Final = 1
 USAGE: Final = 2
+BAD_INPUT: Final = 3
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line *arguments* (default: the process's) and returns the exit code."""
     options = _parser().parse_args(arguments)
-    if options.command == "vectors":
-        return vectors.run(options.directory, options.device, options.operation, json=options.json)
+    command = {"contract": _contract, "chaos": _chaos, "vectors": _vectors}[options.command]
     try:
-        if options.command == "chaos":
-            return _chaos(options)
-        return _contract(options)
+        return command(options)
+    except VectorError as error:
+        print(error, file=sys.stderr)  # noqa: T201  # a program prints
+        return BAD_INPUT
     except PenstockError as error:
         print(error, file=sys.stderr)  # noqa: T201  # a program prints
         return USAGE
     except BrokenPipeError:
-        # Nobody reads on; Python would complain once more when it flushes at exit.
+        # The reader has gone; Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return FAILED
+
+
+def _show(result: contract.CheckResult | chaos.Result) -> None:
+    print(show(result.label, result), flush=True)  # noqa: T201  # a program prints
 
 
 def _contract(options: argparse.Namespace) -> int:
-    def show(result: CheckResult) -> None:
-        print(contract.show(result), flush=True)  # noqa: T201  # a program prints
-
-    results = contract.run(
-        options.driver, limit=options.limit, progress=None if options.json else show
-    )
+    progress = None if options.json else _show
+    results = contract.run(options.driver, limit=options.limit, progress=progress)
     report = Report.of(results)
-    _print_report(report, contract.summary(options.driver, report, results), json=options.json)
-    return 1 if report.failed else 0
+    _print(report, contract.summary(options.driver, results), json=options.json)
+    return FAILED if report.failed else 0
 
 
 def _chaos(options: argparse.Namespace) -> int:
-    def show(result: chaos.Result) -> None:
-        print(chaos.show(result), flush=True)  # noqa: T201  # a program prints
-
     results = chaos.run(
         options.driver,
         graphs=options.graphs,
         seed=options.seed,
         limit=options.limit,
-        progress=None if options.json else show,
+        progress=None if options.json else _show,
     )
-    report = chaos.Report.of(results)
-    _print_report(report, chaos.summary(options.driver, report), json=options.json)
-    return 1 if report.failed else 0
+    report = Report.of(results)
+    _print(report, report.summary(options.driver), json=options.json)
+    return FAILED if report.failed else 0
 
 
-def _print_report(report: msgspec.Struct, line: str, *, json: bool) -> None:
-    print(msgspec.json.encode(report).decode() if json else line)  # noqa: T201  # a program prints
+def _vectors(options: argparse.Namespace) -> int:
+    cases, results, report = vectors.run(options.directory, options.device, options.operation)
+    _print(report, "\n".join(vectors.table(cases, results, report)), json=options.json)
+    return FAILED if report.failed else 0
+
+
+def _print(report: msgspec.Struct, text: str, *, json: bool) -> None:
+    print(msgspec.json.encode(report).decode() if json else text)  # noqa: T201  # a program prints
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,28 +97,24 @@ def _parser() -> argparse.ArgumentParser:
         ("chaos", "the runtime over faults, delays and lies", chaos.LIMIT),
     ):
         command = commands.add_parser(name, help=what)
-        command.add_argument(
-            "driver",
-            help="a driver's entry point in penstock.drivers, a device's name, or module:callable",
-        )
-        command.add_argument("--json", action="store_true", help="print one JSON object")
-        command.add_argument(
-            "--limit",
-            type=_seconds,
-            default=limit,
-            metavar="SECONDS",
-            help="the longest that one case may take (default: %(default)g)",
-        )
+        add = command.add_argument
+        which = "a driver's entry point in penstock.drivers, a device's name, or module:callable"
+        add("driver", help=which)
+        add("--json", action="store_true", help="print one JSON object")
+        longest = "the longest that one case may take (default: %(default)g)"
+        add("--limit", type=_seconds, default=limit, metavar="SECONDS", help=longest)
         if name == "chaos":
-            command.add_argument(
-                "--graphs",
-                type=int,
-                default=chaos.GRAPHS,
-                metavar="N",
-                help="random graphs for each fault (default: %(default)s)",
-            )
-            command.add_argument("--seed", type=int, default=0, metavar="N", help="of the graphs")
-    vectors.add_arguments(commands.add_parser("vectors", help="operation vectors"))
+            count = "random graphs for each fault (default: %(default)s)"
+            add("--graphs", type=int, default=chaos.GRAPHS, metavar="N", help=count)
+            add("--seed", type=int, default=0, metavar="N", help="of the graphs")
+    add = commands.add_parser("vectors", help="operation vectors").add_argument
+    add(
+        "directory", type=Path, help="a directory of .npz files (nnapi-vectors/1), or one such file"
+    )
+    add("--device", required=True, help="a device's name, or module:function of its driver")
+    occurs = "only cases in which this operation occurs"
+    add("--operation", action="append", default=[], metavar="NAME", help=occurs)
+    add("--json", action="store_true", help="print one JSON object")
     return parser
 
 

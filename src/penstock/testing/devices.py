@@ -1,6 +1,4 @@
-"""Finding the devices to test: by a driver's entry point, a device's name, or a function that makes
-them.
-"""
+"""Finds the devices to test by a driver's entry point, a device's name, or `module:callable`."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ def find_devices(driver: str) -> list[Device]:
 
 
 def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """`find_devices` in two: those that can work here, and each of the others by name with a
-    sentence that says why not.
-    """
+    """The devices of *driver* that can work here, and (name, sentence that says why not) of others."""
     usable, reasons = [], []
     for device in find_devices(driver):
         try:
@@ -61,6 +57,14 @@ def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
         else:
             reasons.append((device.name, f"{device.name} cannot work here: {reason}"))
     return usable, reasons
+
+
+def some_usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
+    """`usable_devices`, of which there must be one; else `PlacementError` says why there is none."""
+    devices, unusable = usable_devices(driver)
+    if not devices:
+        raise PlacementError("; ".join(sentence for _, sentence in unusable))
+    return devices, unusable
 
 
 def _several(made: Any) -> list[Any]:
@@ -75,7 +79,7 @@ def _named(name: str, drivers: Iterable[str]) -> Device:
             raise
         known = ", ".join(sorted(drivers)) or "none"
         raise PlacementError(
-            f"no driver is named {name!r}; installed: {known}. A driver that is not installed is named "
-            "module:callable"
+            f"no driver is named {name!r}; installed: {known}. "
+            "A driver that is not installed is named module:callable"
         ) from error
     return device

@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from penstock.errors import GeneralFailure, PenstockError
 
 Case: TypeAlias = tuple[str, Callable[[], bytes]]
 """A label, and what gives the answer."""
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 GRACE: Final = 2.0
 """Seconds beyond the limit that a process has to write down where it stands."""
@@ -63,6 +65,28 @@ class Message(msgspec.Struct, frozen=True):
     index: int = -1
     data: bytes = b""
     error: str = ""
+
+
+def collect(
+    make: str,
+    arguments: Sequence[str],
+    kind: type[R],
+    lost: Callable[[Answer], R],
+    *,
+    limit: float,
+    progress: Callable[[R], None] | None = None,
+) -> list[R]:
+    """The answers of `supervise` as values of the struct *kind*; *lost* makes one of a case without
+    an answer. *progress* sees each as it comes.
+    """
+    results = []
+    for answer in supervise(make, arguments, limit=limit):
+        data = answer.data
+        result = lost(answer) if data is None else msgspec.msgpack.decode(data, type=kind)
+        results.append(result)
+        if progress is not None:
+            progress(result)
+    return results
 
 
 def supervise(

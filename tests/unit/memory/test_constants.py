@@ -19,7 +19,7 @@ from penstock.hal import SUPPORTED, Capabilities, PrepareConfig, refuse_unmapped
 from penstock.ir import ConstantPool, DType, Lifetime, Model, ModelBuilder
 from penstock.memory import HardwareBuffer, MemoryPool, pool_of
 from penstock.testing.doubles import InterceptingDevice
-from penstock.testing.isolation import isolated_device
+from penstock.testing.loopback import isolated_device
 from penstock.testing.resources import Resources
 
 F32 = DType.FLOAT32

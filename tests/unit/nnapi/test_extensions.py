@@ -31,9 +31,8 @@ from penstock.nnapi import (
     register_extensions,
 )
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
-from penstock.testing.isolation import isolated_device
 from penstock.testing.lab import LabDevice
-from penstock.testing.loopback import LoopbackDevice
+from penstock.testing.loopback import LoopbackDevice, isolated_device
 from tests.support_extensions import (
     COUNT,
     HINTS,

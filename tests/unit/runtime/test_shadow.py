@@ -594,7 +594,7 @@ class Once(WrongDevice):
         if method == "execute" and not threading.current_thread().name.startswith(
             "penstock-shadow"
         ):
-            from penstock.testing.doubles.scribbling import damage_outputs
+            from penstock.testing.doubles.lying import damage_outputs
 
             damage_outputs(arguments[0])
         return result

@@ -20,7 +20,7 @@ from penstock.hal import Device
 from penstock.ir import NDArray
 from penstock.testing import __main__ as program
 from penstock.testing.chaos import SCENARIOS, graphs_for
-from penstock.testing.chaos.command import Result, Subjects, try_scenario
+from penstock.testing.chaos.scenarios import Result, Subjects, try_scenario
 from penstock.testing.doubles import METHODS, InterceptingDevice, LyingDevice
 
 T = TypeVar("T")

@@ -17,11 +17,10 @@ from penstock.testing.contract import (
     CHECKS,
     SUITES,
     CheckResult,
-    command as contract,
     run_check,
 )
-from penstock.testing.contract.promise import rule_of
-from penstock.testing.contract.runner import PAGE, READING, Report, reading
+from penstock.testing.contract.promise import PAGE, rule_of, show
+from penstock.testing.contract.runner import reading, summary
 from penstock.testing.devices import find_devices
 
 
@@ -51,7 +50,7 @@ def test_the_last_line_says_where_most_was_not_tried_and_why() -> None:
         return [CheckResult("s", "c", "passed", "", 0.0)] * passed + left
 
     def line(found: list[CheckResult]) -> str:
-        return contract.summary("d", Report.of(found), found)
+        return summary("d", found)
 
     assert line(results(2, it_caches_nothing=1, it_supports_none=4, it_is_shy=2)) == (
         "d: 2 passed, 0 failed, 7 not covered; "
@@ -138,7 +137,7 @@ def test_a_failure_says_the_rule_what_was_seen_and_where_to_read() -> None:
     result = CheckResult(
         "execute", "check_values", "failed", "wrong sum", 0.5, "mine", "Sums are right.", "a page"
     )
-    first, *about = contract.show(result).splitlines()
+    first, *about = show(result.label, result).splitlines()
     assert first.split() == ["execute", "check_values", "FAILED", "500.0", "ms"]
     assert about == ["    rule: Sums are right.", "    seen: wrong sum", "    read: a page"]
 
@@ -147,7 +146,11 @@ def test_a_failure_says_the_rule_what_was_seen_and_where_to_read() -> None:
 def test_every_suite_has_a_section_to_read_and_a_docstring(suite: str) -> None:
     import penstock.hal
 
-    section, name = READING[suite]
+    found_there = re.fullmatch(
+        rf"{re.escape(PAGE)}#([\w-]+), help\(penstock\.hal\.([\w.]+)\)", reading(suite)
+    )
+    assert found_there
+    section, name = found_there.groups()
     page = (Path(__file__).resolve().parents[3] / PAGE).read_text("utf-8")
     headings = [h.lower() for h in re.findall(r"(?m)^##+ (.*)$", page)]
     assert section in [re.sub(r"[^\w -]", "", h).replace(" ", "-") for h in headings]
@@ -155,7 +158,6 @@ def test_every_suite_has_a_section_to_read_and_a_docstring(suite: str) -> None:
     for part in name.split("."):
         found = getattr(found, part)
     assert found.__doc__
-    assert reading(suite) == f"{PAGE}#{section}, help(penstock.hal.{name})"
 
 
 def test_every_check_has_its_rule_in_a_sentence() -> None:
@@ -187,7 +189,7 @@ def test_a_crash_fails_its_checks_and_the_next_one_goes_on(
 @pytest.mark.usefixtures("drivers")
 def test_a_hang_fails_its_check_within_the_limit() -> None:
     limit = 3.0
-    answers = supervised.supervise("penstock.testing.contract.command:cases", HANGS, limit=limit)
+    answers = supervised.supervise("penstock.testing.contract.runner:cases", HANGS, limit=limit)
     hung = next(answer for answer in answers if answer.data is None)
     answers.close()
     assert hung.label == "hangs\tcaching\tcheck_loading_without_a_cache"

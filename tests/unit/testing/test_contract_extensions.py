@@ -22,8 +22,7 @@ from penstock.hal import (
     Support,
 )
 from penstock.ir import Model, NDArray
-from penstock.testing.contract import run_check
-from penstock.testing.contract.extensions import CHECKS
+from penstock.testing.contract import SUITES, run_check
 from penstock.testing.doubles import InterceptingDevice, LyingDevice, ScribblingDevice
 from penstock.testing.loopback import LoopbackDevice
 from tests.support_extensions import EXTENSION, NAME, OTHER, Fibonacci
@@ -31,6 +30,7 @@ from tests.support_extensions import EXTENSION, NAME, OTHER, Fibonacci
 T = TypeVar("T")
 
 COUNTER: Final = itertools.count()
+CHECKS: Final = SUITES["extensions"]
 
 
 class Restless(Fibonacci):

@@ -25,8 +25,8 @@ from penstock.hal import (
 )
 from penstock.testing.contract import CHECKS, run_check
 from penstock.testing.contract.executors import EXECUTORS
-from penstock.testing.contract.pools import memory_kinds, pool_of
 from penstock.testing.contract.promise import NotCovered
+from penstock.testing.contract.trial import memory_kinds, pool_of
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice, SlowDevice
 
 T = TypeVar("T")

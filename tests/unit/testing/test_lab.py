@@ -15,8 +15,8 @@ import pytest
 from penstock.errors import Cancelled, GeneralFailure, InputError, InvalidArgument
 from penstock.hal import CacheReport, CancelToken, PrepareConfig, ProgressEvent
 from penstock.ir import DType, ModelBuilder, Quantization
+from penstock.testing.contract.caching import Entry
 from penstock.testing.contract.cases import Case
-from penstock.testing.contract.entries import Entry
 from penstock.testing.devices import find_devices
 from penstock.testing.lab import LabDevice
 from penstock.testing.lab.device import MODES, Mode

@@ -16,7 +16,7 @@ import pytest
 from penstock.errors import GeneralFailure
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.sealed.locks import locked
-from penstock.testing.contract.entries import Entry
+from penstock.testing.contract.caching import Entry
 from penstock.testing.lab import LabDevice
 from tests.support_lab import network, run, small
 
@@ -215,7 +215,7 @@ CHILD = """
 import sys
 from contextlib import closing
 from pathlib import Path
-from penstock.testing.contract.entries import Entry
+from penstock.testing.contract.caching import Entry
 from penstock.testing.lab import LabDevice
 from tests.support_lab import run, small
 

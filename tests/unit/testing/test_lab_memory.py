@@ -16,7 +16,7 @@ from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from penstock.memory import InputRole, allocate
 from penstock.testing import assert_no_copies
 from penstock.testing.lab import LabDevice
-from penstock.testing.lab.tiles import TILE, from_tiles, to_tiles
+from penstock.testing.lab.machine import TILE, from_tiles, to_tiles
 
 F32 = DType.FLOAT32
 UNITS, DEPTH, ROWS = 20, 12, 3

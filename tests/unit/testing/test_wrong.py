@@ -16,7 +16,7 @@ from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantizati
 from penstock.partitioning.policy import Policy
 from penstock.runtime.distance import distance_of
 from penstock.testing.doubles import LabDevice, WrongDevice
-from penstock.testing.doubles.wrong import spoil
+from penstock.testing.doubles.lying import spoil
 
 X = np.linspace(-1, 1, 16, dtype=np.float32)
 F32, INT8 = DType.FLOAT32, DType.INT8

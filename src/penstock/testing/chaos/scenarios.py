@@ -1,54 +1,90 @@
-"""The faults: every HAL call failing in turn with every status, delays, deadlines, cancellation,
-and lies.
+"""The faults: every HAL call fails in turn with every status, is slow, is cancelled, or lies.
+
+The command runs them in a process of its own: a driver that hangs or crashes fails that scenario,
+and the next scenario starts a new process.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
-from penstock.errors import ErrorStatus
+from penstock.errors import ErrorStatus, InputError
 from penstock.hal import Device
 from penstock.runtime.comparison import compare
-from penstock.testing.chaos.trial import Favoured, Graph, attempt, end_in_time, scratch
-from penstock.testing.contract.promise import NotCovered, Violation, require
+from penstock.testing.chaos.trial import Favoured, Graph, attempt, end_in_time, graphs_for, scratch
+from penstock.testing.contract.promise import (
+    PAGE,
+    NotCovered,
+    Outcome,
+    Violation,
+    judge,
+    require,
+)
+from penstock.testing.devices import some_usable_devices
 from penstock.testing.doubles import (
     LIES,
-    METHODS,
     FaultyDevice,
     Lie,
     LyingDevice,
     RecordingDevice,
     SlowDevice,
 )
+from penstock.testing.resources import Resources
+from penstock.testing.supervised import Answer, Case, collect
 
 Trouble: TypeAlias = Callable[[Device, Sequence[Graph]], None]
 """Tries a fault on every graph: returns, or raises `Violation` or `NotCovered`."""
 
 MAX_CALLS: Final = 40
-"""Of one method: the last call that is made to fail."""
+"""The last call of one method that is made to fail."""
 CALLED: Final = ("supported_operations", "prepare_model", "prepare_model_from_cache", "execute")
-"""The methods that a compile and its runs may call; others belong to doors that are tried with the
-contract.
-"""
+"""The methods that a compile and its runs may call. The contract suites try the others."""
 INTERRUPTIBLE: Final = ("prepare_model", "execute")
 DELAY: Final = 0.01
 ENDLESS: Final = 3600.0
 SHORT: Final = 0.15
 THREADS: Final = 4
+LIMIT: Final = 120.0
+"""Seconds that one scenario may take in the command."""
+GRAPHS: Final = 3
+MAKER: Final = f"{__name__}:cases"
+READ: Final = f"{PAGE}#chaos"
 
 
 class Scenario(Struct, frozen=True):
-    """A fault by name, in a sentence, and how it is tried."""
+    """A fault by name, the rule for it in a sentence, and the function that tries it."""
 
     name: str
     rule: str
     trouble: Trouble
+
+
+class Result(Struct, frozen=True):
+    """What one scenario found on *device*. Where it failed or was not covered, *message* says what
+    was seen.
+    """
+
+    scenario: str
+    outcome: Outcome
+    message: str
+    seconds: float
+    device: str = ""
+    rule: str = ""
+    read: str = READ
+
+    @property
+    def label(self) -> str:
+        """The first column of a table."""
+        return f"{self.scenario:52}"
 
 
 def _no_fault(device: Device, graphs: Sequence[Graph]) -> None:
@@ -58,9 +94,7 @@ def _no_fault(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trouble:
-    """*method* fails at its first call, at its second, ..., until a call of that number is not
-    made.
-    """
+    """*method* fails at its first call, its second, ..., until there is no call of that number."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         reached = False
@@ -82,7 +116,7 @@ def _fails(method: str, error: ErrorStatus | Callable[[str], Exception]) -> Trou
 
 
 def _always_fails(method: str) -> Trouble:
-    """With fall-back the reference's answer or an error, without it an error each time."""
+    """With a fallback the reference's answer or an error, without one an error each time."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         for graph, fall_back in itertools.product(graphs, (True, False)):
@@ -107,7 +141,7 @@ def _delays(method: str) -> Trouble:
 
 
 def _hangs(method: str, *, cancelled: bool) -> Trouble:
-    """Without end, but for a deadline or a cancel token, which it heeds."""
+    """*method* never ends, but notices its deadline or cancel token."""
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
         slow = SlowDevice(device, {method: ENDLESS})
@@ -118,8 +152,8 @@ def _hangs(method: str, *, cancelled: bool) -> Trouble:
 
 
 def _lies(lie: Lie) -> Trouble:
-    """A lie about shapes, counts or support is caught, and repaired or named; wrong values are
-    found by comparing.
+    """The runtime repairs or names a lie about shapes, counts or support. `compare` finds wrong
+    values.
     """
 
     def trouble(device: Device, graphs: Sequence[Graph]) -> None:
@@ -146,7 +180,7 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
     def work(graph: Graph, fall_back: bool) -> None:
         try:
             attempt(graph, faulty, fall_back=fall_back, again=fall_back)
-        except Exception as error:  # noqa: BLE001  # raised below, in the thread that asked
+        except Exception as error:  # noqa: BLE001  # raised below, in the calling thread
             problems.append(error)
 
     jobs = itertools.islice(itertools.cycle(itertools.product(graphs, (True, False))), THREADS)
@@ -160,7 +194,7 @@ def _threads(device: Device, graphs: Sequence[Graph]) -> None:
 
 
 def _calls_are_seen(device: Device, graphs: Sequence[Graph]) -> None:
-    """Every graph is prepared and executed on the device: else no fault would be tried on it."""
+    """Every graph is prepared and executed on the device; otherwise no fault would be tried."""
     for graph in graphs:
         seen = RecordingDevice(Favoured(device))
         attempt(graph, seen, fall_back=True)
@@ -168,39 +202,99 @@ def _calls_are_seen(device: Device, graphs: Sequence[Graph]) -> None:
             raise Violation(f"{graph.name}: the runtime never executed it on this device")
 
 
-def _every() -> Iterator[Scenario]:
-    yield Scenario("no fault", "Without a fault the answer is the reference's.", _no_fault)
-    yield Scenario("placement", "What the device supports is executed on it.", _calls_are_seen)
-    for method in METHODS:
+def _every() -> Iterator[tuple[str, str, Trouble]]:
+    yield "no fault", "Without a fault the answer is the reference's.", _no_fault
+    yield "placement", "What the device supports is executed on it.", _calls_are_seen
+    for method in CALLED:
         for status in ErrorStatus:
-            if status is not ErrorStatus.NONE and method in CALLED:
-                yield Scenario(
-                    f"{method}: {status.name}",
-                    f"Each call of {method} that fails with {status.name} in turn is survived.",
-                    _fails(method, status),
-                )
-        if method in CALLED:
-            yield Scenario(
-                f"{method}: an exception",
-                f"Each call of {method} that raises something else in turn is survived.",
-                _fails(method, RuntimeError),
-            )
+            if status is not ErrorStatus.NONE:
+                rule = f"Each call of {method} that fails with {status.name} in turn is survived."
+                yield f"{method}: {status.name}", rule, _fails(method, status)
+        rule = f"Each call of {method} that raises something else in turn is survived."
+        yield f"{method}: an exception", rule, _fails(method, RuntimeError)
     for method in ("prepare_model", "execute"):
         rule = f"A device whose {method} always fails is replaced, or named."
-        yield Scenario(f"{method}: always", rule, _always_fails(method))
+        yield f"{method}: always", rule, _always_fails(method)
     for method in CALLED:
-        rule = f"A slow {method} changes nothing."
-        yield Scenario(f"{method}: delay", rule, _delays(method))
+        yield f"{method}: delay", f"A slow {method} changes nothing.", _delays(method)
     for method in INTERRUPTIBLE:
         for word, cancelled in (("deadline", False), ("cancellation", True)):
             rule = f"A {method} without end ends with its {word}."
-            yield Scenario(f"{method}: {word}", rule, _hangs(method, cancelled=cancelled))
+            yield f"{method}: {word}", rule, _hangs(method, cancelled=cancelled)
     for lie in LIES:
-        yield Scenario(
-            f"lie: {lie}", "A lie is repaired, named, or found by comparing.", _lies(lie)
-        )
-    yield Scenario("threads", "Faults in one thread do not reach another.", _threads)
+        yield f"lie: {lie}", "A lie is repaired, named, or found by comparing.", _lies(lie)
+    yield "threads", "Faults in one thread do not reach another.", _threads
 
 
-SCENARIOS: Final[tuple[Scenario, ...]] = tuple(_every())
+SCENARIOS: Final[tuple[Scenario, ...]] = tuple(Scenario(*each) for each in _every())
 """Every scenario, in the order in which they are tried."""
+
+
+def run(
+    driver: str,
+    *,
+    graphs: int = GRAPHS,
+    seed: int = 0,
+    limit: float = LIMIT,
+    progress: Callable[[Result], None] | None = None,
+) -> list[Result]:
+    """Every scenario on every device of *driver* that can work here, on *graphs* graphs of *seed*.
+
+    Raises `GeneralFailure` if there is no such driver or device, or none that can work here;
+    `InputError` for no graphs.
+    """
+    if graphs < 1:
+        raise InputError(f"{graphs} graphs are too few")
+    rules = {scenario.name: scenario.rule for scenario in SCENARIOS}
+
+    def lost(answer: Answer) -> Result:
+        device, scenario = answer.label.split("\t")
+        return Result(scenario, "failed", answer.problem, answer.seconds, device, rules[scenario])
+
+    arguments = [driver, str(graphs), str(seed)]
+    return collect(MAKER, arguments, Result, lost, limit=limit, progress=progress)
+
+
+def cases(driver: str, graphs: str, seed: str) -> list[Case]:
+    """Every scenario on every usable device, for the process that runs them."""
+    made: list[Case] = []
+    for device in some_usable_devices(driver)[0]:
+        subjects = Subjects(device, int(graphs), int(seed))
+        for scenario in SCENARIOS:
+            label = f"{device.name}\t{scenario.name}"
+            made.append((label, partial(_answer, scenario, device, subjects)))
+    return made
+
+
+class Subjects:
+    """The graphs of one device, made when the first scenario needs them."""
+
+    def __init__(self, device: Device, count: int, seed: int) -> None:
+        self._device, self._count, self._seed = device, count, seed
+        self._graphs: list[Graph] | None = None
+
+    def graphs(self) -> list[Graph]:
+        """Raises `NotCovered` if the device supports none."""
+        if self._graphs is None:
+            self._graphs = graphs_for(self._device, self._count, self._seed)
+            # An engine opens some things for good at its first use: before anything is counted.
+            attempt(self._graphs[0], self._device, fall_back=True, again=False)
+        return self._graphs
+
+
+def try_scenario(scenario: Scenario, device: Device, graphs: Callable[[], list[Graph]]) -> Result:
+    """Runs one scenario and returns its outcome; raises nothing."""
+    began = time.perf_counter()
+
+    def work() -> None:
+        subjects = graphs()
+        with Resources.unchanged(scenario.name):
+            scenario.trouble(device, subjects)
+
+    outcome, message = judge(work)
+    seconds = time.perf_counter() - began
+    return Result(scenario.name, outcome, message, seconds, device.name, scenario.rule)
+
+
+def _answer(scenario: Scenario, device: Device, subjects: Subjects) -> bytes:
+    return msgspec.msgpack.encode(try_scenario(scenario, device, subjects.graphs))

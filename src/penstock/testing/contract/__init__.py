@@ -4,12 +4,11 @@ A check takes a device, returns when the promise holds, and raises `Violation` w
 `NotCovered` when this device cannot show it.
 """
 
-from penstock.testing.contract.promise import VALUE_CHECKS, Check, NotCovered, Violation
+from penstock.testing.contract.promise import VALUE_CHECKS, Check, NotCovered, Report, Violation
 from penstock.testing.contract.runner import (
     CHECKS,
     SUITES,
     CheckResult,
-    Report,
     computes,
     run_check,
     run_contract,

@@ -2,50 +2,219 @@
 
 Checks that have an upstream scenario bear its name. The scenarios SaveToCacheInvalidNumFd and
 PrepareModelFromCacheInvalidNumFd have no counterpart: there a handle may hold no descriptor, or
-two, and a `CacheHandle` holds one by its type.
+two; a `CacheHandle` holds exactly one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import MAX_NUMBER_OF_CACHE_FILES, Device, PrepareConfig, PreparedModel
+from penstock.errors import GeneralFailure, InvalidArgument, PenstockError
+from penstock.hal import (
+    ACCURACY_RANK,
+    MAX_NUMBER_OF_CACHE_FILES,
+    AccuracyClass,
+    CacheHandle,
+    CacheReport,
+    Device,
+    PrepareConfig,
+    PreparedModel,
+)
 from penstock.sealed.locks import locked
-from penstock.testing.contract.cases import Case, one_case
-from penstock.testing.contract.entries import (
-    BINDING,
-    NO_FILE,
-    TOKEN,
-    Entry,
-    cached_cases,
-    check_run,
-    each_saved,
-    entry_of,
-    load,
-    require_caching,
-    save,
-    weakest,
-)
-from penstock.testing.contract.promise import (
-    Check,
-    NotCovered,
-    allowed,
-    needs_values,
-    refused,
-    require,
-)
-from penstock.testing.contract.trial import prepare
+from penstock.testing.contract.cases import Case, one_case, static_cases
+from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
+from penstock.testing.contract.trial import check_run, prepare
+
+SUITE: Final = Suite("caching", "caching", "Device.prepare_model_from_cache")
+
+TOKEN: Final = bytes(range(32))
+BINDING: Final = bytes(range(32, 64))
 
 RUNS: Final = 3
 PATIENCE_SECONDS: Final = 5.0
 """Longer than runs of small models differ on a loaded machine."""
 
+NO_FILE: Final = -1
+"""Stands for flags: the handle's descriptor is not open."""
+CLOSED: Final = 1 << 20
 
+ODD_CALL: Final = (InvalidArgument, GeneralFailure)
+"""What a load may raise where the call, not the entry, is wrong."""
+
+
+class Entry:
+    """The cache files of one entry in *directory*, created empty if missing, and its lock file.
+
+    *counts* are the (model, data) files. Files have numbers; those of the model files come first.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        counts: tuple[int, int],
+        *,
+        token: bytes = TOKEN,
+        binding: bytes = BINDING,
+        accuracy: AccuracyClass = "faithful",
+    ) -> None:
+        self.counts, self.token, self.binding, self.accuracy = counts, token, binding, accuracy
+        self.directory = directory
+        directory.mkdir(exist_ok=True)
+        self.paths = [directory / f"{n}.cache" for n in range(sum(counts))]
+        self.lock = directory / "lock"
+        for path in (*self.paths, self.lock):
+            path.touch()
+
+    @contextmanager
+    def opened(
+        self,
+        flags: int = os.O_RDWR,
+        *,
+        odd: Mapping[int, int] | None = None,
+        **fields: Any,
+    ) -> Iterator[PrepareConfig]:
+        """A `PrepareConfig` with the files opened anew, with *flags* or those that *odd* has for a
+        file's number. *fields* replace fields of the configuration.
+        """
+        with ExitStack() as stack:
+
+            def handle(path: Path, how: int) -> CacheHandle:
+                if how == NO_FILE:
+                    return CacheHandle(CLOSED)
+                fd = os.open(path, how | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+                stack.callback(os.close, fd)
+                return CacheHandle(fd)
+
+            handles = tuple(
+                handle(path, (odd or {}).get(number, flags))
+                for number, path in enumerate(self.paths)
+            )
+            standard: dict[str, Any] = {
+                "token": self.token,
+                "binding": self.binding,
+                "accuracy": self.accuracy,
+                "model_cache": handles[: self.counts[0]],
+                "data_cache": handles[self.counts[0] :],
+                "lock": handle(self.lock, os.O_RDWR),
+            }
+            yield PrepareConfig(**(standard | fields))
+
+    def contents(self) -> list[bytes]:
+        """The content of each file."""
+        return [path.read_bytes() for path in self.paths]
+
+    def put(self, contents: Sequence[bytes]) -> None:
+        """Writes *contents* into the files, in place."""
+        for number, content in enumerate(contents):
+            self.put_one(number, content)
+
+    def put_one(self, number: int, content: bytes) -> None:
+        """Writes *content* into one file, in place."""
+        with self.paths[number].open("r+b") as file:
+            file.write(content)
+            file.truncate()
+
+    @property
+    def model_numbers(self) -> range:
+        return range(self.counts[0])
+
+    @property
+    def data_numbers(self) -> range:
+        return range(self.counts[0], sum(self.counts))
+
+
+@contextmanager
+def entry_of(device: Device, counts: tuple[int, int] | None = None) -> Iterator[Entry]:
+    """An empty entry of the files that *device* needs, or of other *counts*, within the block."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Entry(Path(directory) / "entry", counts or device.cache_files_needed())
+
+
+def weakest(device: Device, case: Case) -> AccuracyClass:
+    """The accuracy class to ask for, so that *device* may compute all of *case*."""
+    answers = device.supported_operations(case.model)
+    return min((a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful")
+
+
+def save(
+    device: Device, case: Case, config: PrepareConfig, what: str = "while saving"
+) -> CacheReport:
+    """Compiles *case* into the files of *config* and runs it once, so that a deferred compile is
+    written too. The run must be right. Returns the device's cache report.
+    """
+    with closing(device.prepare_model(case.model, config)) as prepared:
+        check_run(device, case, prepared, what)
+        return prepared.cache_report
+
+
+def load(device: Device, case: Case, entry: Entry, what: str = "from the cache") -> None:
+    """Loads *case* through handles opened anew and runs it: right, or whatever loading raises."""
+    with entry.opened() as config:
+        load_from(device, case, config, what)
+
+
+def load_from(device: Device, case: Case, config: PrepareConfig, what: str) -> None:
+    """Loads *case* from the files of *config* and runs it."""
+    with closing(device.prepare_model_from_cache(config)) as prepared:
+        check_run(device, case, prepared, what)
+
+
+def refuses_load(
+    device: Device, entry: Entry, what: str, *kinds: type[PenstockError], **opened: Any
+) -> None:
+    """A load of *entry*, *opened* as these fields say, must raise one of *kinds* (default:
+    `GeneralFailure`).
+    """
+    with entry.opened(**opened) as config, refused(what, *(kinds or (GeneralFailure,))):
+        device.prepare_model_from_cache(config)
+
+
+def each_saved(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, Entry]]:
+    """Every case with an entry of its own that was saved, and that loads.
+
+    A device may refuse to cache some models, but not all of them (NNAPI section 2.7).
+    """
+    refusals = []
+    for case in cases:
+        with tempfile.TemporaryDirectory() as directory:
+            token = hashlib.sha256(case.name.encode()).digest()
+            entry = Entry(
+                Path(directory) / "entry",
+                device.cache_files_needed(),
+                token=token,
+                accuracy=weakest(device, case),
+            )
+            with entry.opened() as config:
+                report = save(device, case, config)
+            try:
+                load(device, case, entry)
+            except GeneralFailure as error:
+                refusals.append(f"{case.name}: {report.reason or error}")
+                continue
+            yield case, entry
+    require(len(refusals) < len(cases), f"nothing that was saved is loaded: {refusals[:1]}")
+
+
+def cached_cases(device: Device) -> list[Case]:
+    """Two of the cases that *device* can run; `NotCovered` when it does not cache."""
+    require_caching(device)
+    return static_cases(device)[:2]
+
+
+def require_caching(device: Device) -> None:
+    """Raises `NotCovered` for a device that has no cache files."""
+    if device.cache_files_needed() == (0, 0):
+        raise NotCovered("it does not cache")
+
+
+@SUITE.check
 def check_get_number_of_cache_files_needed(device: Device) -> None:
     """BasicTests.getNumberOfCacheFilesNeeded: two numbers, each 0 to 32, constant."""
     model, data = device.cache_files_needed()
@@ -54,6 +223,7 @@ def check_get_number_of_cache_files_needed(device: Device) -> None:
     require(device.cache_files_needed() == (model, data), "the numbers change from call to call")
 
 
+@SUITE.check
 def check_loading_without_a_cache(device: Device) -> None:
     """A device that does not cache has nothing to load: `GeneralFailure` or `InvalidArgument`."""
     if device.cache_files_needed() != (0, 0):
@@ -63,17 +233,15 @@ def check_loading_without_a_cache(device: Device) -> None:
             device.prepare_model_from_cache(config)
 
 
+@SUITE.check
 def check_loading_nothing(device: Device) -> None:
     """Empty files hold nothing to load: `GeneralFailure`."""
     require_caching(device)
-    with (
-        entry_of(device) as entry,
-        entry.opened() as config,
-        refused("loading from empty files", GeneralFailure),
-    ):
-        device.prepare_model_from_cache(config)
+    with entry_of(device) as entry:
+        refuses_load(device, entry, "loading from empty files")
 
 
+@SUITE.check
 def check_saving_leaves_descriptors_open(device: Device) -> None:
     """Handles are lent: they are open when the call returns, with or without caching."""
     case = one_case(device)
@@ -85,6 +253,7 @@ def check_saving_leaves_descriptors_open(device: Device) -> None:
                 os.fstat(handle.fd)
 
 
+@SUITE.check
 def check_cache_reports(device: Device) -> None:
     """Without handles nothing was saved or will be; a failure has its reason, `<Name>: sentence`."""
     case = one_case(device)
@@ -103,14 +272,14 @@ def check_cache_reports(device: Device) -> None:
         require(named or report.save == "none", f"a failure without a name: {report}")
 
 
-@needs_values
+@SUITE.values
 def check_cache_saving_and_retrieval(device: Device) -> None:
     """CacheSavingAndRetrieval: saved, then loaded through handles opened anew: the same answers."""
     for case, entry in each_saved(device, cached_cases(device)):
         load(device, case, entry)
 
 
-@needs_values
+@SUITE.values
 def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
     """CacheSavingAndRetrievalNonZeroOffset: files with other content, handles not at their start."""
     for case, entry in each_saved(device, cached_cases(device)):
@@ -122,11 +291,10 @@ def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
         with entry.opened() as config:
             for handle in (*config.model_cache, *config.data_cache):
                 os.lseek(handle.fd, 1, os.SEEK_SET)
-            with closing(device.prepare_model_from_cache(config)) as prepared:
-                check_run(device, case, prepared, "from handles with an offset")
+            load_from(device, case, config, "from handles with an offset")
 
 
-@needs_values
+@SUITE.values
 def check_save_to_cache_invalid_num_cache(device: Device) -> None:
     """SaveToCacheInvalidNumCache: a file too many or too few: it compiles and runs, and loads
     nothing.
@@ -135,10 +303,11 @@ def check_save_to_cache_invalid_num_cache(device: Device) -> None:
     for what, counts in _wrong(device.cache_files_needed()):
         with entry_of(device, counts) as entry, entry.opened() as config:
             save(device, case, config, f"saved with {what}")
-            with refused(f"loading with {what}", InvalidArgument, GeneralFailure):
+            with refused(f"loading with {what}", *ODD_CALL):
                 device.prepare_model_from_cache(config)
 
 
+@SUITE.check
 def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
     """PrepareModelFromCacheInvalidNumCache: a good entry, and a handle too many or too few."""
     for case, entry in each_saved(device, cached_cases(device)):
@@ -150,15 +319,11 @@ def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
                     "model_cache": (*models, some[0])[:model],
                     "data_cache": (*datas, some[-1])[:data],
                 }
-                with (
-                    entry.opened(**fields) as wrong,
-                    refused(f"loading with {what}", InvalidArgument, GeneralFailure),
-                ):
-                    device.prepare_model_from_cache(wrong)
+                refuses_load(device, entry, f"loading with {what}", *ODD_CALL, **fields)
         load(device, case, entry, "after refused loads")
 
 
-@needs_values
+@SUITE.values
 def check_save_to_cache_invalid_access_mode(device: Device) -> None:
     """SaveToCacheInvalidAccessMode: one file at a time read-only, or closed: it compiles and runs."""
     require_caching(device)
@@ -168,39 +333,33 @@ def check_save_to_cache_invalid_access_mode(device: Device) -> None:
             with entry_of(device) as entry, entry.opened(odd={number: flags}) as config:
                 report = save(device, case, config, f"saved with file {number} {what}")
                 require(report.save != "saved", f"file {number} is {what}, and yet it was saved")
-                with refused(f"file {number} {what} at the save", InvalidArgument, GeneralFailure):
+                with refused(f"file {number} {what} at the save", *ODD_CALL):
                     device.prepare_model_from_cache(config)
 
 
+@SUITE.check
 def check_prepare_model_from_cache_invalid_access_mode(device: Device) -> None:
     """PrepareModelFromCacheInvalidAccessMode: one file at a time write-only, or closed."""
     for case, entry in each_saved(device, cached_cases(device)):
         for number in range(len(entry.paths)):
             for what, flags in (("write-only", os.O_WRONLY), ("closed", NO_FILE)):
-                with (
-                    entry.opened(odd={number: flags}) as config,
-                    refused(f"file {number} {what}", InvalidArgument, GeneralFailure),
-                ):
-                    device.prepare_model_from_cache(config)
+                odd = {number: flags}
+                refuses_load(device, entry, f"file {number} {what}", *ODD_CALL, odd=odd)
         load(device, case, entry, "after refused loads")
 
 
-@needs_values
+@SUITE.values
 def check_loading_needs_no_write_access(device: Device) -> None:
     """A cache that its user cannot write still serves."""
     for case, entry in each_saved(device, cached_cases(device)):
-        with (
-            entry.opened(os.O_RDONLY, lock=None) as config,
-            closing(device.prepare_model_from_cache(config)) as prepared,
-        ):
-            check_run(device, case, prepared, "from files that cannot be written")
+        with entry.opened(os.O_RDONLY, lock=None) as config:
+            load_from(device, case, config, "from files that cannot be written")
 
 
-@needs_values
+@SUITE.values
 def check_no_run_waits_for_who_reads_the_entry(device: Device) -> None:
-    """While another process has the entry's lock to read, runs take no longer than without it. A
-    driver that writes late says in its report what the write waits for; a later run makes it, or
-    none, and the report says which.
+    """Another process's shared lock on the entry delays no run. A driver that writes late reports
+    what the write waits for; a later run writes or gives up, and the report says which.
     """
     case = cached_cases(device)[0]
     with entry_of(device) as entry, _writing_late(device, case, entry) as prepared:
@@ -253,20 +412,3 @@ def _wrong(counts: tuple[int, int]) -> Iterator[tuple[str, tuple[int, int]]]:
         yield "a model file too few", (model - 1, data)
     if data:
         yield "a data file too few", (model, data - 1)
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_get_number_of_cache_files_needed,
-    check_loading_without_a_cache,
-    check_loading_nothing,
-    check_saving_leaves_descriptors_open,
-    check_cache_reports,
-    check_cache_saving_and_retrieval,
-    check_cache_saving_and_retrieval_non_zero_offset,
-    check_save_to_cache_invalid_num_cache,
-    check_prepare_model_from_cache_invalid_num_cache,
-    check_save_to_cache_invalid_access_mode,
-    check_prepare_model_from_cache_invalid_access_mode,
-    check_loading_needs_no_write_access,
-    check_no_run_waits_for_who_reads_the_entry,
-)

@@ -1,17 +1,16 @@
-"""Which cache files are never executed (NNAPI section 2.7): altered ones, and those of something
-else.
+"""Cache files that are never executed (NNAPI section 2.7): altered ones, and another entry's.
 
-Checks have the names of the upstream scenarios, and go further where NNAPI lets data cache files
-pass: a file of either kind that is not exactly what was saved is `GeneralFailure`. Each first shows
-that the untouched entry loads, and at the end that it still does. What is random comes from seeds 0
-to 9, which complaints name; the models are chains of 100 operations, of one shape and different
-values.
+Checks have the names of the upstream scenarios. They go further where NNAPI accepts altered data
+cache files: a file of either kind that is not exactly as saved is `GeneralFailure`. Each check
+first shows that the untouched entry loads, and at the end that it still does. Random choices come
+from seeds 0 to 9, which complaints name. The models are chains of 100 operations, of one shape and
+different values.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -22,26 +21,23 @@ from penstock.errors import GeneralFailure
 from penstock.hal import CancelToken, Device
 from penstock.ir import DType, ModelBuilder, NDArray
 from penstock.ir.types import Quantization
-from penstock.testing.contract.cases import Case, is_supported
-from penstock.testing.contract.entries import (
+from penstock.testing.contract.caching import (
     Entry,
-    check_run,
     each_saved,
     load,
+    refuses_load,
     require_caching,
 )
-from penstock.testing.contract.promise import (
-    Check,
-    NotCovered,
-    allowed,
-    needs_values,
-    refused,
-    require,
-)
+from penstock.testing.contract.cases import Case, is_supported
+from penstock.testing.contract.promise import NotCovered, Suite, allowed, named, require
+from penstock.testing.contract.trial import check_run
 
+SUITE: Final = Suite("caching_security", "caching", "Device.prepare_model_from_cache")
 SEEDS: Final = range(10)
 LENGTH: Final = 100
-"""Operations of a chain; even, so that MUL by -1 is back where it began."""
+"""Operations of a chain; even, so that MUL by -1 gives its input."""
+MOMENTS: Final = 3
+"""The device's looks at its cancel token at which files are replaced, at most."""
 
 Damage: TypeAlias = Callable[[np.random.Generator, bytes], bytes]
 
@@ -75,26 +71,7 @@ def chains(device: Device) -> list[list[Case]]:
     return found
 
 
-def check_corrupted_model_cache(device: Device) -> None:
-    """Security, CorruptedModelCache: one bit of one model cache file flipped."""
-    _damaged(device, "model", {"a bit flipped": _flip})
-
-
-def check_wrong_length_model_cache(device: Device) -> None:
-    """Security, WrongLengthModelCache: 1 to 256 bytes appended to a model cache file, or cut off."""
-    _damaged(device, "model", {"bytes appended": _append, "bytes cut off": _cut})
-
-
-def check_corrupted_data_cache(device: Device) -> None:
-    """Security, CorruptedDataCache: one bit of one data cache file flipped."""
-    _damaged(device, "data", {"a bit flipped": _flip})
-
-
-def check_wrong_length_data_cache(device: Device) -> None:
-    """Security, WrongLengthDataCache: 1 to 256 bytes appended to a data cache file, or cut off."""
-    _damaged(device, "data", {"bytes appended": _append, "bytes cut off": _cut})
-
-
+@SUITE.check
 def check_wrong_token(device: Device) -> None:
     """Security, WrongToken: one bit of the token flipped at the load; the same for the binding."""
     for case, entry in each_saved(device, _models(device)):
@@ -102,14 +79,12 @@ def check_wrong_token(device: Device) -> None:
             chance = np.random.default_rng(seed)
             for field in ("token", "binding"):
                 wrong: dict[str, Any] = {field: _flip(chance, getattr(entry, field))}
-                with (
-                    entry.opened(**wrong) as config,
-                    refused(f"{case.name}, seed {seed}: a bit of the {field}", GeneralFailure),
-                ):
-                    device.prepare_model_from_cache(config)
+                what = f"{case.name}, seed {seed}: a bit of the {field}"
+                refuses_load(device, entry, what, **wrong)
         load(device, case, entry, "after refused loads")
 
 
+@SUITE.check
 def check_replace_security_sensitive_cache(device: Device) -> None:
     """ReplaceSecuritySensitiveCache: another model's cache files in place of some or all of an
     entry's.
@@ -123,16 +98,12 @@ def check_replace_security_sensitive_cache(device: Device) -> None:
             if not numbers:
                 continue
             entry.put([foreign[n] if n in numbers else own[n] for n in every])
-            with (
-                entry.opened() as config,
-                refused(f"{case.name}: {what} of another model's cache files", GeneralFailure),
-            ):
-                device.prepare_model_from_cache(config)
+            refuses_load(device, entry, f"{case.name}: {what} of another model's cache files")
         entry.put(own)
         load(device, case, entry, "after refused loads")
 
 
-@needs_values
+@SUITE.values
 def check_save_to_cache_toctou(device: Device) -> None:
     """SaveToCache_TOCTOU: another model's files replace the entry's while it is saved.
 
@@ -141,7 +112,7 @@ def check_save_to_cache_toctou(device: Device) -> None:
     """
     for (case, entry), (_, other) in _pairs(device):
         foreign = other.contents()
-        for moment in _moments():
+        for moment in range(MOMENTS):
             entry.put([b""] * len(entry.paths))
             token = Meddler(moment, partial(entry.put, foreign))
             with (
@@ -156,7 +127,7 @@ def check_save_to_cache_toctou(device: Device) -> None:
                 break
 
 
-@needs_values
+@SUITE.values
 def check_prepare_from_cache_toctou(device: Device) -> None:
     """PrepareFromCache_TOCTOU: another model's files replace the entry's while it is loaded, and
     once it is.
@@ -165,7 +136,7 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
     """
     for (case, entry), (_, other) in _pairs(device):
         own, foreign = entry.contents(), other.contents()
-        for moment in _moments():
+        for moment in range(MOMENTS):
             entry.put(own)
             token = Meddler(moment, partial(entry.put, foreign))
             with entry.opened(cancel=token) as config:
@@ -182,7 +153,7 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
 
 
 class Meddler(CancelToken):
-    """Never asks for cancellation; the look number *moment* at it (from 0) has an effect, *act*."""
+    """Never asks for cancellation, but calls *act* when it is read for the time *moment* (from 0)."""
 
     __slots__ = ("_act", "_looks", "_moment")
 
@@ -198,7 +169,7 @@ class Meddler(CancelToken):
         self._look()
 
     def finish(self) -> bool:
-        """Acts now unless it has; whether nobody looked often enough."""
+        """Calls *act* now unless it was called. Returns whether it had to."""
         late = self._looks <= self._moment
         while self._looks <= self._moment:
             self._look()
@@ -210,18 +181,13 @@ class Meddler(CancelToken):
         self._looks += 1
 
 
-def _moments() -> Sequence[int]:
-    """The looks at a cancel token that are tried, at most."""
-    return range(3)
-
-
 def _models(device: Device) -> list[Case]:
     return [case for pair in chains(device) for case in pair]
 
 
 def _pairs(device: Device) -> Iterator[tuple[tuple[Case, Entry], tuple[Case, Entry]]]:
-    """Each chain saved, beside its other one, saved under another token. What becomes of the files
-    of the first does not matter.
+    """Each chain saved, beside its other one, saved under another token. The caller may change the
+    files of the first.
     """
     for first, second in chains(device):
         for one in each_saved(device, [first]):
@@ -230,28 +196,6 @@ def _pairs(device: Device) -> Iterator[tuple[tuple[Case, Entry], tuple[Case, Ent
                 yield one, other
                 one[1].put(own)
                 yield other, one
-
-
-def _damaged(device: Device, kind: str, damages: Mapping[str, Damage]) -> None:
-    """Entries with one file of *kind* damaged by chance are refused."""
-    if not device.cache_files_needed()[kind == "data"]:
-        raise NotCovered(f"it has no {kind} cache files")
-    for case, entry in each_saved(device, _models(device)):
-        own = entry.contents()
-        every = entry.data_numbers if kind == "data" else entry.model_numbers
-        numbers = [number for number in every if own[number]]
-        require(numbers, f"{case.name}: every {kind} cache file is empty")
-        for seed, (what, damage) in itertools.product(SEEDS, damages.items()):
-            chance = np.random.default_rng(seed)
-            number = int(chance.choice(numbers))
-            entry.put_one(number, damage(chance, own[number]))
-            with (
-                entry.opened() as config,
-                refused(f"{case.name}, seed {seed}: {kind} cache file with {what}", GeneralFailure),
-            ):
-                device.prepare_model_from_cache(config)
-            entry.put_one(number, own[number])
-        load(device, case, entry, "after refused loads")
 
 
 def _flip(chance: np.random.Generator, content: bytes) -> bytes:
@@ -269,13 +213,35 @@ def _cut(chance: np.random.Generator, content: bytes) -> bytes:
     return content[: int(chance.integers(len(content)))]
 
 
-CHECKS: Final[tuple[Check, ...]] = (
-    check_save_to_cache_toctou,
-    check_prepare_from_cache_toctou,
-    check_replace_security_sensitive_cache,
-    check_corrupted_model_cache,
-    check_wrong_length_model_cache,
-    check_corrupted_data_cache,
-    check_wrong_length_data_cache,
-    check_wrong_token,
-)
+def _damaged(kind: str, damages: Mapping[str, Damage], device: Device) -> None:
+    """Entries with one file of *kind* damaged at random are refused."""
+    if not device.cache_files_needed()[kind == "data"]:
+        raise NotCovered(f"it has no {kind} cache files")
+    for case, entry in each_saved(device, _models(device)):
+        own = entry.contents()
+        every = entry.data_numbers if kind == "data" else entry.model_numbers
+        numbers = [number for number in every if own[number]]
+        require(numbers, f"{case.name}: every {kind} cache file is empty")
+        for seed, (what, damage) in itertools.product(SEEDS, damages.items()):
+            chance = np.random.default_rng(seed)
+            number = int(chance.choice(numbers))
+            entry.put_one(number, damage(chance, own[number]))
+            damage_done = f"{case.name}, seed {seed}: {kind} cache file with {what}"
+            refuses_load(device, entry, damage_done)
+            entry.put_one(number, own[number])
+        load(device, case, entry, "after refused loads")
+
+
+for _scenario, _damages, _rule in (
+    ("corrupted", {"a bit flipped": _flip}, "one bit of one {} cache file flipped"),
+    (
+        "wrong_length",
+        {"bytes appended": _append, "bytes cut off": _cut},
+        "1 to 256 bytes appended to a {} cache file, or cut off",
+    ),
+):
+    for _kind in ("model", "data"):
+        _name = f"{_scenario}_{_kind}_cache"
+        _upstream = "".join(word.capitalize() for word in _name.split("_"))
+        _check = partial(_damaged, _kind, _damages)
+        SUITE.check(named(_check, _name, f"Security, {_upstream}: {_rule.format(_kind)}."))

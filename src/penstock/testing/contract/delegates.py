@@ -15,6 +15,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -29,8 +30,8 @@ from penstock.delegates import (
 )
 from penstock.errors import DelegateError
 from penstock.ir import NDArray
-from penstock.testing.contract.promise import NotCovered, Violation, describe, require
-from penstock.testing.contract.runner import CheckResult, Outcome
+from penstock.testing.contract.promise import NotCovered, judge, require
+from penstock.testing.contract.runner import CheckResult
 from penstock.tflite import Interpreter
 
 HOST: Final = ("reference",)
@@ -322,16 +323,7 @@ def run_delegate_contract(
 
 def _run(subject: Subject, check: DelegateCheck) -> CheckResult:
     began = time.perf_counter()
-    outcome: Outcome = "passed"
-    message = ""
-    try:
-        check(subject)
-    except NotCovered as reason:
-        outcome, message = "not_covered", str(reason)
-    except Violation as broken:
-        outcome, message = "failed", str(broken)
-    except Exception as error:  # noqa: BLE001  # whatever an author's code raises is the check's result
-        outcome, message = "failed", describe(error)
+    outcome, message = judge(partial(check, subject))
     name = getattr(subject.make, "__name__", "")
     seconds = time.perf_counter() - began
     rule = " ".join((check.__doc__ or "").split())

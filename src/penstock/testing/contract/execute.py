@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from penstock.errors import (
@@ -46,71 +46,75 @@ from penstock.testing.contract.cases import (
 )
 from penstock.testing.contract.mutations import request_mutations
 from penstock.testing.contract.promise import (
-    Check,
     NotCovered,
+    Suite,
     Violation,
     allowed,
     describe,
-    needs_values,
     refused,
     require,
 )
-from penstock.testing.contract.trial import PLAIN, Trial, compare, kinds, prepare
+from penstock.testing.contract.trial import (
+    PLAIN,
+    Trial,
+    check_run,
+    compare,
+    each_kind,
+    each_prepared,
+    prepare,
+    ready,
+)
 
+SUITE: Final = Suite("execute", "executing", "PreparedModel.execute")
 THREADS: Final = 4
 RUNS: Final = 24
 
 
-@needs_values
+@SUITE.values
 def check_values(device: Device) -> None:
     """The known answer of every supported case, from every kind of argument; inputs and the memory
     around outputs stay as they are.
     """
-    for case in supported_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for kind in kinds(device):
-                with Trial(case, kind) as trial:
-                    found = trial.run(prepared)
-                    compare(device, case, found, case.outputs, f"from {kind} memory")
+    for case, prepared in each_prepared(device, supported_cases(device)):
+        for kind, trial in each_kind(device, case):
+            compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
 
 
-@needs_values
+@SUITE.values
 def check_values_at_any_offset(device: Device) -> None:
     """Arguments may start wherever their elements are aligned."""
-    for case in static_cases(device):
-        with closing(prepare(device, case)) as prepared, Trial(case, skew=8) as trial:
-            compare(device, case, trial.run(prepared), case.outputs, "at an odd offset")
+    for case, prepared in each_prepared(device, static_cases(device)):
+        check_run(device, case, prepared, "at an odd offset", skew=8)
 
 
-@needs_values
+@SUITE.values
 def check_values_from_many_pools(device: Device) -> None:
     """Every argument may lie in a pool of its own."""
     for case in static_cases(device):
-        with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+        with ready(device, case) as (prepared, trial):
             result = prepared.execute(_spread(trial.request), PLAIN)
-            trial.check_memory()
-            compare(device, case, trial.outputs(result), case.outputs, "from many pools")
+            trial.expect(device, result, "from many pools")
 
 
-@needs_values
+@SUITE.values
 def check_inputs_may_share_memory(device: Device) -> None:
     """Two inputs at one location are both read from there."""
     case = _two_equal_inputs(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
-        first = trial.request.inputs[0]
-        request = trial.with_argument(1, first)
-        found = trial.outputs(prepared.execute(request, PLAIN))
+    with ready(device, case) as (prepared, trial):
+        request = trial.with_argument(1, trial.request.inputs[0])
+        result = prepared.execute(request, PLAIN)
         with Trial(case, inputs=[case.inputs[0]] * 2) as other:
             wanted = other.run(prepared)
-        compare(device, case, found, wanted, "of inputs that share memory")
+        trial.expect(device, result, "of inputs that share memory", wanted)
 
 
+@SUITE.check
 def check_overlapping_arguments_harm_nobody_else(device: Device) -> None:
     """An output that lies over an input or another output is refused, or gives undefined values
     there; nothing else is written.
     """
     for case in static_cases(device):
-        with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+        with ready(device, case) as (prepared, trial):
             first = len(trial.inputs)
             target = trial.request.outputs[0]
             for index, other in enumerate((*trial.request.inputs, *trial.request.outputs[1:])):
@@ -120,50 +124,49 @@ def check_overlapping_arguments_harm_nobody_else(device: Device) -> None:
                 if other.location.length < target.location.length:
                     continue
                 over = PoolArgument(replace(other.location, length=target.location.length))
-                what = f"{case.name}: an output over argument {place}"
-                with allowed(what, InvalidArgument):
+                with allowed(f"{case.name}: an output over argument {place}", InvalidArgument):
                     prepared.execute(trial.with_argument(first, over), PLAIN)
                 trial.check_memory(spare=place)
                 trial.fill()
 
 
-@needs_values
+@SUITE.values
 def check_runs_do_not_depend_on_earlier_ones(device: Device) -> None:
     """A prepared model has no memory of what it ran: A, B, A gives A's answers again."""
-    for case in supported_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for seed in (0, 1, 0, 2, 0):
-                _run_with(device, case, prepared, seed, "after other runs")
+    for case, prepared in each_prepared(device, supported_cases(device)):
+        for seed in (0, 1, 0, 2, 0):
+            found = _answers(case, prepared, seed)
+            if seed == 0:
+                compare(device, case, found, case.outputs, "after other runs")
 
 
-@needs_values
+@SUITE.values
 def check_concurrent_runs_equal_serial_ones(device: Device) -> None:
-    for case in supported_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            wanted = [_answers(case, prepared, seed) for seed in range(RUNS)]
-            with ThreadPoolExecutor(THREADS) as pool:
-                found = list(pool.map(lambda s, c=case, p=prepared: _answers(c, p, s), range(RUNS)))
-            for a, b in zip(found, wanted, strict=True):
-                compare(device, case, a, b, "of a concurrent run")
+    for case, prepared in each_prepared(device, supported_cases(device)):
+        wanted = [_answers(case, prepared, seed) for seed in range(RUNS)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            found = list(pool.map(lambda s, c=case, p=prepared: _answers(c, p, s), range(RUNS)))
+        for a, b in zip(found, wanted, strict=True):
+            compare(device, case, a, b, "of a concurrent run")
 
 
-@needs_values
+@SUITE.values
 def check_two_prepared_models_do_not_meet(device: Device) -> None:
     """Prepared models of one device, used in turn, do not disturb each other."""
     cases = supported_cases(device)
     everything = [prepare(device, case) for case in cases]
     for case, prepared in reversed(list(zip(cases, everything, strict=True))):
-        _run_with(device, case, prepared, 0, "beside other models")
+        check_run(device, case, prepared, "beside other models")
         prepared.close()
 
 
-@needs_values
+@SUITE.values
 def check_unwanted_outputs_may_be_left_out(device: Device) -> None:
     """`NoValue` for an output: the others are as ever."""
     covered = False
     for case in static_cases(device):
         for index in range(len(case.outputs)):
-            with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+            with ready(device, case) as (prepared, trial):
                 request = trial.with_argument(len(trial.inputs) + index, NO_VALUE_ARGUMENT)
                 result = prepared.execute(request, PLAIN)
                 trial.check_memory()
@@ -175,13 +178,13 @@ def check_unwanted_outputs_may_be_left_out(device: Device) -> None:
         raise NotCovered("it supports no model of this suite with two outputs")
 
 
-@needs_values
+@SUITE.values
 def check_read_only_inputs(device: Device) -> None:
     """Host memory of an input may be read-only."""
     if not device.capabilities.accepts_host_memory:
         raise NotCovered("it takes pools only")
     for case in supported_cases(device):
-        with closing(prepare(device, case)) as prepared, Trial(case, "host") as trial:
+        with ready(device, case, "host") as (prepared, trial):
             frozen = []
             for argument in trial.request.inputs:
                 if isinstance(argument, HostMemory):
@@ -189,85 +192,75 @@ def check_read_only_inputs(device: Device) -> None:
                     array.flags.writeable = False
                     frozen.append(HostMemory(array, argument.dimensions))
             request = Request(tuple(frozen), trial.request.outputs, trial.request.pools)
-            found = trial.outputs(prepared.execute(request, PLAIN))
-            compare(device, case, found, case.outputs, "of read-only inputs")
+            trial.expect(device, prepared.execute(request, PLAIN), "of read-only inputs")
 
 
+@SUITE.check
 def check_host_memory_for_a_pools_only_device(device: Device) -> None:
     """A device that takes pools only refuses `HostMemory` by name."""
     if device.capabilities.accepts_host_memory:
         raise NotCovered("it takes host memory")
-    case = one_case(device)
     with (
-        closing(prepare(device, case)) as prepared,
-        Trial(case, "host") as trial,
+        ready(device, one_case(device), "host") as (prepared, trial),
         refused("host memory", InvalidArgument),
     ):
         prepared.execute(trial.request, PLAIN)
 
 
-@needs_values
+@SUITE.values
 def check_unknown_output_shapes_are_reported(device: Device) -> None:
     """Also where more memory is given than the answer takes: the rest of it stays as it is."""
-    for case in dynamic_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for kind in kinds(device):
-                sizes = [a.nbytes + 40 for a in case.outputs]
-                with Trial(case, kind, capacities=sizes) as trial:
-                    result = prepared.execute(trial.request, PLAIN)
-                    trial.check_memory()
-                    shapes = [s.dimensions for s in result.output_shapes]
-                    require(
-                        shapes == [a.shape for a in case.outputs],
-                        f"{case.name}: shapes {shapes} reported",
-                    )
-                    compare(device, case, trial.outputs(result), case.outputs, "with room to spare")
+    for case, prepared in each_prepared(device, dynamic_cases(device)):
+        sizes = [a.nbytes + 40 for a in case.outputs]
+        for _, trial in each_kind(device, case, capacities=sizes):
+            result = prepared.execute(trial.request, PLAIN)
+            shapes = [s.dimensions for s in result.output_shapes]
+            wanted = [a.shape for a in case.outputs]
+            require(shapes == wanted, f"{case.name}: shapes {shapes} reported")
+            trial.expect(device, result, "with room to spare")
 
 
-@needs_values
+@SUITE.values
 def check_small_outputs_are_insufficient(device: Device) -> None:
     """`OutputInsufficientSize` with the true shape of every output, and nothing written beyond the
     memory.
     """
-    for case in dynamic_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for kind in kinds(device):
-                for small in range(len(case.outputs)):
-                    sizes = [a.nbytes - 4 * (i == small) for i, a in enumerate(case.outputs)]
-                    with Trial(case, kind, capacities=sizes) as trial:
-                        _insufficient(case, prepared, trial, small)
+    for case, prepared in each_prepared(device, dynamic_cases(device)):
+        for small in range(len(case.outputs)):
+            sizes = [a.nbytes - 4 * (i == small) for i, a in enumerate(case.outputs)]
+            for _, trial in each_kind(device, case, capacities=sizes):
+                _insufficient(case, prepared, trial, small)
 
 
+@SUITE.check
 def check_execute_refuses_every_mutation(device: Device) -> None:
     """Each single mutation of a valid request is `InvalidArgument`; nothing is written, nothing
     crashes.
     """
-    for case in supported_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for kind in kinds(device):
-                with Trial(case, kind) as trial:
-                    before = trial.snapshot()
-                    for name, request in request_mutations(trial):
-                        with refused(f"{case.name} ({kind}), {name}", InvalidArgument):
-                            prepared.execute(request, PLAIN)
-                    require(trial.snapshot() == before, f"{case.name}: a refused run wrote memory")
+    for case, prepared in each_prepared(device, supported_cases(device)):
+        for kind, trial in each_kind(device, case):
+            before = trial.snapshot()
+            for name, request in request_mutations(trial):
+                with refused(f"{case.name} ({kind}), {name}", InvalidArgument):
+                    prepared.execute(request, PLAIN)
+            require(trial.snapshot() == before, f"{case.name}: a refused run wrote memory")
 
 
-@needs_values
+@SUITE.values
 def check_a_refused_request_leaves_the_model_usable(device: Device) -> None:
     case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, case) as (prepared, trial):
         for _, request in request_mutations(trial):
             with refused("a mutated request", InvalidArgument):
                 prepared.execute(request, PLAIN)
             compare(device, case, trial.run(prepared), case.outputs, "after a refused request")
 
 
-@needs_values
+@SUITE.values
 def check_unknown_memory_is_a_general_failure(device: Device) -> None:
     """A pool of a name that nobody knows, or whose handle is not what its name and size say."""
     case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, case) as (prepared, trial):
         good = trial.request.pools[0]
         for what, pool in (
             ("an unknown name", Memory("no_such_memory", good.handle, good.size)),
@@ -277,17 +270,15 @@ def check_unknown_memory_is_a_general_failure(device: Device) -> None:
             ("a closed descriptor", Memory(good.name, 2**20, good.size)),
             ("more bytes than there are", Memory(good.name, good.handle, good.size + 1)),
         ):
-            request = msgspec.structs.replace(trial.request, pools=(pool,))
             with refused(f"a pool with {what}", GeneralFailure):
-                prepared.execute(request, PLAIN)
+                prepared.execute(replace(trial.request, pools=(pool,)), PLAIN)
         compare(device, case, trial.run(prepared), case.outputs, "after pools that are none")
 
 
-@needs_values
+@SUITE.values
 def check_tokens_nobody_gave_are_refused(device: Device) -> None:
     """A token that no live buffer of this device has is `InvalidArgument`."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, one_case(device)) as (prepared, trial):
         for index in range(len(trial.inputs) + len(trial.operands)):
             for token in (1, 2**31 - 1):
                 request = trial.with_argument(index, TokenArgument(token))
@@ -295,39 +286,38 @@ def check_tokens_nobody_gave_are_refused(device: Device) -> None:
                     prepared.execute(request, PLAIN)
 
 
-@needs_values
+@SUITE.values
 def check_execute_past_its_deadline(device: Device) -> None:
     """It finishes with the right answer, or raises `MissedDeadline*`; the next run is as ever."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() - 1)
-        with Trial(case) as trial, allowed("a deadline in the past", MissedDeadline):
-            compare(device, case, trial.run(prepared, config), case.outputs, "past its deadline")
-        _run_with(device, case, prepared, 0, "after a missed deadline")
+        with allowed("a deadline in the past", MissedDeadline):
+            check_run(device, case, prepared, "past its deadline", config)
+        check_run(device, case, prepared, "after a missed deadline")
 
 
-@needs_values
+@SUITE.values
 def check_execute_before_a_far_deadline(device: Device) -> None:
     case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with closing(prepare(device, case)) as prepared:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
-        compare(device, case, trial.run(prepared, config), case.outputs, "before its deadline")
+        check_run(device, case, prepared, "before its deadline", config)
 
 
-@needs_values
+@SUITE.values
 def check_execute_cancelled(device: Device) -> None:
     """With its token set it raises `Cancelled`, or finishes; the next run is as ever."""
     case = one_case(device)
     token = CancelToken()
     token.set()
     with closing(prepare(device, case)) as prepared:
-        with Trial(case) as trial, allowed("a cancelled run", Cancelled):
-            found = trial.run(prepared, ExecutionConfig(cancel=token))
-            compare(device, case, found, case.outputs, "with its token set")
-        _run_with(device, case, prepared, 0, "after a cancelled run")
+        with allowed("a cancelled run", Cancelled):
+            check_run(device, case, prepared, "with its token set", ExecutionConfig(cancel=token))
+        check_run(device, case, prepared, "after a cancelled run")
 
 
-@needs_values
+@SUITE.values
 def check_endless_loops_end(device: Device) -> None:
     """A WHILE that never ends is `MissedDeadlineTransient` after the loop timeout (NNAPI section
     7.3).
@@ -337,41 +327,37 @@ def check_endless_loops_end(device: Device) -> None:
         raise NotCovered("it does not support WHILE")
     config = ExecutionConfig(loop_timeout_ns=20_000_000)
     with (
-        closing(prepare(device, endless)) as prepared,
-        Trial(endless) as trial,
+        ready(device, endless) as (prepared, trial),
         refused("a loop that never ends", MissedDeadlineTransient),
     ):
         prepared.execute(trial.request, config)
 
 
-@needs_values
+@SUITE.values
 def check_loops_of_known_rounds(device: Device) -> None:
     """A WHILE that a device may take because it is known to end gives what it should."""
-    case = counted()
-    if not is_supported(device, case):
-        raise NotCovered("it does not support WHILE of known rounds")
-    with closing(prepare(device, case)) as prepared:
-        for kind in kinds(device):
-            with Trial(case, kind) as trial:
-                compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
+    _check_where_supported(device, counted, "WHILE of known rounds")
 
 
-@needs_values
+@SUITE.values
 def check_empty_tensors(device: Device) -> None:
     """A dimension of 0 is a size: there is nothing to compute, and nothing to refuse."""
-    case = empty()
+    _check_where_supported(device, empty, "operands without elements")
+
+
+def _check_where_supported(device: Device, make: Callable[[], Case], what: str) -> None:
+    case = make()
     if not is_supported(device, case):
-        raise NotCovered("it does not support operands without elements")
+        raise NotCovered(f"it does not support {what}")
     with closing(prepare(device, case)) as prepared:
-        for kind in kinds(device):
-            with Trial(case, kind) as trial:
-                compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
+        for kind, trial in each_kind(device, case):
+            compare(device, case, trial.run(prepared), case.outputs, f"from {kind} memory")
 
 
+@SUITE.check
 def check_timing_is_plausible(device: Device) -> None:
     """Time on the device is no more than time in the driver, and neither more than the call took."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, one_case(device)) as (prepared, trial):
         for measure in (True, False):
             began = time.perf_counter_ns()
             timing = prepared.execute(trial.request, ExecutionConfig(measure=measure)).timing
@@ -400,12 +386,6 @@ def _answers(case: Case, prepared: PreparedModel, seed: int) -> list[NDArray]:
         return trial.run(prepared)
 
 
-def _run_with(device: Device, case: Case, prepared: PreparedModel, seed: int, what: str) -> None:
-    found = _answers(case, prepared, seed)
-    if seed == 0:
-        compare(device, case, found, case.outputs, what)
-
-
 def _two_equal_inputs(device: Device) -> Case:
     for case in static_cases(device):
         shapes = [(a.shape, a.dtype) for a in case.inputs]
@@ -417,38 +397,8 @@ def _two_equal_inputs(device: Device) -> Case:
 def _spread(request: Request) -> Request:
     pool, arguments = request.pools[0], [*request.inputs, *request.outputs]
     moved = [
-        msgspec.structs.replace(a, location=replace(a.location, pool=i))
-        if isinstance(a, PoolArgument)
-        else a
+        replace(a, location=replace(a.location, pool=i)) if isinstance(a, PoolArgument) else a
         for i, a in enumerate(arguments)
     ]
     count = len(request.inputs)
     return Request(tuple(moved[:count]), tuple(moved[count:]), (pool,) * len(arguments))
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_values,
-    check_values_at_any_offset,
-    check_values_from_many_pools,
-    check_inputs_may_share_memory,
-    check_overlapping_arguments_harm_nobody_else,
-    check_runs_do_not_depend_on_earlier_ones,
-    check_concurrent_runs_equal_serial_ones,
-    check_two_prepared_models_do_not_meet,
-    check_unwanted_outputs_may_be_left_out,
-    check_read_only_inputs,
-    check_host_memory_for_a_pools_only_device,
-    check_unknown_output_shapes_are_reported,
-    check_small_outputs_are_insufficient,
-    check_execute_refuses_every_mutation,
-    check_a_refused_request_leaves_the_model_usable,
-    check_unknown_memory_is_a_general_failure,
-    check_tokens_nobody_gave_are_refused,
-    check_execute_past_its_deadline,
-    check_execute_before_a_far_deadline,
-    check_execute_cancelled,
-    check_endless_loops_end,
-    check_loops_of_known_rounds,
-    check_empty_tensors,
-    check_timing_is_plausible,
-)

@@ -1,35 +1,112 @@
-"""The ways in which a prepared model executes a request (NNAPI section 5.4: executor x reusable)."""
+"""Every way to execute a prepared model (NNAPI section 5.4): generated tests, quality of service."""
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Final, TypeAlias
 
+import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
-from penstock.hal import ExecutionConfig, ExecutionResult, PreparedModel, Request
-from penstock.testing.contract.promise import require
+from penstock.errors import (
+    InvalidArgument,
+    MissedDeadline,
+    MissedDeadlineTransient,
+    OutputInsufficientSize,
+)
+from penstock.hal import (
+    PRIORITIES,
+    Device,
+    ExecutionConfig,
+    ExecutionResult,
+    PrepareConfig,
+    PreparedModel,
+    Request,
+)
+from penstock.testing.contract.cases import (
+    Case,
+    add_int8,
+    add_uint8,
+    dynamic_cases,
+    is_supported,
+    loop,
+    looping,
+    one_case,
+    static_cases,
+    supported_cases,
+    with_other_inputs,
+)
+from penstock.testing.contract.mutations import request_mutations
+from penstock.testing.contract.promise import (
+    Check,
+    NotCovered,
+    Suite,
+    allowed,
+    named,
+    refused,
+    require,
+)
+from penstock.testing.contract.trial import (
+    PLAIN,
+    Kind,
+    Trial,
+    check_run,
+    compare,
+    each_kind,
+    each_prepared,
+    kinds,
+    memory_kinds,
+    prepare,
+    ready,
+)
 
 Execute: TypeAlias = Callable[[PreparedModel, Request, ExecutionConfig], ExecutionResult]
 
+GENERATED: Final = Suite("generated", "executing", "PreparedModel")
+QUALITY: Final = Suite("quality", "executing", "ExecutionConfig")
+
+LOOP_TIMEOUT_NS: Final = 20_000_000
 PATIENCE_NS: Final = 60 * 10**9
-"""How long a fence may take on a loaded machine before it counts as never signalled."""
+"""A fence that takes longer counts as never signalled, also on a loaded machine."""
+SHORT_NS: Final = 5_000_000
+FAR_NS: Final = 600 * 10**9
+
+SOON: Final[dict[str, Callable[[], int]]] = {
+    "now": time.monotonic_ns,
+    "in 5 ms": lambda: time.monotonic_ns() + SHORT_NS,
+}
+"""Deadlines that may be missed, made when they are needed."""
+LATE: Final[dict[str, Callable[[], int | None]]] = {
+    "never": lambda: None,
+    "in 10 min": lambda: time.monotonic_ns() + FAR_NS,
+}
+"""Deadlines that may not be missed."""
 
 
 class Executor(Struct, frozen=True):
-    """One way to execute: its *name*, and what does it, raising the driver's error. *fenced* ones
-    take no outputs of unknown shape, and tell no times.
+    """One way to execute; *execute* raises the driver's error. *fenced* ones take no outputs of
+    unknown shape, and report no times.
     """
 
     name: str
     execute: Execute
     fenced: bool = False
 
-
-def _sync(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
-    return prepared.execute(request, config)
+    def expect(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        trial: Trial,
+        what: str,
+        config: ExecutionConfig = PLAIN,
+    ) -> None:
+        """Executes *trial* this way; its answer must be right."""
+        result = self.execute(prepared, trial.request, config)
+        trial.expect(device, result, f"{self.name}, {what}")
 
 
 def _burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -40,7 +117,7 @@ def _burst(prepared: PreparedModel, request: Request, config: ExecutionConfig) -
 def _reusable(
     prepared: PreparedModel, request: Request, config: ExecutionConfig
 ) -> ExecutionResult:
-    """Twice, so that it is one that was used."""
+    """Twice: the result is that of an execution that was used before."""
     with closing(prepared.create_reusable_execution(request)) as execution:
         execution.execute(config)
         return execution.execute(config)
@@ -54,34 +131,248 @@ def _fenced(prepared: PreparedModel, request: Request, config: ExecutionConfig) 
     return ExecutionResult()
 
 
-def _elsewhere(execute: Execute) -> Execute:
+def _in_a_thread(execute: Execute) -> Execute:
     """*execute* in a thread of its own, as an asynchronous execution."""
 
     def run(prepared: PreparedModel, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        found: list[ExecutionResult] = []
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                found.append(execute(prepared, request, config))
-            except BaseException as error:  # noqa: BLE001  # raised again in the caller's thread
-                raised.append(error)
-
-        thread = threading.Thread(target=work, name="contract-executor")
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
-        return found[0]
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(execute, prepared, request, config).result()
 
     return run
 
 
-SYNC: Final = Executor("sync", _sync)
-ASYNC: Final = Executor("async", _elsewhere(_sync))
+SYNC: Final = Executor("sync", lambda prepared, *arguments: prepared.execute(*arguments))
+ASYNC: Final = Executor("async", _in_a_thread(SYNC.execute))
 BURST: Final = Executor("burst", _burst)
 FENCED: Final = Executor("fenced", _fenced, fenced=True)
 REUSABLE: Final = Executor("reusable", _reusable)
-REUSABLE_ASYNC: Final = Executor("reusable async", _elsewhere(_reusable))
+REUSABLE_ASYNC: Final = Executor("reusable async", _in_a_thread(_reusable))
 
 EXECUTORS: Final = (SYNC, ASYNC, BURST, FENCED, REUSABLE, REUSABLE_ASYNC)
+
+
+def _general(executor: Executor) -> Check:
+    """The known answers, from every kind of memory, measured and not."""
+
+    def check(device: Device) -> None:
+        cases = static_cases(device) if executor.fenced else supported_cases(device)
+        for case, prepared in each_prepared(device, cases):
+            for memory, kind in _memories(device):
+                for measure in (False, True):
+                    with Trial(case, kind, memory=memory) as trial:
+                        what = f"{executor.name}, {memory}{', measured' if measure else ''}"
+                        result = _timed(executor, prepared, trial, measure=measure)
+                        trial.expect(device, result, what)
+
+    return check
+
+
+for _name, _executor, _way in (
+    ("general_sync", SYNC, "GENERAL, synchronous"),
+    ("general_async", ASYNC, "GENERAL, in a thread of its own"),
+    ("general_burst", BURST, "GENERAL, in a burst"),
+    ("general_reusable", REUSABLE, "GENERAL, by a reusable execution"),
+    ("general_reusable_async", REUSABLE_ASYNC, "GENERAL, by a reusable execution in a thread"),
+    ("fenced_compute", FENCED, "FENCED_COMPUTE"),
+):
+    GENERATED.values(named(_general(_executor), _name, f"GeneratedTest: {_way}."))
+
+
+@GENERATED.values
+def check_dynamic_shape(device: Device) -> None:
+    """GeneratedTest: DYNAMIC_SHAPE. Outputs of unknown shape, with room and with just enough of it:
+    their shapes are reported.
+    """
+    for case, prepared in each_prepared(device, dynamic_cases(device)):
+        for executor in EXECUTORS:
+            if executor.fenced:
+                continue
+            for memory, kind in _memories(device):
+                for spare in (0, 40):
+                    sizes = [a.nbytes + spare for a in case.outputs]
+                    with Trial(case, kind, capacities=sizes, memory=memory) as trial:
+                        spared = f"{memory}, {spare} bytes to spare"
+                        executor.expect(device, prepared, trial, spared)
+
+
+@GENERATED.values
+def check_dynamic_shape_insufficient(device: Device) -> None:
+    """GeneratedTest: DYNAMIC_SHAPE without room. `OutputInsufficientSize` with the true shape of
+    every output, after which more memory is enough.
+    """
+    for case, prepared in each_prepared(device, dynamic_cases(device)):
+        for executor in EXECUTORS:
+            if executor.fenced:
+                continue
+            sizes = [a.nbytes - 1 for a in case.outputs]
+            with Trial(case, capacities=sizes) as trial:
+                _insufficient(case, executor, prepared, trial)
+            with Trial(case) as trial:
+                executor.expect(device, prepared, trial, "once it has room")
+
+
+@GENERATED.values
+def check_infinite_loop_timeout(device: Device) -> None:
+    """GeneratedTest: INFINITE_LOOP_TIMEOUT. A WHILE that never ends is `MissedDeadlineTransient`
+    after its timeout, and one that ends is right.
+    """
+    endless, ending = replace(loop(), model=looping(step=0.0)), loop()
+    if not is_supported(device, endless):
+        raise NotCovered("it does not support WHILE")
+    config = ExecutionConfig(loop_timeout_ns=LOOP_TIMEOUT_NS)
+    for executor in EXECUTORS:
+        if executor.fenced and endless.is_dynamic:
+            continue
+        with (
+            ready(device, endless) as (prepared, trial),
+            refused(f"a loop that never ends, {executor.name}", MissedDeadlineTransient),
+        ):
+            executor.execute(prepared, trial.request, config)
+        with ready(device, ending) as (prepared, trial):
+            executor.expect(device, prepared, trial, "a loop that ends")
+
+
+@GENERATED.values
+def check_quantization_coupling(device: Device) -> None:
+    """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower
+    and signed, give the same real values.
+    """
+    unsigned, signed = add_uint8(), add_int8()
+    both = [is_supported(device, case) for case in (unsigned, signed)]
+    if not all(both):
+        raise NotCovered("it does not support ADD of both uint8 and int8")
+    with closing(prepare(device, unsigned)) as a, closing(prepare(device, signed)) as b:
+        for executor in EXECUTORS:
+            for seed in range(4):
+                given = with_other_inputs(signed, seed)
+                raised = tuple((array.astype(np.int16) + 128).astype(np.uint8) for array in given)
+                with Trial(unsigned, inputs=raised) as one, Trial(signed, inputs=given) as two:
+                    (first,) = one.outputs(executor.execute(a, one.request, PLAIN))
+                    (second,) = two.outputs(executor.execute(b, two.request, PLAIN))
+                lowered = [(first.astype(np.int16) - 128).astype(np.int8)]
+                compare(device, signed, lowered, [second], f"unsigned and signed, {executor.name}")
+
+
+@GENERATED.values
+def check_every_way_reads_memory_that_is_there(device: Device) -> None:
+    """Memory is freed, and other memory takes its descriptor: nothing old is read or written."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared, closing(prepared.configure_burst()) as burst:
+        for seed in range(6):
+            with Trial(case, inputs=with_other_inputs(case, seed)) as trial:
+                wanted = trial.run(prepared)
+                trial.fill()
+                result = burst.execute(trial.request, PLAIN)
+                trial.expect(device, result, "of a burst in new memory", wanted)
+
+
+@GENERATED.check
+def check_every_way_refuses_every_mutation(device: Device) -> None:
+    """VTS's ValidateRequest: `InvalidArgument`, raised or carried by the fence; nothing is written."""
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        for executor in EXECUTORS:
+            for kind, trial in each_kind(device, case):
+                before = trial.snapshot()
+                for name, request in request_mutations(trial):
+                    with refused(f"{executor.name} ({kind}), {name}", InvalidArgument):
+                        executor.execute(prepared, request, PLAIN)
+                wrote = f"a refused run wrote memory, {executor.name}"
+                require(trial.snapshot() == before, wrote)
+
+
+def _timed(
+    executor: Executor, prepared: PreparedModel, trial: Trial, *, measure: bool
+) -> ExecutionResult:
+    began = time.perf_counter_ns()
+    result = executor.execute(prepared, trial.request, ExecutionConfig(measure=measure))
+    elapsed = time.perf_counter_ns() - began
+    require(isinstance(result, ExecutionResult), f"{executor.name} answers {type(result).__name__}")
+    timing = result.timing
+    spans = [t for t in (timing.on_device_ns, timing.in_driver_ns) if t is not None]
+    require(
+        all(0 <= span <= elapsed for span in spans) and spans == sorted(spans),
+        f"{timing} of a call of {elapsed} ns, {executor.name}",
+    )
+    require(measure or not timing.operations, f"kernels are timed unasked, {executor.name}")
+    return result
+
+
+def _memories(device: Device) -> list[tuple[str, Kind]]:
+    """(kind of memory, kind of argument) for every memory that *device* takes."""
+    found: list[tuple[str, Kind]] = [(kind, "pool") for kind in memory_kinds(device)]
+    if "host" in kinds(device):
+        found.append(("host memory", "host"))
+    return found
+
+
+def _insufficient(case: Case, executor: Executor, prepared: PreparedModel, trial: Trial) -> None:
+    what = f"{case.name}, {executor.name}: outputs without room"
+    with refused(what, OutputInsufficientSize):
+        try:
+            executor.execute(prepared, trial.request, PLAIN)
+        except OutputInsufficientSize as error:
+            trial.check_memory()
+            wanted = [a.shape for a in case.outputs]
+            require(
+                [shape for shape, _ in error.output_shapes] == wanted
+                and not all(enough for _, enough in error.output_shapes),
+                f"{what}: {error.output_shapes} reported",
+            )
+            raise
+
+
+@QUALITY.values
+def check_prepare_by_a_deadline(device: Device) -> None:
+    """QualityOfServiceTest: preparing is missed, `MissedDeadline*`, or what it makes is right; with
+    time enough it is not missed.
+    """
+    for case in static_cases(device)[:3]:
+        for name, soon in SOON.items():
+            with allowed(f"preparing by a deadline {name}", MissedDeadline):
+                config = PrepareConfig(deadline_ns=soon())
+                with closing(prepare(device, case, config)) as prepared:
+                    check_run(device, case, prepared, f"prepared {name}")
+        for name, late in LATE.items():
+            with closing(prepare(device, case, PrepareConfig(deadline_ns=late()))) as prepared:
+                check_run(device, case, prepared, f"prepared {name}")
+
+
+@QUALITY.values
+def check_every_way_by_a_deadline(device: Device) -> None:
+    """QualityOfServiceTest: an execution is missed, `MissedDeadline*`, or right; with time enough
+    it is not missed.
+    """
+    case = one_case(device)
+    with closing(prepare(device, case)) as prepared:
+        for executor in EXECUTORS:
+            for name, soon in SOON.items():
+                what = f"by a deadline {name}"
+                with Trial(case) as trial, allowed(f"{executor.name}, {what}", MissedDeadline):
+                    config = ExecutionConfig(deadline_ns=soon())
+                    executor.expect(device, prepared, trial, what, config)
+            for name, late in LATE.items():
+                with Trial(case) as trial:
+                    config = ExecutionConfig(deadline_ns=late())
+                    executor.expect(device, prepared, trial, f"by a deadline {name}", config)
+
+
+@QUALITY.values
+def check_every_way_at_every_priority(device: Device) -> None:
+    """QualityOfServiceTest: priorities change no answer."""
+    case = one_case(device)
+    for prepared_at in PRIORITIES:
+        with closing(prepare(device, case, PrepareConfig(priority=prepared_at))) as prepared:
+            for executor in EXECUTORS:
+                for priority in PRIORITIES:
+                    what = f"priority {priority}, prepared at {prepared_at}"
+                    with Trial(case) as trial:
+                        config = ExecutionConfig(priority=priority)
+                        executor.expect(device, prepared, trial, what, config)
+
+
+@QUALITY.check
+def check_concurrency_is_a_count(device: Device) -> None:
+    """How many executions it takes at a time: a whole number, 0 where that is the engine's own."""
+    count: object = device.capabilities.concurrent_executions
+    require(type(count) is int and count >= 0, f"{count!r} executions at a time")

@@ -24,8 +24,10 @@ from penstock.hal.extensions import fault_of_extensions
 from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.extension import MAX_CODE
 from penstock.testing.contract.cases import Case, renamed, unheard_of
-from penstock.testing.contract.promise import Check, NotCovered, describe, refused, require
+from penstock.testing.contract.promise import NotCovered, Suite, describe, refused, require
 from penstock.testing.contract.trial import Trial, kinds
+
+SUITE: Final = Suite("extensions", "extensions", "Extension")
 
 ELSEWHERE: Final = "org.penstock.contract.unheard_of"
 PROBED: Final = range(8)
@@ -55,6 +57,7 @@ Signature: TypeAlias = "tuple[tuple[Kind, ...], Kind, tuple[int, ...]]"
 """What an operation takes, the one value that it gives, and the dimensions of every tensor."""
 
 
+@SUITE.check
 def check_extensions_are_well_formed(device: Device) -> None:
     """Names are reversed domain names, each once, operand types have numbers of 16 bits, each once,
     and a size; nothing of it changes.
@@ -66,6 +69,7 @@ def check_extensions_are_well_formed(device: Device) -> None:
     require(device.capabilities.extensions == offered, "its extensions change from call to call")
 
 
+@SUITE.check
 def check_extension_support_is_pure(device: Device) -> None:
     """Equal models of extension operations get equal answers, however they are named, and a no has
     a reason.
@@ -84,6 +88,7 @@ def check_extension_support_is_pure(device: Device) -> None:
             require(answer.supported or answer.reason, f"{extension.name}: a no without a reason")
 
 
+@SUITE.check
 def check_other_extensions_are_refused(device: Device) -> None:
     """An operation of an extension that is not offered gets a no, and so does one on an operand
     type that its extension does not have.
@@ -102,6 +107,7 @@ def check_other_extensions_are_refused(device: Device) -> None:
             require(not answer.supported, f"{foreign.name}, which is not declared, has a yes")
 
 
+@SUITE.check
 def check_supported_extension_operations_run(device: Device) -> None:
     """An extension operation with a yes is prepared. It runs, leaves its inputs and the memory
     around its outputs as they are, and gives equal outputs for equal inputs; or it fails with a
@@ -117,6 +123,7 @@ def check_supported_extension_operations_run(device: Device) -> None:
         raise NotCovered("it refuses the values that this suite makes up")
 
 
+@SUITE.check
 def check_attributes_are_checked(device: Device) -> None:
     """Attributes that the driver does not know, and values that make no sense, are ignored, by
     compiles and by runs; attributes that are malformed or given twice are `InvalidArgument`.
@@ -139,29 +146,20 @@ def check_attributes_are_checked(device: Device) -> None:
             device.prepare_model(case.model, PrepareConfig(attributes=bad)).close()
 
 
+@SUITE.check
 def check_extensions_are_the_same_through_messages(device: Device) -> None:
     """In a process of its own the driver declares the same and answers the same: nothing depends on
     sharing objects with the caller.
     """
-    offered = _offered(device)
     from penstock.testing.loopback import LoopbackDevice
 
+    offered = _offered(device)
     far = LoopbackDevice(device)
     require(far.capabilities.extensions == offered, "other extensions through messages")
     for extension in offered:
         model, _ = _probes(extension)
         near: list[Support] = list(device.supported_operations(model))
         require(list(far.supported_operations(model)) == near, "other answers through messages")
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_extensions_are_well_formed,
-    check_extension_support_is_pure,
-    check_other_extensions_are_refused,
-    check_supported_extension_operations_run,
-    check_attributes_are_checked,
-    check_extensions_are_the_same_through_messages,
-)
 
 
 def _offered(device: Device) -> tuple[Extension, ...]:

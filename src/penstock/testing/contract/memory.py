@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final, Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal import (
@@ -24,72 +25,56 @@ from penstock.hal import (
 )
 from penstock.memory import PROT_READ, PROT_WRITE, MappedFd, MemoryPool
 from penstock.testing.contract.cases import Case, one_case, static_cases
-from penstock.testing.contract.promise import (
-    Check,
-    NotCovered,
-    allowed,
-    needs_values,
-    refused,
-    require,
-)
-from penstock.testing.contract.trial import PLAIN, Trial, compare, prepare
+from penstock.testing.contract.promise import NotCovered, Suite, allowed, refused, require
+from penstock.testing.contract.trial import PLAIN, Trial, check_run, each_prepared, prepare, ready
 
+SUITE: Final = Suite("memory", "memory", "Buffer")
 Role = tuple[Literal["input", "output"], int, float]
 
 
-@needs_values
+@SUITE.values
 def check_pools_in_files(device: Device) -> None:
     """`mmap_fd`: any offset into a file, aligned to a page or not."""
-    for case in static_cases(device):
-        with closing(prepare(device, case)) as prepared:
-            for offset in (0, 8, 4096, 65536 + 24):
-                with Trial(case) as trial, _in_file(trial, offset) as (memory, content):
-                    pooled = Request(trial.request.inputs, trial.request.outputs, (memory,))
-                    result = prepared.execute(pooled, PLAIN)
-                    trial.take(content())
-                    trial.check_memory()
-                    found = trial.outputs(result)
-                    compare(device, case, found, case.outputs, f"at byte {offset} of a file")
+    for case, prepared in each_prepared(device, static_cases(device)):
+        for offset in (0, 8, 4096, 65536 + 24):
+            with Trial(case) as trial, _in_file(trial, offset) as (memory, content):
+                result = prepared.execute(replace(trial.request, pools=(memory,)), PLAIN)
+                trial.take(content())
+                trial.expect(device, result, f"at byte {offset} of a file")
 
 
-@needs_values
+@SUITE.values
 def check_read_only_pools_for_inputs(device: Device) -> None:
     """A pool of inputs may be protected against writing."""
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, one_case(device)) as (prepared, trial):
         with _in_file(trial, 0, PROT_READ) as (memory, _):
-            request = _two_pools(trial, memory)
-            found = trial.outputs(prepared.execute(request, PLAIN))
-        compare(device, case, found, case.outputs, "from a read-only pool")
+            result = prepared.execute(_two_pools(trial, memory), PLAIN)
+        trial.expect(device, result, "from a read-only pool")
 
 
-@needs_values
+@SUITE.values
 def check_read_only_pools_for_outputs(device: Device) -> None:
     """An output in memory that cannot be written is an error with a name."""
-    case = one_case(device)
     with (
-        closing(prepare(device, case)) as prepared,
-        Trial(case) as trial,
+        ready(device, one_case(device)) as (prepared, trial),
         _in_file(trial, 0, PROT_READ) as (memory, content),
     ):
         before = content()
-        request = Request(trial.request.inputs, trial.request.outputs, (memory,))
         with refused("an output in read-only memory", InvalidArgument, GeneralFailure):
-            prepared.execute(request, PLAIN)
+            prepared.execute(replace(trial.request, pools=(memory,)), PLAIN)
         require(content() == before, "read-only memory was written")
 
 
-@needs_values
+@SUITE.values
 def check_pools_may_be_closed_after_a_run(device: Device) -> None:
     """Nothing of a pool is used once the call has returned."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         for _ in range(3):
-            with Trial(case) as trial:
-                found = trial.run(prepared)
-            compare(device, case, found, case.outputs, "of a pool of its own")
+            check_run(device, case, prepared, "of a pool of its own")
 
 
+@SUITE.check
 def check_allocate_without_domains(device: Device) -> None:
     """A device without memory domains says `GeneralFailure` to a valid request for a buffer."""
     case = one_case(device)
@@ -101,6 +86,7 @@ def check_allocate_without_domains(device: Device) -> None:
             raise NotCovered("it has memory domains")
 
 
+@SUITE.check
 def check_allocate_refuses_bad_roles(device: Device) -> None:
     """None, unknown models, indexes out of range, frequencies outside (0, 1], a role twice,
     dimensions that contradict: `InvalidArgument` (or `GeneralFailure` where there are no domains at
@@ -110,23 +96,25 @@ def check_allocate_refuses_bad_roles(device: Device) -> None:
     with closing(prepare(device, case)) as prepared:
         inputs, outputs = len(case.inputs), len(case.outputs)
         shape = case.inputs[0].shape
-        good = BufferRole(prepared, "input", 0)
-        for what, desc, roles in (
-            ("no roles", BufferDesc(), []),
-            ("input out of range", BufferDesc(), [BufferRole(prepared, "input", inputs)]),
-            ("output out of range", BufferDesc(), [BufferRole(prepared, "output", outputs)]),
-            ("negative index", BufferDesc(), [BufferRole(prepared, "input", -1)]),
-            ("frequency 10", BufferDesc(), [BufferRole(prepared, "input", 0, 10.0)]),
-            ("frequency 0", BufferDesc(), [BufferRole(prepared, "input", 0, 0.0)]),
-            ("frequency -0.5", BufferDesc(), [BufferRole(prepared, "input", 0, -0.5)]),
-            ("a role twice", BufferDesc(), [good, good]),
-            ("another rank", BufferDesc((1, *shape)), [good]),
-            ("another dimension", BufferDesc((*shape[:-1], shape[-1] + 1)), [good]),
-        ):
+        good: Role = ("input", 0, 1.0)
+        wrong: tuple[tuple[str, tuple[int, ...], list[Role]], ...] = (
+            ("no roles", (), []),
+            ("input out of range", (), [("input", inputs, 1.0)]),
+            ("output out of range", (), [("output", outputs, 1.0)]),
+            ("negative index", (), [("input", -1, 1.0)]),
+            ("frequency 10", (), [("input", 0, 10.0)]),
+            ("frequency 0", (), [("input", 0, 0.0)]),
+            ("frequency -0.5", (), [("input", 0, -0.5)]),
+            ("a role twice", (), [good, good]),
+            ("another rank", (1, *shape), [good]),
+            ("another dimension", (*shape[:-1], shape[-1] + 1), [good]),
+        )
+        for what, dimensions, roles in wrong:
             with refused(f"a buffer for {what}", InvalidArgument, GeneralFailure):
-                device.allocate(desc, roles)
+                device.allocate(BufferDesc(dimensions), [BufferRole(prepared, *r) for r in roles])
 
 
+@SUITE.check
 def check_tokens_of_live_buffers_differ(device: Device) -> None:
     """Tokens are positive, and no two live buffers share one."""
     with _buffers(device) as (_, _, allocate):
@@ -135,6 +123,7 @@ def check_tokens_of_live_buffers_differ(device: Device) -> None:
         require(len(set(tokens)) == len(tokens), f"live buffers share a token: {tokens}")
 
 
+@SUITE.check
 def check_buffers_start_uninitialised(device: Device) -> None:
     """Reading one before it is written is `GeneralFailure`, by `copy_to` and as an input."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
@@ -146,47 +135,46 @@ def check_buffers_start_uninitialised(device: Device) -> None:
             prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
 
 
-@needs_values
+@SUITE.values
 def check_buffers_carry_values(device: Device) -> None:
-    """What is copied in comes out, and serves as an input; an output serves likewise."""
+    """A value that is copied in comes out, and serves as an input; an output serves in its turn."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
-        with _pool_of(case.inputs[0]) as pool, _pool_of(case.inputs[0] * 0) as back:
-            buffer.copy_from(pool.memory, case.inputs[0].shape)
+        _fill(buffer, case)
+        with _pool_of(case.inputs[0] * 0) as back:
             buffer.copy_to(back.memory)
             same = back.view(np.uint8, back.nbytes).tobytes() == case.inputs[0].tobytes()
             require(same, "other bytes come out than went in")
         result = prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
-        compare(device, case, trial.outputs(result), case.outputs, "from a device buffer")
+        trial.expect(device, result, "from a device buffer")
 
 
-@needs_values
+@SUITE.values
 def check_buffers_carry_state(device: Device) -> None:
     """An output left in a buffer is an input of the next run, without leaving the device."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
         token, _ = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
-        first = trial.with_argument(len(trial.inputs), TokenArgument(token))
-        prepared.execute(first, PLAIN)
+        prepared.execute(trial.with_argument(len(trial.inputs), TokenArgument(token)), PLAIN)
         trial.check_unwritten("instead of the buffer")
-        second = trial.with_argument(0, TokenArgument(token))
-        found = trial.outputs(prepared.execute(second, PLAIN))
+        result = prepared.execute(trial.with_argument(0, TokenArgument(token)), PLAIN)
         with Trial(case, inputs=case.outputs) as other:
             wanted = other.run(prepared)
-        compare(device, case, found, wanted, "of a run on the output of another")
+        trial.expect(device, result, "of a run on the output of another", wanted)
 
 
+@SUITE.check
 def check_buffers_that_are_written_serve_one_argument(device: Device) -> None:
     """The same buffer as input and output of one request is `InvalidArgument`."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("output", 0, 1.0), ("input", 0, 1.0)])
-        with _pool_of(case.inputs[0]) as pool:
-            buffer.copy_from(pool.memory, case.inputs[0].shape)
+        _fill(buffer, case)
         both = TokenArgument(token)
         request = Request((both,), (both,), trial.request.pools)
         with refused("a buffer as input and output of one run", InvalidArgument):
             prepared.execute(request, PLAIN)
 
 
+@SUITE.check
 def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
     """An output buffer of a run that failed cannot be read."""
     with _buffers(device, _feedback) as (case, prepared, allocate), Trial(case) as trial:
@@ -200,6 +188,7 @@ def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
             buffer.copy_to(pool.memory)
 
 
+@SUITE.check
 def check_buffers_refuse_wrong_sizes(device: Device) -> None:
     """`InvalidArgument` from both copies; after a failed `copy_from` the buffer is uninitialised."""
     with _buffers(device) as (case, _, allocate):
@@ -215,17 +204,18 @@ def check_buffers_refuse_wrong_sizes(device: Device) -> None:
                 buffer.copy_to(right.memory)
 
 
+@SUITE.check
 def check_buffers_serve_their_roles_only(device: Device) -> None:
     """A buffer for input 0 is no output; one argument of a request at a time may write it."""
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
-        with _pool_of(case.inputs[0]) as pool:
-            buffer.copy_from(pool.memory, case.inputs[0].shape)
+        _fill(buffer, case)
         argument = TokenArgument(token)
         with refused("a buffer of an input as an output", InvalidArgument):
             prepared.execute(trial.with_argument(len(trial.inputs), argument), PLAIN)
 
 
+@SUITE.check
 def check_freed_tokens_are_refused(device: Device) -> None:
     with _buffers(device) as (case, prepared, allocate), Trial(case) as trial:
         token, buffer = allocate([("input", 0, 1.0)])
@@ -269,6 +259,12 @@ def _buffers(
                 buffer.close()
 
 
+def _fill(buffer: Buffer, case: Case) -> None:
+    """Copies the first input of *case* into *buffer*."""
+    with _pool_of(case.inputs[0]) as pool:
+        buffer.copy_from(pool.memory, case.inputs[0].shape)
+
+
 @contextmanager
 def _pool_of(array: Any) -> Iterator[MemoryPool]:
     with MemoryPool.anonymous(array.nbytes) as pool:
@@ -300,26 +296,6 @@ def _two_pools(trial: Trial, inputs: Memory) -> Request:
     outputs = []
     for argument in trial.request.outputs:
         if isinstance(argument, PoolArgument):
-            at = argument.location
-            place = type(at)(1, at.offset, at.length)
+            place = replace(argument.location, pool=1)
             outputs.append(PoolArgument(place, argument.dimensions))
     return Request(moved, tuple(outputs), (inputs, *trial.request.pools))
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_pools_in_files,
-    check_read_only_pools_for_inputs,
-    check_read_only_pools_for_outputs,
-    check_pools_may_be_closed_after_a_run,
-    check_allocate_without_domains,
-    check_allocate_refuses_bad_roles,
-    check_tokens_of_live_buffers_differ,
-    check_buffers_start_uninitialised,
-    check_buffers_carry_values,
-    check_buffers_carry_state,
-    check_buffers_that_are_written_serve_one_argument,
-    check_failed_runs_leave_buffers_uninitialised,
-    check_buffers_refuse_wrong_sizes,
-    check_buffers_serve_their_roles_only,
-    check_freed_tokens_are_refused,
-)

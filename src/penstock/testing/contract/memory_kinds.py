@@ -1,5 +1,5 @@
-"""Memory of every kind, for constants, inputs and outputs: mapped where a device claims it, refused
-where not.
+"""Memory of every kind for constants, inputs and outputs: a device maps what it claims, and refuses
+the rest.
 """
 
 from __future__ import annotations
@@ -35,25 +35,33 @@ from penstock.memory import (
 from penstock.memory.arena import lay_out
 from penstock.memory.images import PIXELS, map_image
 from penstock.testing.contract.cases import Case, one_case, static_cases
-from penstock.testing.contract.pools import memory_kinds, pool_of
-from penstock.testing.contract.promise import Check, NotCovered, needs_values, refused, require
-from penstock.testing.contract.trial import PLAIN, Trial, compare, prepare
+from penstock.testing.contract.promise import NotCovered, Suite, refused, require
+from penstock.testing.contract.trial import (
+    PLAIN,
+    Trial,
+    check_run,
+    compare,
+    each_prepared,
+    memory_kinds,
+    pool_of,
+    prepare,
+    ready,
+)
 
+SUITE: Final = Suite("memory_kinds", "memory", "Memory")
 IMAGE: Final = "hardware_buffer"
 UNKNOWN: Final = "no_such_memory"
 
 
-@needs_values
+@SUITE.values
 def check_every_kind_serves_inputs_and_outputs(device: Device) -> None:
     """Pools of each kind that the device claims hold its inputs and take its outputs."""
-    for case in static_cases(device)[:6]:
-        with closing(prepare(device, case)) as prepared:
-            for kind in memory_kinds(device):
-                with Trial(case, memory=kind) as trial:
-                    found = trial.run(prepared)
-                compare(device, case, found, case.outputs, f"of {kind} memory")
+    for case, prepared in each_prepared(device, static_cases(device)[:6]):
+        for kind in memory_kinds(device):
+            check_run(device, case, prepared, f"of {kind} memory", memory=kind)
 
 
+@SUITE.check
 def check_other_kinds_fail_the_execution(device: Device) -> None:
     """Memory that the device does not map is `GeneralFailure`, and no output is written."""
     case = one_case(device)
@@ -74,18 +82,18 @@ def check_other_kinds_fail_the_execution(device: Device) -> None:
                     prepared.execute(replace(written, inputs=inputs, pools=pools), PLAIN)
 
 
-@needs_values
+@SUITE.values
 def check_every_kind_serves_constants(device: Device) -> None:
     """Constants lie in pools of each kind that the device claims."""
     case = _with_constants(device)
     for kind in memory_kinds(device):
         with _constants_in(case.model, kind) as model:
             moved = Case(case.name, model, case.inputs, case.outputs)
-            with closing(prepare(device, moved)) as prepared, Trial(moved) as trial:
-                found = trial.run(prepared)
-        compare(device, case, found, case.outputs, f"with constants in {kind} memory")
+            with closing(prepare(device, moved)) as prepared:
+                check_run(device, moved, prepared, f"with constants in {kind} memory")
 
 
+@SUITE.check
 def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> None:
     """An operation that reads a constant in memory that the device does not map, or in an image,
     gets a no that names the kind when support is asked, and `prepare_model` refuses it with
@@ -101,14 +109,14 @@ def check_operations_on_constants_of_other_kinds_are_refused(device: Device) -> 
             if any(place is not None and place.pool == 0 for place in read):
                 _require_refusal(answers[index], kind, f"operation {index} ({operation.key})")
             elif index >= own:
-                told = f"operation {index} ({operation.key}) reads nothing in {kind} memory"
-                require(
-                    answers[index].supported, f"{told}, and is refused: {answers[index].reason}"
-                )
+                other = f"operation {index} ({operation.key}) reads nothing in {kind} memory"
+                refusal = f"{other}, and is refused: {answers[index].reason}"
+                require(answers[index].supported, refusal)
         with refused(f"a constant in {kind} memory", GeneralFailure):
             device.prepare_model(model, PrepareConfig())
 
 
+@SUITE.check
 def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> None:
     """An IF is refused when support is asked, with a reason that names the kind, where a branch
     reads a constant in memory that the device does not map.
@@ -124,12 +132,12 @@ def check_branches_on_constants_of_other_kinds_are_refused(device: Device) -> No
             device.prepare_model(moved, PrepareConfig())
 
 
+@SUITE.check
 def check_memory_at_odds_with_its_name(device: Device) -> None:
     """A handle that is not what the name says, or a description that is not the name's, is
     `GeneralFailure`.
     """
-    case = one_case(device)
-    with closing(prepare(device, case)) as prepared, Trial(case) as trial:
+    with ready(device, one_case(device)) as (prepared, trial):
         size = trial.request.pools[0].size
         with HardwareBuffer.allocate(size) as buffer:
             fd = buffer.memory.handle.fd
@@ -141,12 +149,11 @@ def check_memory_at_odds_with_its_name(device: Device) -> None:
                 ("a file that is a blob", Memory("mmap_fd", buffer.memory.handle, size)),
                 ("a descriptor that is none", Memory("ashmem", -1, size)),
             ):
-                request = Request(trial.request.inputs, trial.request.outputs, (memory,))
                 with refused(what, GeneralFailure):
-                    prepared.execute(request, PLAIN)
+                    prepared.execute(replace(trial.request, pools=(memory,)), PLAIN)
 
 
-@needs_values
+@SUITE.values
 def check_padding_is_accepted(device: Device) -> None:
     """Arguments may lie as the device prefers, with room behind them that it may overwrite (NNAPI
     section 6.8).
@@ -170,7 +177,7 @@ def check_padding_is_accepted(device: Device) -> None:
     compare(device, case, found, case.outputs, "of padded arguments")
 
 
-@needs_values
+@SUITE.values
 def check_images_serve_inputs_and_outputs(device: Device) -> None:
     """A device that claims `hardware_buffer` reads and writes images, whose rows may lie apart."""
     if IMAGE not in mappable_kinds(device):
@@ -305,9 +312,7 @@ def _branch_with_a_constant() -> Model:
 def _picture(device: Device) -> Case:
     """A case whose inputs and outputs are float32 of rank 2: pictures of one number a pixel."""
     for case in static_cases(device):
-        operands = [
-            case.model.operands[i] for i in (*case.model.entry.inputs, *case.model.entry.outputs)
-        ]
+        operands = (*case.model.inputs, *case.model.outputs)
         if all(o.dtype is DType.FLOAT32 and len(o.shape or ()) == 2 for o in operands):
             return case
     raise NotCovered("it supports no model of this suite on pictures")
@@ -318,15 +323,3 @@ def _image_of(array: NDArray) -> HardwareBuffer:
     kind = HardwareBufferFormat.D32_FLOAT
     assert math.prod(array.shape) * np.dtype(PIXELS[kind][0]).itemsize == array.nbytes
     return HardwareBuffer.allocate(width, height, format=kind)
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_every_kind_serves_inputs_and_outputs,
-    check_other_kinds_fail_the_execution,
-    check_every_kind_serves_constants,
-    check_operations_on_constants_of_other_kinds_are_refused,
-    check_branches_on_constants_of_other_kinds_are_refused,
-    check_memory_at_odds_with_its_name,
-    check_padding_is_accepted,
-    check_images_serve_inputs_and_outputs,
-)

@@ -1,4 +1,4 @@
-"""Preparing models: what is accepted, what is refused, and what is left behind."""
+"""Preparing models, and closing them: what is accepted, what is refused, and what stays open."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, Final, get_args
 
-import msgspec
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import (
     Cancelled,
+    ClosedError,
+    DriverError,
+    GeneralFailure,
     InvalidArgument,
     MissedDeadline,
     ModelError,
@@ -26,25 +28,37 @@ from penstock.hal import (
     AccuracyClass,
     CancelToken,
     Device,
+    Memory,
     PrepareConfig,
     PreparedModel,
     ProgressEvent,
 )
 from penstock.ir import Model
 from penstock.testing.contract.cases import Case, one_case, supported_cases
-from penstock.testing.contract.mutations import cycles, model_mutations
+from penstock.testing.contract.mutations import cycles, model_mutations, request_mutations
 from penstock.testing.contract.promise import (
-    Check,
     NotCovered,
+    Suite,
     Violation,
     allowed,
     describe,
-    needs_values,
     refused,
     require,
 )
-from penstock.testing.contract.trial import Trial, compare, kinds, prepare
+from penstock.testing.contract.trial import (
+    PLAIN,
+    Trial,
+    check_run,
+    each_kind,
+    each_prepared,
+    prepare,
+    ready,
+)
 from penstock.testing.resources import Resources
+
+SUITE: Final = Suite("prepare", "preparing", "Device.prepare_model")
+LIFETIME: Final = Suite("lifetime", "letting-go", "PreparedModel.close")
+ROUNDS: Final = 5
 
 BAD_CONFIGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("preference 'quickly'", {"preference": "quickly"}),
@@ -58,6 +72,7 @@ BAD_CONFIGS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 )
 
 
+@SUITE.check
 def check_prepare_leaves_the_model_alone(device: Device) -> None:
     for case in supported_cases(device):
         digest, listing = case.model.digest, case.model.show()
@@ -66,7 +81,7 @@ def check_prepare_leaves_the_model_alone(device: Device) -> None:
         require(case.model.show() == listing, f"{case.name}: the model's listing was changed")
 
 
-@needs_values
+@SUITE.values
 def check_prepare_from_two_threads(device: Device) -> None:
     """Two compiles of one model at once, and compiles of others meanwhile, do not disturb each
     other.
@@ -79,26 +94,22 @@ def check_prepare_from_two_threads(device: Device) -> None:
         each.close()
 
 
-@needs_values
+@SUITE.values
 def check_prepare_accepts_every_preference_and_priority(device: Device) -> None:
-    case = one_case(device)
     for preference in PREFERENCES:
         for priority in PRIORITIES:
             config = PrepareConfig(preference=preference, priority=priority)
-            with closing(prepare(device, case, config)) as each:
-                _run(device, case, each, f"with {preference}, {priority}")
+            _check_prepared(device, config, f"with {preference}, {priority}")
 
 
-@needs_values
+@SUITE.values
 def check_prepare_accepts_any_number_of_threads(device: Device) -> None:
     """None and 1 to 64 give the same answers."""
-    case = one_case(device)
     for count in (None, 1, 2, 64):
-        with closing(prepare(device, case, PrepareConfig(num_threads=count))) as each:
-            _run(device, case, each, f"with {count} threads")
+        _check_prepared(device, PrepareConfig(num_threads=count), f"with {count} threads")
 
 
-@needs_values
+@SUITE.values
 def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
     """Quantised results are within a step in `stepwise` and each stricter class that the device
     answers.
@@ -112,33 +123,33 @@ def check_prepare_keeps_the_class_that_is_asked_for(device: Device) -> None:
             if not ACCURACY_RANK["stepwise"] <= ACCURACY_RANK[accuracy] <= best:
                 continue
             tried += 1
-            with (
-                closing(prepare(device, case, PrepareConfig(accuracy=accuracy))) as each,
-                Trial(case, kinds(device)[0]) as trial,
-            ):
-                for found, wanted in zip(trial.run(each), case.outputs, strict=True):
+            config = PrepareConfig(accuracy=accuracy)
+            with ready(device, case, config=config) as (prepared, trial):
+                for found, wanted in zip(trial.run(prepared), case.outputs, strict=True):
                     require(found.shape == wanted.shape, f"{case.name}: shape {found.shape}")
                     off = np.abs(found.astype(np.float64) - wanted.astype(np.float64))
-                    told = f"{case.name} in {accuracy}: off by {off.max(initial=0):g} steps"
-                    require(float(off.max(initial=0)) <= (accuracy != "exact"), told)
+                    apart = f"{case.name} in {accuracy}: off by {off.max(initial=0):g} steps"
+                    require(float(off.max(initial=0)) <= (accuracy != "exact"), apart)
     if not tried:
         raise NotCovered("it claims no quantised model of this suite in `stepwise` or better")
 
 
+@SUITE.check
 def check_prepare_refuses_bad_configurations(device: Device) -> None:
     case = one_case(device)
     for name, fields in BAD_CONFIGS:
-        config = msgspec.structs.replace(PrepareConfig(), **fields)
         with refused(name, InvalidArgument):
-            prepare(device, case, config).close()
+            prepare(device, case, replace(PrepareConfig(), **fields)).close()
 
 
+@SUITE.check
 def check_prepare_refuses_what_is_no_model(device: Device) -> None:
     for thing in (None, b"bytes", 7, object()):
         with refused(f"a {type(thing).__name__} for a model", InvalidArgument):
             device.prepare_model(thing, PrepareConfig())  # type: ignore[arg-type]  # the point
 
 
+@SUITE.check
 def check_cycle(device: Device) -> None:
     """BasicTests.CycleTest: operations that read each other's results, or one its own, are refused."""
     for case in supported_cases(device):
@@ -146,6 +157,7 @@ def check_cycle(device: Device) -> None:
             _refuses_model(device, f"{case.name}, {name}", mutate)
 
 
+@SUITE.check
 def check_prepare_refuses_every_mutation(device: Device) -> None:
     """VTS's ValidateModel: each single mutation of a valid model is refused: it cannot be built, or
     the driver says `InvalidArgument`; nothing crashes.
@@ -164,42 +176,33 @@ def _refuses_model(device: Device, what: str, mutate: Callable[[], Model]) -> No
         device.prepare_model(model, PrepareConfig()).close()
 
 
-@needs_values
+@SUITE.values
 def check_prepare_past_its_deadline(device: Device) -> None:
     """It finishes, or raises `MissedDeadline*`, and leaves nothing behind."""
-    case = one_case(device)
-    prepare(device, case).close()
+    prepare(device, one_case(device)).close()
     with Resources.unchanged("a prepare that misses its deadline"):
         config = PrepareConfig(deadline_ns=time.monotonic_ns() - 1)
-        with (
-            allowed("a deadline in the past", MissedDeadline),
-            closing(prepare(device, case, config)) as each,
-        ):
-            _run(device, case, each, "prepared past the deadline")
+        with allowed("a deadline in the past", MissedDeadline):
+            _check_prepared(device, config, "prepared past the deadline")
 
 
-@needs_values
+@SUITE.values
 def check_prepare_before_a_far_deadline(device: Device) -> None:
     """A deadline that is far away changes nothing."""
-    case = one_case(device)
     config = PrepareConfig(deadline_ns=time.monotonic_ns() + 600 * 10**9)
-    with closing(prepare(device, case, config)) as each:
-        _run(device, case, each, "with a far deadline")
+    _check_prepared(device, config, "with a far deadline")
 
 
-@needs_values
+@SUITE.values
 def check_prepare_cancelled(device: Device) -> None:
     """With its token set it raises `Cancelled`, or finishes."""
-    case = one_case(device)
     token = CancelToken()
     token.set()
-    with (
-        allowed("a cancelled prepare", Cancelled),
-        closing(prepare(device, case, PrepareConfig(cancel=token))) as each,
-    ):
-        _run(device, case, each, "prepared with its token set")
+    with allowed("a cancelled prepare", Cancelled):
+        _check_prepared(device, PrepareConfig(cancel=token), "prepared with its token set")
 
 
+@SUITE.check
 def check_progress_is_plausible(device: Device) -> None:
     """Progress events count up to their totals."""
     events: list[ProgressEvent] = []
@@ -211,27 +214,121 @@ def check_progress_is_plausible(device: Device) -> None:
         require(0 <= event.done <= event.total, f"{event.done} of {event.total} units done")
 
 
+def _check_prepared(device: Device, config: PrepareConfig, what: str) -> None:
+    """One case, prepared as *config* asks, gives the right answer."""
+    case = one_case(device)
+    with closing(prepare(device, case, config)) as each:
+        _run(device, case, each, what)
+
+
 def _run(device: Device, case: Case, model: PreparedModel, what: str) -> None:
-    with Trial(case, kinds(device)[0]) as trial:
-        try:
-            found = trial.run(model)
-        except PenstockError as error:
-            raise Violation(f"{case.name} {what}: {describe(error)}") from error
-        compare(device, case, found, case.outputs, what)
+    try:
+        check_run(device, case, model, what)
+    except PenstockError as error:
+        raise Violation(f"{case.name} {what}: {describe(error)}") from error
 
 
-CHECKS: Final[tuple[Check, ...]] = (
-    check_prepare_leaves_the_model_alone,
-    check_prepare_from_two_threads,
-    check_prepare_accepts_every_preference_and_priority,
-    check_prepare_accepts_any_number_of_threads,
-    check_prepare_keeps_the_class_that_is_asked_for,
-    check_prepare_refuses_bad_configurations,
-    check_prepare_refuses_what_is_no_model,
-    check_cycle,
-    check_prepare_refuses_every_mutation,
-    check_prepare_past_its_deadline,
-    check_prepare_before_a_far_deadline,
-    check_prepare_cancelled,
-    check_progress_is_plausible,
-)
+def _check_leaves_nothing(work: Callable[[], None], what: str, rounds: int = 1) -> None:
+    """*rounds* more calls of *work* leave nothing that the first one did not leave."""
+    work()
+    with Resources.unchanged(what):
+        for _ in range(rounds):
+            work()
+
+
+@LIFETIME.check
+def check_runs_leave_nothing_behind(device: Device) -> None:
+    """Preparing, running and closing leave no descriptor, thread, child process or mapped pool."""
+    cases = supported_cases(device)
+
+    def work() -> None:
+        for case, prepared in each_prepared(device, cases):
+            for _, trial in each_kind(device, case):
+                prepared.execute(trial.request, PLAIN)
+
+    with allowed("resources"):
+        _check_leaves_nothing(work, f"preparing and running {ROUNDS} times", ROUNDS)
+
+
+@LIFETIME.check
+def check_failed_runs_leave_nothing_behind(device: Device) -> None:
+    with ready(device, one_case(device)) as (prepared, trial):
+
+        def work() -> None:
+            for _, request in request_mutations(trial):
+                with refused("a mutated request", InvalidArgument):
+                    prepared.execute(request, PLAIN)
+
+        _check_leaves_nothing(work, "refusing requests")
+
+
+@LIFETIME.check
+def check_failed_mappings_leave_nothing_behind(device: Device) -> None:
+    """Also when one pool of several cannot be mapped."""
+    with ready(device, one_case(device)) as (prepared, trial):
+        good = trial.request.pools[0]
+        request = replace(trial.request, pools=(good, good, Memory("no_such_memory", 0, 1)))
+
+        def work() -> None:
+            with allowed("a pool of an unknown name beside good ones", GeneralFailure):
+                prepared.execute(request, PLAIN)
+
+        _check_leaves_nothing(work, "failing to map pools", ROUNDS)
+
+
+@LIFETIME.check
+def check_bursts_and_executions_leave_nothing_behind(device: Device) -> None:
+    case = one_case(device)
+
+    def work() -> None:
+        with ready(device, case) as (prepared, trial):
+            with closing(prepared.configure_burst()) as burst:
+                burst.execute(trial.request, PLAIN)
+            with closing(prepared.create_reusable_execution(trial.request)) as execution:
+                execution.execute(PLAIN)
+            prepared.execute_fenced(trial.request, [], PLAIN).wait()
+
+    with allowed("resources"):
+        _check_leaves_nothing(work, f"bursts and executions, {ROUNDS} times", ROUNDS)
+
+
+@LIFETIME.check
+def check_prepared_models_close_twice(device: Device) -> None:
+    for case in supported_cases(device):
+        prepared = prepare(device, case)
+        prepared.close()
+        with allowed(f"{case.name}: a second close"):
+            prepared.close()
+
+
+@LIFETIME.values
+def check_runs_after_close_have_a_name(device: Device) -> None:
+    """A run, burst or execution of a closed model raises a `DriverError` or `ClosedError`, or is
+    right.
+    """
+    case = one_case(device)
+    prepared = prepare(device, case)
+    burst = prepared.configure_burst()
+    with Trial(case) as trial:
+        execution = prepared.create_reusable_execution(trial.request)
+        prepared.close()
+        with allowed("a run after close()", DriverError, ClosedError):
+            trial.expect(device, prepared.execute(trial.request, PLAIN), "after close()")
+        with allowed("a burst after close()", DriverError, ClosedError):
+            result = burst.execute(trial.request, PLAIN)
+            trial.expect(device, result, "in a burst after close()")
+        with allowed("a reusable execution after close()", DriverError, ClosedError):
+            trial.expect(device, execution.execute(PLAIN), "of an execution after close()")
+        with allowed("a burst made after close()", DriverError, ClosedError):
+            prepared.configure_burst().close()
+        burst.close()
+        execution.close()
+
+
+@LIFETIME.values
+def check_closing_one_model_leaves_the_others(device: Device) -> None:
+    case = one_case(device)
+    first, second = prepare(device, case), prepare(device, case)
+    first.close()
+    with closing(second):
+        check_run(device, case, second, "after another model was closed")

@@ -1,23 +1,25 @@
-"""How a contract check speaks: it returns, raises `Violation`, or raises `NotCovered`."""
+"""How a contract check speaks (it returns, or raises `Violation` or `NotCovered`), and its outcome."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from penstock.errors import PenstockError
+from msgspec import Struct
+
+from penstock.errors import FOREIGN, PenstockError
 from penstock.hal import Device
 
 Check: TypeAlias = Callable[[Device], None]
 """A contract check: one promise of `penstock.hal`, tried on a device."""
 
-C = TypeVar("C", bound=Callable[..., None])
+Outcome: TypeAlias = Literal["passed", "failed", "not_covered"]
+
+PAGE: Final = "docs/writing-a-driver.md"
 
 VALUE_CHECKS: Final[set[str]] = set()
-"""Names of the checks that look at computed values; a device that computes nothing is
-spared them.
-"""
+"""Names of the checks that compare computed values. They skip a device that computes nothing."""
 
 
 class Violation(AssertionError):
@@ -28,17 +30,44 @@ class NotCovered(Exception):
     """The promise could not be tried on this device; the message says why."""
 
 
-def needs_values(check: C) -> C:
-    """Marks a check that compares computed values."""
-    VALUE_CHECKS.add(check.__name__)
+class Suite:
+    """The checks of one part of the contract, in the order in which `check` and `values` add them.
+
+    *section* of `PAGE` explains the rules; *rule* is the name in `penstock.hal` whose docstring
+    states them.
+    """
+
+    def __init__(self, name: str, section: str, rule: str) -> None:
+        self.name, self._checks = name, list[Check]()
+        self.reading = f"{PAGE}#{section}, help(penstock.hal.{rule})"
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        return tuple(self._checks)
+
+    def check(self, check: Check) -> Check:
+        """Adds *check*, as a decorator."""
+        self._checks.append(check)
+        return check
+
+    def values(self, check: Check) -> Check:
+        """Adds a check that compares computed values."""
+        VALUE_CHECKS.add(check.__name__)
+        return self.check(check)
+
+
+def named(check: Check, name: str, rule: str) -> Check:
+    """*check*, which a function made, under its own name and docstring."""
+    check.__name__ = check.__qualname__ = f"check_{name}"
+    check.__doc__ = rule
     return check
 
 
 def rule_of(check: Check) -> str:
     """The promise that *check* tries: its name in words, and its docstring where it has one."""
     name = check.__name__.removeprefix("check_").replace("_", " ").capitalize()
-    said = " ".join((check.__doc__ or "").split())
-    return f"{name}: {said}" if said else f"{name}."
+    rule = " ".join((check.__doc__ or "").split())
+    return f"{name}: {rule}" if rule else f"{name}."
 
 
 def require(condition: object, complaint: str) -> None:
@@ -49,7 +78,7 @@ def require(condition: object, complaint: str) -> None:
 
 @contextmanager
 def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
-    """The block must raise one of *kinds*; anything else, and nothing, is a `Violation`."""
+    """The block must raise one of *kinds*; any other error, and no error, is a `Violation`."""
     wanted = " or ".join(k.__name__ for k in kinds)
     try:
         yield
@@ -64,9 +93,7 @@ def refused(subject: str, *kinds: type[PenstockError]) -> Iterator[None]:
 
 @contextmanager
 def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[PenstockError]]:
-    """The block may raise one of *kinds*, which is then put into the list; other errors are a
-    `Violation`.
-    """
+    """The block may raise one of *kinds*, which the list then holds; others are a `Violation`."""
     raised: list[PenstockError] = []
     try:
         yield raised
@@ -78,6 +105,19 @@ def allowed(subject: str, *kinds: type[PenstockError]) -> Iterator[list[Penstock
         raise Violation(f"{subject}: {describe(error)} was raised") from error
 
 
+def judge(act: Callable[[], object]) -> tuple[Outcome, str]:
+    """Calls *act* and returns its outcome and, unless it passed, the reason; raises nothing."""
+    try:
+        act()
+    except NotCovered as reason:
+        return "not_covered", str(reason)
+    except AssertionError as violation:
+        return "failed", str(violation)
+    except FOREIGN as error:  # a driver may raise anything
+        return "failed", f"unexpected {describe(error)}"
+    return "passed", ""
+
+
 def describe(error: BaseException) -> str:
     """Class and message, for complaints."""
     return f"{type(error).__name__}({error})"
@@ -86,3 +126,58 @@ def describe(error: BaseException) -> str:
 def describe_array(array: Any) -> str:
     """A short form of an array, for complaints."""
     return f"{array.dtype}{list(array.shape)} {array.reshape(-1)[:8].tolist()}"
+
+
+class Verdict(Protocol):
+    """The result of one check or scenario. Where it failed, *message* says what was seen, *rule* is
+    the promise in a sentence and *read* where it is explained.
+    """
+
+    @property
+    def outcome(self) -> Outcome: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def read(self) -> str: ...
+
+
+V = TypeVar("V", bound=Verdict)
+
+
+class Report(Struct, Generic[V], frozen=True):
+    """Counts by outcome, and the failures by name."""
+
+    passed: int
+    failed: int
+    not_covered: int
+    failures: tuple[V, ...]
+
+    @classmethod
+    def of(cls, results: Sequence[V]) -> Report[V]:
+        """The counts of *results*."""
+        outcomes = [r.outcome for r in results]
+        failures = tuple(r for r in results if r.outcome == "failed")
+        return cls(outcomes.count("passed"), len(failures), outcomes.count("not_covered"), failures)
+
+    def summary(self, driver: str) -> str:
+        """The last line of a table."""
+        counts = f"{self.passed} passed, {self.failed} failed, {self.not_covered} not covered"
+        return f"{driver}: {counts}"
+
+
+def show(label: str, result: Verdict) -> str:
+    """The lines of *result* in a table: one, and for a failure its rule, what was seen, and where
+    to read.
+    """
+    word = {"passed": "ok", "failed": "FAILED", "not_covered": "-"}[result.outcome]
+    line = f"{label} {word:7} {result.seconds * 1e3:8.1f} ms"
+    if result.outcome == "not_covered":
+        return f"{line}  {result.message}"
+    if result.outcome == "passed":
+        return line
+    about = (("rule", result.rule), ("seen", result.message), ("read", result.read))
+    return "\n".join([line, *(f"    {label}: {text}" for label, text in about if text)])

@@ -1,96 +1,86 @@
-"""Running the contract suites on a device and reporting what came out."""
+"""Runs the contract suites on a device, in this process or in one that a hang or crash may end."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Final, Literal, TypeAlias
+from typing import Final
 
 import msgspec
 
-from penstock.errors import FOREIGN, InputError
+from penstock.errors import FOREIGN, InputError, counted
 from penstock.hal import Device
 from penstock.hal.loading import is_device
 from penstock.testing.contract import (
-    burst,
+    bursts,
     caching,
     caching_security,
     execute,
+    executors,
     extensions,
-    fenced,
-    generated,
-    lifetime,
     memory,
-    memory_domains,
+    memory_domain_runs,
     memory_kinds,
     prepare,
-    quality_of_service,
     support,
 )
 from penstock.testing.contract.promise import (
     VALUE_CHECKS,
     Check,
     NotCovered,
+    Outcome,
+    Report,
+    Suite,
     describe,
+    judge,
     rule_of,
 )
+from penstock.testing.devices import some_usable_devices
+from penstock.testing.supervised import Answer, Case, collect
 
-Outcome: TypeAlias = Literal["passed", "failed", "not_covered"]
+_SUITES: Final[Mapping[str, Suite]] = {
+    suite.name: suite
+    for suite in (
+        support.SUITE,
+        prepare.SUITE,
+        caching.SUITE,
+        caching_security.SUITE,
+        memory.SUITE,
+        memory_kinds.SUITE,
+        memory_domain_runs.SUITE,
+        execute.SUITE,
+        bursts.BURST,
+        bursts.FENCED,
+        executors.GENERATED,
+        executors.QUALITY,
+        extensions.SUITE,
+        prepare.LIFETIME,
+    )
+}
 
 SUITES: Final[Mapping[str, tuple[Check, ...]]] = MappingProxyType(
-    {
-        "support": support.CHECKS,
-        "prepare": prepare.CHECKS,
-        "caching": caching.CHECKS,
-        "caching_security": caching_security.CHECKS,
-        "memory": memory.CHECKS,
-        "memory_kinds": memory_kinds.CHECKS,
-        "memory_domains": memory_domains.CHECKS,
-        "execute": execute.CHECKS,
-        "burst": burst.CHECKS,
-        "fenced": fenced.CHECKS,
-        "generated": generated.CHECKS,
-        "quality": quality_of_service.CHECKS,
-        "extensions": extensions.CHECKS,
-        "lifetime": lifetime.CHECKS,
-    }
+    {name: suite.checks for name, suite in _SUITES.items()}
 )
 """Every check, by suite, in the order in which they run."""
 
 CHECKS: Final[tuple[Check, ...]] = tuple(c for checks in SUITES.values() for c in checks)
 
-
-PAGE: Final = "docs/writing-a-driver.md"
-READING: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "support": ("saying-no-with-a-reason", "Device.supported_operations"),
-        "prepare": ("preparing", "Device.prepare_model"),
-        "caching": ("caching", "Device.prepare_model_from_cache"),
-        "caching_security": ("caching", "Device.prepare_model_from_cache"),
-        "memory": ("memory", "Buffer"),
-        "memory_kinds": ("memory", "Memory"),
-        "memory_domains": ("memory", "Device.allocate"),
-        "execute": ("executing", "PreparedModel.execute"),
-        "burst": ("bursts-fences-and-reusable-executions", "Burst"),
-        "fenced": ("bursts-fences-and-reusable-executions", "PreparedModel.execute_fenced"),
-        "generated": ("executing", "PreparedModel"),
-        "quality": ("executing", "ExecutionConfig"),
-        "extensions": ("extensions", "Extension"),
-        "lifetime": ("letting-go", "PreparedModel.close"),
-    }
-)
-"""For each suite the section of `PAGE` that explains it, and the name in `penstock.hal` whose
-docstring is the rule.
-"""
+LIMIT: Final = 60.0
+"""Seconds that one check may take in the command."""
+MOSTLY: Final = 0.75
+"""Where this share of the checks is not covered, the last line says why."""
+SHOWN_REASONS: Final = 2
+USABLE: Final = "check_works_here"
+MAKER: Final = f"{__name__}:cases"
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """What one check found on *device*; *message* says what was seen where it failed or was not
-    covered.
-
-    *rule* is the promise in a sentence, *read* where it is explained.
+    """What one check found on *device*. Where it failed or was not covered, *message* says what was
+    seen; *rule* is the promise in a sentence, *read* where it is explained.
     """
 
     suite: str
@@ -102,33 +92,19 @@ class CheckResult(msgspec.Struct, frozen=True):
     rule: str = ""
     read: str = ""
 
+    @property
+    def label(self) -> str:
+        """The first two columns of a table."""
+        return f"{self.suite:16} {self.check:56}"
+
 
 def reading(suite: str) -> str:
     """Where the rules of *suite* are explained; empty for a suite that is not of this package."""
-    if suite not in READING:
-        return ""
-    section, name = READING[suite]
-    return f"{PAGE}#{section}, help(penstock.hal.{name})"
-
-
-class Report(msgspec.Struct, frozen=True):
-    """Counts by outcome, and the failures by name."""
-
-    passed: int
-    failed: int
-    not_covered: int
-    failures: tuple[CheckResult, ...]
-
-    @classmethod
-    def of(cls, results: Sequence[CheckResult]) -> Report:
-        """The counts of *results*."""
-        outcomes = [r.outcome for r in results]
-        failures = tuple(r for r in results if r.outcome == "failed")
-        return cls(outcomes.count("passed"), len(failures), outcomes.count("not_covered"), failures)
+    return _SUITES[suite].reading if suite in _SUITES else ""
 
 
 def computes(device: Device) -> bool:
-    """Whether the device claims a cost for anything: one that does not is taken to compute nothing."""
+    """Whether *device* claims a cost for anything. If not, the checks take it to compute nothing."""
     if not is_device(device):
         raise InputError(f"a Device is asked, not {type(device).__name__}")
     claims = device.capabilities
@@ -138,48 +114,34 @@ def computes(device: Device) -> bool:
 def run_check(
     device: Device, check: Check, suite: str = "", *, limit: float | None = None
 ) -> CheckResult:
-    """One check, its outcome as a value; nothing is raised.
+    """Runs one check and returns its outcome; raises nothing.
 
-    With a *limit* in seconds the check runs in a thread of its own, and has failed when it takes
-    longer: the thread, which nobody can stop, is left to itself. What holds the interpreter for
-    good is stopped by the command alone, which gives each driver a process.
+    With a *limit* in seconds the check runs in a thread of its own and fails when it takes longer.
+    That thread is left running. Only the command, which gives each driver a process, can stop a
+    driver that holds the interpreter.
     """
     began = time.perf_counter()
     found: list[tuple[Outcome, str]] = []
     if limit is None:
-        found.append(_outcome(device, check))
+        found.append(judge(partial(_try, device, check)))
     else:
         thread = threading.Thread(
-            target=lambda: found.append(_outcome(device, check)), name=check.__name__, daemon=True
+            target=lambda: found.append(judge(partial(_try, device, check))),
+            name=check.__name__,
+            daemon=True,
         )
         thread.start()
         thread.join(limit)
     outcome, message = found[0] if found else ("failed", f"it did not end within {limit:g} s")
     seconds = time.perf_counter() - began
-    return CheckResult(
-        suite,
-        check.__name__,
-        outcome,
-        message,
-        seconds,
-        _name_of(device),
-        rule_of(check),
-        reading(suite),
-    )
+    name, rule = _name_of(device), rule_of(check)
+    return CheckResult(suite, check.__name__, outcome, message, seconds, name, rule, reading(suite))
 
 
-def _outcome(device: Device, check: Check) -> tuple[Outcome, str]:
-    try:
-        if check.__name__ in VALUE_CHECKS and not computes(device):
-            raise NotCovered("the device claims no performance and computes nothing")
-        check(device)
-    except NotCovered as reason:
-        return "not_covered", str(reason)
-    except AssertionError as violation:
-        return "failed", str(violation)
-    except FOREIGN as error:  # whatever a driver raises is an outcome
-        return "failed", f"unexpected {describe(error)}"
-    return "passed", ""
+def _try(device: Device, check: Check) -> None:
+    if check.__name__ in VALUE_CHECKS and not computes(device):
+        raise NotCovered("the device claims no performance and computes nothing")
+    check(device)
 
 
 def _name_of(device: Device) -> str:
@@ -210,6 +172,63 @@ def run_contract(
 
 def every_check() -> Iterator[tuple[str, Check]]:
     """(suite, check) for every check."""
-    for suite, checks in SUITES.items():
-        for check in checks:
-            yield suite, check
+    return ((suite, check) for suite, checks in SUITES.items() for check in checks)
+
+
+def run(
+    driver: str, *, limit: float = LIMIT, progress: Callable[[CheckResult], None] | None = None
+) -> list[CheckResult]:
+    """Every check on every device of *driver* that can work here, in order, in a process of its own.
+
+    Raises `GeneralFailure` if there is no such driver or device, or none that can work here.
+    """
+    rules = {check.__name__: rule_of(check) for check in CHECKS}
+
+    def lost(answer: Answer) -> CheckResult:
+        device, suite, check = answer.label.split("\t")
+        problem, seconds = answer.problem, answer.seconds
+        return CheckResult(
+            suite, check, "failed", problem, seconds, device, rules[check], reading(suite)
+        )
+
+    return collect(MAKER, [driver], CheckResult, lost, limit=limit, progress=progress)
+
+
+def cases(driver: str) -> list[Case]:
+    """Every check on every usable device, for the process that runs them."""
+    devices, unusable = some_usable_devices(driver)
+    made: list[Case] = []
+    for name, reason in unusable:
+        result = CheckResult("support", USABLE, "not_covered", reason, 0.0, name)
+        made.append((f"{name}\tsupport\t{USABLE}", partial(msgspec.msgpack.encode, result)))
+    for device in devices:
+        for suite, check in every_check():
+            label = f"{device.name}\t{suite}\t{check.__name__}"
+            made.append((label, partial(_answer, device, check, suite)))
+        # The last check of a device closes it.
+        label, last = made[-1]
+        made[-1] = label, partial(_closing, device, last)
+    return made
+
+
+def _answer(device: Device, check: Check, suite: str) -> bytes:
+    return msgspec.msgpack.encode(run_check(device, check, suite))
+
+
+def _closing(device: Device, answer: Callable[[], bytes]) -> bytes:
+    data = answer()
+    device.close()
+    return data
+
+
+def summary(driver: str, results: Sequence[CheckResult]) -> str:
+    """The last line of a table. Where few checks could be tried, it says why."""
+    report = Report.of(results)
+    line = report.summary(driver)
+    if report.not_covered < MOSTLY * len(results):
+        return line
+    reasons = Counter(r.message for r in results if r.outcome == "not_covered")
+    why = ", ".join(
+        f"{reason} ({counted(n, 'check')})" for reason, n in reasons.most_common(SHOWN_REASONS)
+    )
+    return f"{line}; most was not tried: {why}"

@@ -1,4 +1,4 @@
-"""What a device says about itself, and about models."""
+"""Properties of a device, and its answers for models."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ from penstock.testing.contract.cases import (
     supported_cases,
     unheard_of,
 )
-from penstock.testing.contract.promise import Check, NotCovered, require
+from penstock.testing.contract.promise import NotCovered, Suite, require
+
+SUITE: Final = Suite("support", "saying-no-with-a-reason", "Device.supported_operations")
 
 
+@SUITE.check
 def check_get_device_name(device: Device) -> None:
     """BasicTests.GetDeviceName: a string that is not empty, and stays what it is."""
     _same_text(device, "name")
 
 
+@SUITE.check
 def check_get_device_version_string(device: Device) -> None:
-    """BasicTests.GetDeviceVersionString: likewise."""
+    """BasicTests.GetDeviceVersionString: a string that is not empty, and stays what it is."""
     _same_text(device, "version")
 
 
@@ -39,11 +43,13 @@ def _same_text(device: Device, label: str) -> None:
     require(getattr(device, label) == value, f"{label} changes from call to call")
 
 
+@SUITE.check
 def check_get_device_type(device: Device) -> None:
     """BasicTests.GetDeviceType: a `DeviceType`, which is never unknown."""
     require(isinstance(device.type, DeviceType), f"type is {device.type!r}")
 
 
+@SUITE.check
 def check_levels(device: Device) -> None:
     """A feature level of 1 to 8, and the HAL version of this Penstock."""
     level = device.feature_level
@@ -51,6 +57,7 @@ def check_levels(device: Device) -> None:
     require(device.hal_version == HAL_VERSION, f"HAL version is {device.hal_version!r}")
 
 
+@SUITE.check
 def check_get_capabilities(device: Device) -> None:
     """BasicTests.GetCapabilitiesTest: costs are positive and named by element types, none of which
     is a subgraph, counts are not negative; alignments are powers of two.
@@ -61,6 +68,7 @@ def check_get_capabilities(device: Device) -> None:
     require(device.capabilities == claims, "capabilities change from call to call")
 
 
+@SUITE.check
 def check_memory_kinds(device: Device) -> None:
     """Every driver maps `ashmem` and `mmap_fd`, from feature level 4 on also
     `hardware_buffer_blob`; below level 3 none says that it maps a hardware buffer.
@@ -73,12 +81,14 @@ def check_memory_kinds(device: Device) -> None:
     require(not early, f"memory kinds have {', '.join(early)} at feature level {level}")
 
 
+@SUITE.check
 def check_check_gives_a_reason(device: Device) -> None:
     """`check()` is None, or a sentence."""
     reason = device.check()
     require(reason is None or reason.strip(), f"check() gave {reason!r}")
 
 
+@SUITE.check
 def check_support_has_one_answer_per_operation(device: Device) -> None:
     for case in every_case():
         answers = device.supported_operations(case.model)
@@ -90,6 +100,7 @@ def check_support_has_one_answer_per_operation(device: Device) -> None:
             require(isinstance(answer, Support), f"{case.name}: the answer {answer!r}")
 
 
+@SUITE.check
 def check_support_gives_reasons(device: Device) -> None:
     """A no has a reason; a yes has none, and names an accuracy class."""
     for model in [*(c.model for c in every_case()), unheard_of()]:
@@ -99,6 +110,7 @@ def check_support_gives_reasons(device: Device) -> None:
             require(answer.accuracy in ACCURACY_RANK, f"accuracy {answer.accuracy!r}")
 
 
+@SUITE.check
 def check_support_is_pure(device: Device) -> None:
     """Equal models, however named, get equal answers, and stay as they are."""
     for case in every_case():
@@ -113,8 +125,9 @@ def check_support_is_pure(device: Device) -> None:
         require(replace(case.model).digest == digest, f"{case.name}: the model was changed")
 
 
+@SUITE.check
 def check_support_from_many_threads(device: Device) -> None:
-    """Answers do not depend on who else asks."""
+    """Answers do not depend on other threads' calls."""
     models = [case.model for case in every_case()]
     alone = [list(device.supported_operations(m)) for m in models]
     with ThreadPoolExecutor(4) as pool:
@@ -122,6 +135,7 @@ def check_support_from_many_threads(device: Device) -> None:
     require(together == alone * 8, "answers differ when threads ask at once")
 
 
+@SUITE.check
 def check_supported_models_prepare(device: Device) -> None:
     """A model whose every operation has a yes is prepared."""
     for case in supported_cases(device):
@@ -133,6 +147,7 @@ def check_supported_models_prepare(device: Device) -> None:
         require(failure is None, f"{case.name}: said yes, then {type(failure).__name__}: {failure}")
 
 
+@SUITE.check
 def check_refused_models_do_not_prepare(device: Device) -> None:
     """A model with a no is refused, and the refusal names the operation."""
     refusing = 0
@@ -154,6 +169,7 @@ def check_refused_models_do_not_prepare(device: Device) -> None:
         raise NotCovered("it supports everything")
 
 
+@SUITE.check
 def check_control_flow_needs_its_subgraphs(device: Device) -> None:
     """An IF with a branch that cannot run is refused, although an IF as such can run."""
     if not is_supported(device, branch()):
@@ -162,21 +178,3 @@ def check_control_flow_needs_its_subgraphs(device: Device) -> None:
         raise NotCovered("it supports everything")
     (answer,) = device.supported_operations(branching(ModelBuilder(), "CUSTOM"))
     require(not answer.supported, "an IF is supported, one of whose branches cannot run")
-
-
-CHECKS: Final[tuple[Check, ...]] = (
-    check_get_device_name,
-    check_get_device_version_string,
-    check_get_device_type,
-    check_levels,
-    check_get_capabilities,
-    check_memory_kinds,
-    check_check_gives_a_reason,
-    check_support_has_one_answer_per_operation,
-    check_support_gives_reasons,
-    check_support_is_pure,
-    check_support_from_many_threads,
-    check_supported_models_prepare,
-    check_refused_models_do_not_prepare,
-    check_control_flow_needs_its_subgraphs,
-)

@@ -1,9 +1,12 @@
-"""One execution tried on a device: memory with sentinels around every output, and the comparison."""
+"""One execution on a device: its memory between sentinels, its kinds of memory, the comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -20,10 +23,34 @@ from penstock.hal import (
     RequestArgument,
 )
 from penstock.ir import DataLocation, NDArray, Operand
-from penstock.ir.types import is_static
+from penstock.ir.types import is_static, static_shape
+from penstock.memory import HardwareBuffer, MemoryPool
 from penstock.testing.contract.cases import Case
-from penstock.testing.contract.pools import pool_of
-from penstock.testing.contract.promise import describe_array, require
+from penstock.testing.contract.promise import NotCovered, describe_array, require
+
+OFFSET: Final = 8192
+"""Where an `mmap_fd` pool begins in its file."""
+
+
+def memory_kinds(device: Device) -> tuple[str, ...]:
+    """The kinds of mappable memory that *device* claims to take, those of NNAPI's tests first."""
+    known = ("ashmem", "mmap_fd", "hardware_buffer_blob")
+    return tuple(kind for kind in known if kind in device.capabilities.memory_kinds)
+
+
+def pool_of(kind: str, nbytes: int) -> MemoryPool:
+    """A writable pool of *nbytes* of that *kind*; `NotCovered` for a kind that cannot be made."""
+    if kind == "ashmem":
+        return MemoryPool.anonymous(nbytes)
+    if kind == "mmap_fd":
+        with tempfile.TemporaryFile() as file:
+            os.truncate(file.fileno(), OFFSET + nbytes)
+            return MemoryPool.from_file(file.fileno(), OFFSET, nbytes)
+    if kind == "hardware_buffer_blob":
+        with HardwareBuffer.allocate(nbytes) as buffer:
+            return MemoryPool.from_hardware_buffer(buffer)
+    raise NotCovered(f"there is no way here to make memory of kind {kind}")
+
 
 Kind: TypeAlias = Literal["host", "pool", "mixed"]
 
@@ -43,10 +70,9 @@ def kinds(device: Device) -> tuple[Kind, ...]:
 class Trial(Closing):
     """The memory of one request for *case*: copies of its inputs, outputs filled with `UNWRITTEN`.
 
-    *capacities* are the bytes given to each output (default: what the answer takes), *skew* how far
-    from a multiple of 64 bytes the arguments start, *memory* what kind of memory the pool is of.
-    Arguments lie between sentinels; `check_memory` says whether those, and the inputs, are as they
-    were.
+    *capacities* are the bytes given to each output (default: what the answer takes). Arguments
+    start *skew* bytes beyond a multiple of *alignment* or 64. *memory* is the kind of the pool.
+    Arguments lie between sentinels; `check_memory` checks those and the inputs for changes.
     """
 
     def __init__(
@@ -58,6 +84,7 @@ class Trial(Closing):
         capacities: Sequence[int] | None = None,
         skew: int = 0,
         memory: str = "ashmem",
+        alignment: int = 1,
     ) -> None:
         entry = case.model.entry
         self.case, self.kind = case, kind
@@ -65,7 +92,7 @@ class Trial(Closing):
         self.operands: list[Operand] = [entry.operands[i] for i in entry.outputs]
         sizes = list(capacities) if capacities is not None else [a.nbytes for a in case.outputs]
         self._lengths = [a.nbytes for a in self.inputs] + sizes
-        self._offsets, total = _lay_out(self._lengths, skew)
+        self._offsets, total = _lay_out(self._lengths, skew, max(GUARD, alignment))
         self._pool = pool_of(memory if kind != "host" else "ashmem", total)
         self._content = self._pool.view(np.uint8, total)
         self._host = np.empty(total, np.uint8)
@@ -108,9 +135,7 @@ class Trial(Closing):
         return found
 
     def check_memory(self, spare: int | None = None) -> None:
-        """Inputs are byte-identical and nothing outside an output was written; argument *spare* may
-        be.
-        """
+        """Raises `Violation` where an input, except argument *spare*, or a sentinel was written."""
         for place, (offset, length) in enumerate(zip(self._offsets, self._lengths, strict=True)):
             memory = self._memory(place)
             guards = (memory[offset - GUARD : offset], memory[offset + length :][:GUARD])
@@ -123,6 +148,18 @@ class Trial(Closing):
             if place < len(self.inputs) and place != spare:
                 same = self._bytes(place).tobytes() == self.inputs[place].tobytes()
                 require(same, f"{what}: input {place} was changed")
+
+    def expect(
+        self,
+        device: Device,
+        result: ExecutionResult,
+        what: str,
+        wanted: Sequence[NDArray] | None = None,
+    ) -> None:
+        """Holds the outputs of *result* to *wanted* (default: the case's) and checks the memory."""
+        self.check_memory()
+        answers = self.case.outputs if wanted is None else wanted
+        compare(device, self.case, self.outputs(result), answers, what)
 
     def check_unwritten(self, moment: str) -> None:
         """No output byte was written yet."""
@@ -137,7 +174,7 @@ class Trial(Closing):
         return self._content.tobytes()
 
     def take(self, content: bytes) -> None:
-        """Puts *content* into the pool: what a run wrote elsewhere."""
+        """Puts *content*, which a run wrote elsewhere, into the pool."""
         self._content[:] = np.frombuffer(content, np.uint8)
 
     def snapshot(self) -> bytes:
@@ -188,11 +225,10 @@ class Trial(Closing):
     def _output(self, place: int, operand: Operand) -> RequestArgument:
         if self._in_pool(place):
             return PoolArgument(DataLocation(0, self._offsets[place], self._lengths[place]))
-        data = self._bytes(place)
-        shape = operand.shape
-        if shape is None or not is_static(shape):
+        data, shape = self._bytes(place), static_shape(operand.shape)
+        if shape is None:
             return HostMemory(data)
-        return HostMemory(data.view(operand.dtype.numpy).reshape(tuple(d or 0 for d in shape)))
+        return HostMemory(data.view(operand.dtype.numpy).reshape(shape))
 
 
 def prepare(device: Device, case: Case, config: PrepareConfig = PREPARE) -> PreparedModel:
@@ -200,12 +236,46 @@ def prepare(device: Device, case: Case, config: PrepareConfig = PREPARE) -> Prep
     return device.prepare_model(case.model, config)
 
 
+def each_prepared(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case, PreparedModel]]:
+    """Every case with its prepared model, which is closed before the next one."""
+    for case in cases:
+        with closing(prepare(device, case)) as prepared:
+            yield case, prepared
+
+
+def each_kind(device: Device, case: Case, **options: Any) -> Iterator[tuple[Kind, Trial]]:
+    """A trial of *case* for each kind of argument that *device* takes; *options* are the trial's."""
+    for kind in kinds(device):
+        with Trial(case, kind, **options) as trial:
+            yield kind, trial
+
+
+@contextmanager
+def ready(
+    device: Device, case: Case, kind: Kind = "pool", config: PrepareConfig = PREPARE, **options: Any
+) -> Iterator[tuple[PreparedModel, Trial]]:
+    """*case*'s model, prepared, and a trial of it; *options* are the trial's."""
+    with closing(prepare(device, case, config)) as prepared, Trial(case, kind, **options) as trial:
+        yield prepared, trial
+
+
+def check_run(
+    device: Device,
+    case: Case,
+    prepared: PreparedModel,
+    what: str,
+    config: ExecutionConfig = PLAIN,
+    **options: Any,
+) -> None:
+    """One run, whose answer must be right; *options* are the trial's."""
+    with Trial(case, **options) as trial:
+        trial.expect(device, prepared.execute(trial.request, config), what)
+
+
 def compare(
     device: Device, case: Case, found: Sequence[NDArray], wanted: Sequence[NDArray], what: str
 ) -> None:
-    """*found* must be *wanted*: to the bit, or within a hundredth where the device answers
-    `relaxed`.
-    """
+    """*found* must equal *wanted*, or be within 1 % where the device answers `relaxed`."""
     answers = device.supported_operations(case.model)
     relaxed = any(a.accuracy == "relaxed" for a in answers)
     require(len(found) == len(wanted), f"{case.name}: {len(found)} outputs {what}")
@@ -225,10 +295,10 @@ def compare(
         )
 
 
-def _lay_out(lengths: Sequence[int], skew: int) -> tuple[list[int], int]:
+def _lay_out(lengths: Sequence[int], skew: int, step: int) -> tuple[list[int], int]:
     offsets, end = [], 0
     for length in lengths:
-        start = -(-(end + GUARD) // GUARD) * GUARD + skew
+        start = -(-(end + GUARD) // step) * step + skew
         offsets.append(start)
         end = start + length + GUARD
     return offsets, end

@@ -10,7 +10,7 @@ deterministic: nothing depends on time but `SlowDevice`, whose clock and sleep a
 `SteppedFiles` stand for the operating system's files.
 """
 
-from penstock.testing.doubles.faulty import FaultyDevice, When
+from penstock.testing.doubles.faulty import FaultyDevice, SlowDevice, When
 from penstock.testing.doubles.files import (
     QUICK_FILES,
     Crash,
@@ -23,18 +23,23 @@ from penstock.testing.doubles.files import (
 )
 from penstock.testing.doubles.intercepting import (
     METHODS,
+    Call,
     InterceptedBurst,
     InterceptedExecution,
     InterceptedModel,
     InterceptingDevice,
+    RecordingDevice,
+    SimulatedDevice,
+    SubsetDevice,
 )
-from penstock.testing.doubles.lying import LIES, Lie, LyingDevice
-from penstock.testing.doubles.recording import Call, RecordingDevice
-from penstock.testing.doubles.scribbling import ScribblingDevice, Where
-from penstock.testing.doubles.simulated import SimulatedDevice
-from penstock.testing.doubles.slow import SlowDevice
-from penstock.testing.doubles.subset import SubsetDevice
-from penstock.testing.doubles.wrong import WrongDevice
+from penstock.testing.doubles.lying import (
+    LIES,
+    Lie,
+    LyingDevice,
+    ScribblingDevice,
+    Where,
+    WrongDevice,
+)
 from penstock.testing.lab import LabDevice
 
 __all__ = [

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.errors import InputError
 from penstock.hal import (
@@ -21,11 +22,15 @@ from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
     Fence,
+    PerformanceInfo,
     PrepareConfig,
     PreparedModel,
     Request,
     ReusableExecution,
     Support,
+    refuse_unmapped,
+    validate_prepare,
+    validate_support,
 )
 from penstock.hal.loading import describe, is_device
 from penstock.ir import Model
@@ -209,3 +214,104 @@ class InterceptedExecution:
 
 def _unwrapped(prepared: PreparedModel) -> PreparedModel:
     return prepared.prepared if isinstance(prepared, InterceptedModel) else prepared
+
+
+class Call(NamedTuple):
+    """One call that a `RecordingDevice` saw; *result* is None where *error* was raised."""
+
+    method: str
+    arguments: tuple[Any, ...]
+    result: Any
+    error: Exception | None
+
+
+class RecordingDevice(InterceptingDevice):
+    """Keeps every call of `METHODS`, with its arguments and its result or error, in `calls`, in the
+    order in which they ended.
+
+    What is kept is kept alive: prepared models and requests with their memory.
+    """
+
+    def __init__(self, device: Device, name: str | None = None) -> None:
+        super().__init__(device, name)
+        self.calls: list[Call] = []
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        try:
+            result = proceed()
+        except Exception as error:
+            self.calls.append(Call(method, arguments, None, error))
+            raise
+        self.calls.append(Call(method, arguments, result, None))
+        return result
+
+    def count(self, method: str) -> int:
+        """How often *method* was called."""
+        return sum(call.method == method for call in self.calls)
+
+
+class SubsetDevice(InterceptingDevice):
+    """Supports what *device* does and *supports* lets it: for tests of partitioning.
+
+    *supports* takes (model, index of an operation of its entry subgraph) and returns whether it
+    may, or the reason why not.
+    """
+
+    def __init__(
+        self, device: Device, name: str, supports: Callable[[Model, int], bool | str]
+    ) -> None:
+        super().__init__(device, name)
+        self._supports = supports
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        answers = [
+            self._narrowed(answer, self._supports(model, index))
+            for index, answer in enumerate(super().supported_operations(model))
+        ]
+        return refuse_unmapped(model, answers, self.capabilities.memory_kinds)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        validate_prepare(model, config, self.capabilities.memory_kinds)
+        validate_support(model, self.supported_operations(model))
+        return super().prepare_model(model, config)
+
+    def _narrowed(self, answer: Support, allowed: bool | str) -> Support:
+        if allowed is True or not answer.supported:
+            return answer
+        reason = allowed if isinstance(allowed, str) else f"{self.name} leaves it to others"
+        return Support(supported=False, reason=reason, accuracy=answer.accuracy)
+
+
+class SimulatedDevice(InterceptingDevice):
+    """*device* under another name, as if it were hardware of *type* and *families*: for what looks
+    for a kind of device.
+
+    Its capabilities say that it is simulated, and receipts say so of every step that ran on it.
+    *performance* maps element types to execution times relative to the reference device.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        name: str,
+        type: DeviceType,  # the device's own word for it
+        families: tuple[str, ...] = (),
+        performance: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(device, name)
+        self._type = type
+        self._capabilities = replace(
+            device.capabilities,
+            families=families,
+            simulated=True,
+            only_when_named=True,
+            performance={t: PerformanceInfo(p, p) for t, p in (performance or {}).items()},
+        )
+
+    @property
+    def type(self) -> DeviceType:
+        return self._type
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities

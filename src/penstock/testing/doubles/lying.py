@@ -1,16 +1,90 @@
-"""`LyingDevice`: a device that breaks its promises without an error."""
+"""Devices that break their promises without an error: wrong answers, wrong values, stray writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
 
+import numpy as np
+
 from penstock.errors import GeneralFailure, InputError
-from penstock.hal import Device, ExecutionResult, OutputShape, Request, Support, Timing
-from penstock.testing.doubles.intercepting import InterceptingDevice
-from penstock.testing.doubles.scribbling import Where, damage_outputs, scribble
+from penstock.hal import (
+    Device,
+    ExecutionConfig,
+    ExecutionResult,
+    HostMemory,
+    OutputShape,
+    PoolArgument,
+    PrepareConfig,
+    PreparedModel,
+    PreparedModelBase,
+    Request,
+    Support,
+    Timing,
+)
+from penstock.ir import Model, NDArray
+from penstock.memory import map_memory
+from penstock.testing.doubles.intercepting import InterceptedModel, InterceptingDevice
 
 T = TypeVar("T")
+
+Where: TypeAlias = Literal["inputs", "behind", "before"]
+
+DAMAGED_BYTES: Final = 8
+"""How much of an output `damage_outputs` turns: an element of any type, whole."""
+
+
+class ScribblingDevice(InterceptingDevice):
+    """Writes where it must not, after every run: over its *inputs*, or *behind* or *before* its
+    outputs.
+
+    One byte each. Behind and before are possible in pools alone: an array of the caller's has no
+    memory around it.
+    """
+
+    def __init__(self, device: Device, where: Where, name: str | None = None) -> None:
+        super().__init__(device, name)
+        self.where: Where = where
+
+    def intercept(self, method: str, arguments: tuple[Any, ...], proceed: Callable[[], T]) -> T:
+        result = proceed()
+        if isinstance(result, ExecutionResult):
+            scribble(arguments[0], self.where)
+        return result
+
+
+def scribble(request: Request, where: Where) -> None:
+    """Turns one byte over each input of *request*, or behind or before each output."""
+    over = request.inputs if where == "inputs" else request.outputs
+    for argument in over:
+        if isinstance(argument, HostMemory):
+            if where == "inputs":
+                _turn(argument.array, 1)
+        elif isinstance(argument, PoolArgument):
+            place = argument.location
+            at = {"inputs": place.offset, "before": place.offset - 1}.get(
+                where, place.offset + place.length
+            )
+            with map_memory(request.pools[place.pool]) as mapping:
+                if 0 <= at < mapping.array.size:
+                    mapping.array[at] ^= 0xFF
+
+
+def damage_outputs(request: Request) -> None:
+    """Turns the bits of the first bytes of every output of *request*."""
+    for argument in request.outputs:
+        if isinstance(argument, HostMemory):
+            _turn(argument.array, DAMAGED_BYTES)
+        elif isinstance(argument, PoolArgument):
+            place = argument.location
+            with map_memory(request.pools[place.pool]) as mapping:
+                _turn(mapping.array[place.offset : place.offset + place.length], DAMAGED_BYTES)
+
+
+def _turn(array: NDArray, count: int) -> None:
+    array.reshape(-1).view(np.uint8)[:count] ^= 0xFF
+
 
 Lie: TypeAlias = Literal[
     "support_length",
@@ -94,3 +168,132 @@ class LyingDevice(InterceptingDevice):
         if "timing" in self.lies:
             return ExecutionResult(result.output_shapes, Timing(2, 1))
         return result
+
+
+Fault: TypeAlias = Literal["much", "little", "nan", "noise"]
+
+
+class WrongDevice(InterceptingDevice):
+    """Computes operations of the type *operation* wrongly; of several in a model, each.
+
+    *fault* says how: "much", every value turned round and off by a tenth of the largest; "little",
+    off by less than the class `faithful` allows; "nan", the first value is not a number (of
+    integers, the least there is); "noise", as much, but otherwise each time, and sometimes not at
+    all. *when* is asked of the arrays of each execution's inputs, and what it refuses is computed
+    rightly. *after* executions of one prepared model are right before the first wrong one. *apart*
+    False keeps the fault to models of several operations. `wrong` counts the executions that were.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        operation: str,
+        fault: Fault = "much",
+        name: str | None = None,
+        *,
+        when: Callable[[Sequence[NDArray]], bool] | None = None,
+        after: int = 0,
+        apart: bool = True,
+    ) -> None:
+        super().__init__(device, name)
+        if fault not in get_args(Fault):
+            raise InputError(f"no fault is named {fault!r}; known: {', '.join(get_args(Fault))}")
+        self.operation, self.fault, self.when = operation, fault, when
+        self.after, self.apart, self.wrong = after, apart, 0
+        self.lock = threading.Lock()
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        prepared = self.intercept(
+            "prepare_model", (model, config), lambda: self.device.prepare_model(model, config)
+        )
+        return _WrongModel(self, prepared, model)
+
+
+class _WrongModel(InterceptedModel, PreparedModelBase):  # type: ignore[override]  # its report is the inner model's
+    def __init__(self, owner: WrongDevice, prepared: PreparedModel, model: Model) -> None:
+        super().__init__(owner, prepared)
+        self._wrong, self._ran = owner, 0
+        several = owner.apart or len(model.operations) > 1
+        self._dtypes = [model.operands[i].dtype.numpy for i in model.entry.outputs]
+        self._reached = _reached(model, owner.operation) if several else frozenset()
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        owner = self._wrong
+        with owner.lock:
+            self._ran += 1
+            late = self._ran > owner.after
+        meant = late and (owner.when is None or owner.when(_arrays(request.inputs)))
+        result = super().execute(request, config)
+        if meant and self._reached:
+            with owner.lock:
+                owner.wrong += 1
+                turn = owner.wrong
+            self._spoil(request, turn)
+        return result
+
+    # Bursts and the like go through `execute`, so that they are wrong, too.
+    configure_burst = PreparedModelBase.configure_burst
+    create_reusable_execution = PreparedModelBase.create_reusable_execution
+    execute_fenced = PreparedModelBase.execute_fenced
+
+    def _spoil(self, request: Request, turn: int) -> None:
+        for position, argument in enumerate(request.outputs):
+            if position not in self._reached:
+                continue
+            if isinstance(argument, HostMemory):
+                spoil(argument.array, self._wrong.fault, turn)
+            elif isinstance(argument, PoolArgument):
+                place = argument.location
+                with map_memory(request.pools[place.pool]) as mapping:
+                    raw = mapping.array[place.offset : place.offset + place.length]
+                    spoil(raw.view(self._dtypes[position]), self._wrong.fault, turn)
+
+
+def spoil(array: NDArray, fault: Fault, turn: int = 1) -> None:
+    """Makes *array* wrong in place as `WrongDevice` says; *turn* tells noises apart."""
+    flat = array.reshape(-1)
+    if not flat.size or flat.dtype.hasobject:
+        return
+    if flat.dtype.kind in "iub":
+        _spoil_integers(flat, fault, turn)
+        return
+    if fault == "noise" and not _strikes(turn):
+        return
+    largest = float(np.abs(flat.astype(np.float64)).max()) or 1.0
+    if fault == "nan":
+        flat[0] = np.nan
+    elif fault == "little":
+        flat[...] = (flat.astype(np.float64) + largest * 2.0**-20).astype(flat.dtype)
+    else:
+        off = largest * (0.1 if fault == "much" else 0.1 * turn)
+        flat[...] = (off - flat.astype(np.float64)).astype(flat.dtype)
+
+
+def _spoil_integers(flat: NDArray, fault: Fault, turn: int) -> None:
+    if fault == "nan":
+        flat[0] = np.iinfo(flat.dtype).min if flat.dtype.kind != "b" else not flat[0]
+    elif fault == "little":
+        middle = np.abs(flat.astype(np.int64)) < 100
+        flat[middle] += flat.dtype.type(1)
+    elif fault == "much" or _strikes(turn):
+        raw = flat.view(np.uint8)
+        raw[...] = ~raw if fault == "much" else raw ^ np.uint8(64 + turn % 64)
+
+
+def _strikes(turn: int) -> bool:
+    """Whether noise spoils this execution: two of three, in no regular order."""
+    return bool(np.random.default_rng(turn).random() < 2 / 3)
+
+
+def _reached(model: Model, operation: str) -> frozenset[int]:
+    """The positions of the entry outputs that operations of that type reach."""
+    entry = model.entry
+    touched: set[int] = set()
+    for each in entry.operations:
+        if operation in (each.type, each.key) or touched.intersection(each.inputs):
+            touched.update(each.outputs)
+    return frozenset(k for k, o in enumerate(entry.outputs) if o in touched)
+
+
+def _arrays(arguments: Collection[Any]) -> list[NDArray]:
+    return [a.array for a in arguments if isinstance(a, HostMemory)]

@@ -12,8 +12,7 @@ from penstock.testing.vectors.format import (
     load_directory,
     load_specification,
 )
-from penstock.testing.vectors.report import Report, RunResult
-from penstock.testing.vectors.runner import run_case, run_vectors
+from penstock.testing.vectors.runner import Report, RunResult, run_case, run_vectors
 
 __all__ = [
     "FORMAT",

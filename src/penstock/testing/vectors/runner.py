@@ -1,9 +1,15 @@
-"""Running operation vectors on one device, through the HAL: lower, ask, prepare, execute, compare."""
+"""Runs operation vectors on one device through the HAL, and counts what came of each run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from math import prod
+from pathlib import Path
 from typing import Final
+
+import numpy as np
+from msgspec import Struct
 
 from penstock.errors import (
     FOREIGN,
@@ -12,34 +18,120 @@ from penstock.errors import (
     MissedDeadline,
     ModelError,
     NotLowerable,
-    PenstockError,
 )
-from penstock.hal import (
-    ACCURACY_RANK,
-    AccuracyClass,
-    Device,
-    ExecutionConfig,
-    PrepareConfig,
-)
+from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, ExecutionConfig, PrepareConfig
 from penstock.hal.loading import describe, is_device
-from penstock.ir import NDArray, infer_shapes
+from penstock.ir import Model, NDArray, infer_shapes
+from penstock.ir.types import static_shape
 from penstock.nnapi.execution import DEFAULT_LOOP_TIMEOUT_NS
 from penstock.nnapi.lowering import lower
-from penstock.testing.vectors.comparison import difference
-from penstock.testing.vectors.derive import Run, runs_of
-from penstock.testing.vectors.format import Case
-from penstock.testing.vectors.report import Outcome, Report, RunResult
-from penstock.testing.vectors.request import Layout
+from penstock.runtime.discovery import manager
+from penstock.testing.contract.cases import Case as Subject
+from penstock.testing.contract.promise import NotCovered, Outcome
+from penstock.testing.contract.trial import Trial
+from penstock.testing.devices import find_devices
+from penstock.testing.vectors.derive import Expected, Run, runs_of
+from penstock.testing.vectors.format import Case, load_directory
 
 LOOP_TIMEOUT_NS: Final = 200_000_000
 """For cases whose loops never end."""
-
 SPARE_BYTES: Final = 4096
 """Given to outputs of unknown shape beyond what the answer takes."""
+MAX_LISTED: Final = 200
+"""Lines of failures, and of what was not covered, that a table prints."""
 
 
-class NotCovered(PenstockError):
-    """The run asks for something that the device, or the IR, does not have."""
+class RunResult(Struct, frozen=True):
+    """One run of one case; *message* says why it failed or was not covered."""
+
+    specification: str
+    case: str
+    run: str
+    outcome: Outcome
+    message: str = ""
+
+
+class Report(Struct, frozen=True):
+    """Counts of cases, and of runs.
+
+    A case failed if one of its runs did. It is not covered if its plain run is not, else it passed.
+    *uncovered* has every run that was not covered, of passed cases too.
+    """
+
+    passed: int
+    failed: int
+    not_covered: int
+    failures: tuple[RunResult, ...]
+    uncovered: tuple[RunResult, ...]
+    runs: dict[str, int]
+
+    @classmethod
+    def of(cls, results: Iterable[RunResult]) -> Report:
+        """The counts of *results*."""
+        outcomes: dict[tuple[str, str], Outcome] = {}
+        runs: dict[str, int] = {"passed": 0, "failed": 0, "not_covered": 0}
+        failures, uncovered = [], []
+        for result in results:
+            key = result.specification, result.case
+            runs[result.outcome] += 1
+            outcome = outcomes.setdefault(key, "passed")
+            if result.outcome == "failed":
+                failures.append(result)
+                outcomes[key] = "failed"
+            elif result.outcome == "not_covered":
+                uncovered.append(result)
+                if result.run == "plain" and outcome != "failed":
+                    outcomes[key] = "not_covered"
+        found = list(outcomes.values())
+        counts = (found.count("passed"), found.count("failed"), found.count("not_covered"))
+        return cls(*counts, tuple(failures), tuple(uncovered), runs)
+
+
+def run(
+    directory: Path, device: str, operations: Sequence[str] = ()
+) -> tuple[list[Case], list[RunResult], Report]:
+    """Runs the cases below *directory* in which one of *operations* occurs (none: every case).
+
+    Raises `InputError` for a directory or operation that does not exist, `PlacementError` for such a
+    device, and `VectorError` for broken files.
+    """
+    if not directory.exists():
+        raise InputError(f"{directory}: no such directory")
+    chosen = find_devices(device)[0] if ":" in device else manager.choose([device])[0]
+    cases = [case for specification in load_directory(directory) for case in specification.cases]
+    occurring = frozenset[str]().union(*(case.operations for case in cases))
+    if absent := [name for name in operations if name not in occurring]:
+        raise InputError(f"{directory}: no case has the operation {absent[0]!r}")
+    wanted = [c for c in cases if not operations or c.operations & set(operations)]
+    results: list[RunResult] = []
+    report = run_vectors(wanted, chosen, results.append)
+    return wanted, results, report
+
+
+def table(cases: Sequence[Case], results: Sequence[RunResult], report: Report) -> Iterator[str]:
+    """A line for each operation, then what failed and what was not covered, then the counts."""
+    yield f"{'operation':32} {'cases':>6} {'passed':>7} {'failed':>7} {'not covered':>12}"
+    by_case: dict[tuple[str, str], list[RunResult]] = {}
+    for result in results:
+        by_case.setdefault((result.specification, result.case), []).append(result)
+    of_operation: dict[str, list[RunResult]] = {}
+    for case in cases:
+        for operation in case.operations:
+            its = by_case.get((case.specification.name, case.name), [])
+            of_operation.setdefault(operation, []).extend(its)
+    for operation, its in sorted(of_operation.items()):
+        row = Report.of(its)
+        total = row.passed + row.failed + row.not_covered
+        yield f"{operation:32} {total:6} {row.passed:7} {row.failed:7} {row.not_covered:12}"
+    for word, listed in (("FAILED", report.failures), ("not covered", report.uncovered)):
+        for result in listed[:MAX_LISTED]:
+            yield f"{word}: {result.case} ({result.run}): {result.message}"
+        if len(listed) > MAX_LISTED:
+            yield f"{word}: {len(listed) - MAX_LISTED} more"
+    yield (
+        f"{report.passed} passed, {report.failed} failed, {report.not_covered} not covered "
+        f"({report.runs['passed']} of {sum(report.runs.values())} runs passed)"
+    )
 
 
 def run_vectors(
@@ -51,8 +143,8 @@ def run_vectors(
 ) -> Report:
     """Every run of every case on *device*, and on nothing else.
 
-    *pools* True puts every argument into shared memory, False into memory of the caller; None goes
-    by what the device accepts.
+    *pools* True puts every argument into shared memory, False into memory of the caller; None does
+    what the device accepts.
     """
     if not is_device(device):
         raise InputError(f"operation vectors run on a Device, not on {describe(device)}")
@@ -66,10 +158,10 @@ def run_vectors(
 
 
 def run_case(case: Case, device: Device, *, pools: bool | None = None) -> Iterator[RunResult]:
-    """The results of the case's runs; nothing is raised for what a device does wrong."""
+    """The results of the case's runs. What a device does wrong is a result, not an error."""
     in_pools = not device.capabilities.accepts_host_memory if pools is None else pools
-    for run in runs_of(case):
-        yield run_one(run, device, pools=in_pools)
+    for each in runs_of(case):
+        yield run_one(each, device, pools=in_pools)
 
 
 def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
@@ -81,7 +173,7 @@ def run_one(run: Run, device: Device, *, pools: bool = False) -> RunResult:
         outcome = "failed" if message else "passed"
     except NotCovered as reason:
         outcome, message = "not_covered", str(reason)
-    except FOREIGN as error:  # whatever a driver does is its result
+    except FOREIGN as error:  # a driver may raise anything
         outcome, message = "failed", f"{type(error).__name__}: {error}"
     case = run.case
     return RunResult(case.specification.name, case.name, run.kind, outcome, message)
@@ -101,7 +193,7 @@ def _attempt(run: Run, device: Device, *, pools: bool) -> str | None:
 
 
 def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
-    """The outputs of one run. Raises `NotCovered` with the device's reasons where it does not take
+    """The outputs of one run. Raises `NotCovered` with the device's reasons if it does not support
     the model.
     """
     try:
@@ -118,25 +210,94 @@ def execute(run: Run, device: Device, *, pools: bool = False) -> list[NDArray]:
     ]
     if refused:
         raise NotCovered("; ".join(dict.fromkeys(refused)))
-    # A relaxed case allows float16's precision, which the class `relaxed` goes below: it is asked
-    # for where it is claimed.
+    # A relaxed case allows float16's precision, less than the class `relaxed` promises: that class
+    # is asked for where the device claims it.
     claimed: AccuracyClass = min(
         (a.accuracy for a in answers), key=ACCURACY_RANK.__getitem__, default="faithful"
     )
     accuracy: AccuracyClass = "faithful" if claimed == "exact" else claimed
-    prepared = device.prepare_model(model, PrepareConfig(accuracy=accuracy))
-    alignment = device.capabilities.alignment if pools else None
     # A loop whose model was damaged may not end either.
     limit = LOOP_TIMEOUT_NS if run.case.is_infinite_loop else DEFAULT_LOOP_TIMEOUT_NS
     config = ExecutionConfig(loop_timeout_ns=limit)
-    try:
-        with Layout(model, fed, _room(run), alignment) as layout:
-            return layout.results(prepared.execute(layout.request, config))
-    finally:
-        prepared.close()
+    subject = Subject(run.case.name, model, tuple(fed), ())
+    with (
+        closing(device.prepare_model(model, PrepareConfig(accuracy=accuracy))) as prepared,
+        Trial(
+            subject,
+            "pool" if pools else "host",
+            capacities=_capacities(run, model),
+            alignment=device.capabilities.alignment,
+        ) as trial,
+    ):
+        return trial.outputs(prepared.execute(trial.request, config))
 
 
-def _room(run: Run) -> list[int]:
-    """Bytes for each output whose shape is not known: what the answer takes, and more."""
-    answers = [0 if e.values is None else e.values.nbytes for e in run.outputs]
-    return [SPARE_BYTES + nbytes for nbytes in answers]
+def _capacities(run: Run, model: Model) -> list[int]:
+    """Bytes for each output: those of its shape, or more than the answer takes if it is unknown."""
+    sizes = []
+    for index, expected in zip(model.entry.outputs, run.outputs, strict=True):
+        operand, answer = model.operands[index], expected.values
+        shape = static_shape(operand.shape)
+        unknown = SPARE_BYTES + (0 if answer is None else answer.nbytes)
+        sizes.append(unknown if shape is None else prod(shape) * operand.dtype.numpy.itemsize)
+    return sizes
+
+
+def difference(run: Run, outputs: list[NDArray]) -> str | None:
+    """What is wrong with *outputs*, None where nothing is."""
+    for place, (expected, got) in enumerate(zip(run.outputs, outputs, strict=True)):
+        entry = expected.entry
+        found: str | None = None
+        if entry.compare == "near":
+            found = _near(expected, got)
+        elif entry.compare == "multinomial":
+            found = _multinomial(run, got)
+        if found is not None:
+            return f"output {place} ({entry.name}): {found}"
+    return None
+
+
+def _near(expected: Expected, got: NDArray) -> str | None:
+    """|got - want| <= atol + rtol * |want|, shapes equal; infinities and NaN must be the same."""
+    want, entry = expected.values, expected.entry
+    if want is None:
+        return None
+    open_shape = want.ndim != len(entry.dims)
+    if got.size != want.size if open_shape else got.shape != want.shape:
+        return f"shape {got.shape}, where {want.shape} is expected"
+    if want.size == 0:
+        return None
+    a = got.astype(np.float64).reshape(want.shape)
+    b = want.astype(np.float64)
+    with np.errstate(invalid="ignore", over="ignore"):
+        close = np.abs(a - b) <= entry.atol + entry.rtol * np.abs(b)
+    good = (close & np.isfinite(b)) | (a == b)
+    good |= np.isnan(a) & np.isnan(b)
+    if good.all():
+        return None
+    at = tuple(int(i) for i in np.argwhere(~good)[0])
+    return (
+        f"{int((~good).sum())} of {good.size} values differ, first at {list(at)}: {a[at]:.9g}, "
+        f"where {b[at]:.9g} is expected (tolerance {entry.atol:g} + {entry.rtol:g} of it)"
+    )
+
+
+def _multinomial(run: Run, got: NDArray) -> str | None:
+    """The share of each class among the samples is near the softmax of its logits."""
+    logits = run.fed[0].astype(np.float64)
+    tolerance = run.case.entry.multinomial_tolerance
+    shares = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares /= shares.sum(axis=-1, keepdims=True)
+    if got.ndim != 2 or got.shape[0] != shares.shape[0]:
+        return f"shape {got.shape} for logits of shape {logits.shape}"
+    for row, (samples, wanted) in enumerate(zip(got, shares, strict=True)):
+        if samples.size and not 0 <= samples.min() <= samples.max() < wanted.size:
+            return f"row {row} has a class outside [0, {wanted.size})"
+        found = np.bincount(samples, minlength=wanted.size) / max(samples.size, 1)
+        worst = int(np.abs(found - wanted).argmax())
+        if abs(found[worst] - wanted[worst]) > tolerance:
+            return (
+                f"row {row}: class {worst} has a share of {found[worst]:.4f}, "
+                f"where {wanted[worst]:.4f} is expected (tolerance {tolerance:g})"
+            )
+    return None

@@ -14,8 +14,8 @@ from penstock.drivers.sample.program import decode, encode
 from penstock.errors import GeneralFailure
 from penstock.hal import CacheReport, PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
+from penstock.testing.contract.caching import Entry, load, save
 from penstock.testing.contract.cases import Case, every_case, is_supported
-from penstock.testing.contract.entries import Entry, load, save
 from penstock.testing.contract.trial import Trial
 from tests.checked import does_not_raise
 

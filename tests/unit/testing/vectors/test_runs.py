@@ -17,8 +17,8 @@ from penstock.ir import Model
 from penstock.nnapi.description import NnapiLifetime, OperandType
 from penstock.testing import __main__ as command
 from penstock.testing.vectors import Case, Report, RunResult, run_case, run_vectors
-from penstock.testing.vectors.comparison import difference
 from penstock.testing.vectors.derive import plain_run, runs_of
+from penstock.testing.vectors.runner import difference
 from tests.unit.testing.vectors.made import Blob, Entry, addition, case_of, near, operand, write
 
 DERIVED = {
@@ -330,7 +330,7 @@ def test_what_is_not_covered_is_listed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantised(tmp_path)
-    monkeypatch.setattr("penstock.testing.vectors.command.MAX_LISTED", 1)
+    monkeypatch.setattr("penstock.testing.vectors.runner.MAX_LISTED", 1)
     assert command.main(arguments(tmp_path, device="sample")) == 0
     printed = capsys.readouterr().out.splitlines()
     assert printed[2].startswith("not covered: sum (plain): ADD: ")
