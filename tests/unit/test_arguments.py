@@ -22,14 +22,11 @@ from penstock.errors import InputError, InvalidArgument
 from penstock.hal import (
     EventFence,
     ExecutionConfig,
-    FenceSignal,
-    MergedFence,
     as_descriptor,
-    fence_pair,
-    status_of,
     validate_prepare_config,
     validate_request,
 )
+from penstock.hal.fence import FenceSignal, MergedFence, fence_pair, status_of
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operand, Quantization, infer_shapes
 from penstock.nnapi.lowering import lower
 from penstock.partitioning import place

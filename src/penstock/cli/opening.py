@@ -26,7 +26,7 @@ from penstock.partitioning.policy import Policy
 if TYPE_CHECKING:
     from penstock import CompiledModel
     from penstock.cli.output import Output
-    from penstock.hal import ProgressCallback
+    from penstock.hal.config import ProgressCallback
     from penstock.ir import NDArray, Operand
 
 

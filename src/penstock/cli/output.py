@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from penstock.compilation import CacheOutcome, Receipt, StepReceipt
-    from penstock.hal import ProgressCallback, ProgressEvent
+    from penstock.hal import ProgressEvent
+    from penstock.hal.config import ProgressCallback
 
 
 PIPE_WIDTH: Final = 2000

@@ -24,10 +24,9 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
     Support,
-    mappable_kinds,
     refuse_unmapped,
 )
-from penstock.hal.device import is_isolated
+from penstock.hal.device import is_isolated, mappable_kinds
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionStep
 from penstock.partitioning.support import LAST_RESORT

@@ -23,7 +23,6 @@ from penstock.errors import (
     ResourceExhaustedTransient,
 )
 from penstock.hal import (
-    NO_TIMING,
     AccuracyClass,
     Capabilities,
     DeviceBase,
@@ -39,6 +38,7 @@ from penstock.hal import (
     validate_request,
     validate_support,
 )
+from penstock.hal.request import NO_TIMING
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.extension import split_key
 from penstock.ir.operations import OPERATIONS

@@ -20,7 +20,7 @@ from penstock.execution.double_buffer import BufferedVariable, buffered_variable
 from penstock.execution.interface import Interface, find_name
 from penstock.execution.roles import step_uses
 from penstock.execution.variant import Variant
-from penstock.hal.roles import merged
+from penstock.hal.buffer import merged
 from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate

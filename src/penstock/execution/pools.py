@@ -20,9 +20,8 @@ from penstock.hal import (
     PoolArgument,
     Request,
     RequestArgument,
-    mappable_kinds,
-    preferred_memory,
 )
+from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, NDArray
 from penstock.memory import MemoryPool, pool_of
 from penstock.memory.arena import lay_out

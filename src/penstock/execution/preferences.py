@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.hal import MemoryPreference, preferred_memory
+from penstock.hal import MemoryPreference
+from penstock.hal.device import preferred_memory
 from penstock.memory.layout import strictest
 
 

@@ -312,7 +312,7 @@ def checked_attributes(attributes: Sequence[ExtensionAttribute]) -> tuple[Extens
         "extension_attributes is a list of penstock.hal.ExtensionAttribute",
     )
     if attributes:
-        from penstock.hal.extensions import check_attributes
+        from penstock.hal.capabilities import check_attributes
 
         try:
             check_attributes(attributes)

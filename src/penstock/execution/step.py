@@ -23,13 +23,8 @@ from penstock.execution.results import (
     is_sized,
 )
 from penstock.execution.run import Run, StepTrace
-from penstock.hal import (
-    ExecutionConfig,
-    ExecutionResult,
-    HostMemory,
-    ProvenRequest,
-    Request,
-)
+from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, Request
+from penstock.hal.request import ProvenRequest
 from penstock.ir import DType
 from penstock.ir.types import is_static, static_shape
 from penstock.partitioning.plan import ports_of

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
         AccuracyClass,
         Capabilities,
         DeviceType,
+        Extension,
+        ExtensionAttribute,
+        ExtensionOperandType,
         MemoryPreference,
         PerformanceInfo,
         Support,
@@ -32,27 +35,11 @@ if TYPE_CHECKING:
         Preference,
         PrepareConfig,
         Priority,
-        ProgressCallback,
         ProgressEvent,
     )
-    from penstock.hal.constants import check_constants, refuse_unmapped
-    from penstock.hal.descriptors import (
-        DescriptorFence,
-        FenceSignal,
-        as_descriptor,
-        fence_pair,
-        status_of,
-    )
-    from penstock.hal.device import (
-        HAL_VERSION,
-        Device,
-        DeviceBase,
-        mappable_kinds,
-        preferred_memory,
-    )
-    from penstock.hal.extensions import Extension, ExtensionAttribute, ExtensionOperandType
-    from penstock.hal.fence import EventFence, Fence, FenceStatus, MergedFence
-    from penstock.hal.invalid import InvalidBuffer, InvalidDevice, InvalidPreparedModel
+    from penstock.hal.device import HAL_VERSION, Device, DeviceBase
+    from penstock.hal.fence import DescriptorFence, EventFence, Fence, as_descriptor
+    from penstock.hal.loading import InvalidDevice
     from penstock.hal.prepared import (
         NO_CACHE_REPORT,
         Burst,
@@ -63,7 +50,6 @@ if TYPE_CHECKING:
     )
     from penstock.hal.request import (
         DONE,
-        NO_TIMING,
         NO_VALUE_ARGUMENT,
         ArgumentCopy,
         CarriedResult,
@@ -75,16 +61,14 @@ if TYPE_CHECKING:
         OutputShape,
         PaddedBytes,
         PoolArgument,
-        ProvenRequest,
         Request,
         RequestArgument,
         Timing,
         TokenArgument,
     )
-    from penstock.hal.roles import Allocation, ManagedRole, validate_allocate
     from penstock.hal.validate import (
         check_deadline,
-        validate_fenced,
+        refuse_unmapped,
         validate_prepare,
         validate_prepare_config,
         validate_request,
@@ -98,14 +82,12 @@ __all__ = [
     "HAL_VERSION",
     "MAX_NUMBER_OF_CACHE_FILES",
     "NO_CACHE_REPORT",
-    "NO_TIMING",
     "NO_TOKEN",
     "NO_VALUE_ARGUMENT",
     "PREFERENCES",
     "PRIORITIES",
     "SUPPORTED",
     "AccuracyClass",
-    "Allocation",
     "ArgumentCopy",
     "Buffer",
     "BufferDesc",
@@ -127,16 +109,10 @@ __all__ = [
     "ExtensionAttribute",
     "ExtensionOperandType",
     "Fence",
-    "FenceSignal",
-    "FenceStatus",
     "HostMemory",
-    "InvalidBuffer",
     "InvalidDevice",
-    "InvalidPreparedModel",
-    "ManagedRole",
     "Memory",
     "MemoryPreference",
-    "MergedFence",
     "NoValue",
     "OperationTiming",
     "OutputShape",
@@ -148,9 +124,7 @@ __all__ = [
     "PreparedModel",
     "PreparedModelBase",
     "Priority",
-    "ProgressCallback",
     "ProgressEvent",
-    "ProvenRequest",
     "Request",
     "RequestArgument",
     "ReusableExecution",
@@ -158,15 +132,8 @@ __all__ = [
     "Timing",
     "TokenArgument",
     "as_descriptor",
-    "check_constants",
     "check_deadline",
-    "fence_pair",
-    "mappable_kinds",
-    "preferred_memory",
     "refuse_unmapped",
-    "status_of",
-    "validate_allocate",
-    "validate_fenced",
     "validate_prepare",
     "validate_prepare_config",
     "validate_request",
@@ -177,18 +144,21 @@ __getattr__ = lazily(
     __name__,
     {
         "buffer": "Buffer BufferDesc BufferRole",
-        "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType "
-        "MemoryPreference PerformanceInfo Support",
-        "config": "BYTE_SIZE_OF_CACHE_TOKEN MAX_NUMBER_OF_CACHE_FILES NO_TOKEN PREFERENCES PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig Priority ProgressCallback ProgressEvent",
-        "constants": "check_constants refuse_unmapped",
-        "descriptors": "DescriptorFence FenceSignal as_descriptor fence_pair status_of",
-        "device": "HAL_VERSION Device DeviceBase mappable_kinds preferred_memory",
-        "extensions": "Extension ExtensionAttribute ExtensionOperandType",
-        "fence": "EventFence Fence FenceStatus MergedFence",
-        "invalid": "InvalidBuffer InvalidDevice InvalidPreparedModel",
-        "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase ReusableExecution",
-        "request": "ArgumentCopy CarriedResult DONE NO_TIMING NO_VALUE_ARGUMENT ExecutionResult HostMemory Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request RequestArgument Timing TokenArgument",
-        "roles": "Allocation ManagedRole validate_allocate",
-        "validate": "check_deadline validate_fenced validate_prepare validate_prepare_config validate_request validate_support",
+        "capabilities": "ACCURACY_RANK SUPPORTED AccuracyClass Capabilities DeviceType Extension "
+        "ExtensionAttribute ExtensionOperandType MemoryPreference PerformanceInfo "
+        "Support",
+        "config": "BYTE_SIZE_OF_CACHE_TOKEN MAX_NUMBER_OF_CACHE_FILES NO_TOKEN PREFERENCES "
+        "PRIORITIES CacheHandle CancelToken ExecutionConfig Preference PrepareConfig "
+        "Priority ProgressEvent",
+        "device": "HAL_VERSION Device DeviceBase",
+        "fence": "DescriptorFence EventFence Fence as_descriptor",
+        "loading": "InvalidDevice",
+        "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase "
+        "ReusableExecution",
+        "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy CarriedResult ExecutionResult HostMemory "
+        "Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument Request "
+        "RequestArgument Timing TokenArgument",
+        "validate": "check_deadline refuse_unmapped validate_prepare validate_prepare_config "
+        "validate_request validate_support",
     },
 )

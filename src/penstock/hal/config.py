@@ -9,8 +9,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from penstock.errors import Cancelled
-from penstock.hal.capabilities import AccuracyClass
-from penstock.hal.extensions import ExtensionAttribute
+from penstock.hal.capabilities import AccuracyClass, ExtensionAttribute
 
 Preference: TypeAlias = Literal["low_power", "fast_single_answer", "sustained_speed"]
 Priority: TypeAlias = Literal["low", "medium", "high"]

@@ -1,8 +1,21 @@
-"""Fences: something signalled once, or failed (NNAPI section 7.2)."""
+"""Fences (NNAPI section 7.2): signalled once, with success or an error. In this process, or as file
+descriptors that can be polled and sent to another process.
+
+A descriptor that is readable has signalled; an error condition or a hang-up is a failure, as for the
+kernel's `sync_file`. A fence made here is one end of a socket pair. Its message stays in the socket,
+so every duplicate in every process reads it. If the other end is closed without a message, the fence
+has failed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import errno
+import os
+import select
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -11,10 +24,21 @@ from types import NoneType
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.arguments import check_kind
-from penstock.errors import DriverError, InputError
+from penstock.errors import (
+    DeadObject,
+    DriverError,
+    ErrorStatus,
+    GeneralFailure,
+    InputError,
+    InvalidArgument,
+    OutputInsufficientSize,
+    ResourceExhaustedTransient,
+    driver_error_classes,
+)
 
 if TYPE_CHECKING:
     from penstock.hal.config import ExecutionConfig
+
 
 CANCEL_POLL_NS: Final = 10_000_000
 """How often a wait for a fence looks at its cancel token."""
@@ -157,3 +181,222 @@ def remaining_seconds(deadline_ns: int | None) -> float | None:
     """As `remaining_ns`, in seconds: what locks and threads of Python wait by."""
     left = remaining_ns(deadline_ns)
     return None if left is None else min(threading.TIMEOUT_MAX, left / 1e9)
+
+
+MARK: Final = b"penstock.fence\0"
+"""What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a
+sentence.
+"""
+MAX_MESSAGE: Final = 1024
+
+MOST_MS: Final = (1 << 31) - 1
+"""Milliseconds that `poll` waits at a time."""
+
+GONE: Final = "whoever was to signal this fence is gone"
+
+
+class DescriptorFence:
+    """A fence that another process can be sent: any descriptor that is readable once it has
+    signalled.
+
+    Keeps a duplicate of *fd* until `close`, or until it is forgotten. Raises `InvalidArgument` for
+    what is no descriptor, `ResourceExhaustedTransient` where this process has none left. Safe from
+    any thread.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = -1
+        if type(fd) is not int:
+            raise InvalidArgument(f"a fence is made of a file descriptor, not {type(fd).__name__}")
+        try:
+            self._fd = os.dup(fd)
+        except OSError as error:
+            text = f"descriptor {fd} cannot be a fence: {error}"
+            if error.errno in {errno.EMFILE, errno.ENFILE}:
+                raise ResourceExhaustedTransient(text) from error
+            raise InvalidArgument(text) from error
+
+    def fileno(self) -> int:
+        """The descriptor, still owned by this fence; -1 once closed."""
+        return self._fd
+
+    def status(self, timeout_ns: int | None = 0) -> FenceStatus:
+        """Looks, for as long as *timeout_ns* while it is active; None waits for good. Raises
+        `InputError` for what is no number of nanoseconds.
+        """
+        check_wait(timeout_ns)
+        if self._fd < 0:
+            return FenceStatus.UNKNOWN
+        events = _poll(self._fd, timeout_ns)
+        if events is None:
+            return FenceStatus.UNKNOWN
+        if not any(events):
+            return FenceStatus.ACTIVE
+        readable, failed = events
+        if not readable:
+            return FenceStatus.ERROR
+        told = _message(self._fd)
+        # A foreign descriptor says no more than that it is readable.
+        failure = failed if told is None else told[0] is not ErrorStatus.NONE
+        return FenceStatus.ERROR if failure else FenceStatus.SIGNALLED
+
+    def wait(self, timeout_ns: int | None = None) -> bool:
+        return self.status(timeout_ns) is not FenceStatus.ACTIVE
+
+    def error(self) -> DriverError | None:
+        match self.status():
+            case FenceStatus.ACTIVE | FenceStatus.SIGNALLED:
+                return None
+            case FenceStatus.UNKNOWN:
+                return GeneralFailure("the fence's descriptor is closed, or none")
+        told = _message(self._fd)
+        if told is None:
+            return GeneralFailure("the fence's descriptor reports an error")
+        status, text = told
+        if status is ErrorStatus.OUTPUT_INSUFFICIENT_SIZE:
+            return OutputInsufficientSize(text)
+        # Whoever writes to it may have written more since it was looked at.
+        return driver_error_classes().get(status, GeneralFailure)(text)
+
+    def close(self) -> None:
+        """Gives the descriptor back; twice is harmless. Not while another thread waits."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class FenceSignal:
+    """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails
+    with `DeadObject`.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._fd = -1
+        check_kind(end, socket.socket, "a fence is signalled by one end of a socket pair")
+        # Not the socket object, which complains where it dies in a cycle before this one closes it.
+        self._fd = end.detach()
+        self._lock = threading.Lock()
+
+    def signal(self, error: DriverError | None = None) -> None:
+        """Signals once; later calls change nothing, nor does it matter whether anybody waits.
+        Raises `InputError` for an error that is no `DriverError`.
+        """
+        check_kind(
+            error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
+        )
+        status = ErrorStatus.NONE if error is None else error.status
+        text = b"" if error is None else str(error).encode("utf-8", "replace")
+        head = MARK + int(status).to_bytes(2, "little")
+        with self._lock:
+            if self._fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.write(self._fd, head + text[: MAX_MESSAGE - len(head)])
+                self._shut()
+
+    def close(self) -> None:
+        """Fails the fence unless it was signalled; twice is harmless."""
+        with self._lock:
+            self._shut()
+
+    def _shut(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self._shut()
+
+
+def fence_pair() -> tuple[FenceSignal, DescriptorFence]:
+    """A new fence, with what signals it. Raises `OSError` where there is no descriptor left."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            return FenceSignal(ours), DescriptorFence(theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+
+
+def as_descriptor(fence: Fence) -> DescriptorFence:
+    """*fence* as one that can be sent to another process; the same one where it is that already.
+
+    A fence of another kind than `EventFence` is waited for in a thread of its own. Raises
+    `InputError` for what is none.
+    """
+    if isinstance(fence, DescriptorFence):
+        return fence
+    check_fence(fence)
+    signal, descriptor = fence_pair()
+
+    def pass_on() -> None:
+        fence.wait()
+        signal.signal(fence.error())
+
+    if isinstance(fence, EventFence):
+        fence.when_signalled(pass_on)
+    else:
+        threading.Thread(target=pass_on, name="penstock-fence", daemon=True).start()
+    return descriptor
+
+
+def _message(fd: int) -> tuple[ErrorStatus, str] | None:
+    """What `FenceSignal` said, left where it is; None of a descriptor that is none of ours."""
+    try:
+        end = socket.socket(fileno=fd)
+    except OSError:
+        return None
+    try:
+        data = end.recv(MAX_MESSAGE, socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0))
+    except OSError:
+        return None
+    finally:
+        end.detach()
+    if not data:
+        return DeadObject.status, GONE
+    if not data.startswith(MARK) or len(data) < len(MARK) + 2:
+        return None
+    number = int.from_bytes(data[len(MARK) : len(MARK) + 2], "little")
+    text = data[len(MARK) + 2 :].decode("utf-8", "replace")
+    try:
+        return ErrorStatus(number), text
+    except ValueError:
+        return ErrorStatus.GENERAL_FAILURE, f"an unknown status {number}: {text}"
+
+
+def _poll(fd: int, timeout_ns: int | None) -> tuple[bool, bool] | None:
+    """Whether it is readable, and whether it reports an error; None for what is no descriptor."""
+    end = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
+    if sys.platform == "win32":
+        left = None if timeout_ns is None else timeout_ns / 1e9
+        try:
+            readable, _, failed = select.select([fd], [], [fd], left)
+        except (OSError, ValueError):
+            return None
+        return bool(readable), bool(failed)
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while True:
+        left_ns = None if end is None else max(0, end - time.monotonic_ns())
+        found = poll.poll(None if left_ns is None else min(MOST_MS, -(-left_ns // 1_000_000)))
+        if found:
+            events = found[0][1]
+            if events & select.POLLNVAL:
+                return None
+            signalled = bool(events & select.POLLIN)
+            return signalled, not signalled or bool(events & select.POLLERR)
+        if left_ns is not None and left_ns == 0:
+            return False, False
+
+
+def status_of(fence: Fence) -> FenceStatus:
+    """The status of any fence, without waiting. Raises `InputError` for what is none."""
+    check_fence(fence)
+    if isinstance(fence, DescriptorFence):
+        return fence.status()
+    if not fence.wait(0):
+        return FenceStatus.ACTIVE
+    return FenceStatus.SIGNALLED if fence.error() is None else FenceStatus.ERROR

@@ -1,14 +1,45 @@
-"""From what a driver's entry point refers to, to its devices: it may make anything."""
+"""From the object that a driver's entry point names to its devices. A driver may return anything."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from penstock.distribution import BY_THE_PROGRAM, made_by, remember_origin
-from penstock.errors import FOREIGN
-from penstock.hal.device import Device
+from penstock.errors import FOREIGN, GeneralFailure
+from penstock.hal.buffer import Buffer, BufferDesc, BufferRole
+from penstock.hal.capabilities import Support
+from penstock.hal.config import PrepareConfig
+from penstock.hal.device import NO_VERSION, Device, DeviceBase
+from penstock.hal.prepared import PreparedModel
+from penstock.ir import Model
+
+
+class InvalidDevice(DeviceBase):
+    """A device that refuses everything with one reason."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name, self.version, self.reason = name, NO_VERSION, reason
+
+    def check(self) -> str | None:
+        return self.reason
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return [Support(False, self.reason)] * len(model.operations)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
+        self._refuse()
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModel:
+        self._refuse()
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise GeneralFailure(f"device {self.name}: {self.reason}")
+
 
 MAX_DEVICES: Final = 256
 """Devices one driver may bring; it bounds what a driver that never stops can do."""
@@ -84,8 +115,6 @@ def describe(value: object) -> str:
 
 
 def _invalid(driver: str, reason: str) -> Device:
-    from penstock.hal.invalid import InvalidDevice
-
     return InvalidDevice(driver, reason)
 
 

@@ -37,8 +37,8 @@ from penstock.hal import (
     RequestArgument,
     ReusableExecution,
     Support,
-    preferred_memory,
 )
+from penstock.hal.device import preferred_memory
 from penstock.ipc import wire
 from penstock.ipc.codec import Packer
 from penstock.ipc.fd_checks import may_shrink

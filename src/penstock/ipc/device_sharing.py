@@ -31,7 +31,7 @@ from penstock.hal import (
     Request,
     ReusableExecution,
 )
-from penstock.hal.defaults import execute_fenced
+from penstock.hal.prepared import execute_fenced
 from penstock.ir import Model
 
 if TYPE_CHECKING:

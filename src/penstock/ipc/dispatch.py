@@ -39,8 +39,8 @@ from penstock.hal import (
     PrepareConfig,
     PreparedModel,
     TokenArgument,
-    validate_allocate,
 )
+from penstock.hal.buffer import validate_allocate
 from penstock.ipc import wire
 from penstock.ipc.codec import (
     Descriptor,

@@ -23,8 +23,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
-from penstock.hal.descriptors import MOST_MS
-from penstock.hal.fence import remaining_seconds
+from penstock.hal.fence import MOST_MS, remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.fd_checks import accepted
 from penstock.ipc.system import LINUX_ONLY

@@ -15,9 +15,8 @@ from penstock.errors import (
     InvalidArgument,
     PlacementError,
 )
-from penstock.hal.buffer import BufferDesc, BufferRole
+from penstock.hal.buffer import Allocation, BufferDesc, BufferRole, ManagedRole, agreed
 from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
-from penstock.hal.roles import Allocation, ManagedRole, agreed
 from penstock.ir import Operand
 from penstock.logs import Log
 from penstock.memory.bound import Kind

@@ -148,7 +148,7 @@ class BoundPool(BoundMemory):
 
     def check(self, device: Device) -> None:
         """Raises `GeneralFailure` where *device* does not map this kind of memory."""
-        from penstock.hal import mappable_kinds
+        from penstock.hal.device import mappable_kinds
 
         if self._memory.name not in mappable_kinds(device):
             raise GeneralFailure(f"device {device.name} maps no {self._memory.name} memory")

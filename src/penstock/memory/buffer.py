@@ -16,7 +16,7 @@ import numpy as np
 from penstock.closing import Closing
 from penstock.errors import ClosedError, DeadObject, InputError, InvalidArgument, StateError
 from penstock.hal import Memory
-from penstock.hal.roles import Allocation, merged
+from penstock.hal.buffer import Allocation, merged
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_masked, is_static, static_shape
 from penstock.memory.bound import BoundMemory, Kind

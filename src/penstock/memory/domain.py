@@ -27,17 +27,16 @@ from penstock.errors import (
     LimitExceeded,
     ResourceExhaustedTransient,
 )
-from penstock.hal import (
+from penstock.hal import BufferDesc, BufferRole, Memory, Request, TokenArgument
+from penstock.hal.buffer import (
+    AFTER,
     Allocation,
-    BufferDesc,
-    BufferRole,
-    Memory,
-    Request,
-    TokenArgument,
+    BufferEvent,
+    BufferState,
+    InterfaceOf,
+    bytes_of,
     validate_allocate,
 )
-from penstock.hal.buffer import AFTER, BufferEvent, BufferState
-from penstock.hal.roles import InterfaceOf, bytes_of
 from penstock.ir import DType, NDArray, Shape
 from penstock.ir.types import is_static
 from penstock.memory.limits import check_bytes

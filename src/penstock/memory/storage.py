@@ -21,8 +21,9 @@ from penstock.errors import (
     GeneralFailure,
     InputError,
 )
-from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument, mappable_kinds
+from penstock.hal import HostMemory, Memory, PoolArgument, TokenArgument
 from penstock.hal.buffer import loss_of, needs_copy
+from penstock.hal.device import mappable_kinds
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
 from penstock.logs import Log
@@ -39,7 +40,7 @@ from penstock.memory.regions import pool_of
 
 if TYPE_CHECKING:
     from penstock.hal import Buffer, Device, PreparedModel, RequestArgument
-    from penstock.hal.roles import Allocation
+    from penstock.hal.buffer import Allocation
 
 
 log = Log("penstock.memory")

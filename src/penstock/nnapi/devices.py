@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, Final, TypeAlias
 
 from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
-from penstock.hal.extensions import MAX_ATTRIBUTES
+from penstock.hal.capabilities import MAX_ATTRIBUTES
 from penstock.ir.extension import MAX_CODE, extension_key, name_fault
 from penstock.logs import Log
 from penstock.nnapi import parameters

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from penstock.closing import Closing
-from penstock.hal.descriptors import DescriptorFence, as_descriptor
-from penstock.hal.fence import EventFence, Fence, FenceStatus
+from penstock.hal.fence import DescriptorFence, EventFence, Fence, FenceStatus, as_descriptor
 from penstock.nnapi import parameters
 from penstock.nnapi.codes import (
     NnapiError,

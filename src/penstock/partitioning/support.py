@@ -17,10 +17,10 @@ from penstock.hal import (
     Capabilities,
     Device,
     Support,
-    mappable_kinds,
     refuse_unmapped,
 )
 from penstock.hal.capabilities import MAX_ALIGNMENT, checked
+from penstock.hal.device import mappable_kinds
 from penstock.interrupts import checkpoint, polled
 from penstock.ir import DType, Model, Operation
 from penstock.ir.operations import OPERATIONS, spec_of

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.hal import ProgressCallback, ProgressEvent
+from penstock.hal import ProgressEvent
+from penstock.hal.config import ProgressCallback
 
 
 class Reporter:

@@ -43,8 +43,8 @@ from penstock.hal import (
     Preference,
     PrepareConfig,
     Priority,
-    ProgressCallback,
 )
+from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import current_deadline, interruptible, punctual
 from penstock.ir import Model, infer_shapes

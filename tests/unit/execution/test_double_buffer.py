@@ -13,7 +13,8 @@ from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.execution.double_buffer import buffered_variables
 from penstock.execution.results import side_by_side
 from penstock.execution.state import State
-from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
+from penstock.hal import ExecutionConfig, HostMemory, Request
+from penstock.hal.request import ProvenRequest
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, accumulator, f32
 

@@ -22,17 +22,8 @@ from penstock.errors import (
 )
 from penstock.execution import fenced
 from penstock.execution.fenced import run_fenced
-from penstock.hal import (
-    CancelToken,
-    EventFence,
-    ExecutionConfig,
-    Fence,
-    FenceStatus,
-    Request,
-    as_descriptor,
-    fence_pair,
-    status_of,
-)
+from penstock.hal import CancelToken, EventFence, ExecutionConfig, Fence, Request, as_descriptor
+from penstock.hal.fence import FenceStatus, fence_pair, status_of
 from penstock.ir import Model
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32
 

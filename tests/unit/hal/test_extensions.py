@@ -20,8 +20,7 @@ from penstock.hal import (
     validate_prepare_config,
     validate_request,
 )
-from penstock.hal.capabilities import checked, fault_of
-from penstock.hal.extensions import MAX_ATTRIBUTES, MAX_EXTENSIONS
+from penstock.hal.capabilities import MAX_ATTRIBUTES, MAX_EXTENSIONS, checked, fault_of
 from penstock.runtime.examination import examined
 from penstock.testing.contract.cases import relu
 from tests.checked import does_not_raise

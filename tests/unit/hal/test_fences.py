@@ -24,15 +24,8 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     driver_error_classes,
 )
-from penstock.hal import (
-    DescriptorFence,
-    EventFence,
-    FenceStatus,
-    MergedFence,
-    as_descriptor,
-    fence_pair,
-    status_of,
-)
+from penstock.hal import DescriptorFence, EventFence, as_descriptor
+from penstock.hal.fence import FenceStatus, MergedFence, fence_pair, status_of
 
 PATIENCE_NS = 30 * 10**9
 

@@ -32,9 +32,7 @@ from penstock.hal import (
     EventFence,
     ExecutionConfig,
     ExecutionResult,
-    InvalidBuffer,
     InvalidDevice,
-    InvalidPreparedModel,
     Memory,
     PerformanceInfo,
     PrepareConfig,
@@ -300,16 +298,6 @@ class TestNullObjects:
         ):
             with pytest.raises(GeneralFailure, match="device gone: it was unplugged"):
                 call()
-
-    def test_an_invalid_prepared_model_and_buffer_refuse_too(self) -> None:
-        with pytest.raises(GeneralFailure, match="dead"):
-            InvalidPreparedModel("dead").execute(NOTHING, PLAIN)
-        buffer = InvalidBuffer("dead")
-        with pytest.raises(GeneralFailure, match="dead"):
-            buffer.copy_to(Memory("ashmem", 1, 2))
-        with pytest.raises(GeneralFailure, match="dead"):
-            buffer.copy_from(Memory("ashmem", 1, 2), ())
-        buffer.close()
 
 
 def test_a_cancel_token_is_set_once_and_for_all() -> None:

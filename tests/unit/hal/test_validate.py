@@ -25,12 +25,12 @@ from penstock.hal import (
     Support,
     TokenArgument,
     check_deadline,
-    validate_fenced,
     validate_prepare,
     validate_prepare_config,
     validate_request,
     validate_support,
 )
+from penstock.hal.validate import validate_fenced
 from penstock.ir import DataLocation, DType, Model, ModelBuilder, Shape
 from penstock.testing.contract.cases import every_case
 from penstock.testing.contract.mutations import request_mutations

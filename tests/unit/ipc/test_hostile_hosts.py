@@ -34,7 +34,7 @@ from penstock.hal import (
     Support,
     Timing,
 )
-from penstock.hal.descriptors import fence_pair
+from penstock.hal.fence import fence_pair
 from penstock.ipc import crash_records, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice

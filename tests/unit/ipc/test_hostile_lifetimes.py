@@ -32,7 +32,7 @@ from penstock.hal import (
     Request,
     TokenArgument,
 )
-from penstock.hal.descriptors import fence_pair
+from penstock.hal.fence import fence_pair
 from penstock.ipc import dispatch, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of

@@ -46,8 +46,8 @@ from penstock.hal import (
     PrepareConfig,
     Request,
     as_descriptor,
-    check_constants,
 )
+from penstock.hal.validate import check_constants
 from penstock.ipc import codec, quotas, ring, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice

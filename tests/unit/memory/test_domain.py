@@ -16,16 +16,8 @@ from penstock.errors import (
     InvalidArgument,
     ResourceExhaustedTransient,
 )
-from penstock.hal import (
-    NO_VALUE_ARGUMENT,
-    BufferDesc,
-    BufferRole,
-    Memory,
-    Request,
-    TokenArgument,
-    validate_allocate,
-)
-from penstock.hal.buffer import AFTER, BufferState
+from penstock.hal import NO_VALUE_ARGUMENT, BufferDesc, BufferRole, Memory, Request, TokenArgument
+from penstock.hal.buffer import AFTER, BufferState, validate_allocate
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Shape
 from penstock.memory import MappedFd, MemoryPool
 from penstock.memory.domain import ManagedBuffer, MemoryDomain, has_tokens

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.errors import InputError, ShapeOverflow
-from penstock.hal import Capabilities, MemoryPreference, preferred_memory
+from penstock.hal import Capabilities, MemoryPreference
+from penstock.hal.device import preferred_memory
 from penstock.ir import DType, Lifetime, Operand
 from penstock.memory import PoolLayout
 from penstock.memory.arena import lay_out

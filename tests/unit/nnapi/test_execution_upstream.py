@@ -19,7 +19,7 @@ import pytest
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import ErrorStatus
 from penstock.hal import Device, ExecutionResult, Timing
-from penstock.hal.descriptors import fence_pair
+from penstock.hal.fence import fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
     UNKNOWN_DURATION,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference import ReferenceDevice
-from penstock.hal.descriptors import FenceSignal, fence_pair
+from penstock.hal.fence import FenceSignal, fence_pair
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer
 from penstock.nnapi import (
     UNKNOWN_DURATION,

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from penstock.driverkit.forks import LeftInChildren
 from penstock.errors import DeviceUnavailable, GeneralFailure
-from penstock.hal.forks import LeftInChildren
 
 Session: TypeAlias = Any
 """ONNX Runtime's inference session."""

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from penstock.driverkit.forks import LeftInChildren
 from penstock.errors import DeviceUnavailable, GeneralFailure
 from penstock.hal import PrepareConfig
-from penstock.hal.forks import LeftInChildren
 from penstock.ir import NDArray
 
 CompiledModel: TypeAlias = Any

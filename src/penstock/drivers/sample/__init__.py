@@ -23,7 +23,6 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import (
-    NO_TIMING,
     SUPPORTED,
     CacheReport,
     Capabilities,
@@ -44,6 +43,7 @@ from penstock.hal import (
     validate_request,
     validate_support,
 )
+from penstock.hal.request import NO_TIMING
 from penstock.ir import Attributes, DType, Model, NDArray, Operation, Subgraph
 from penstock.sealed import Seal
 

@@ -12,8 +12,8 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, Final, Literal, TypeAlias
 
+from penstock.driverkit.forks import LeftInChildren
 from penstock.errors import DeviceUnavailable, GeneralFailure
-from penstock.hal.forks import LeftInChildren
 
 Kernels: TypeAlias = Literal["xnnpack", "builtin"]
 """XNNPACK with LiteRT's own kernels for the rest, or LiteRT's own optimised kernels alone."""

@@ -12,8 +12,7 @@ from typing import Final
 
 from penstock.errors import DeadObject, DriverError, ResourceExhaustedTransient
 from penstock.hal import DescriptorFence
-from penstock.hal.descriptors import MOST_MS
-from penstock.hal.fence import remaining_ns
+from penstock.hal.fence import MOST_MS, remaining_ns
 from penstock.ipc.system import LINUX_ONLY
 from penstock.ipc.transport import close_all
 

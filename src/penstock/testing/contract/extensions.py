@@ -20,7 +20,7 @@ from penstock.hal import (
     PreparedModel,
     Support,
 )
-from penstock.hal.extensions import fault_of_extensions
+from penstock.hal.capabilities import fault_of_extensions
 from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.extension import MAX_CODE
 from penstock.testing.contract.cases import Case, renamed, unheard_of

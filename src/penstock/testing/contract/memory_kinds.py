@@ -13,16 +13,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import GeneralFailure, InvalidArgument
-from penstock.hal import (
-    Device,
-    Memory,
-    PoolArgument,
-    PrepareConfig,
-    Request,
-    Support,
-    mappable_kinds,
-    preferred_memory,
-)
+from penstock.hal import Device, Memory, PoolArgument, PrepareConfig, Request, Support
+from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import ConstantPool, DataLocation, DType, Lifetime, Model, ModelBuilder, NDArray
 from penstock.memory import (
     MEMORY_KINDS,

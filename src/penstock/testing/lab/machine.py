@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from penstock.errors import GeneralFailure, ResourceExhaustedPersistent
-from penstock.hal.roles import InterfaceOf
+from penstock.hal.buffer import InterfaceOf
 from penstock.ir import NDArray
 from penstock.memory import MEMORY_KINDS
 from penstock.memory.domain import MemoryDomain

@@ -10,11 +10,11 @@ import weakref
 
 import pytest
 
-from penstock.hal.forks import LeftInChildren
+from penstock.driverkit.forks import LeftInChildren
 
 PROGRAM = """
 import gc, os, sys
-from penstock.hal.forks import LeftInChildren
+from penstock.driverkit.forks import LeftInChildren
 
 class Made:
     def __init__(self, name):

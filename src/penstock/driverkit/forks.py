@@ -1,4 +1,4 @@
-"""What an engine has made before `fork`, in the child."""
+"""Objects of an engine that a child process made by `fork` must not destroy."""
 
 from __future__ import annotations
 
