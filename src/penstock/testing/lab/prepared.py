@@ -23,7 +23,6 @@ from penstock.errors import (
     ResourceExhaustedTransient,
 )
 from penstock.hal import (
-    NO_TIMING,
     CacheReport,
     ExecutionConfig,
     ExecutionResult,
@@ -40,6 +39,7 @@ from penstock.hal import (
     TokenArgument,
     validate_request,
 )
+from penstock.hal.request import NO_TIMING
 from penstock.ir import Model, NDArray
 from penstock.ir.types import is_static
 from penstock.memory import Mapping, map_memory
