@@ -23,7 +23,7 @@ from penstock.cache.claim import uptime
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import collect
 from penstock.cache.info import CacheInfo
-from penstock.compilation import caching
+from penstock.compilation import entry
 from penstock.errors import CacheError, GeneralFailure, PenstockError
 from penstock.hal import (
     CacheHandle,
@@ -173,7 +173,7 @@ class LabRig:
     @contextmanager
     def injected(self) -> Iterator[None]:
         """Compiles in the block use this rig's files, key and registry."""
-        with mock.patch.object(caching, "CacheDirectory", self.directory):
+        with mock.patch.object(entry, "CacheDirectory", self.directory):
             yield
 
     def compile(self, model: Model, info: Any = None, *, runs: int = 1, **more: Any) -> Turn:

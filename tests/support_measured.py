@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.compilation.receipt import KernelReceipt, StepReceipt
+from penstock.compilation.step_receipt import KernelReceipt, StepReceipt
 from penstock.ir import DType, Model, ModelBuilder
 
 F32: Final = DType.FLOAT32

@@ -14,7 +14,7 @@ from msgspec import structs
 
 import penstock
 from penstock.cache.directory import CacheDirectory
-from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.step_receipt import CacheOutcome
 from penstock.drivers.openvino import OpenVinoDevice
 from penstock.errors import CacheError, GeneralFailure
 from penstock.hal import Device, PrepareConfig, PreparedModelBase

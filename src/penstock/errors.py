@@ -347,7 +347,7 @@ class DriverError(PenstockError):
 
     *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed
     so, of its arguments. *said*, where the message says more, is what the driver itself said
-    (`penstock.compilation.failing.Said`), with class and the model's own numbers.
+    (`penstock.compilation.failing.DriverMessage`), with class and the model's own numbers.
     """
 
     status: ClassVar[ErrorStatus]

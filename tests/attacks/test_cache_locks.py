@@ -21,7 +21,7 @@ import penstock
 from penstock.cache import Cache
 from penstock.cache.claim import Claim, Now
 from penstock.cache.naming import lease_name, letters_of, lock_name
-from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.step_receipt import CacheOutcome
 from penstock.processes import boot
 from penstock.testing.lab import LabDevice
 from tests.support_attacks import layer

@@ -63,10 +63,7 @@ UNWANTED: Final = (
         f"penstock.cache.{name}"
         for name in ["cache", "claim", "eviction", "index", "lease", "marks", "restoring"]
     ),
-    *(
-        f"penstock.compilation.{name}"
-        for name in ["background", "filling", "given_files", "misses"]
-    ),
+    *(f"penstock.compilation.{name}" for name in ["background", "filling"]),
     *(
         f"penstock.sealed.{name}"
         for name in ["former", "keyring_store", "late", "replacing", "writing"]
@@ -82,11 +79,7 @@ UNWANTED: Final = (
     # Other ways to run than once.
     *(
         f"penstock.execution.{name}"
-        for name in ["asynchronous", "bound", "burst", "chain", "fenced", "burst_adapters"]
-    ),
-    *(
-        f"penstock.execution.{name}"
-        for name in ["recovery", "remote_copies", "scheduler", "series", "shared"]
+        for name in ["adapters", "asynchronous", "burst", "fenced", "recovery", "series"]
     ),
     # What more than one device, or several steps, need; tuning, showing, tracing.
     *(

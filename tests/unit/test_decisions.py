@@ -42,9 +42,9 @@ PATTERNS: Final = frozenset(["match", "search", "fullmatch", "findall", "findite
 
 DOORS: Final = {
     "cli/failures.py:of_descriptors": "an ImportError of Python has no number",
-    "compilation/failing.py:heard": "drivers name the operation in words",
+    "compilation/failing.py:parse_message": "drivers name the operation in words",
     "compilation/failing.py:with_last_crash": "says nothing twice that a driver's process said",
-    "compilation/receipt.py:fault_in": "drivers name errors of the cache in words",
+    "compilation/step_receipt.py:fault_in": "drivers name errors of the cache in words",
     "ipc/host/broker.py:_launched": "what a launched program prints",
     "ipc/host/broker.py:status_of": "what a launched program prints",
     "partitioning/support.py:_own_refusal": "drivers refuse in words",

@@ -129,8 +129,8 @@ def _plain(path: Path, array: NDArray) -> NDArray:
 
 def write_trace(path: Path, compiled: CompiledModel, outputs: Outputs, loaded: Loaded) -> None:
     """Writes the Chrome trace of load, compile and run, on one clock."""
-    from penstock.compilation.receipt import Span
-    from penstock.compilation.trace import chrome_trace
+    from penstock.compilation.receipt import chrome_trace
+    from penstock.compilation.step_receipt import Span
 
     load = Span("load", Path(loaded.path).name, None, loaded.start_ns, loaded.load_ns)
     receipts = [compiled.receipt, outputs.receipt]

@@ -90,7 +90,7 @@ def compile_model(
         check_knob()
     policy = policy_of(accuracy)
     if cache:
-        import_module("penstock.compilation.caching")
+        import_module("penstock.compilation.entry")
     prepare = penstock.compile
     began = time.perf_counter_ns()
     try:

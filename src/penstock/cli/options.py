@@ -190,7 +190,7 @@ def shaped(
     """
     from msgspec.structs import replace
 
-    from penstock.execution.inputs import fits
+    from penstock.execution.interface import fits
     from penstock.ir.show import show_operand
 
     known = {o.name: o for o in operands}

@@ -2,16 +2,16 @@
 
 from penstock.compilation.compilation import compile_plan
 from penstock.compilation.prepared import Compilation, CompileOptions, PreparedStep
-from penstock.compilation.receipt import (
+from penstock.compilation.receipt import Receipt
+from penstock.compilation.step_receipt import (
     CACHE_OFF,
     CacheOutcome,
-    CopyReceipt,
     Failure,
     KernelReceipt,
-    Receipt,
     Span,
     StepReceipt,
 )
+from penstock.memory.copies import CopyReceipt
 
 __all__ = [
     "CACHE_OFF",

@@ -12,16 +12,41 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from penstock.compilation.calls import describe
-from penstock.compilation.patience import BackgroundToken
 from penstock.compilation.prepared import CLOSE_SECONDS
 from penstock.errors import Cancelled
-from penstock.hal import PrepareConfig
+from penstock.hal import CancelToken, PrepareConfig
 from penstock.logs import Log
 
 if TYPE_CHECKING:
     from penstock.compilation.prepared import PreparedStep
 
 log = Log(__name__)
+
+
+class BackgroundToken(CancelToken):
+    """The cancel token of a compile in the background."""
+
+    def while_waiting(self) -> CancelToken:
+        """The token for its waits, which lose nothing: the end of the program sets it too."""
+        return _EndOfProgram(self)
+
+
+class _EndOfProgram(CancelToken):
+    def __init__(self, given: CancelToken) -> None:
+        super().__init__()
+        self._given = given
+
+    def is_set(self) -> bool:
+        return self._given.is_set() or not threading.main_thread().is_alive()
+
+    def check(self) -> None:
+        if self.is_set():
+            raise Cancelled("the compile in the background is no longer wanted")
+
+
+def token_while_waiting(cancel: CancelToken | None) -> CancelToken | None:
+    """The token that ends a wait for other processes, of a compile that *cancel* ends."""
+    return cancel.while_waiting() if isinstance(cancel, BackgroundToken) else cancel
 
 
 class PendingStep:

@@ -1,29 +1,48 @@
-"""From an `ExecutionPlan` to prepared steps: every step through its driver, with fall-back.
+"""From an `ExecutionPlan` to prepared steps: every step through its driver, with fallback.
 
-A step whose driver fails to compile it is compiled on the next device that its plan lets it fall
-back on; the plan that comes out says so.
+A step whose driver fails to compile it is compiled on the next device that its plan allows; the
+resulting plan says so. Each branch of an IF or a WHILE that the runtime carries out is compiled as
+a plan of its own.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.compilation.calls import call_driver, check_interrupts, is_simulated
+from penstock.compilation.calls import (
+    call_driver,
+    check_interrupts,
+    config_of,
+    describe,
+    is_simulated,
+)
 from penstock.compilation.prepared import (
     Compilation,
     CompileOptions,
     PreparedStep,
     close_all,
 )
-from penstock.compilation.receipt import CacheOutcome, Receipt, Recorder, StepReceipt, fault_of
+from penstock.compilation.receipt import Receipt
+from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode
-from penstock.hal import AccuracyClass, Device, PrepareConfig, PreparedModel, ProgressEvent
+from penstock.hal import (
+    AccuracyClass,
+    Device,
+    PrepareConfig,
+    PreparedModel,
+    PreparedModelBase,
+    ProgressEvent,
+)
 from penstock.logs import Log
-from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
+from penstock.partitioning.plan import Control, ExecutionPlan, ExecutionStep, Placement
+
+if TYPE_CHECKING:
+    from penstock.compilation.entry import Caching
 
 log = Log(__name__)
 
@@ -37,17 +56,16 @@ def compile_plan(
     plan: ExecutionPlan,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    means: CompileOptions,
+    options: CompileOptions,
 ) -> Compilation:
     """Prepares every step of *plan* on its device.
 
-    *devices* maps names to the devices the plan may use; a fall-back must be among them and among
-    the step's `fallbacks`, and *means* must allow it.
+    *devices* maps names to devices. A fallback device must be among them and among the step's
+    `fallbacks`, and *options* must allow it.
 
-    Raises the driver's `DriverError` where there is no fall-back, `MissedDeadline*` once the
-    deadline of *config* has passed, `Cancelled` once its token is set. Both are looked at before
-    each compile and after the last, so a compile that ends late has missed its deadline. Whatever
-    was prepared before an error is closed again.
+    Raises the driver's `DriverError` if no fallback can compile the step, `MissedDeadline*` once
+    the deadline of *config* has passed, `Cancelled` once its token is set. Both are checked before
+    each compile and after the last one. After an error, what was prepared is closed.
     """
     began = time.perf_counter_ns()
     done: list[PreparedStep] = []
@@ -57,7 +75,7 @@ def compile_plan(
             if config.progress is not None:
                 config.progress(ProgressEvent("compile", step.device, position, len(plan.steps)))
             try:
-                prepared, tries = prepare_step(step, devices, config, means)
+                prepared, tries = prepare_step(step, devices, config, options)
             except MissedDeadline:
                 raise
             except DriverError as error:
@@ -80,7 +98,7 @@ def compile_plan(
         (),
         time.perf_counter_ns() - began,
         began,
-        tuple(means.recorder.spans),
+        tuple(options.recorder.spans),
         "compile",
     )
     if planned is not plan:
@@ -91,9 +109,7 @@ def compile_plan(
 
 
 def as_compiled(plan: ExecutionPlan, done: Sequence[PreparedStep]) -> ExecutionPlan:
-    """*plan* with the steps that another device compiled where they are now, and why; in branches,
-    too.
-    """
+    """*plan* as it was compiled: steps moved by a fallback are on their new device, with reasons."""
     from penstock.compilation.recovery import answers_for
 
     moved = [step for step in done if step.receipt.failures and not step.pending]
@@ -133,11 +149,11 @@ def _keep(
     receipt: Receipt | None,
     config: PrepareConfig,
 ) -> None:
-    """Keeps a compile that failed, for a capsule."""
+    """Keeps a failed compile for a capsule."""
     from penstock.capsules.evidence import keep, noted
-    from penstock.compilation.failing import told
+    from penstock.compilation.failing import driver_message
 
-    text = error if isinstance(error, str) else told(error)
+    text = error if isinstance(error, str) else driver_message(error)
     for failure in noted("compile", step, devices[step.device], text):
         keep(failure, plan, None if receipt is None else receipt.to_json(), config.accuracy)
 
@@ -146,41 +162,31 @@ def prepare_step(
     step: ExecutionStep,
     devices: Mapping[str, Device],
     config: PrepareConfig,
-    means: CompileOptions,
+    options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """One step prepared, on its device or else on a fall-back; and how many compiles it took.
+    """One step prepared on its device, or on a fallback; and how many compiles it took.
 
-    It falls back where *means* and the `fallbacks` of the step let it, on a device that supports
-    all of it in the accuracy class of *config*.
+    A fallback must be allowed by *options* and by the step's `fallbacks`. It must support every
+    operation of the step in the accuracy class of *config*.
     """
     if step.control is not None:
-        from penstock.compilation.control import prepare_control
-
-        quiet = replace(config, progress=None)
-        return prepare_control(
-            step,
-            step.control,
-            devices[step.device],
-            means,
-            lambda branch, own: compile_plan(branch, devices, quiet, own),
-            lambda whole: prepare_step(whole, devices, config, means),
-        )
+        return _prepare_control(step, step.control, devices, config, options)
     device = devices[step.device]
-    meanwhile = means.meanwhile
+    meanwhile = options.meanwhile
     if meanwhile is not None and _may_stand_in(meanwhile, step, config):
-        return _begin(step, device, meanwhile, config, means)
+        return _begin(step, device, meanwhile, config, options)
     began = time.perf_counter_ns()
     try:
-        prepared, outcome, compiles = _obtain(device, step, config, means)
+        prepared, outcome, compiles = _obtain(device, step, config, options)
     except MissedDeadline:
         raise
     except DriverError as error:
-        if means.as_raised:
+        if options.as_raised:
             raise
         from penstock.compilation.recovery import compile_elsewhere
 
         device, moved, prepared, receipt, compiles = compile_elsewhere(
-            step, devices, config, error, means.recorder, allowed=means.allow_fallback
+            step, devices, config, error, options.recorder, allowed=options.allow_fallback
         )
         return PreparedStep(moved, device, prepared, receipt), compiles
     return PreparedStep(step, device, prepared, _receipt(step, device, began, outcome)), compiles
@@ -193,14 +199,37 @@ def _may_stand_in(other: Device, step: ExecutionStep, config: PrepareConfig) -> 
 
 
 def _obtain(
-    device: Device, step: ExecutionStep, config: PrepareConfig, means: CompileOptions
+    device: Device, step: ExecutionStep, config: PrepareConfig, options: CompileOptions
 ) -> tuple[PreparedModel, CacheOutcome, int]:
-    if means.caching is None:
-        with means.recorder.time("compile", f"step {step.index}", device.name):
-            return call_driver(device, step, config), CacheOutcome("off", means.uncached), 1
-    from penstock.compilation.caching import obtain
+    """*step* prepared by *device*, from the cache if possible; and how many compiles it took."""
+    caching, recorder = options.caching, options.recorder
+    if caching is None:
+        with recorder.time("compile", f"step {step.index}", device.name):
+            return call_driver(device, step, config), CacheOutcome("off", options.uncached), 1
+    from penstock.compilation.entry import (
+        Obtained,
+        compiled,
+        entry_of,
+        files_needed,
+        reason_not_cached,
+    )
 
-    obtained = obtain(device, step, config, means.caching, means.recorder)
+    needed, config = files_needed(device), config_of(step, config)
+    if reason := reason_not_cached(device, needed):
+        obtained = compiled(device, step, config, CacheOutcome("off", reason), recorder)
+    elif caching.info.place is None:
+        from penstock.compilation.filling import obtain_in_given_files
+
+        obtained = obtain_in_given_files(device, step, config, caching, recorder)
+    else:
+        entry = entry_of(device, step, config, caching, caching.info.place, needed, recorder)
+        loaded = entry.load()
+        if isinstance(loaded, Obtained):
+            obtained = loaded
+        else:
+            from penstock.compilation.filling import fill
+
+            obtained = fill(entry, loaded)
     return obtained.prepared, obtained.outcome, int(obtained.compiled)
 
 
@@ -209,20 +238,20 @@ def _begin(
     device: Device,
     meanwhile: Device,
     config: PrepareConfig,
-    means: CompileOptions,
+    options: CompileOptions,
 ) -> tuple[PreparedStep, int]:
-    """The step out of the cache, else on *meanwhile* with its compile begun in the background."""
+    """The step from the cache; on a miss it runs on *meanwhile* while it compiles in the background."""
     began = time.perf_counter_ns()
-    if means.caching is not None:
-        from penstock.compilation.caching import look_up
+    if options.caching is not None:
+        from penstock.compilation.entry import look_up
 
-        if (found := look_up(device, step, config, means.caching, means.recorder)) is not None:
+        if (found := look_up(device, step, config, options.caching, options.recorder)) is not None:
             receipt = _receipt(step, device, began, found.outcome)
             return PreparedStep(step, device, found.prepared, receipt), 0
     from penstock.compilation.background import PendingStep
 
     moved = replace(step, device=meanwhile.name, fallbacks=())
-    with means.recorder.time("compile", f"step {step.index}", meanwhile.name):
+    with options.recorder.time("compile", f"step {step.index}", meanwhile.name):
         prepared = call_driver(meanwhile, moved, config)
     fault = fault_of(NotYetWritten(f"{STILL_COMPILING} on {device.name}"))
     told = CacheOutcome("miss", fault.words, code=fault.code)
@@ -232,7 +261,7 @@ def _begin(
 
     def make(own: PrepareConfig) -> PreparedStep:
         alone = replace(
-            means, allow_fallback=False, meanwhile=None, as_raised=True, recorder=Recorder()
+            options, allow_fallback=False, meanwhile=None, as_raised=True, recorder=Recorder()
         )
         return prepare_step(step, {device.name: device}, own, alone)[0]
 
@@ -250,3 +279,80 @@ def _receipt(step: ExecutionStep, device: Device, began: int, outcome: CacheOutc
         start_ns=began,
         simulated=is_simulated(device),
     )
+
+
+class CarriedOut(PreparedModelBase):
+    """Placeholder for a step that the runtime carries out itself. Nothing executes it."""
+
+
+def _prepare_control(
+    step: ExecutionStep,
+    control: Control,
+    devices: Mapping[str, Device],
+    config: PrepareConfig,
+    options: CompileOptions,
+) -> tuple[PreparedStep, int]:
+    """*step*, which is *control*, with every branch compiled; and how many compiles it took.
+
+    If a branch cannot be compiled and *options* allow a fallback, the step's own device compiles
+    the step as a whole.
+    """
+    began = time.perf_counter_ns()
+    done: list[Compilation] = []
+    quiet = replace(config, progress=None)
+    try:
+        for place, branch in enumerate(control.branches):
+            caching = _branch_caching(options.caching, step, place, branch)
+            done.append(compile_plan(branch, devices, quiet, replace(options, caching=caching)))
+    except BaseException as error:
+        close_all(done)
+        if not isinstance(error, DriverError) or isinstance(error, MissedDeadline):
+            raise
+        if not options.allow_fallback:
+            raise
+        log.warning(
+            "step %d: a branch did not compile, %s runs the step as a whole: %s",
+            step.index,
+            step.device,
+            describe(error),
+        )
+        failure = Failure("a branch of it", describe(error), error.status)
+        whole, compiles = prepare_step(replace(step, control=None), devices, config, options)
+        receipt = replace(
+            whole.receipt,
+            fallback_from=failure.device,
+            error=failure.error,
+            failures=(failure, *whole.receipt.failures),
+        )
+        return replace(whole, receipt=receipt), compiles
+    compiled = replace(step, control=Control(control.kind, tuple(one.plan for one in done)))
+    inner = tuple(
+        replace(inner, part=part)
+        for part, one in zip(control.parts, done, strict=True)
+        for inner in one.receipt.steps
+    )
+    device = devices[step.device]
+    receipt = _receipt(step, device, began, CacheOutcome("off", "the runtime carries it out"))
+    receipt = replace(receipt, inner=inner, simulated=False)
+    made = PreparedStep(compiled, device, CarriedOut(), receipt, branches=tuple(done))
+    return made, sum(one.receipt.compiles for one in done)
+
+
+def _branch_caching(
+    caching: Caching | None, step: ExecutionStep, place: int, branch: ExecutionPlan
+) -> Caching | None:
+    """How a branch uses the cache: as a model of its own.
+
+    The caller's token is extended to one token a branch. The caller's own files serve one step
+    only.
+    """
+    if caching is None or caching.in_given_files:
+        return None
+    info = caching.info
+    if info.token is not None and info.place is not None:
+        from penstock.cache.info import CacheInfo
+
+        path = f"branch {place} of step {step.index}".encode()
+        token = hashlib.sha256(info.token + path).digest()
+        info = CacheInfo(info.place, token, trust_token=info.trust_token)
+    return replace(caching, info=info, model=branch.model, shapes={}, plan=branch)

@@ -1,4 +1,4 @@
-"""The error of a step that failed for good, in the words of the caller's model."""
+"""The error of a step that no device could run, in terms of the caller's model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.compilation.calls import describe, in_one_line
-from penstock.compilation.receipt import Failure
+from penstock.compilation.step_receipt import Failure
 from penstock.errors import FOREIGN, DeadObject, DriverError
 from penstock.ir import Model
 from penstock.partitioning.fallback import NOT_ALLOWED, WHOLE
@@ -17,19 +17,19 @@ from penstock.partitioning.plan import ExecutionStep
 Kind = TypeVar("Kind", bound=DriverError)
 
 LAST_CRASH: Final = "penstock doctor --last-crash"
-
 LOST: Final = "no other device can repeat it without that buffer"
 
 _OPERATION: Final = re.compile(r"operation (0|[1-9][0-9]{0,8}) \(([^\s,()]+)")
-"""How drivers begin what they say of an operation: its number in the model that they were given,
-and its type.
-"""
+"""How a driver's message names an operation: its number in the driver's model, and its type."""
+
+_BEGINNING: Final = "operation "
 
 
-class Said(NamedTuple):
-    """What a driver said, with the *operation* it named: its index in the model that the driver was
-    given, None where it named none, and its type, *kind*. The words are *before*, the index and
-    *after*.
+class DriverMessage(NamedTuple):
+    """What a driver said, split around the operation that it named.
+
+    *operation* is an index in the driver's model, None if the driver named none. *kind* is the
+    operation's type. The text is *before*, the index and *after*.
     """
 
     before: str
@@ -42,38 +42,33 @@ class Said(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What it said of the operation; empty where it began with something else."""
+        """What the driver said about the operation; empty if the message does not begin with it."""
         return self.after.partition(": ")[2] if self.before == _BEGINNING else ""
 
     def is_of(self, part: Model, count: int) -> bool:
-        """Whether it named one of the first *count* operations of *part*."""
+        """Whether it names one of the first *count* operations of *part*."""
         operations = part.entry.operations[:count]
         at = self.operation
         if at is None or at >= len(operations):
             return False
         return self.kind in (operations[at].key, operations[at].type)
 
-    def renumbered(self, part: Model, operations: Sequence[int]) -> Said:
-        """The same of the model that *operations* of *part* were taken from."""
+    def renumbered(self, part: Model, operations: Sequence[int]) -> DriverMessage:
+        """The same message about the model that *operations* of *part* were taken from."""
         if self.operation is None or not self.is_of(part, len(operations)):
             return self
         return self._replace(operation=operations[self.operation])
 
 
-_BEGINNING: Final = "operation "
-
-
-def heard(words: str) -> Said:
-    """What a driver said in *words*. Here alone they are read: an error of a driver carries no
-    number.
-    """
+def parse_message(words: str) -> DriverMessage:
+    """*words* of a driver, parsed. Only here: an error of a driver carries no operation number."""
     found = _OPERATION.search(words)
     if found is None:
-        return Said(words)
-    return Said(words[: found.start(1)], int(found[1]), found[2], words[found.end(1) :])
+        return DriverMessage(words)
+    return DriverMessage(words[: found.start(1)], int(found[1]), found[2], words[found.end(1) :])
 
 
-def final(
+def final_error(
     error: Kind,
     step: ExecutionStep,
     device: str,
@@ -82,18 +77,17 @@ def final(
     allowed: bool = True,
     lost: bool = False,
 ) -> Kind:
-    """*error* of *device* at *step* as its caller gets it: of the same class, its message begun
-    with the operation of the planned model, or the first and last of several, and ended with why
-    nothing repeats the step.
+    """*error* of *device* at *step* for the caller: same class, with a message of three parts.
 
-    *others* are the devices that failed at it too, as notes also where they said something else;
-    *allowed* False says that the call allows no fall-back, *lost* that memory which the step reads
-    or writes is gone with its device, so that nobody can repeat it. The original is its cause. An
-    error that cannot be made anew gets the same words as a note.
+    They are the operation of the planned model (of several the first and the last), the driver's
+    words, and why no device repeats the step. *others* are the devices that failed too; those that
+    said something else also become notes. *allowed* False: the call allows no fallback. *lost*: the
+    step's memory is gone with its device. The original error is the cause. An error that cannot be
+    copied gets the message as a note instead.
     """
     words = in_one_line(error) or type(error).__name__
-    said = heard(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)
-    place, words = _place(step, heard(words))
+    said = parse_message(f"{type(error).__name__}: {words}").renumbered(step.model, step.operations)
+    place, words = _place(step, parse_message(words))
     if isinstance(error, DeadObject):
         words = with_last_crash(words)
     why = LOST if lost else _why(step, others, str(said), allowed=allowed)
@@ -102,10 +96,10 @@ def final(
     try:
         made = copy.copy(error)
         made.args = (text, *error.args[1:])
-        anew = str(made) == text
+        is_copied = str(made) == text
     except FOREIGN:  # a driver's own class may do anything
-        anew = False
-    if anew:
+        is_copied = False
+    if is_copied:
         made.__cause__ = error
     else:
         made = error
@@ -118,61 +112,49 @@ def final(
 
 
 def in_model(step: ExecutionStep, error: DriverError) -> str:
-    """*error* in one line, about an operation of *step* by its number in the planned model instead
-    of the step's.
-    """
-    return str(heard(describe(error)).renumbered(step.model, step.operations))
+    """*error* in one line; it numbers operations as in the planned model, not as in *step*."""
+    return str(parse_message(describe(error)).renumbered(step.model, step.operations))
 
 
 def failure_of(device: str, error: DriverError, step: ExecutionStep) -> Failure:
-    """What receipts say of *device*, which failed at *step* with *error*."""
+    """The receipt's entry for *device*, which failed at *step* with *error*."""
     return Failure(device, in_model(step, error), error.status)
 
 
 def with_last_crash(words: str) -> str:
-    """*words* about the death of a driver's process, and where more is said of it."""
+    """*words* about the death of a driver's process, with the command that says more."""
     return words if LAST_CRASH in words else f"{words}; {LAST_CRASH} says more"
 
 
-def told(error: BaseException) -> str:
-    """In one line what a driver said, without the words that `final` put around it: for who tries
-    devices out.
-    """
+def driver_message(error: BaseException) -> str:
+    """What the driver said, in one line, without what `final_error` added."""
     return str(_said_by(error))
 
 
-def told_of(error: BaseException, part: Model, operations: Sequence[int]) -> str:
-    """As `told` of *error* of *part*, about an operation by its number in the model that
-    *operations* were taken from.
-    """
+def driver_message_in(error: BaseException, part: Model, operations: Sequence[int]) -> str:
+    """As `driver_message`, numbered as in the model that *operations* of *part* were taken from."""
     return str(_said_by(error).renumbered(part, operations))
 
 
-def _said_by(error: BaseException) -> Said:
-    if isinstance(error, DriverError) and isinstance(error.said, Said):
+def _said_by(error: BaseException) -> DriverMessage:
+    if isinstance(error, DriverError) and isinstance(error.said, DriverMessage):
         return error.said
-    return heard(describe(error))
+    return parse_message(describe(error))
 
 
-def _place(step: ExecutionStep, said: Said) -> tuple[str, str]:
-    """Which operation of the planned model the driver named, or all of the step; and the rest of
-    the words.
-    """
+def _place(step: ExecutionStep, said: DriverMessage) -> tuple[str, str]:
+    """The operation that the driver named, or the whole step; and the rest of the message."""
     if said.operation is not None and said.cause and said.is_of(step.model, len(step.operations)):
-        return _one(step, said.operation), said.cause
+        return f"operation {_named(step, said.operation)}", said.cause
     words = str(said)
     if len(step.operations) == 1:
-        return _one(step, 0), words
+        return f"operation {_named(step, 0)}", words
     if step.index == WHOLE:
         return "the whole model", words
     if not step.operations:
         return f"step {step.index}", words
     ends = (_named(step, 0), _named(step, len(step.operations) - 1))
     return f"step {step.index}, operations {' to '.join(ends)},", words
-
-
-def _one(step: ExecutionStep, at: int) -> str:
-    return f"operation {_named(step, at)}"
 
 
 def _named(step: ExecutionStep, at: int) -> str:
@@ -182,6 +164,7 @@ def _named(step: ExecutionStep, at: int) -> str:
 
 
 def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: bool) -> str:
+    """Why no device repeats *step*."""
     if not allowed:
         return NOT_ALLOWED
     if not step.fallbacks:
@@ -192,4 +175,6 @@ def _why(step: ExecutionStep, others: Sequence[Failure], said: str, *, allowed: 
             for f in others
         )
     names = " and ".join(step.fallbacks)
-    return f"{names}, which might repeat it, {'does' if len(step.fallbacks) == 1 else 'do'} not support all of it"
+    devices = "device" if len(step.fallbacks) == 1 else "devices"
+    does = "does" if len(step.fallbacks) == 1 else "do"
+    return f"fallback {devices} {names} {does} not support every operation of the step"

@@ -1,4 +1,7 @@
-"""What happens on a miss: one process compiles and publishes, the others wait for it."""
+"""A cache miss: one process compiles and publishes, the others wait for it.
+
+A save that fails fails no compile; the receipt says so.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +11,77 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock import knobs
+from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, describe_changes
 from penstock.cache.lease import Lease
+from penstock.cache.reasons import no_entry
 from penstock.cache.store import LEASE_SHARE, OpenFiles, seconds_left
-from penstock.compilation.caching import Entry, Obtained, compiled, with_files
-from penstock.compilation.calls import call_driver, report_of
-from penstock.compilation.misses import explained
-from penstock.compilation.patience import patience
-from penstock.compilation.receipt import (
+from penstock.compilation.background import token_while_waiting
+from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
+from penstock.compilation.entry import Caching, Entry, Obtained, compiled, hit, with_files
+from penstock.compilation.step_receipt import (
     TO_BE_WRITTEN,
     CacheCode,
     CacheFault,
     CacheOutcome,
+    Recorder,
     fault_in,
     fault_of,
 )
-from penstock.errors import CacheError, DriverError, NotYetWritten, Unreadable
-from penstock.hal import NO_TOKEN, CacheReport, ProgressEvent
+from penstock.errors import (
+    CacheError,
+    DriverError,
+    IngredientChanged,
+    NoEntry,
+    NotYetWritten,
+    TokenCollision,
+    Unreadable,
+)
+from penstock.hal import NO_TOKEN, CacheHandle, CacheReport, Device, PrepareConfig, ProgressEvent
 from penstock.logs import Log
+from penstock.partitioning.plan import ExecutionStep
 
 log = Log(__name__)
 
 NO_FAULT: Final = CacheFault(None, "")
+
+
+def obtain_in_given_files(
+    device: Device,
+    step: ExecutionStep,
+    config: PrepareConfig,
+    caching: Caching,
+    recorder: Recorder,
+) -> Obtained:
+    """*step* loaded from the caller's descriptors, else compiled and saved in place."""
+    if len(caching.plan.steps) > 1:
+        reason = "files given by descriptor serve plans of one step"
+        return compiled(device, step, config, CacheOutcome("off", reason), recorder)
+    key = caching.key(device, step, config)
+    config = replace(
+        config,
+        token=key.token,
+        binding=key.binding,
+        model_cache=tuple(map(CacheHandle, caching.info.model_cache)),
+        data_cache=tuple(map(CacheHandle, caching.info.data_cache)),
+    )
+    try:
+        with recorder.time("cache", f"load step {step.index}", device.name):
+            prepared = call_driver_from_cache(device, config, step)
+    except DriverError as error:
+        fault = named(error)
+        outcome = CacheOutcome("miss", fault.words, code=fault.code)
+        made = compiled(device, step, config, outcome, recorder)
+    else:
+        return Obtained(prepared, hit(prepared), False)
+    report = report_of(made.prepared)
+    unsaved = fault_in(report.reason, later=report.later)
+    outcome = replace(
+        made.outcome,
+        saved=report.save == "saved",
+        not_saved=unsaved.words,
+        not_saved_code=unsaved.code,
+    )
+    return replace(made, outcome=outcome)
 
 
 def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
@@ -72,7 +125,7 @@ def _lease(entry: Entry) -> tuple[Lease | None, bool]:
     log.info("step %d on %s: another process compiles it", entry.step.index, entry.device.name)
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 0, 1))
-    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=patience(config.cancel))
+    lease = entry.directory.lease(token, wait_ns=wait_ns, cancel=token_while_waiting(config.cancel))
     if config.progress is not None:
         config.progress(ProgressEvent("lease", entry.device.name, 1, 1))
     return lease, True
@@ -163,3 +216,43 @@ def _placed(reason: str, entry: Entry) -> CacheFault:
     if fault.code is not CacheCode.UNREADABLE:
         return fault
     return fault._replace(words=f"{reason} (in {entry.directory.path})")
+
+
+def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
+    """The reason, `<Name>: sentence`, with its code; where the key is the cause, with the
+    ingredient that differs.
+    """
+    now = entry.key.ingredients
+    fault = named(error)
+    if isinstance(error, NoEntry):
+        nearest = entry.directory.nearest(now)
+        if nearest is None or not changed_ingredients(nearest.ingredients, now):
+            return fault
+        return fault_of(no_entry(nearest, now))
+    if fault.code is not CacheCode.TOKEN_COLLISION:
+        return fault
+    config = entry.config
+    record = entry.directory.record(
+        entry.key.token, deadline_ns=config.deadline_ns, cancel=config.cancel
+    )
+    if record is None:
+        return fault
+    if ("structure" in now) != ("structure" in record.ingredients):
+        other = "with" if "structure" in record.ingredients else "without"
+        return fault_of(
+            IngredientChanged(f"the token's entry was sealed {other} the model in its key")
+        )
+    changes = describe_changes(record.ingredients, now)
+    if MODEL_INGREDIENTS.isdisjoint(changed_ingredients(record.ingredients, now)):
+        return fault_of(IngredientChanged(f"the token's entry differs in {changes}"))
+    return fault_of(TokenCollision(f"the token was given to another model: {changes}"))
+
+
+def named(error: CacheError | DriverError) -> CacheFault:
+    """*error* as `<Name>: sentence`, with its code; a driver that passes a `CacheError`'s text on
+    keeps its name.
+    """
+    if isinstance(error, CacheError):
+        return fault_of(error)
+    passed_on = fault_in(str(error), later=True)
+    return CacheFault(CacheCode.DRIVER, describe(error)) if passed_on.code is None else passed_on

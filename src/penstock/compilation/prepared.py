@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec import Struct, field
 
-from penstock.compilation.receipt import Receipt, Recorder, StepReceipt
+from penstock.compilation.receipt import Receipt
+from penstock.compilation.step_receipt import Recorder, StepReceipt
 from penstock.errors import FOREIGN
 from penstock.hal import Device, PreparedModel
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 
 if TYPE_CHECKING:
-    from penstock.compilation.caching import Caching
+    from penstock.compilation.entry import Caching
 
 log = Log(__name__)
 

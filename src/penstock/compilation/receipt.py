@@ -1,204 +1,31 @@
-"""`Receipt`: what a compile or a run really did. Nothing is done that does not stand in one."""
+"""`Receipt`: what a compile or a run did; as text, JSON, HTML and a Chrome trace."""
 
 from __future__ import annotations
 
-import enum
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from collections.abc import Iterable, Sequence
+from types import NoneType
+from typing import Any, Final, Literal
 
 import msgspec
 
-from penstock.errors import CacheError, ErrorStatus, NotYetWritten
-from penstock.memory.copies import CopyReceipt as CopyReceipt  # noqa: PLC0414  # a part of receipts
+from penstock.arguments import check_kind
+from penstock.compilation.step_receipt import KernelReceipt, Span, StepReceipt
+from penstock.errors import counted
+from penstock.memory.copies import CopyReceipt
+from penstock.partitioning.plan import ExecutionPlan
 
-if TYPE_CHECKING:
-    from penstock.partitioning.plan import ExecutionPlan
+PROCESS: Final = 1
+RUNTIME_THREAD: Final = 0
+KERNELS: Final = " kernels"
+"""What a device's second row is named after its first; a driver's clock may overlap the runtime's
+by a little.
+"""
 
+MOST_NAMES: Final = 8
+"""Operations up to which the name of a kernel's bar has them all."""
 
-class CacheCode(enum.Enum):
-    """Why the cache gave, or took, nothing: a class of `CacheError` by its name, or the driver's
-    own failure.
-    """
-
-    NO_ENTRY = "NoEntry"
-    NOT_YET_WRITTEN = "NotYetWritten"
-    INGREDIENT_CHANGED = "IngredientChanged"
-    SEAL_BROKEN = "SealBroken"
-    WRONG_LENGTH = "WrongLength"
-    NOT_REGULAR_FILE = "NotRegularFile"
-    UNREADABLE = "Unreadable"
-    READ_ONLY = "ReadOnly"
-    TOKEN_COLLISION = "TokenCollision"  # noqa: S105  # no password
-    FOREIGN_ENTRY = "ForeignEntry"
-    OTHER_VERSION = "OtherVersion"
-    REGISTRY_MISSING = "RegistryMissing"
-    ROLLED_BACK = "RolledBack"
-    DRIVER = "DriverError"
-
-
-class CacheFault(NamedTuple):
-    """Why the cache gave, or took, nothing: the code, None where there is none, and the words."""
-
-    code: CacheCode | None
-    words: str
-
-
-def fault_of(error: CacheError) -> CacheFault:
-    """What *error* of the cache says."""
-    kinds = (_CODES.get(kind.__name__) for kind in type(error).__mro__)
-    return CacheFault(next(filter(None, kinds), None), str(error))
-
-
-def fault_in(words: str, *, later: bool = False) -> CacheFault:
-    """What a driver says of its cache files: `<Name>: sentence` by the contract of `CacheReport`,
-    which has no code. Only one that writes *later* has not yet written.
-    """
-    name, colon, _ = words.partition(":")
-    code = _CODES.get(name) if colon else None
-    if code is CacheCode.NOT_YET_WRITTEN and not later:
-        code = None
-    return CacheFault(code, words)
-
-
-_CODES: Final = {code.value: code for code in CacheCode if code is not CacheCode.DRIVER}
-
-
-class CacheOutcome(msgspec.Struct, frozen=True):
-    """What the compilation cache did for one step, and why.
-
-    The *reason* of a miss begins with the name of a `CacheError` where the cache refused something;
-    that of a hit names the artefact, where the driver has several. After a miss, *saved* says
-    whether the compiled step is in the cache now, and *not_saved* why not. *code* is that of a
-    miss, *not_saved_code* that of *not_saved* where it has one.
-    """
-
-    outcome: Literal["hit", "miss", "off"]
-    reason: str = ""
-    saved: bool = False
-    not_saved: str = ""
-    code: CacheCode | None = None
-    not_saved_code: CacheCode | None = None
-
-    @property
-    def is_to_be_written(self) -> bool:
-        """Whether the driver has kept the files, to write them when it has compiled."""
-        return self.not_saved_code is CacheCode.NOT_YET_WRITTEN
-
-    def __str__(self) -> str:
-        text = f"{self.outcome}: {self.reason}" if self.reason else self.outcome
-        return f"{text}; not saved: {self.not_saved}" if self.not_saved else text
-
-
-TO_BE_WRITTEN: Final = fault_of(NotYetWritten("the driver writes it when it has compiled"))
-"""Why a step is not saved whose driver has kept the files to write them later."""
-
-CACHE_OFF: Final = CacheOutcome("off", "nothing was compiled")
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """A *device* that could not compile or run a step, and its *error* in one line.
-
-    *status* is the HAL's of that error (`penstock.errors.ErrorStatus`, a number in JSON); None
-    where it was no driver's.
-    """
-
-    device: str
-    error: str
-    status: ErrorStatus | None = None
-
-    @property
-    def is_unavailable(self) -> bool:
-        """Whether the driver's process was dead, or did not answer in time."""
-        return self.status is not None and self.status.is_unavailable
-
-
-class KernelReceipt(msgspec.Struct, frozen=True):
-    """What one kernel of a driver took, where the driver knows.
-
-    *operations* are indexes of the plan's operations, *names* their names, `TYPE name`; a fused
-    kernel has several. *kernel* is the engine's own name for it.
-    """
-
-    kernel: str
-    operations: tuple[int, ...]
-    names: tuple[str, ...]
-    start_ns: int
-    duration_ns: int
-
-
-class StepReceipt(msgspec.Struct, frozen=True):
-    """One step: where it ran and for how long.
-
-    *operations* are indexes of the plan's operations; *wall_ns* is what the runtime waited,
-    *driver_ns* what the driver says it took (None: it did not say). *fallback_from* names the
-    device that should have run it and *error* is what that device answered; *failures* has these
-    and every further device that was tried in vain, in order.
-
-    *step* is its index in the plan; None where the whole model ran at once, because a step of it
-    could not be repeated by itself. *start_ns* is on the clock of `time.perf_counter_ns`. *kernels*
-    are there when the run was asked to `measure`.
-    """
-
-    device: str
-    operations: tuple[int, ...]
-    wall_ns: int
-    driver_ns: int | None = None
-    cache: CacheOutcome = CACHE_OFF
-    fallback_from: str | None = None
-    error: str | None = None
-    failures: tuple[Failure, ...] = ()
-    step: int | None = None
-    start_ns: int = 0
-    kernels: tuple[KernelReceipt, ...] = ()
-    inner: tuple[StepReceipt, ...] = ()
-    """What ran in the branches of control flow that the runtime carried out itself; *step* and
-    *operations* of these count in the branch's own plan, *part* names the branch. Steps that ran
-    again and again are one, their times added up over *runs*.
-    """
-    part: str = ""
-    runs: int = 1
-    simulated: bool = False
-    """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a
-    simulator computed this.
-    """
-    device_ns: int | None = None
-    """What the hardware took of *driver_ns*; None where the driver did not say."""
-
-
-class Span(msgspec.Struct, frozen=True):
-    """Something that took time: *start_ns* is on the clock of `time.perf_counter_ns`.
-
-    *device* is None where the runtime itself was at work.
-    """
-
-    stage: Literal["load", "partition", "compile", "cache"]
-    name: str
-    device: str | None
-    start_ns: int
-    duration_ns: int
-
-
-class Recorder:
-    """The spans of one compile, as it goes on."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-
-    @contextmanager
-    def time(
-        self,
-        stage: Literal["load", "partition", "compile", "cache"],
-        name: str,
-        device: str | None = None,
-    ) -> Iterator[None]:
-        """Records how long the block takes, however it ends."""
-        began = time.perf_counter_ns()
-        try:
-            yield
-        finally:
-            self.spans.append(Span(stage, name, device, began, time.perf_counter_ns() - began))
+BRANCHES: Final = " in branches"
+"""Likewise of its row for steps of branches, which lie inside the step of their IF or WHILE."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -223,8 +50,6 @@ class Receipt(msgspec.Struct, frozen=True):
 
     def show(self) -> str:
         """A few readable lines."""
-        from penstock.compilation.show import show_receipt
-
         return show_receipt(self)
 
     def to_json(self) -> str:
@@ -237,6 +62,190 @@ class Receipt(msgspec.Struct, frozen=True):
 
         With *plan* the operations of each step are named.
         """
-        from penstock.compilation.trace import chrome_trace
-
         return chrome_trace([self], plan)
+
+
+def show_receipt(receipt: Receipt) -> str:
+    """`Receipt.show`."""
+    copied = sum(copy.nbytes for copy in receipt.copies)
+    lines = [
+        f"{receipt.wall_ns / 1e6:.3f} ms, {counted(receipt.compiles, 'compile')}, {counted(copied, 'byte')} copied",
+        *(
+            line
+            for place, step in enumerate(receipt.steps)
+            for line in (_step(place, step), *_inner(step.inner, "    "))
+        ),
+        *map(_copy, receipt.copies),
+        *(f"  note: {note}" for note in receipt.notes),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _step(place: int, step: StepReceipt) -> str:
+    name = f"step {place if step.step is None else step.step}"
+    if step.step is None and step.failures:
+        name = "the whole model"
+    where = f"{step.device} (simulated: no such hardware ran)" if step.simulated else step.device
+    line = f"  {name} on {where}: {counted(len(step.operations), 'operation')}"
+    runs = f" in {step.runs} runs" if step.runs > 1 else ""
+    line += f", {step.wall_ns / 1e6:.3f} ms{runs}, cache {step.cache}"
+    if step.fallback_from is not None and not step.failures:
+        line += f", fell back from {step.fallback_from}: {step.error}"
+    return line + "".join(f", fell back from {f.device}: {f.error}" for f in step.failures)
+
+
+def _inner(steps: Sequence[StepReceipt], indent: str) -> list[str]:
+    lines = []
+    for place, step in enumerate(steps):
+        lines.append(f"{indent}{step.part} {_step(place, step).strip()}")
+        lines += _inner(step.inner, indent + "  ")
+    return lines
+
+
+def _copy(copy: CopyReceipt) -> str:
+    place = "" if copy.step is None else f" at step {copy.step}"
+    if copy.operand is not None:
+        place += f", operand {copy.operand}"
+    return f"  copy {counted(copy.nbytes, 'byte')}, {copy.source} -> {copy.destination}{place}: {copy.reason}"
+
+
+def chrome_trace(
+    receipts: Sequence[Receipt], plan: ExecutionPlan | None = None, spans: Iterable[Span] = ()
+) -> dict[str, Any]:
+    """What *receipts* and *spans* say took time, on one clock that begins with the first of it.
+
+    A row has what the runtime did, another each device's steps and compiles, and a third the
+    kernels inside them, by the names of the operations that they compute. With *plan* the
+    operations of each step are named. Raises `InputError` for what is no receipt, and what is no
+    plan.
+    """
+    check_kind(receipts, (list, tuple), "a trace is made of a list of Receipts")
+    for receipt in receipts:
+        check_kind(receipt, Receipt, "a trace is made of Receipts")
+    check_kind(
+        plan, (ExecutionPlan, NoneType), "the operations of a trace are named by an ExecutionPlan"
+    )
+    writer = _Writer(plan)
+    for span in spans:
+        writer.span(span)
+    for receipt in receipts:
+        writer.receipt(receipt)
+    return {"traceEvents": writer.events(), "displayTimeUnit": "ms"}
+
+
+class _Writer:
+    def __init__(self, plan: ExecutionPlan | None) -> None:
+        self._plan = plan
+        self._made: list[dict[str, Any]] = []
+        self._threads: dict[str, int] = {"runtime": RUNTIME_THREAD}
+
+    def events(self) -> list[dict[str, Any]]:
+        """Everything so far, in the order it began, with times from the first."""
+        first = min((event["ts"] for event in self._made), default=0)
+        timed = [event | {"ts": (event["ts"] - first) / 1000} for event in self._made]
+        named = [_named("process_name", RUNTIME_THREAD, "penstock")]
+        named += [_named("thread_name", place, name) for name, place in self._threads.items()]
+        return named + sorted(timed, key=lambda event: event["ts"])
+
+    def receipt(self, receipt: Receipt) -> None:
+        stage = receipt.stage
+        self._event(stage, stage, None, receipt.start_ns, receipt.wall_ns, {})
+        for span in receipt.spans:
+            self.span(span)
+        for step in receipt.steps:
+            self._step(step, "prepare" if stage == "compile" else "execute")
+        for copy in receipt.copies:
+            self._copy(copy)
+
+    def span(self, span: Span) -> None:
+        self._event(
+            f"{span.stage} {span.name}".rstrip(),
+            span.stage,
+            span.device,
+            span.start_ns,
+            span.duration_ns,
+            {},
+        )
+
+    def _step(self, step: StepReceipt, stage: str) -> None:
+        place = "the whole model" if step.step is None else f"step {step.step}"
+        arguments = {
+            "device": step.device,
+            "simulated": step.simulated,
+            "operations": [self._operation(i) for i in step.operations],
+            "driver_ns": step.driver_ns,
+            "cache": str(step.cache),
+            "fallback_from": step.fallback_from,
+            "errors": [f"{failure.device}: {failure.error}" for failure in step.failures],
+        }
+        self._event(f"{stage} {place}", stage, step.device, step.start_ns, step.wall_ns, arguments)
+        for kernel in step.kernels:
+            self._kernel(kernel, step.device)
+        for inner in step.inner:
+            self._inner(inner)
+
+    def _inner(self, step: StepReceipt) -> None:
+        """A step of a branch: from where it first ran, for as long as all of its runs took."""
+        times = f" x{step.runs}" if step.runs > 1 else ""
+        name = f"{step.part} step {step.step}{times}"
+        arguments = {"device": step.device, "runs": step.runs}
+        row = step.device + BRANCHES
+        self._event(name, "execute", row, step.start_ns, step.wall_ns, arguments)
+        for inner in step.inner:
+            self._inner(inner)
+
+    def _kernel(self, kernel: KernelReceipt, device: str) -> None:
+        arguments = {
+            "kernel": kernel.kernel,
+            "operations": list(kernel.operations),
+            "names": list(kernel.names),
+        }
+        name = " + ".join(kernel.names) or kernel.kernel
+        if len(kernel.names) > MOST_NAMES:
+            name = f"{kernel.names[0]} + ... + {kernel.names[-1]} ({len(kernel.names)} operations)"
+        self._event(
+            name, "execute", device + KERNELS, kernel.start_ns, kernel.duration_ns, arguments
+        )
+
+    def _copy(self, copy: CopyReceipt) -> None:
+        arguments = {
+            "bytes": copy.nbytes,
+            "step": copy.step,
+            "operand": copy.operand,
+            "reason": copy.reason,
+        }
+        name = f"copy {copy.source} -> {copy.destination}"
+        self._event(name, "copy", None, copy.start_ns, copy.wall_ns, arguments)
+
+    def _operation(self, index: int) -> str:
+        if self._plan is None:
+            return str(index)
+        placement = self._plan.operations[index]
+        return f"{index} {placement.type} {placement.name}".rstrip()
+
+    def _event(
+        self,
+        name: str,
+        category: str,
+        device: str | None,
+        start_ns: int,
+        duration_ns: int,
+        arguments: dict[str, Any],
+    ) -> None:
+        row = "runtime" if device is None else device
+        self._made.append(
+            {
+                "name": name,
+                "cat": category,
+                "ph": "X",
+                "ts": start_ns,
+                "dur": duration_ns / 1000,
+                "pid": PROCESS,
+                "tid": self._threads.setdefault(row, len(self._threads)),
+                "args": arguments,
+            }
+        )
+
+
+def _named(kind: str, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": PROCESS, "tid": thread, "args": {"name": name}}

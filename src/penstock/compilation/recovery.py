@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 from msgspec.structs import replace
 
 from penstock.compilation.calls import call_driver, is_simulated
-from penstock.compilation.failing import failure_of, final
-from penstock.compilation.receipt import CacheOutcome, Failure, Recorder, StepReceipt
+from penstock.compilation.failing import failure_of, final_error
+from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, DriverError, MissedDeadline
 from penstock.hal import (
@@ -77,7 +77,7 @@ def recover(
     with *error*: at compile and in a run alike. *failures* gets every device's, this one's first;
     *tell* is told of the last failure and of the device that is tried next.
 
-    Raises *error* in the words of the caller's model (`final`) where none can, a fall-back is not
+    Raises *error* in the words of the caller's model (`final_error`) where none can, a fall-back is not
     *allowed*, or memory that the step needs was *lost* with its device; `MissedDeadline*` and
     `Cancelled`, which are never repeated, as they come.
     """
@@ -86,7 +86,7 @@ def recover(
         made = first_able(others, attempt, failures, tell)
         if made is not None:
             return made
-    raise final(error, step, device, failures[1:], allowed=allowed, lost=lost) from error
+    raise final_error(error, step, device, failures[1:], allowed=allowed, lost=lost) from error
 
 
 def first_able(

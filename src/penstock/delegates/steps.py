@@ -21,7 +21,7 @@ from penstock.errors import (
     StateError,
 )
 from penstock.execution import CompiledModel, State
-from penstock.execution.bound import BoundRun
+from penstock.execution.series import BoundRun
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.types import static_shape
 from penstock.memory.limits import check_bytes

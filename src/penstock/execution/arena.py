@@ -1,17 +1,22 @@
-"""The memory of one run for the values between its steps, and what is made of it once."""
+"""Memory of a run: the arena between its steps, memory that processes share, double-buffered state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from msgspec import Struct
 
-from penstock.hal import HostMemory, Request, RequestArgument
-from penstock.ir import Model, NDArray
-from penstock.ir.types import static_shape
-from penstock.memory.arena import ArenaLayout
+from penstock.errors import ResourceExhaustedTransient
+from penstock.hal import HostMemory, PaddedBytes, Request, RequestArgument
+from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir.types import is_static, static_shape
+from penstock.memory.arena import MIN_ALIGNMENT, ArenaLayout
+
+MOST_BESIDE: Final = 1 << 16
+"""Bytes of an array that shares its memory with others: larger ones come and go by themselves."""
 
 
 class Slot(Struct, frozen=True):
@@ -96,6 +101,53 @@ def slots_of(model: Model, layout: ArenaLayout) -> tuple[Slot, ...]:
     )
 
 
+def is_sized(operand: Operand) -> bool:
+    """Whether the memory for an output is known before the run."""
+    return is_static(operand.shape) and operand.dtype is not DType.STRING
+
+
+def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
+    """Fresh memory; `ResourceExhaustedTransient` when there is none."""
+    return _made(np.empty, shape, dtype)
+
+
+def _made(
+    make: Callable[[Sequence[int], np.dtype[np.generic]], NDArray],
+    shape: Sequence[int],
+    dtype: np.dtype[np.generic],
+) -> NDArray:
+    try:
+        return make(shape, dtype)
+    except (MemoryError, ValueError) as error:
+        raise ResourceExhaustedTransient(
+            f"no memory for an output of shape {tuple(shape)} of {dtype}"
+        ) from error
+
+
+def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
+    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an
+    address that is a multiple of 64 bytes, as copies are fastest: a device that keeps its own so
+    may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
+    """
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
+    starts, end = [], 0
+    for size, (_, dtype) in zip(sizes, kinds, strict=True):
+        starts.append(end)
+        if size <= MOST_BESIDE and not dtype.hasobject:
+            end += size + -size % MIN_ALIGNMENT
+    memory = allocate((end + MIN_ALIGNMENT,), np.dtype(np.uint8))
+    begin = -memory.ctypes.data % MIN_ALIGNMENT
+    shared = memory[begin : begin + end].view(PaddedBytes)
+    shared.fill(0)
+    found: list[NDArray] = []
+    for start, size, (shape, dtype) in zip(starts, sizes, kinds, strict=True):
+        if size <= MOST_BESIDE and not dtype.hasobject:
+            found.append(shared[start : start + size].view(np.ndarray).view(dtype).reshape(shape))
+        else:
+            found.append(_made(np.zeros, shape, dtype))
+    return found
+
+
 def lent(array: NDArray) -> NDArray:
     """*array* as a driver gets it to read: a view that it cannot write through."""
     if not array.flags.writeable:
@@ -103,3 +155,143 @@ def lent(array: NDArray) -> NDArray:
     view = array.view()
     view.setflags(False)  # type: ignore[call-arg]  # NumPy takes it so, and by its name it takes twice as long
     return view
+
+
+ALIGNMENT: Final = 64
+
+
+def in_a_pool(operands: Sequence[Operand]) -> list[NDArray | None]:
+    """An array for each of the *operands* of known size, all in one pool, which lives as long as
+    any of them.
+
+    Raises `ResourceExhaustedTransient` where there is no room for it.
+    """
+    shapes = [static_shape(o.shape) if is_sized(o) else None for o in operands]
+    sizes = [
+        0 if shape is None else math.prod(shape) * o.dtype.numpy.itemsize
+        for o, shape in zip(operands, shapes, strict=True)
+    ]
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += size + -size % ALIGNMENT
+    from penstock.memory import MemoryPool
+
+    pool = MemoryPool.anonymous(max(end, 1))
+    return [
+        None if shape is None else pool.view(o.dtype.numpy, shape, start)
+        for o, shape, start in zip(operands, shapes, starts, strict=True)
+    ]
+
+
+def arena_in_a_pool(slots: Sequence[Slot], nbytes: int, alignment: int) -> Arena:
+    """An arena likewise."""
+    from penstock.memory import MemoryPool
+
+    pool = MemoryPool.anonymous(nbytes + alignment)
+    return Arena(slots, nbytes, alignment, raw=pool.view(np.uint8, nbytes + alignment))
+
+
+class BufferedVariable(Struct, frozen=True):
+    """A variable, and the operands by which a run reads and writes it; None if the run does not."""
+
+    variable: int
+    input: int | None
+    output: int | None
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+
+
+def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
+    """The variables of the entry subgraph. Empty if double buffering is impossible: the size of a
+    variable is known only in a run, or its new value shares memory with another value.
+    """
+    entry = model.entry
+    apart = [*entry.ordinary_inputs, *entry.ordinary_outputs]
+    found: list[BufferedVariable] = []
+    for port in entry.states:
+        used = [i for i in (port.input, port.output) if i is not None]
+        operands = [entry.operands[i] for i in used]
+        shapes = {static_shape(o.shape) for o in operands}
+        dtypes = {o.dtype for o in operands}
+        shape = shapes.pop() if len(shapes) == 1 else None
+        if shape is None or len(dtypes) != 1 or DType.STRING in dtypes:
+            return ()
+        if any(o.is_constant for o in operands) or any(i in apart for i in used):
+            return ()
+        if port.input == port.output:
+            return ()
+        apart += used
+        found.append(
+            BufferedVariable(port.variable, port.input, port.output, shape, operands[0].dtype.numpy)
+        )
+    if len({p.variable for p in found}) != len(found):
+        return ()
+    return tuple(found)
+
+
+class StateBuffers(Places):
+    """The buffers that one run reads and writes.
+
+    *after* holds the value of every variable once the run has succeeded; *written* are the
+    variables that it changes. *known* is set once a run has given the written buffers a value.
+    """
+
+    __slots__ = ("after", "known", "written")
+
+    def __init__(
+        self,
+        read: dict[int, NDArray],
+        written: dict[int, NDArray],
+        after: list[NDArray],
+        variables: frozenset[int],
+    ) -> None:
+        super().__init__(
+            read | written,
+            {i: HostMemory(lent(array)) for i, array in read.items()},
+            {i: HostMemory(array) for i, array in written.items()},
+        )
+        self.after, self.written = after, variables
+        self.known = False
+
+
+class DoubleBuffer:
+    """Two sets of buffers over *values*, the present value of each variable. The first run reads these."""
+
+    __slots__ = ("_next", "now", "ports")
+
+    def __init__(self, ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> None:
+        self.ports = ports
+        first = list(values)
+        second = list(values)
+        written = [p for p in ports if p.output is not None]
+        fresh = side_by_side([(p.shape, p.dtype) for p in written])
+        for port, array in zip(written, fresh, strict=True):
+            second[port.variable] = array
+        self.now, self._next = _buffers(ports, first, second), _buffers(ports, second, first)
+
+    def swap(self) -> None:
+        """The next run uses the other set."""
+        self.now, self._next = self._next, self.now
+
+
+def can_double_buffer(ports: Sequence[BufferedVariable], values: Sequence[NDArray]) -> bool:
+    """Whether *values* have the shape and dtype that *ports* declare, and are contiguous and writable."""
+    return all(
+        (value := values[p.variable]).shape == p.shape
+        and value.dtype == p.dtype
+        and value.flags.c_contiguous
+        and value.flags.writeable
+        for p in ports
+    )
+
+
+def _buffers(
+    ports: Sequence[BufferedVariable], before: list[NDArray], after: list[NDArray]
+) -> StateBuffers:
+    return StateBuffers(
+        {p.input: before[p.variable] for p in ports if p.input is not None},
+        {p.output: after[p.variable] for p in ports if p.output is not None},
+        after,
+        frozenset(p.variable for p in ports if p.output is not None),
+    )

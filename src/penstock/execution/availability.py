@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock.compilation.failing import with_last_crash
-from penstock.compilation.receipt import Failure
+from penstock.compilation.step_receipt import Failure
 from penstock.errors import (
     Cancelled,
     DriverError,

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import StateError
 from penstock.execution.executable import Executable, initial_state
 from penstock.execution.feedback import Feedback
 from penstock.execution.state import State
 from penstock.ir import NDArray
 from penstock.memory.buffer import DeviceBuffer
+from penstock.memory.copies import CopyReceipt
 
 
 class BoundState:

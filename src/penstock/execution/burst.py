@@ -12,9 +12,8 @@ import numpy as np
 
 from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError, StateError
-from penstock.execution.burst_adapters import BurstAdapter, DriverBurst
-from penstock.execution.closing import CLOSE_SECONDS
-from penstock.execution.executable import Executable
+from penstock.execution.adapters import BurstAdapter, DriverBurst
+from penstock.execution.executable import CLOSE_SECONDS, Executable
 from penstock.execution.interface import Outputs, ready_inputs
 from penstock.execution.run import Run
 from penstock.execution.series import Series

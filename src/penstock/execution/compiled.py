@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
-from penstock.execution.exchange import call_inputs
 from penstock.execution.executable import Executable, initial_state
+from penstock.execution.inputs import call_inputs
 from penstock.execution.interface import Interface, Outputs
 from penstock.execution.run import Run
 from penstock.execution.variant import Variant
@@ -283,7 +283,7 @@ class CompiledModel(Closing):
         not stop goes on, and what it makes is closed when it ends. What was submitted and has not
         begun by then fails with `ClosedError`.
         """
-        from penstock.execution.closing import close
+        from penstock.execution.executable import close
 
         close(self._executable)
 
@@ -300,7 +300,7 @@ class CompiledModel(Closing):
     def _preferences(
         self, operands: Sequence[int], positions: Sequence[int]
     ) -> tuple[MemoryPreference, ...]:
-        from penstock.execution.preferences import preferences_of
+        from penstock.execution.feedback import preferences_of
 
         steps = self._executable.base.compilation.steps
         return preferences_of([operands[p] for p in positions], steps)

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from msgspec.structs import replace
 
-from penstock.compilation.failing import told
+from penstock.compilation.failing import driver_message
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.receipt import Failure
+from penstock.compilation.step_receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, MissedDeadline, MissedDeadlineTransient
-from penstock.execution.copying import copied, copy_over
+from penstock.execution.results import copied, copy_over
 from penstock.execution.run import InnerSteps, Run, StepTrace, fold_copies
 from penstock.hal import DONE, Priority
 from penstock.ir import NDArray
@@ -83,7 +83,7 @@ class ControlStep:
         began = time.perf_counter_ns()
         step, device = self.prepared.step.index, self.prepared.device.name
         if run.bound is not None:
-            from penstock.execution.binding import fetch_all
+            from penstock.execution.targets import fetch_all
 
             needed = [i for i, _ in self._inputs if i is not None]
             fetch_all(needed, step, run.values, run.bound, run.copies, device)
@@ -98,7 +98,9 @@ class ControlStep:
         except MissedDeadline:
             raise
         except DriverError as error:
-            run.failures = inside.failures or (Failure(device, told(error), error.status),)
+            run.failures = inside.failures or (
+                Failure(device, driver_message(error), error.status),
+            )
             if not self._repeat(run, began):
                 raise
             return
@@ -107,7 +109,7 @@ class ControlStep:
             run.compiles += inside.compiles
             run.spans += inside.spans
         if run.bound is not None:
-            from penstock.execution.binding import put_all
+            from penstock.execution.targets import put_all
 
             put_all(self._outputs, step, run.values, run.bound, run.copies, device)
         ended = time.perf_counter_ns()

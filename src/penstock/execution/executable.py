@@ -1,21 +1,21 @@
-"""What runs of one compiled model share: its compiled forms, who may use them, and what callers
-exchange.
-"""
+"""What the runs of one compiled model share: its compiled forms, the gate for closing and forks, and what callers exchange."""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.errors import Cancelled, InputError, StateError
-from penstock.execution.exchange import Exchange
-from penstock.execution.gate import Gate
+from penstock.errors import Cancelled, ClosedError, InputError, StateError, counted
+from penstock.execution.inputs import Exchange
 from penstock.execution.interface import Interface, Outputs, ready_inputs
 from penstock.execution.run import Run, execution_config
 from penstock.execution.variant import Variant
@@ -23,6 +23,7 @@ from penstock.execution.variants import Specialize, Variants
 from penstock.hal import CancelToken, ExecutionConfig, Priority
 from penstock.ir import Model, NDArray
 from penstock.ir.types import is_static
+from penstock.logs import Log
 
 if TYPE_CHECKING:
     from penstock.execution.asynchronous import RunFuture, Submitter
@@ -31,6 +32,112 @@ if TYPE_CHECKING:
     from penstock.hal import ExtensionAttribute
     from penstock.memory.allocation import RoleUse
     from penstock.memory.bound import Kind
+
+
+_gates: WeakSet[Gate] = WeakSet()
+
+
+def _forked() -> None:
+    for gate in list(_gates):
+        gate.forked = gate.shut = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class Gate:
+    """A context manager around each run.
+
+    `close` lets no new run in and waits for those inside, for a while; the last of them does then
+    what is left to do. In a child process after `fork`, entering raises `StateError` without
+    touching the lock, which another thread may have held.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_idle",
+        "_last",
+        "_lock",
+        "_subject",
+        "forked",
+        "inside",
+        "shut",
+    )
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self.inside: list[None] = []
+        """One for each run, put in and taken out without the lock: either is a single step of the
+        interpreter.
+        """
+        self.shut = self.forked = False
+        """Whether no new run is let in; and whether that is because this process is a child, forked
+        since.
+        """
+        self._closed = False
+        self._last: Callable[[], None] | None = None
+        _gates.add(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, in this process or, before a fork, in its parent."""
+        return self._closed
+
+    def check(self) -> None:
+        """Raises what entering would raise."""
+        if self.forked:
+            raise StateError(
+                f"this {self._subject} was made before a fork; compile again in the child process"
+            )
+        if self._closed:
+            raise ClosedError(f"{self._subject} used after close()")
+
+    def __enter__(self) -> None:
+        self.inside.append(None)
+        # Looked at behind that: `close` either finds who enters, or was before.
+        if self.shut:
+            self.__exit__()
+            self.check()
+
+    def __exit__(self, *_: object) -> None:
+        self.inside.pop()
+        if self.shut:
+            self.leave_shut()
+
+    def leave_shut(self) -> None:
+        """What leaving does once it is shut: the last run inside does what is left to do."""
+        if self.forked:
+            return
+        last = None
+        with self._lock:
+            if not self.inside:
+                self._idle.notify_all()
+                last, self._last = self._last, None
+        if last is not None:
+            last()
+
+    def close(self, last: Callable[[], None], end: float) -> int:
+        """Closes and waits until *end*, of `time.monotonic`; how many are still inside. *last* is
+        called once none is: here, or by the last of those. A gate that is closed already, or
+        forked, is left as it is.
+        """
+        if self.forked:
+            return 0
+        with self._idle:
+            if self._closed:
+                return len(self.inside)
+            self._closed = self.shut = True
+            while self.inside and (left := end - time.monotonic()) > 0:
+                self._idle.wait(left)
+            if self.inside:
+                self._last = last
+                return len(self.inside)
+        last()
+        return 0
 
 
 class Executable:
@@ -219,7 +326,7 @@ class Executable:
 
     def buffer_role(self, kind: Kind, name: str | int) -> RoleUse:
         """As `penstock.memory.allocation.RoleUser`."""
-        from penstock.execution.roles import role_use
+        from penstock.execution.feedback import role_use
 
         self.gate.check()
         return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
@@ -230,7 +337,7 @@ class Executable:
         """
         if out is None and all(type(a) is np.ndarray for a in arrays):
             return False
-        from penstock.execution.roles import needs_the_steps_of_its_roles
+        from penstock.execution.feedback import needs_the_steps_of_its_roles
 
         return needs_the_steps_of_its_roles(arrays, out)
 
@@ -240,3 +347,66 @@ def initial_state(model: Model) -> State:
     from penstock.execution.state import State
 
     return State(model)
+
+
+log = Log(__name__)
+
+CLOSE_SECONDS: Final = 10.0
+"""How long `close` waits for runs in flight, and for compiles in the background."""
+
+
+def close(executable: Executable) -> None:
+    """`CompiledModel.close`."""
+    if executable.gate.forked:
+        return
+    # Who closes already may wait for this thread, where it is one of the model's own.
+    inside = threading.current_thread().name.startswith(executable.thread_name)
+    if not executable.closing.acquire(blocking=not inside):
+        return
+    try:
+        end = time.monotonic() + CLOSE_SECONDS
+        with executable.lock:
+            submitter = executable.submitter
+        if submitter is not None:
+            submitter.close(end)
+        if late := executable.gate.close(partial(_end_bursts, executable, end), end):
+            runs = f"{counted(late, 'run')} that {'has' if late == 1 else 'have'}"
+            log.warning("a compiled model was closed with %s not ended", runs)
+    finally:
+        executable.closing.release()
+
+
+def _end_bursts(executable: Executable, end: float) -> None:
+    """Once no other run is in flight: the last burst that has let go, and may be in a run still,
+    releases the rest.
+    """
+    with executable.lock:
+        bursts = list(executable.bursts)
+    left = Countdown(len(bursts) + 1, partial(_release, executable, end))
+    for burst in bursts:
+        burst.end(left, end)
+    left()
+
+
+def _release(executable: Executable, end: float) -> None:
+    executable.base.compilation.stop_compiling(end)
+    executable.variants.stop_compiling(end)
+    if executable.feedback is not None:
+        executable.feedback.close()
+    executable.variants.close()
+    executable.base.close()
+
+
+class Countdown:
+    """Calls *done* when it has been called *count* times. From any thread."""
+
+    def __init__(self, count: int, done: Callable[[], None]) -> None:
+        self._left, self._done = count, done
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            self._done()

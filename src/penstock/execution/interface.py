@@ -208,3 +208,12 @@ def find_name(name: str, names: Sequence[str], kind: str) -> int:
             f"{kind}s {', '.join(map(str, found))} are all named {name!r}; use their positions"
         )
     raise InputError(f"no {kind} is named {name!r}; {there_are(names)}")
+
+
+def fits(given: tuple[int, ...], declared: Sequence[int | None] | None) -> bool:
+    """Whether a full shape has the declared rank and known dimensions."""
+    if declared is None:
+        return True
+    return len(given) == len(declared) and all(
+        d is None or d == g for d, g in zip(declared, given, strict=True)
+    )

@@ -1,5 +1,5 @@
 """Runs that share a device. If they have several priorities, they wait in a priority queue
-(`penstock.execution.scheduler`).
+(`penstock.execution.adapters`).
 """
 
 from __future__ import annotations

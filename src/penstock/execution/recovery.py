@@ -17,16 +17,16 @@ from penstock.capsules.evidence import StepFailure, keep_soon, noted
 from penstock.compilation.calls import call_driver, is_simulated
 from penstock.compilation.failing import in_model
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.receipt import CopyReceipt, Failure, Span, StepReceipt
 from penstock.compilation.recovery import NOT_CACHED, able_devices, first_able, recover
+from penstock.compilation.step_receipt import Failure, Span, StepReceipt
 from penstock.errors import DriverError
+from penstock.execution.adapters import scheduled
 from penstock.execution.priority import DeviceQueue, queue_of
-from penstock.execution.remote_copies import note_lost, note_remote
-from penstock.execution.run import Run, StepTrace
-from penstock.execution.scheduler import scheduled
+from penstock.execution.run import Run, StepTrace, note_lost, note_remote
 from penstock.execution.transfer import transfer
 from penstock.hal import Device, PrepareConfig
 from penstock.logs import Log
+from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.fallback import WHOLE, whole_step
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Ports, ports_of
 

@@ -1,13 +1,10 @@
-"""What drivers answer, believed only as far as it is checked (NNAPI section 4.7).
-
-Every lie becomes a `GeneralFailure`, so that the step can fall back.
-"""
+"""What drivers return, checked (NNAPI section 4.7), and the copies that the runtime makes itself."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,30 +15,23 @@ from penstock.errors import (
     DriverError,
     GeneralFailure,
     OutputInsufficientSize,
-    ResourceExhaustedTransient,
 )
-from penstock.execution.inputs import fits
+from penstock.execution.arena import allocate, is_sized, lent
+from penstock.execution.interface import fits
 from penstock.hal import (
     Device,
     ExecutionConfig,
     ExecutionResult,
     OutputShape,
-    PaddedBytes,
     Request,
     Timing,
 )
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.subgraph import unpack_strings
-from penstock.ir.types import is_static
-from penstock.memory.arena import MIN_ALIGNMENT
+from penstock.memory.copies import STAGED, CopyReceipt
 
-MOST_BESIDE: Final = 1 << 16
-"""Bytes of an array that shares its memory with others: larger ones come and go by themselves."""
-
-
-def is_sized(operand: Operand) -> bool:
-    """Whether the memory for an output is known before the run."""
-    return is_static(operand.shape) and operand.dtype is not DType.STRING
+if TYPE_CHECKING:
+    from penstock.memory.bound import BoundMemory
 
 
 def call_execute(
@@ -119,48 +109,6 @@ def grown_sizes(
     return grown
 
 
-def allocate(shape: Sequence[int], dtype: np.dtype[np.generic]) -> NDArray:
-    """Fresh memory; `ResourceExhaustedTransient` when there is none."""
-    return _made(np.empty, shape, dtype)
-
-
-def _made(
-    make: Callable[[Sequence[int], np.dtype[np.generic]], NDArray],
-    shape: Sequence[int],
-    dtype: np.dtype[np.generic],
-) -> NDArray:
-    try:
-        return make(shape, dtype)
-    except (MemoryError, ValueError) as error:
-        raise ResourceExhaustedTransient(
-            f"no memory for an output of shape {tuple(shape)} of {dtype}"
-        ) from error
-
-
-def side_by_side(kinds: Sequence[tuple[Sequence[int], np.dtype[np.generic]]]) -> list[NDArray]:
-    """Fresh arrays of zeros. The small ones lie in one piece of memory, in order, each at an
-    address that is a multiple of 64 bytes, as copies are fastest: a device that keeps its own so
-    may copy them all at once. `ResourceExhaustedTransient` as of `allocate`.
-    """
-    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in kinds]
-    starts, end = [], 0
-    for size, (_, dtype) in zip(sizes, kinds, strict=True):
-        starts.append(end)
-        if size <= MOST_BESIDE and not dtype.hasobject:
-            end += size + -size % MIN_ALIGNMENT
-    memory = allocate((end + MIN_ALIGNMENT,), np.dtype(np.uint8))
-    begin = -memory.ctypes.data % MIN_ALIGNMENT
-    shared = memory[begin : begin + end].view(PaddedBytes)
-    shared.fill(0)
-    found: list[NDArray] = []
-    for start, size, (shape, dtype) in zip(starts, sizes, kinds, strict=True):
-        if size <= MOST_BESIDE and not dtype.hasobject:
-            found.append(shared[start : start + size].view(np.ndarray).view(dtype).reshape(shape))
-        else:
-            found.append(_made(np.zeros, shape, dtype))
-    return found
-
-
 def shaped(flat: NDArray, operand: Operand, shape: tuple[int, ...]) -> NDArray:
     """The value at the start of *flat*, checked by `check_result`, as an array of its own."""
     if operand.dtype is DType.STRING:
@@ -187,3 +135,134 @@ def _nbytes(dimensions: Sequence[int], operand: Operand) -> int:
     for dimension in dimensions:
         count *= dimension
     return count
+
+
+def copied(
+    value: NDArray,
+    copies: list[CopyReceipt],
+    route: tuple[str, str],
+    reason: str,
+    *,
+    step: int | None = None,
+    operand: int | None = None,
+) -> NDArray:
+    """*value* in memory of its own; *route* says from where to where, for the receipt that is added
+    to *copies*.
+    """
+    began = perf_counter_ns()
+    kept = np.array(value)
+    spent = perf_counter_ns() - began
+    copies.append(CopyReceipt(value.nbytes, *route, reason, step, operand, began, spent))
+    return kept
+
+
+def copy_over(
+    target: NDArray,
+    value: NDArray,
+    copies: list[CopyReceipt],
+    route: tuple[str, str],
+    reason: str,
+    *,
+    step: int | None = None,
+    operand: int | None = None,
+) -> None:
+    """Copies *value* over *target*, likewise."""
+    began = perf_counter_ns()
+    np.copyto(target, value)
+    spent = perf_counter_ns() - began
+    copies.append(CopyReceipt(value.nbytes, *route, reason, step, operand, began, spent))
+
+
+class Copying:
+    """Copies at the boundary of one step, or of the run, each with its receipt in *copies*."""
+
+    def __init__(self, step: int | None, device: str, copies: list[CopyReceipt]) -> None:
+        self._step, self._device, self._copies = step, device, copies
+        self.reason = f"device {device} shares no host memory"
+
+    def copy(self, destination: NDArray, source: NDArray, operand: int, *, out: bool) -> None:
+        """Copies *source* over *destination*, from the device to the host (*out*) or the other way."""
+        began = perf_counter_ns()
+        np.copyto(destination, source)
+        places = (self._device, "host") if out else ("host", self._device)
+        self._copies.append(
+            CopyReceipt(
+                source.nbytes,
+                *places,
+                self.reason,
+                self._step,
+                operand,
+                began,
+                perf_counter_ns() - began,
+            )
+        )
+
+    def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
+        """The value of *memory*, which the device does not take, in the host's; where the host sees
+        it, as it is.
+        """
+        if (array := memory.array) is not None:
+            return lent(array)
+        began = perf_counter_ns()
+        value = memory.read()
+        self._moved(value.nbytes, memory.name, "host", operand, began)
+        self._staged(memory, value.nbytes, operand)
+        return value
+
+    def put(self, memory: BoundMemory, value: NDArray, operand: int) -> None:
+        """Puts *value* into *memory*, which the device did not take."""
+        began = perf_counter_ns()
+        memory.write(value)
+        self._moved(value.nbytes, "host", memory.name, operand, began)
+        self._staged(memory, value.nbytes, operand)
+
+    def _staged(self, memory: BoundMemory, nbytes: int, operand: int) -> None:
+        """The copies made on the way, whose time is that of the one before."""
+        for _ in range(memory.staged):
+            self._copies.append(CopyReceipt(nbytes, "host", "host", STAGED, self._step, operand))
+
+    def _moved(
+        self, nbytes: int, source: str, destination: str, operand: int, began_ns: int
+    ) -> None:
+        spent = perf_counter_ns() - began_ns
+        reason = f"{self._device} does not take it as it is"
+        self._copies.append(
+            CopyReceipt(nbytes, source, destination, reason, self._step, operand, began_ns, spent)
+        )
+
+    def packed(self, pack: Callable[[], bytes], operand: int) -> bytes:
+        """What *pack* makes of strings for the device."""
+        began = perf_counter_ns()
+        content = pack()
+        self._strings(len(content), ("host", self._device), operand, began)
+        return content
+
+    def unpacked(self, flat: NDArray, operand: Operand, shape: tuple[int, ...], i: int) -> NDArray:
+        """The strings that the device left at the start of *flat*, as operand *i*."""
+        began = perf_counter_ns()
+        value = shaped(flat, operand, shape)
+        self._strings(sum(map(len, value.flat)), (self._device, "host"), i, began)
+        return value
+
+    def _strings(self, nbytes: int, route: tuple[str, str], operand: int, began_ns: int) -> None:
+        spent = perf_counter_ns() - began_ns
+        reason = "strings travel in TFLite's string-tensor layout"
+        self._copies.append(
+            CopyReceipt(nbytes, *route, reason, self._step, operand, began_ns, spent)
+        )
+
+    def home(self, value: NDArray, operand: int) -> NDArray:
+        """*value*, which lies in the device's memory, in memory of its own. Strings are objects
+        already.
+        """
+        if value.dtype.hasobject:
+            return value
+        kept = allocate(value.shape, value.dtype)
+        self.copy(kept, value, operand, out=True)
+        return kept
+
+    def away(self, value: NDArray, operand: int) -> NDArray:
+        """*value* in memory that only the device has."""
+        lent_away = allocate(value.shape, value.dtype)
+        self.copy(lent_away, value, operand, out=False)
+        return lent_away

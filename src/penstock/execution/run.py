@@ -1,4 +1,4 @@
-"""One run under way: what limits it, the values that it works on, and what it has done so far."""
+"""One run in progress: its limits, the values that it works on, and what it has done so far."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from msgspec.structs import replace
 from penstock.arguments import LONGEST_SECONDS, check_kind, deadline_of, is_number
 from penstock.compilation.calls import report_of
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.receipt import (
+from penstock.compilation.receipt import Receipt
+from penstock.compilation.step_receipt import (
     CacheOutcome,
-    CopyReceipt,
     Failure,
     KernelReceipt,
-    Receipt,
     Span,
     StepReceipt,
     fault_in,
 )
-from penstock.errors import InputError, InvalidArgument, MissedDeadlineTransient
+from penstock.errors import DriverError, InputError, InvalidArgument, MissedDeadlineTransient
 from penstock.execution.arena import NO_PLACES, Places
 from penstock.hal import (
     PRIORITIES,
     CancelToken,
+    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     ExtensionAttribute,
@@ -37,10 +37,12 @@ from penstock.hal import (
     check_deadline,
 )
 from penstock.ir import NDArray
+from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.fallback import WHOLE
 
 if TYPE_CHECKING:
     from penstock.memory.bound import BoundMemory
+
 
 NO_VALUES: Final[dict[int, NDArray]] = {}
 """Of a run that has ended."""
@@ -328,3 +330,36 @@ def _loop_timeout(seconds: object, default: int | None) -> int | None:
     if not is_number(seconds) or seconds <= 0:
         raise InputError(f"loop_timeout must be a number of seconds above 0, not {seconds!r}")
     return int(seconds * 1e9) if seconds <= LONGEST_SECONDS else None
+
+
+def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
+    """Adds to the receipt of *run* what was copied for an execution that failed by *error*."""
+    if error.copies:
+        note_remote(prepared, CarriedResult(copies=error.copies), run)
+
+
+def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
+    """Adds to the receipt of *run* what *result* says of the way to its device, if it does."""
+    if not isinstance(result, CarriedResult):
+        return
+    step, device = prepared.step, prepared.device.name
+    reason = f"device {device} lives in another process"
+    for copy in result.copies:
+        operands = step.outputs if copy.out else step.inputs
+        places = (device, "host") if copy.out else ("host", device)
+        operand = operands[copy.argument] if copy.argument < len(operands) else None
+        run.copies.append(
+            CopyReceipt(
+                copy.nbytes,
+                *places,
+                reason,
+                step.index,
+                operand,
+                copy.start_ns,
+                copy.wall_ns,
+            )
+        )
+    for incident in result.incidents:
+        # Of one death each model of the process has the same to tell.
+        if (note := f"device {device}: {incident}") not in run.notes:
+            run.notes += (note,)

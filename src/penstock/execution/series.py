@@ -1,9 +1,8 @@
-"""A series of runs, one at a time, with everything kept from one to the next: arguments, outputs,
-drivers' bursts.
-"""
+"""A series of runs, one at a time. Arguments, outputs and the drivers' bursts are kept from run to run."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -11,24 +10,26 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.receipt import CopyReceipt
-from penstock.errors import DriverError
-from penstock.execution.arena import Places, lent
-from penstock.execution.burst_adapters import BurstAdapter
-from penstock.execution.results import allocate, is_sized
+from penstock.errors import DriverError, InputError
+from penstock.execution.adapters import BurstAdapter, ReusedRequests
+from penstock.execution.arena import Places, allocate, is_sized, lent
+from penstock.execution.executable import Executable
 from penstock.execution.run import Run
+from penstock.execution.state import State
 from penstock.execution.step import Step
+from penstock.execution.targets import bind_targets
 from penstock.execution.variant import Variant
 from penstock.hal import HostMemory
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import PreparedModel
 from penstock.ir import NDArray
 from penstock.ir.types import static_shape
+from penstock.memory.copies import CopyReceipt
 
 if TYPE_CHECKING:
     from penstock.execution.arena import Arena
     from penstock.execution.control import ControlStep
-    from penstock.execution.state import State
+
 
 ALIASED: Final = "the input lies in an output of the series"
 
@@ -80,7 +81,7 @@ class Series(Variant):
         if spare is not None:
             return spare
         if self._elsewhere:
-            from penstock.execution.shared import arena_in_a_pool
+            from penstock.execution.arena import arena_in_a_pool
 
             return arena_in_a_pool(self.slots, self.arena_size, self.alignment)
         return super().take_arena()
@@ -195,7 +196,7 @@ class Series(Variant):
         """An array for each output of known size."""
         operands = [self.model.operands[i] for i in self.outputs]
         if self._elsewhere:
-            from penstock.execution.shared import in_a_pool
+            from penstock.execution.arena import in_a_pool
 
             return in_a_pool(operands)
         return [
@@ -282,3 +283,62 @@ class Kept(Places):
             and bool(self._out)
             and all(a is b for a, b in zip(out, self._out or (), strict=True))
         )
+
+
+class BoundRun:
+    """`CompiledModel.run` without what it checks of its arguments: that is done once, here, and
+    drivers bind them once (`PreparedModel.create_reusable_execution`).
+
+    *inputs* and *out* are as for `run`, in order, and the caller's own: between runs their content
+    may change, nothing else. Raises `InputError` for arrays that do not fit, and where an input's
+    shape is not known.
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        inputs: Sequence[NDArray],
+        out: Sequence[NDArray | None] | None,
+    ) -> None:
+        if executable.is_dynamic:
+            raise InputError("a model with inputs of unknown shape cannot be bound to arrays")
+        self._executable = executable
+        self._inputs = executable.exchange.bind(executable, inputs, False, [])
+        self._targets = None
+        self._series: Series | None = None
+        self._busy = threading.Lock()
+        if out is not None:
+            self._targets = bind_targets(
+                out, executable.exchange.interface, executable.base.model.outputs, self._inputs
+            )
+            # Outputs without a place of their own are new with each run.
+            if all(target is not None for target in self._targets):
+                self._series = Series(executable.base, ReusedRequests)
+
+    def run(self, state: State | None) -> list[NDArray]:
+        """The outputs, in order; those given in *out* are these arrays. Raises what
+        `CompiledModel.run` does.
+        """
+        executable = self._executable
+        with executable.gate:
+            series = self._series
+            if series is not None and state is None and self._busy.acquire(blocking=False):
+                try:
+                    found = series.repeat(Run(executable.plain), self._inputs, self._targets)
+                finally:
+                    self._busy.release()
+                if found is not None:
+                    return executable.exchange.deliver(found, False, [])
+            run, own = Run(executable.plain), executable.state_for(state)
+            results = executable.base.run(run, self._inputs, self._targets, own)
+            return executable.exchange.deliver(results, False, [])
+
+    def close(self) -> None:
+        """Lets go of what drivers have bound; twice is harmless. Not while a run is under way."""
+        series, self._series = self._series, None
+        if series is not None:
+            series.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_series") and not self._executable.gate.forked:
+            self.close()

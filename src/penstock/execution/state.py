@@ -11,13 +11,13 @@ import numpy as np
 
 from penstock.arguments import check_kind
 from penstock.errors import DriverError, InputError, MissedDeadlinePersistent, StateError, counted
-from penstock.execution.double_buffer import (
+from penstock.execution.arena import (
     BufferedVariable,
     DoubleBuffer,
     StateBuffers,
     can_double_buffer,
+    side_by_side,
 )
-from penstock.execution.results import side_by_side
 from penstock.ir import DType, Model, NDArray, Variable
 from penstock.ir.subgraph import constant_array
 from penstock.logs import Log
@@ -25,8 +25,8 @@ from penstock.logs import Log
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from penstock.compilation.receipt import CopyReceipt
     from penstock.hal import ExecutionConfig
+    from penstock.memory.copies import CopyReceipt
 
 log = Log(__name__)
 

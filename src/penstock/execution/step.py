@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from numpy import empty
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.compilation.receipt import Failure
+from penstock.compilation.step_receipt import Failure
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import FOREIGN, Cancelled, DriverError, MissedDeadline
+from penstock.execution.arena import allocate, is_sized
 from penstock.execution.priority import QueueUser
-from penstock.execution.results import (
-    allocate,
-    breach_of,
-    check_result,
-    is_sized,
-)
+from penstock.execution.results import breach_of, check_result
 from penstock.execution.run import Run, StepTrace
 from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, Request
 from penstock.hal.request import ProvenRequest
@@ -113,7 +109,7 @@ class Step(QueueUser):
 
     def take_turns(self) -> None:
         """As `QueueUser`."""
-        from penstock.execution.scheduler import scheduled
+        from penstock.execution.adapters import scheduled
 
         self.prepared = scheduled(self.prepared)
         self._call = self.prepared.prepared.execute
@@ -158,7 +154,7 @@ class Step(QueueUser):
             self.recover(run, error, began)
             return
         if type(result) is not ExecutionResult:
-            from penstock.execution.remote_copies import note_remote
+            from penstock.execution.run import note_remote
 
             note_remote(self.prepared, result, run)
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))

@@ -16,8 +16,7 @@ from penstock.errors import (
     MissedDeadlineTransient,
     StateError,
 )
-from penstock.execution.arena import Arena, slots_of
-from penstock.execution.double_buffer import StateBuffers, buffered_variables
+from penstock.execution.arena import Arena, StateBuffers, buffered_variables, slots_of
 from penstock.execution.priority import DeviceQueue, queue_of
 from penstock.execution.run import Run
 from penstock.execution.step import Alternatives, Step
@@ -28,13 +27,13 @@ from penstock.ir.types import is_static
 from penstock.partitioning.fallback import may_run_whole
 
 if TYPE_CHECKING:
-    from penstock.compilation.receipt import CopyReceipt
     from penstock.execution.availability import UnavailableDevices
     from penstock.execution.control import ControlStep
     from penstock.execution.recovery import WholeModel
     from penstock.execution.shadow import Shadow
     from penstock.execution.state import State
     from penstock.memory.bound import BoundMemory
+    from penstock.memory.copies import CopyReceipt
 
 
 NOT_COMPUTED: Final = "an input or a constant is an output, too"
@@ -177,7 +176,7 @@ class Variant:
             return results  # noqa: TRY300  # what comes before may raise, too
         except BaseException:
             if run.bound is not None:
-                from penstock.execution.binding import lose
+                from penstock.execution.targets import lose
 
                 lose(self.outputs, run)
             raise
@@ -232,7 +231,7 @@ class Variant:
 
         Raises `InputError` for one that is written and used otherwise.
         """
-        from penstock.execution.binding import bound_operands
+        from penstock.execution.targets import bound_operands
 
         return bound_operands(self.inputs, inputs, self.outputs, out, self._not_computed)
 
@@ -340,7 +339,7 @@ class Variant:
         out: Sequence[NDArray | None] | None,
         bound: Mapping[int, BoundMemory],
     ) -> list[NDArray]:
-        from penstock.execution.binding import deliver
+        from penstock.execution.targets import deliver
 
         values = run.values
         before = frozenset(values)
@@ -425,7 +424,7 @@ class Variant:
         except IndexError:
             pass
         if self._crosses:
-            from penstock.execution.shared import arena_in_a_pool
+            from penstock.execution.arena import arena_in_a_pool
 
             return arena_in_a_pool(self.slots, self.arena_size, self.alignment)
         return Arena(self.slots, self.arena_size, self.alignment)
@@ -438,7 +437,7 @@ class Variant:
 def _copied(
     value: NDArray, operand: int, copies: list[CopyReceipt], destination: str, reason: str
 ) -> NDArray:
-    from penstock.execution.copying import copied
+    from penstock.execution.results import copied
 
     return copied(value, copies, ("host", destination), reason, operand=operand)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.closing import Closing
 from penstock.compilation.receipt import Receipt
 from penstock.errors import MissedDeadlinePersistent
+from penstock.execution.adapters import ReusedRequests
 from penstock.execution.burst import Burst as CompiledBurst, burst_of
-from penstock.execution.burst_adapters import ReusedRequests
 from penstock.execution.compiled import CompiledModel
 from penstock.execution.interface import Outputs
 from penstock.hal import ExtensionAttribute

@@ -22,7 +22,7 @@ from penstock.nnapi.memory_kinds import (
 )
 
 if TYPE_CHECKING:
-    from penstock.compilation.receipt import CopyReceipt
+    from penstock.memory.copies import CopyReceipt
     from penstock.nnapi.memory_desc import MemoryDesc
 
 BOTH: Final = PROT_READ | PROT_WRITE

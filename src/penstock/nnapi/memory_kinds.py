@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
-from penstock.execution.copying import copy_over
+from penstock.execution.results import copy_over
 from penstock.ir import NDArray
 from penstock.ir.types import Shape
 from penstock.memory import HardwareBuffer, MemoryPool, dmabuf
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.mapping import HARDWARE_BUFFER_BLOB
 from penstock.nnapi.codes import NnapiError, ResultCode, bad_data, translated
 from penstock.nnapi.ports import Kind, Port, Ported, merged, size_of

@@ -12,10 +12,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.arguments import deadline_of
-from penstock.compilation.receipt import CopyReceipt, Receipt
+from penstock.compilation.receipt import Receipt
 from penstock.execution.compiled import CompiledModel
-from penstock.execution.copying import copied
 from penstock.execution.interface import Outputs
+from penstock.execution.results import copied
 from penstock.hal import ExecutionConfig, Fence
 from penstock.hal.fence import remaining_ns
 from penstock.ir import NDArray, Operand
@@ -23,7 +23,7 @@ from penstock.ir.operand import plain_dimensions
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import DeviceBuffer, HardwareBuffer
 from penstock.memory.buffer import fetch_value, put_value
-from penstock.memory.copies import STAGED
+from penstock.memory.copies import STAGED, CopyReceipt
 from penstock.nnapi.codes import NnapiError, ResultCode, translated
 from penstock.nnapi.values import Binding
 
@@ -62,8 +62,7 @@ class Waiting:
         """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run`
         has the *settings*).
         """
-        from penstock.execution.chain import await_fences
-        from penstock.execution.fenced import run_fenced
+        from penstock.execution.fenced import await_fences, run_fenced
 
         after = self.after_ns / 1e9 or None
         if all(is_static(operand.shape) for operand in compiled.model.outputs):

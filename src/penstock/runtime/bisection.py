@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from penstock.compilation.failing import told_of
+from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DriverError, PlacementError
 from penstock.execution.state import State
@@ -219,7 +219,7 @@ class Search:
                 timeout=self.timeout,
             )
         except (DriverError, PlacementError) as error:
-            return told_of(error, cut.model, part)
+            return driver_message_in(error, cut.model, part)
 
     def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
         case = self.cases[index]

@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from penstock.cache.cache import Cache, Explanation
 from penstock.cache.info import CacheInfo
-from penstock.compilation.caching import why_not_cached
 from penstock.compilation.calls import config_of
+from penstock.compilation.entry import why_not_cached
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 from msgspec import Struct
 
-from penstock.compilation.failing import told
+from penstock.compilation.failing import driver_message
 from penstock.errors import PenstockError
 from penstock.partitioning.plan import Measured
 from penstock.partitioning.reasons import duration
@@ -257,7 +257,7 @@ def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -
         after = energy.read() if energy else 0
         series.run_ns = took if took >= COLD_NS else min(took, *_run_warm(series, clock))
     except PenstockError as error:
-        series.error = told(error)
+        series.error = driver_message(error)
         return
     series.times, series.counted = [took], 1
     if energy:
@@ -318,7 +318,7 @@ def _sample(series: Series, clock: Callable[[], int], energy: Counter | None) ->
         taken = [_timed(series, clock) for _ in range(series.runs)]
         after = energy.read() if energy else 0
     except PenstockError as error:
-        series.error = told(error)
+        series.error = driver_message(error)
         return
     series.times.append(statistics.median(taken))
     series.counted += series.runs

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.capsules.manifest import Capsule
-from penstock.compilation.failing import told_of
+from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import CapsuleError, DriverError, MissedDeadline, ModelError, PlacementError
-from penstock.execution.inputs import fits
+from penstock.execution.interface import fits
 from penstock.hal import Device
 from penstock.ir import Model, NDArray
 from penstock.loaders.registry import load
@@ -103,7 +103,7 @@ def replay(
         except PlacementError as error:
             return outcome(False, run, refused=error.reasons.get(chosen.name, str(error)))
         except DriverError as error:
-            words = told_of(error, model, [o.index for o in manifest.failure.operations])
+            words = driver_message_in(error, model, [o.index for o in manifest.failure.operations])
             if left_out is not None:
                 _expected(model, inputs, timeout)
             return outcome(True, run, error=words)

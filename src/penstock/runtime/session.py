@@ -21,7 +21,7 @@ from penstock.compilation.prepared import (
     Compilation,
     CompileOptions,
 )
-from penstock.compilation.receipt import Recorder
+from penstock.compilation.step_receipt import Recorder
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import (
     InputError,
@@ -60,7 +60,7 @@ from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
-    from penstock.compilation.caching import Caching
+    from penstock.compilation.entry import Caching
     from penstock.execution.shadow import Shadow
     from penstock.runtime.availability import IsolatedCompile
     from penstock.runtime.progress import Reporter
@@ -483,7 +483,7 @@ class _Session:
         # Descriptors are the caller's and may be anything once his call has returned.
         if info is None or (info.place is None and not self.files_lent):
             return None
-        from penstock.compilation.caching import Caching
+        from penstock.compilation.entry import Caching
 
         return Caching(info, self.model, shapes, plan)
 

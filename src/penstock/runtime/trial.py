@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from penstock.compilation.calls import check_interrupts
 from penstock.compilation.compilation import compile_plan
-from penstock.compilation.failing import told
+from penstock.compilation.failing import driver_message
 from penstock.compilation.prepared import CompileOptions
 from penstock.errors import DriverError, MissedDeadline
 from penstock.execution.run import Run
@@ -94,7 +94,7 @@ def measured_series(
             except MissedDeadline:
                 raise
             except DriverError as error:
-                failed[name] = Measured(name, 0, 0, 0, error=told(error))
+                failed[name] = Measured(name, 0, 0, 0, error=driver_message(error))
                 continue
             own = stack.enter_context(ExitStack())
             own.callback(variant.close)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from penstock.errors import DriverError, InputError, ModelError, PlacementError, StateError
-from penstock.execution.bound import BoundRun
+from penstock.execution.series import BoundRun
 from penstock.ir import Model, NDArray, Operation
 from penstock.ir.types import DType
 from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry

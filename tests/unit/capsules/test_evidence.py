@@ -17,12 +17,12 @@ from msgspec.structs import replace
 import penstock
 from penstock import capsules, knobs
 from penstock.capsules import Capsule, evidence
-from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import create as reference
 from penstock.errors import CapsuleError, GeneralFailure
 from penstock.export import tflite
 from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, Operand
+from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.policy import Policy
 from penstock.runtime.replaying import replay
 from penstock.testing.doubles import FaultyDevice, SubsetDevice, WrongDevice

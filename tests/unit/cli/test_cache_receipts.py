@@ -19,7 +19,7 @@ from penstock.cli.output import (
     words,
 )
 from penstock.compilation import CacheOutcome, Failure, Receipt, StepReceipt
-from penstock.compilation.receipt import CacheCode
+from penstock.compilation.step_receipt import CacheCode
 from penstock.hal import ProgressEvent
 
 HIT = CacheOutcome("hit")

@@ -74,7 +74,7 @@ def test_a_pool_beyond_the_limit_of_files_names_it() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "penstock/execution/closing.py"),
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "penstock/execution/executable.py"),
         OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
         ImportError(f"libengine.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"),
     ],

@@ -13,7 +13,7 @@ import penstock
 from penstock import Policy
 from penstock.compilation import background, prepared
 from penstock.compilation.background import PendingStep
-from penstock.execution import closing
+from penstock.execution import executable
 from penstock.hal import PrepareConfig
 from tests.support_caching import CachingDevice
 from tests.unit.partitioning.models import chain
@@ -87,7 +87,7 @@ def test_a_compiled_model_is_closed_while_its_compile_goes_on(
     stubborn: Stubborn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All its compiles have that long together."""
-    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(executable, "CLOSE_SECONDS", 0.2)
     device = CachingDevice(on_prepare=stubborn, kinds=frozenset({"ADD"}))
     model = penstock.compile(
         chain(("ADD", "RELU", "ADD")),

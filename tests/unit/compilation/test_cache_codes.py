@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.compilation.misses import named
-from penstock.compilation.receipt import (
+from penstock.compilation.filling import named
+from penstock.compilation.step_receipt import (
     TO_BE_WRITTEN,
     CacheCode,
     CacheFault,

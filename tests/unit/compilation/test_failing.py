@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.compilation.failing import Said, heard, told, told_of
+from penstock.compilation.failing import (
+    DriverMessage,
+    driver_message,
+    driver_message_in,
+    parse_message,
+)
 from penstock.errors import GeneralFailure, OutputInsufficientSize
 from penstock.hal import ExecutionConfig, Request
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
@@ -122,8 +127,8 @@ def test_what_is_told_of_a_measured_device_has_the_models_numbers() -> None:
         pytest.raises(GeneralFailure) as caught,
     ):
         made(one, one)
-    assert told(caught.value) == NUMBERED
-    assert told(GeneralFailure("of its own")) == "GeneralFailure: of its own"
+    assert driver_message(caught.value) == NUMBERED
+    assert driver_message(GeneralFailure("of its own")) == "GeneralFailure: of its own"
 
 
 def test_what_others_said_too_is_not_said_twice() -> None:
@@ -184,7 +189,7 @@ def test_of_every_device_that_failed_to_compile_a_step(monkeypatch: pytest.Monke
     ],
 )
 def test_a_driver_is_heard_once(words: str, operation: int | None, kind: str, cause: str) -> None:
-    said = heard(words)
+    said = parse_message(words)
     assert (said.operation, said.kind, said.cause) == (operation, kind, cause)
     assert str(said) == words
 
@@ -192,8 +197,8 @@ def test_a_driver_is_heard_once(words: str, operation: int | None, kind: str, ca
 def test_only_an_operation_of_the_part_is_renumbered() -> None:
     model = add_relu()
     for words in ("operation 1 (ADD): x", "operation 2 (RELU): x", "no operation"):
-        assert heard(words).renumbered(model, [7, 8]) == heard(words)
-    said = heard("Hot: operation 1 (RELU): x").renumbered(model, [7, 8])
-    assert said == Said("Hot: operation ", 8, "RELU", " (RELU): x")
+        assert parse_message(words).renumbered(model, [7, 8]) == parse_message(words)
+    said = parse_message("Hot: operation 1 (RELU): x").renumbered(model, [7, 8])
+    assert said == DriverMessage("Hot: operation ", 8, "RELU", " (RELU): x")
     error = GeneralFailure("operation 1 (RELU): x")
-    assert told_of(error, model, [7, 8]) == "GeneralFailure: operation 8 (RELU): x"
+    assert driver_message_in(error, model, [7, 8]) == "GeneralFailure: operation 8 (RELU): x"

@@ -12,7 +12,7 @@ import pytest
 
 import penstock
 from penstock.compilation import CopyReceipt, Failure, KernelReceipt, Receipt, Span, StepReceipt
-from penstock.compilation.trace import chrome_trace
+from penstock.compilation.receipt import chrome_trace
 from penstock.hal import (
     Capabilities,
     ExecutionConfig,

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.errors import ClosedError, InputError
-from penstock.execution.bound import BoundRun
+from penstock.execution.series import BoundRun
 from penstock.ir import DType, Model, ModelBuilder
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32

@@ -14,8 +14,8 @@ import pytest
 
 import penstock
 from penstock.errors import ClosedError
-from penstock.execution import closing
-from penstock.execution.gate import Gate
+from penstock.execution import executable
+from penstock.execution.executable import Gate
 from penstock.ir import NDArray
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 
@@ -40,7 +40,7 @@ class Stuck:
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
-    monkeypatch.setattr(closing, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(executable, "CLOSE_SECONDS", 0.05)
     stuck = Stuck()
     yield stuck
     stuck.go_on.set()

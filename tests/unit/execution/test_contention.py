@@ -20,7 +20,7 @@ from penstock.errors import (
     MissedDeadlineTransient,
     StateError,
 )
-from penstock.execution.burst_adapters import ReusedRequests
+from penstock.execution.adapters import ReusedRequests
 from penstock.execution.interface import Outputs
 from penstock.hal import (
     Buffer,

@@ -17,7 +17,7 @@ import pytest
 
 import penstock
 from penstock import nnapi
-from penstock.compilation.receipt import CopyReceipt, Receipt
+from penstock.compilation.receipt import Receipt
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure
 from penstock.hal import (
@@ -40,6 +40,7 @@ from penstock.ipc.supervision import Supervisor
 from penstock.ipc.transport import Connection
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.domain import ManagedBuffer
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import InterceptingDevice

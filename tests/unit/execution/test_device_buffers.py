@@ -13,7 +13,6 @@ import pytest
 
 import penstock
 from penstock import nnapi
-from penstock.compilation.receipt import CopyReceipt
 from penstock.drivers.reference import ReferenceDevice
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import (
@@ -24,7 +23,7 @@ from penstock.errors import (
     ResourceExhaustedTransient,
     StateError,
 )
-from penstock.execution.copying import Copying
+from penstock.execution.results import Copying
 from penstock.hal import Buffer, BufferDesc, BufferRole, Device, Support
 from penstock.ir import (
     DType,
@@ -45,6 +44,7 @@ from penstock.memory import (
     allocate,
 )
 from penstock.memory.buffer import BoundBuffer, fetch_value, put_value
+from penstock.memory.copies import CopyReceipt
 from penstock.memory.storage import OnDevice
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import FaultyDevice, RecordingDevice

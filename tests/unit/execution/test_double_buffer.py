@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 import penstock
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
-from penstock.execution.double_buffer import buffered_variables
-from penstock.execution.results import side_by_side
+from penstock.execution.arena import buffered_variables, side_by_side
 from penstock.execution.state import State
 from penstock.hal import ExecutionConfig, HostMemory, Request
 from penstock.hal.request import ProvenRequest

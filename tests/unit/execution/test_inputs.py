@@ -10,10 +10,10 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as hnp
 
 import penstock
-from penstock.compilation.receipt import CopyReceipt
 from penstock.errors import InputError
 from penstock.execution.inputs import as_array, dequantize, quantize, to_stored
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization, Shape
+from penstock.memory.copies import CopyReceipt
 from tests.unit.execution.fakes import f32
 
 STORED = (

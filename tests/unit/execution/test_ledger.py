@@ -22,9 +22,9 @@ F32 = DType.FLOAT32
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 ELSEWHERE: Final = {
-    ("execution/copying.py", "copied"): "writes the receipt",
-    ("execution/copying.py", "copy_over"): "writes the receipt",
-    ("execution/copying.py", "Copying.copy"): "writes the receipt",
+    ("execution/results.py", "copied"): "writes the receipt",
+    ("execution/results.py", "copy_over"): "writes the receipt",
+    ("execution/results.py", "Copying.copy"): "writes the receipt",
     ("execution/inputs.py", "as_array"): "writes the receipt",
     ("execution/series.py", "Series.targets"): "writes the receipt",
     ("execution/series.py", "Kept.take"): "writes the receipt",

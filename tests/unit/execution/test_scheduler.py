@@ -24,10 +24,10 @@ from penstock.errors import (
     MissedDeadlinePersistent,
     StateError,
 )
-from penstock.execution import scheduler as scheduler_module
+from penstock.execution import adapters
+from penstock.execution.adapters import scheduler_of
 from penstock.execution.interface import Outputs
 from penstock.execution.priority import queue_of
-from penstock.execution.scheduler import scheduler_of
 from penstock.hal import CancelToken, Capabilities, ExecutionConfig, Priority, Request
 from penstock.ipc.device_sharing import RANKS, Scheduler
 from penstock.testing.doubles import FaultyDevice, InterceptingDevice
@@ -138,7 +138,7 @@ class Held(InterceptingDevice):
 
 @pytest.fixture
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_module, "allowed_processors", lambda: 2)
+    monkeypatch.setattr(adapters, "allowed_processors", lambda: 2)
 
 
 @pytest.mark.usefixtures("two_processors")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.compilation.receipt import CacheOutcome
+from penstock.compilation.step_receipt import CacheOutcome
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import PenstockError
 from penstock.nnapi import Compilation, Model, Preference, Priority

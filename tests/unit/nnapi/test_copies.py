@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.compilation.receipt import CopyReceipt
+from penstock.memory.copies import CopyReceipt
 from penstock.nnapi import running
 
 RESULT = np.arange(6, dtype=np.float32).reshape(2, 3)

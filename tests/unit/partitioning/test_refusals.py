@@ -10,7 +10,7 @@ from typing import NoReturn
 import pytest
 
 import penstock
-from penstock.compilation.receipt import Failure
+from penstock.compilation.step_receipt import Failure
 from penstock.errors import (
     DeadObject,
     DriverError,

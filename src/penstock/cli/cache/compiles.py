@@ -83,7 +83,7 @@ def why_nothing_is_cached(
     """A note where no device that runs the model caches: what kept it from those that would, if
     there are any.
     """
-    from penstock.compilation.caching import why_not_cached
+    from penstock.compilation.entry import why_not_cached
     from penstock.runtime import manager
 
     steps = compiled.receipt.steps

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.cli.failures import FileError, UsageError, os_reason, reading
 from penstock.cli.options import assumed
 from penstock.errors import LimitExceeded
-from penstock.execution.inputs import fits
+from penstock.execution.interface import fits
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.show import show_operand, show_shape
 from penstock.ir.types import dtype_of

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.compilation.receipt import CopyReceipt
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.execution.run import Run, StepTrace
 from penstock.execution.variant import Variant
 from penstock.hal import Device, PrepareConfig
+from penstock.memory.copies import CopyReceipt
 from penstock.runtime.shadow.investigation import Investigation, Job, Note
 from penstock.runtime.shadow.worker import Stop, Worker
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 import penstock
 from penstock.drivers.xnnpack.interpreter import scalar_places
 from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours, merged
-from penstock.execution.results import side_by_side
+from penstock.execution.arena import side_by_side
 from penstock.hal import (
     NO_VALUE_ARGUMENT,
     ExecutionConfig,

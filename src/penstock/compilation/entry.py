@@ -1,7 +1,6 @@
 """One step through the cache, else through its driver: NNAPI's three flows (NNAPI section 2.4).
 
-A load that fails, for whatever reason, becomes a compile; a save that fails fails nothing. Both are
-logged and stand in the receipt.
+A load that fails, for whatever reason, becomes a compile (`filling`). The receipt says so.
 """
 
 from __future__ import annotations
@@ -15,11 +14,24 @@ from msgspec.structs import replace
 
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
-from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
+from penstock.cache.ingredients import (
+    binding_of,
+    derived_token,
+    ingredients_of,
+    nnapi_token,
+)
 from penstock.cache.store import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
-from penstock.compilation.receipt import CacheOutcome, Recorder
-from penstock.errors import FOREIGN, CacheError, DriverError, without_frames
+from penstock.compilation.step_receipt import (
+    CacheOutcome,
+    Recorder,
+)
+from penstock.errors import (
+    FOREIGN,
+    CacheError,
+    DriverError,
+    without_frames,
+)
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
@@ -146,33 +158,6 @@ class Entry(Struct, frozen=True):
         )
 
 
-def obtain(
-    device: Device,
-    step: ExecutionStep,
-    config: PrepareConfig,
-    caching: Caching,
-    recorder: Recorder,
-) -> Obtained:
-    """*step* prepared by *device*, from the cache where it can be.
-
-    Raises what `prepare_model` raises, and `Cancelled` or `MissedDeadline*` while it waits.
-    """
-    needed, config = _files_needed(device), config_of(step, config)
-    if reason := _cannot_cache(device, needed):
-        return compiled(device, step, config, CacheOutcome("off", reason), recorder)
-    if caching.info.place is None:
-        from penstock.compilation.given_files import obtain_in_given_files
-
-        return obtain_in_given_files(device, step, config, caching, recorder)
-    entry = _entry(device, step, config, caching, caching.info.place, needed, recorder)
-    loaded = entry.load()
-    if isinstance(loaded, Obtained):
-        return loaded
-    from penstock.compilation.filling import fill
-
-    return fill(entry, loaded)
-
-
 def look_up(
     device: Device,
     step: ExecutionStep,
@@ -180,18 +165,18 @@ def look_up(
     caching: Caching,
     recorder: Recorder,
 ) -> Obtained | None:
-    """*step* out of a cache directory; None where it would have to be compiled."""
-    needed, config = _files_needed(device), config_of(step, config)
-    if _cannot_cache(device, needed) or caching.info.place is None:
+    """*step* from a cache directory; None if it would have to be compiled."""
+    needed, config = files_needed(device), config_of(step, config)
+    if reason_not_cached(device, needed) or caching.info.place is None:
         return None
-    entry = _entry(device, step, config, caching, caching.info.place, needed, recorder)
+    entry = entry_of(device, step, config, caching, caching.info.place, needed, recorder)
     loaded = entry.load()
     return loaded if isinstance(loaded, Obtained) else None
 
 
 def why_not_cached(device: Device) -> str:
     """Why no compile on *device* is ever cached; empty where it caches."""
-    return _cannot_cache(device, _files_needed(device))
+    return reason_not_cached(device, files_needed(device))
 
 
 def compiled(
@@ -216,7 +201,7 @@ def with_files(config: PrepareConfig, files: OpenFiles) -> PrepareConfig:
     return replace(config, model_cache=files.model, data_cache=files.data, lock=files.lock)
 
 
-def _entry(
+def entry_of(
     device: Device,
     step: ExecutionStep,
     config: PrepareConfig,
@@ -231,7 +216,7 @@ def _entry(
     return Entry(CacheDirectory(directory), device, step, config, key, needed, recorder)
 
 
-def _files_needed(device: Device) -> tuple[int, int]:
+def files_needed(device: Device) -> tuple[int, int]:
     """What the device said when it was found, asked again; one that fails at it does not cache."""
     try:
         return device.cache_files_needed()
@@ -240,7 +225,7 @@ def _files_needed(device: Device) -> tuple[int, int]:
         return 0, 0
 
 
-def _cannot_cache(device: Device, needed: tuple[int, int]) -> str:
+def reason_not_cached(device: Device, needed: tuple[int, int]) -> str:
     if needed == (0, 0):
         return f"device {device.name} does not cache"
     if device.feature_level < LEAST_FEATURE_LEVEL:
