@@ -1,11 +1,9 @@
-"""Outputs that become inputs of the next run, and a network's own variables, kept on the device
-between runs.
-"""
+"""Values that stay on a device between runs, and the device memory of a model's inputs and outputs."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -14,23 +12,96 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.compilation.receipt import CopyReceipt
+from penstock.compilation.prepared import Compilation, PreparedStep
 from penstock.errors import InputError, InvalidArgument
-from penstock.execution.double_buffer import BufferedVariable, buffered_variables
+from penstock.execution.arena import BufferedVariable, buffered_variables
 from penstock.execution.interface import Interface, find_name
-from penstock.execution.roles import step_uses
 from penstock.execution.variant import Variant
+from penstock.hal import MemoryPreference
 from penstock.hal.buffer import merged
+from penstock.hal.device import preferred_memory
 from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
-from penstock.memory.bound import Kind
+from penstock.memory.bound import BoundMemory, Kind
 from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
-from penstock.memory.copies import STAGED
+from penstock.memory.copies import STAGED, CopyReceipt
+from penstock.memory.layout import strictest
+from penstock.memory.storage import StepUse
 
 if TYPE_CHECKING:
     from penstock.execution.run import Run
     from penstock.execution.state import State
+
+
+def preferences_of(
+    operands: Iterable[int], steps: Sequence[PreparedStep]
+) -> tuple[MemoryPreference, ...]:
+    """One preference an operand: the strictest of the devices whose steps read or write it."""
+    return tuple(
+        strictest(
+            preferred_memory(step.device)
+            for step in steps
+            if operand in step.step.inputs or operand in step.step.outputs
+        )
+        for operand in operands
+    )
+
+
+def role_use(
+    compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
+) -> RoleUse:
+    """The caller's input or output *name*, or position, of *compilation*, for runs of *user*.
+    Raises `InputError` where there is none.
+    """
+    inputs = kind == "input"
+    names = interface.input_names if inputs else interface.output_names
+    index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
+    positions = interface.input_positions if inputs else interface.output_positions
+    entry = compilation.plan.model.entry
+    ports = entry.ordinary_inputs if inputs else entry.ordinary_outputs
+    operand = (interface.inputs if inputs else interface.outputs)[index]
+    position = positions[index]
+    return RoleUse(user, position, operand, step_uses(compilation, ports[position], inputs=inputs))
+
+
+def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
+    """The steps on devices that read or write *operand*, as far as one that is to hold an input, or
+    an output, must know: an output is written by a step, and perhaps read by others.
+    """
+    found: list[StepUse] = []
+    for prepared in compilation.steps:
+        if prepared.branches:
+            continue
+        if not inputs:
+            found += _uses(prepared, "output", operand, prepared.step.outputs)
+        found += _uses(prepared, "input", operand, prepared.step.inputs)
+    return tuple(found)
+
+
+def needs_the_steps_of_its_roles(arrays: Sequence[Any], out: object) -> bool:
+    """Whether a run uses memory of a device, which only the prepared models that it was allocated
+    for can name.
+    """
+    values = out.values() if isinstance(out, Mapping) else out if isinstance(out, Sequence) else ()
+    given = [*(a.owner for a in arrays if isinstance(a, BoundMemory)), *values]
+    return any(isinstance(v, DeviceBuffer) and v.device is not None for v in given)
+
+
+def _uses(
+    prepared: PreparedStep, kind: Kind, operand: int, operands: Sequence[int]
+) -> list[StepUse]:
+    return [
+        StepUse(prepared.device, prepared.prepared, kind, position)
+        for position, index in enumerate(operands)
+        if index == operand
+    ]
+
+
+def _position(index: object, names: Sequence[str], kind: str) -> int:
+    if type(index) is not int or not 0 <= index < len(names):
+        raise InputError(f"there is no {kind} {index!r}; the model has {len(names)}")
+    return index
 
 
 AGAIN: Final = "reset() of the State, or of what bind_state gave, begins again"

@@ -25,9 +25,8 @@ from penstock.hal import (
     PoolArgument,
     Request,
     RequestArgument,
-    mappable_kinds,
-    preferred_memory,
 )
+from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
