@@ -22,7 +22,7 @@ from penstock.hal import (
 )
 from penstock.hal.capabilities import MAX_ATTRIBUTES, MAX_EXTENSIONS, checked, fault_of
 from penstock.runtime.examination import examined
-from penstock.testing.contract.cases import relu
+from penstock.testing.contract.cases import case_named
 from tests.checked import does_not_raise
 from tests.support_extensions import Fibonacci
 
@@ -84,7 +84,7 @@ def test_declarations_of_other_types_are_told(extensions: Any) -> None:
 def test_malformed_attributes_are_refused_in_both_configurations(attributes: Any) -> None:
     with pytest.raises(InvalidArgument):
         validate_prepare_config(PrepareConfig(attributes=attributes))
-    case = relu()
+    case = case_named("relu")
     request = Request(
         tuple(map(HostMemory, case.inputs)), tuple(HostMemory(a.copy()) for a in case.outputs), ()
     )

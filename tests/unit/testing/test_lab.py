@@ -104,28 +104,26 @@ def sum_and_constant() -> Case:
 
 
 @pytest.mark.parametrize(
-    ("number", "place", "new", "answer"),
+    ("number", "old", "new", "answer"),
     [
-        (2, 0, np.float32(100).tobytes(), [101, 22]),
-        (1, -17, bytes([2]), [10, 40]),
+        (2, np.float32(10).tobytes(), np.float32(100).tobytes(), [101, 22]),
+        (1, b"ADD", b"MUL", [10, 40]),
     ],
     ids=["weights", "code"],
 )
-def test_what_the_files_hold_is_what_is_executed(
-    number: int, place: int, new: bytes, answer: Sequence[float], entry: Entry
+def test_device_executes_the_content_of_its_files(
+    number: int, old: bytes, new: bytes, answer: Sequence[float], entry: Entry
 ) -> None:
-    """A driver that kept what it compiled, or ran from one file only, would not notice the forgery."""
+    """A driver that kept its compiled form, or ran from one file only, would not notice the forgery."""
     case = sum_and_constant()
     device = LabDevice()
     with entry.opened() as config:
         device.prepare_model(case.model, config).close()
-    if place < 0:
-        with entry.opened() as config:
-            loaded = device.seal.load(
-                config.model_cache, config.data_cache, config.token, config.binding
-            )
-            place += len(loaded.model[number])
-    forged(entry, number, place, new)
+    with entry.opened() as config:
+        names = config.model_cache, config.data_cache, config.token, config.binding
+        loaded = device.seal.load(*names)
+    payload = bytes([*loaded.model, *loaded.data][number])
+    forged(entry, number, payload.index(old), new)
     with entry.opened() as config, closing(device.prepare_model_from_cache(config)) as prepared:
         assert outputs(prepared, case)[0].tolist() == answer
 

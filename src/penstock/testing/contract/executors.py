@@ -29,8 +29,7 @@ from penstock.hal import (
 )
 from penstock.testing.contract.cases import (
     Case,
-    add_int8,
-    add_uint8,
+    case_named,
     dynamic_cases,
     is_supported,
     loop,
@@ -237,7 +236,7 @@ def check_quantization_coupling(device: Device) -> None:
     """GeneratedTest: QUANTIZATION_COUPLING. A model quantised unsigned, and the same one 128 lower
     and signed, give the same real values.
     """
-    unsigned, signed = add_uint8(), add_int8()
+    unsigned, signed = case_named("add_uint8"), case_named("add_int8")
     both = [is_supported(device, case) for case in (unsigned, signed)]
     if not all(both):
         raise NotCovered("it does not support ADD of both uint8 and int8")

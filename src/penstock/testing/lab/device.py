@@ -1,12 +1,9 @@
-"""The lab device's own cache of compiled programs: how a driver uses `penstock.blobcache` for
-itself.
-"""
+"""`LabDevice`: a driver that uses every way of caching, and a blob cache of its own."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import struct
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -42,22 +39,30 @@ from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveRe
 from penstock.sealed.origin import current_origin, made_by
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.machine import LabDomain, Machine
-from penstock.testing.lab.prepared import LabPreparedModel, said
-from penstock.testing.lab.program import Bytes, Program, decode, encode, join, split
+from penstock.testing.lab.prepared import LabPreparedModel
+from penstock.testing.lab.program import (
+    Artefact,
+    Bytes,
+    MalformedProgram,
+    Program,
+    decode,
+    encode,
+    join,
+    pack,
+    split,
+    unpack,
+)
 
 LIMITS: Final = Limits(key=96, value=4 << 20, total=32 << 20)
 POLICY: Final = Policy(Select.LRU, Capacity.FIT)
-_LENGTH: Final = struct.Struct("<Q")
-_ALIGNED: Final = 16
 
 
 class Artefacts:
-    """Programs of one version of one device, in *blobs*: a file that is opened, or a cache that the
-    caller has opened and closes.
+    """Programs of one version of one device, in *blobs*: a file that this opens, or a cache that
+    the caller opens and closes. Programs of the device's other versions are freed at the start.
 
-    Those of the device's other versions are freed when this one starts. A blob cache notices
-    damage, not malice: its file belongs where only its user can write, and a program from it is
-    parsed as one from a stranger.
+    A blob cache detects damage, not malice: only its user may write its file, and a program from it
+    is parsed as untrusted.
     """
 
     def __init__(
@@ -75,23 +80,21 @@ class Artefacts:
 
     def find(self, what: bytes) -> tuple[memoryview, memoryview] | None:
         """The stream and weights kept under *what*."""
-        if (found := self._blobs.get(self._key(what))) is None or len(found) < _LENGTH.size:
-            return None
-        content = memoryview(found)
-        (length,) = _LENGTH.unpack(content[: _LENGTH.size])
-        return content[_LENGTH.size :][:length], content[_LENGTH.size :][length:]
+        found = self._blobs.get(self._key(what))
+        with suppress(MalformedProgram):
+            return None if found is None else unpack(found)
+        return None
 
     def keep(self, what: bytes, stream: Bytes, weights: Bytes) -> bool:
-        """Keeps them, if they fit; whether they did."""
-        padded = bytes(stream) + bytes(-(len(stream) + _LENGTH.size) % _ALIGNED)
-        return self._blobs.set(self._key(what), _LENGTH.pack(len(padded)) + padded + bytes(weights))
+        """Stores them and returns True, if they fit."""
+        return self._blobs.set(self._key(what), pack(stream, weights))
 
     def free(self) -> int:
-        """Frees all programs of the device; how many there were."""
+        """Frees all programs of the device and returns their number."""
         return self._delete()
 
     def close(self) -> None:
-        """Writes what is unwritten, and closes what was opened here."""
+        """Writes pending entries, and closes the cache if it was opened here."""
         if self._owned:
             self._blobs.terminate()
         else:
@@ -127,23 +130,22 @@ class Compiled(NamedTuple):
 
 
 class LabDevice(DeviceBase):
-    """A small float32 accelerator in NumPy, for tests of whatever has to do with compilation
-    caching.
+    """A small float32 accelerator in NumPy, for tests of compilation caching.
 
-    It executes nothing but programs that it has deserialised from payloads of cache files, whether
-    they were just compiled or loaded: *files* are how many (model, data) it asks for. *mode* "now"
-    compiles when it prepares; "first_run" at the first run; "staged" a baseline when it prepares,
-    and an optimised form after *uses* runs, also of a baseline that was loaded. What is compiled
-    late is written late, if the runtime gave the entry's lock.
+    It executes only programs that it has deserialised from payloads of cache files, compiled or
+    loaded; *files* are the numbers of (model, data) files. *mode* "now" compiles when it prepares;
+    "first_run" at the first run; "staged" compiles a baseline when it prepares, and an optimised
+    form after *uses* runs, also of a baseline that was loaded. A form that is compiled late is
+    written late, if the runtime gave the entry's lock.
 
-    `compiles`, `loads` and `saves` count what succeeded. *on_engine* is told "compile",
-    "deserialise" and "execute" before the engine does it, and may raise or wait; `engine_calls`
-    counts these. *blobs*, a path or a cache, is where it keeps compiled programs on its own,
-    whatever the runtime caches; see `free_artefacts`.
+    `compiles`, `loads` and `saves` count successes. *on_engine* is called with "compile",
+    "deserialise" or "execute" before the engine does it, and may raise or wait; `engine_calls`
+    counts these. *blobs*, a path or a cache, stores compiled programs whatever the runtime caches;
+    see `free_artefacts`.
 
-    Its buffers (memory domains) may be of unknown size, and have *memory* bytes together, None for
-    any number. *layout* "tiles" keeps values in them, and computes on them, in tiles of 8 x 8;
-    `conversions` counts how often a value was brought from one layout to the other.
+    Its buffers (memory domains) may be of unknown size, and have *memory* bytes together (None: no
+    limit). With *layout* "tiles" values lie in them, and are computed, in tiles of 8 x 8;
+    `conversions` counts the changes of layout.
 
     *registry*, *keys* and *file_system* are those of its `penstock.sealed.Seal`. Thread-safe.
     """
@@ -184,11 +186,7 @@ class LabDevice(DeviceBase):
         self.domain: LabDomain | None = None
         self._memory = memory
         self._needed, self._trust = files, (registry, keys, file_system)
-        self._artefacts: Artefacts | None = None
-        if blobs is not None:
-            from penstock.testing.lab.device import Artefacts
-
-            self._artefacts = Artefacts(blobs, name, version)
+        self._artefacts = None if blobs is None else Artefacts(blobs, name, version)
         self._on_engine = on_engine
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -212,19 +210,18 @@ class LabDevice(DeviceBase):
 
     @property
     def conversions(self) -> int:
-        """How often a value was brought from rows to tiles, or back."""
+        """How often a value was converted from rows to tiles, or back."""
         return self._counts["conversions"]
 
     @property
     def engine_calls(self) -> dict[str, int]:
-        """How often the engine was asked to do what."""
+        """How often the engine did each of its acts."""
         with self._lock:
-            kinds = ("compile", "deserialise", "execute")
-            return {kind: self._counts[kind] for kind in kinds}
+            return {act: self._counts[act] for act in ("compile", "deserialise", "execute")}
 
     @property
     def seal(self) -> Seal:
-        """What its cache files are sealed with."""
+        """The seal of its cache files."""
         with self._lock:
             if self._known_seal is None:
                 registry, keys, files = self._trust
@@ -254,14 +251,8 @@ class LabDevice(DeviceBase):
         compiled = self.compile(model, "baseline", config)
         report, writer = None, None
         if config.model_cache or config.data_cache:
-            report = self.seal.save(
-                config.model_cache,
-                config.data_cache,
-                config.token,
-                config.binding,
-                model=compiled.model,
-                data=compiled.data,
-            )
+            entry = config.model_cache, config.data_cache, config.token, config.binding
+            report = self.seal.save(*entry, model=compiled.model, data=compiled.data)
             if self.mode == "staged" and report.saved:
                 writer = self.seal.late_writer(config, expected=report.entry)
         return LabPreparedModel(
@@ -277,9 +268,8 @@ class LabDevice(DeviceBase):
         if self._needed == (0, 0):
             raise GeneralFailure("this lab device does not cache")
         try:
-            loaded = self.seal.load(
-                config.model_cache, config.data_cache, config.token, config.binding
-            )
+            entry = config.model_cache, config.data_cache, config.token, config.binding
+            loaded = self.seal.load(*entry)
         except CacheError as error:
             raise GeneralFailure(str(error)) from error
         program = self.deserialise(loaded.model, loaded.data)
@@ -301,50 +291,48 @@ class LabDevice(DeviceBase):
         return None
 
     def free_artefacts(self) -> int:
-        """Frees every program in its own blob cache; how many there were."""
+        """Frees every program in its own blob cache and returns their number."""
         return 0 if self._artefacts is None else self._artefacts.free()
 
     def close(self) -> None:
         if self._artefacts is not None:
             self._artefacts.close()
 
-    def compile(self, model: Model, form: str, config: PrepareConfig | None = None) -> Compiled:
+    def compile(
+        self, model: Model, form: Artefact, config: PrepareConfig | None = None
+    ) -> Compiled:
         """*model* in that form: from its own blobs, else compiled."""
 
         def made() -> Program:
-            self.engine("compile")
-            self.count("compiles")
-            baseline = compile_model(model, lambda done, total: _tell(config, done, total))
+            baseline = compile_model(model, lambda done, total: _report(config, done, total))
             return baseline if form == "baseline" else optimise(baseline)
 
-        digest = model.digest
-        return self._kept_or(f"{form} {digest.hex()}".encode(), made)
+        return self._kept_or(f"{form} {model.digest.hex()}".encode(), made)
 
     def improve(self, baseline: Program) -> Compiled:
         """The optimised form of a program: from its own blobs, else compiled."""
-
-        def made() -> Program:
-            self.engine("compile")
-            self.count("compiles")
-            return optimise(baseline)
-
-        return self._kept_or(b"improved " + b"".join(encode(baseline)), made)
+        key = b"improved " + b"".join(encode(baseline))
+        return self._kept_or(key, lambda: optimise(baseline))
 
     def deserialise(self, model: Sequence[Bytes], data: Sequence[Bytes]) -> Program:
-        """The program in an entry's payloads, and the only way to one. Raises `GeneralFailure`."""
+        """The program in an entry's payloads. Raises `GeneralFailure`."""
         self.engine("deserialise")
         return decode(*join(model, data))
 
     def report(
         self, saved: SaveReport | None, artefact: str, *, later: bool = False
     ) -> CacheReport:
-        """What to say of a save, which is counted."""
-        if saved is not None and saved.saved:
+        """The report of a save (None: none was asked for), which is counted."""
+        if saved is None:
+            return CacheReport(later=later, artefact=artefact)
+        if saved.saved:
             self.count("saves")
-        return said(saved, artefact, later=later)
+        return CacheReport(
+            "saved" if saved.saved else "failed", saved.reason or "", later, artefact
+        )
 
     def engine(self, act: str) -> None:
-        """Counts *act* and tells who wants to know."""
+        """Counts *act* and calls *on_engine* with it."""
         self.count(act)
         if self._on_engine is not None:
             self._on_engine(act)
@@ -370,28 +358,30 @@ class LabDevice(DeviceBase):
         return LabPreparedModel(self, report, model=model, writer=writer)
 
     def _empty(self, handles: Sequence[CacheHandle]) -> None:
-        """Empties files that are to be written later: what they hold is nobody's entry."""
+        """Empties files that are written later: their content is no entry."""
         with suppress(OSError):
             for handle in handles:
                 self.seal.file_system.truncate(handle.fd, 0)
 
     def _kept_or(self, key: bytes, made: Callable[[], Program]) -> Compiled:
-        """What its blobs have under *key*, or *made*, which they then keep."""
+        """The program that its blobs have under *key*, or a compiled one, which they then store."""
         if self._artefacts is not None and (kept := self._artefacts.find(key)) is not None:
             with suppress(GeneralFailure):
                 return self._compiled(*kept)
+        self.engine("compile")
+        self.count("compiles")
         encoded = encode(made())
         if self._artefacts is not None:
             self._artefacts.keep(key, *encoded)
         return self._compiled(*encoded)
 
     def _compiled(self, stream: Bytes, weights: Bytes) -> Compiled:
-        """One payload a file, or in two pieces where it has no files, and the program in them."""
+        """The program in one payload a file; in two pieces where it has no files."""
         model, data = split(stream, weights, self._needed if any(self._needed) else (1, 1))
         return Compiled(self.deserialise(model, data), model, data)
 
 
-def _tell(config: PrepareConfig | None, done: int, total: int) -> None:
+def _report(config: PrepareConfig | None, done: int, total: int) -> None:
     if config is None:
         return
     if config.cancel is not None:

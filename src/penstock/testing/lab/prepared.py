@@ -46,7 +46,6 @@ from penstock.memory import Mapping, map_memory
 from penstock.memory.domain import has_tokens
 from penstock.memory.images import map_image
 from penstock.memory.mapping import HARDWARE_BUFFER
-from penstock.sealed import SaveReport
 from penstock.testing.lab.compiler import interface
 from penstock.testing.lab.machine import ROWS, LaidOut, Machine, Tiled, Value
 from penstock.testing.lab.program import Program, Slot
@@ -365,10 +364,3 @@ class LabPreparedModel(PreparedModelBase):
     def _attempt(self, write: PostponedWrite, config: ExecutionConfig) -> None:
         if write.attempt(config.deadline_ns) and write.report.save == "saved":
             self._device.count("saves")
-
-
-def said(report: SaveReport | None, artefact: str, *, later: bool = False) -> CacheReport:
-    """What a driver says of a save; None is one that was not asked for."""
-    if report is None:
-        return CacheReport(later=later, artefact=artefact)
-    return CacheReport("saved" if report.saved else "failed", report.reason or "", later, artefact)

@@ -1,19 +1,9 @@
-"""What the lab device executes, and the format of its own that it is kept in.
+"""The program that the lab device executes, and the format in which it is stored.
 
-A program is a stream (its values, inputs, outputs and instructions) and the weights that its
-constants lie in. The stream is little-endian:
-
-    "PLAB"  u8 format  u8 artefact  u16 slots  u16 inputs  u16 outputs  u16 instructions  u64 bytes
-    of weights
-    slot         u8 element type  u8 rank  u8 is constant  u32 dimension...  [u64 offset in the
-    weights]
-                 (rank 255 is not known; dimension 2**32 - 1 is not known)
-    input        u16 slot
-    output       u16 slot
-    instruction  u8 opcode  u8 activation  u8 inputs  i8 axis  f32 beta  u16 output  u16 input...
-                 u8 operations  u16 operation...
-
-`decode` takes nothing on trust: whatever it returns can be executed without looking again.
+A program is a stream (its values, inputs, outputs and instructions) and the weights that hold its
+constants. The stream is a MessagePack array: the word PLAB, the number of the format, the artefact,
+slots, inputs, outputs, instructions, and the bytes of the weights. `decode` trusts nothing: a
+program that it returns can be executed without further checks.
 """
 
 from __future__ import annotations
@@ -21,26 +11,27 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, NDArray, Shape
+from penstock.ir import DType, NDArray
 from penstock.ir.types import is_static, static_shape
 from penstock.testing.lab.kernels import ACTIVATIONS, OPCODES
 
 Bytes: TypeAlias = bytes | memoryview
-
-ARTEFACTS: Final = ("baseline", "optimised")
+Artefact: TypeAlias = Literal["baseline", "optimised"]
 """The forms of a program: as the model has it, and with activations fused and weights turned."""
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+Offset: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 DTYPES: Final = tuple(DType(name) for name in (
     "float32", "float16", "bfloat16", "float64", "int8", "int16", "int32", "int64",
     "uint8", "uint16", "uint32", "uint64", "bool", "complex64", "complex128",
 ))  # fmt: skip
-"""What a value may be. Instructions take float32 only; the others pass through."""
+"""The types of a value. Instructions take float32 only; the others pass through."""
 
 MOST_BYTES: Final = 1 << 30
 """Of one value."""
@@ -48,30 +39,20 @@ MOST_RANK: Final = 32
 ALIGNMENT: Final = 16
 """Of a constant in the weights."""
 
-_MAGIC: Final = b"PLAB"
-_FORMAT: Final = 2
-_ANY: Final = (1 << 32) - 1
-_ANY_RANK: Final = 255
-_HEADER: Final = struct.Struct("<4sBBHHHHQ")
-_SLOT: Final = struct.Struct("<BBB")
-_INSTRUCTION: Final = struct.Struct("<BBBbfH")
-_NUMBER: Final = struct.Struct("<H")
-_COUNT: Final = struct.Struct("<B")
-_OFFSET: Final = struct.Struct("<Q")
+_FORMAT: Final = 3
+_LENGTH: Final = struct.Struct("<Q")
 
 
 class MalformedProgram(GeneralFailure):
     """Bytes are not a program of the lab device."""
 
 
-class Slot(msgspec.Struct, frozen=True):
-    """A value: a constant at *offset* of the weights, else an input or the result of an
-    instruction.
-    """
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """A value: a constant at *offset* of the weights, else an input or an instruction's result."""
 
     dtype: DType
-    shape: Shape
-    offset: int | None = None
+    shape: tuple[Offset | None, ...] | None
+    offset: Offset | None = None
 
     @property
     def is_static(self) -> bool:
@@ -80,7 +61,7 @@ class Slot(msgspec.Struct, frozen=True):
 
     @property
     def known_shape(self) -> tuple[int, ...]:
-        """Its shape, where that is known."""
+        """Its shape; empty where that is unknown."""
         return static_shape(self.shape) or ()
 
     @property
@@ -96,24 +77,24 @@ class Slot(msgspec.Struct, frozen=True):
         )
 
 
-class Instruction(msgspec.Struct, frozen=True):
-    """What one kernel computes; *inputs* and *output* are numbers of slots, *operations* the
-    model's that it stands for.
+class Instruction(msgspec.Struct, frozen=True, array_like=True):
+    """One kernel's call; *inputs* and *output* are numbers of slots, *operations* those of the
+    model's operations that it computes.
     """
 
     opcode: str
-    inputs: tuple[int, ...]
-    output: int
+    inputs: tuple[Number, ...]
+    output: Number
     activation: str = "NONE"
     axis: int = 0
     beta: float = 1.0
-    operations: tuple[int, ...] = ()
+    operations: tuple[Number, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True):
     """Everything that an execution needs."""
 
-    artefact: str
+    artefact: Artefact
     slots: tuple[Slot, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -128,91 +109,82 @@ class Program(msgspec.Struct, frozen=True):
         return array
 
 
+class _Stream(msgspec.Struct, array_like=True):
+    magic: Literal["PLAB"]
+    format: int
+    artefact: Artefact
+    slots: tuple[Slot, ...]
+    inputs: tuple[Number, ...]
+    outputs: tuple[Number, ...]
+    instructions: tuple[Instruction, ...]
+    weights: int
+
+
 def encode(program: Program) -> tuple[memoryview, memoryview]:
     """The stream, and the weights."""
-    out = bytearray(
-        _HEADER.pack(
-            _MAGIC,
-            _FORMAT,
-            ARTEFACTS.index(program.artefact),
-            len(program.slots),
-            len(program.inputs),
-            len(program.outputs),
-            len(program.instructions),
-            program.weights.nbytes,
-        )
+    stream = _Stream(
+        "PLAB",
+        _FORMAT,
+        program.artefact,
+        program.slots,
+        program.inputs,
+        program.outputs,
+        program.instructions,
+        program.weights.nbytes,
     )
-    for slot in program.slots:
-        dimensions = [_ANY if d is None else d for d in slot.shape or ()]
-        rank = _ANY_RANK if slot.shape is None else len(dimensions)
-        out += _SLOT.pack(DTYPES.index(slot.dtype), rank, slot.offset is not None)
-        out += struct.pack(f"<{len(dimensions)}I", *dimensions)
-        if slot.offset is not None:
-            out += _OFFSET.pack(slot.offset)
-    for number in (*program.inputs, *program.outputs):
-        out += _NUMBER.pack(number)
-    for one in program.instructions:
-        out += _INSTRUCTION.pack(
-            list(OPCODES).index(one.opcode),
-            ACTIVATIONS.index(one.activation),
-            len(one.inputs),
-            one.axis,
-            one.beta,
-            one.output,
-        )
-        out += struct.pack(f"<{len(one.inputs)}H", *one.inputs)
-        out += struct.pack(f"<B{len(one.operations)}H", len(one.operations), *one.operations)
-    return memoryview(bytes(out)), program.weights
+    return memoryview(msgspec.msgpack.encode(stream)), program.weights
 
 
 def decode(stream: Bytes, weights: Bytes) -> Program:
     """The program, whose constants are views of *weights*. Raises `MalformedProgram`."""
-    reader = _Reader(stream)
-    magic, format_, artefact, slots, inputs, outputs, instructions, size = reader.take(_HEADER)
-    if magic != _MAGIC or format_ != _FORMAT or artefact >= len(ARTEFACTS):
-        raise MalformedProgram("this is no program, or one of another format")
+    try:
+        read = msgspec.msgpack.decode(stream, type=_Stream)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise MalformedProgram(f"this is no program: {error}") from error
+    if read.format != _FORMAT:
+        raise MalformedProgram(f"a program of format {read.format}, not {_FORMAT}")
     content = memoryview(weights)
-    if size != content.nbytes:
-        raise MalformedProgram(f"{content.nbytes} bytes of weights, and {size} are due")
+    if read.weights != content.nbytes:
+        raise MalformedProgram(f"{content.nbytes} bytes of weights, and {read.weights} are due")
+    for slot in read.slots:
+        _check_slot(slot, content.nbytes)
     program = Program(
-        ARTEFACTS[artefact],
-        tuple(_slot(reader, content.nbytes) for _ in range(slots)),
-        tuple(reader.numbers(inputs)),
-        tuple(reader.numbers(outputs)),
-        tuple(_instruction(reader) for _ in range(instructions)),
-        content,
+        read.artefact, read.slots, read.inputs, read.outputs, read.instructions, content
     )
-    reader.finish()
     _check(program)
     return program
 
 
+def pack(stream: Bytes, weights: Bytes) -> bytes:
+    """Both in one payload, which `unpack` takes apart; the weights stay aligned."""
+    padding = bytes(-(len(stream) + _LENGTH.size) % ALIGNMENT)
+    return b"".join((_LENGTH.pack(len(stream)), stream, padding, weights))
+
+
+def unpack(content: Bytes) -> tuple[memoryview, memoryview]:
+    """The stream and the weights. Raises `MalformedProgram`."""
+    both = memoryview(content)
+    if both.nbytes < _LENGTH.size:
+        raise MalformedProgram("the program ends too early")
+    end = _LENGTH.size + _LENGTH.unpack(both[: _LENGTH.size])[0]
+    return both[_LENGTH.size : end], both[end + -end % ALIGNMENT :]
+
+
 def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
-    """One payload for each of *files*: (model, data). Without data files the model files have the
-    weights too.
-    """
+    """One payload for each of *files*: (model, data). With files of one kind only, these hold both."""
     models, datas = files
     if not models:
-        return [], _parts(_joined(stream, weights), datas)
+        return [], _parts(pack(stream, weights), datas)
     if not datas:
-        return _parts(_joined(stream, weights), models), []
+        return _parts(pack(stream, weights), models), []
     return _parts(stream, models), _parts(weights, datas)
 
 
 def join(model: Sequence[Bytes], data: Sequence[Bytes]) -> tuple[Bytes, Bytes]:
-    """Stream and weights, from the payloads. One data file is used where it lies."""
+    """Stream and weights, from the payloads. A single data file is not copied."""
     if model and data:
         return _whole(model), _whole(data)
-    both = memoryview(_whole(model or data))
-    if both.nbytes < _OFFSET.size:
-        raise MalformedProgram("the program ends too early")
-    (length,) = _OFFSET.unpack(both[: _OFFSET.size])
-    return both[_OFFSET.size :][:length], both[_OFFSET.size :][length:]
-
-
-def _joined(stream: Bytes, weights: Bytes) -> bytes:
-    padded = bytes(stream) + bytes(-(len(stream) + _OFFSET.size) % ALIGNMENT)
-    return _OFFSET.pack(len(padded)) + padded + bytes(weights)
+    return unpack(_whole(model or data))
 
 
 def _parts(content: Bytes, count: int) -> list[bytes]:
@@ -224,60 +196,16 @@ def _whole(parts: Sequence[Bytes]) -> Bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class _Reader:
-    """Takes fixed-size pieces from the front, and never more than there is."""
-
-    def __init__(self, stream: Bytes) -> None:
-        self._left = memoryview(stream)
-
-    def take(self, form: struct.Struct) -> tuple[Any, ...]:
-        if self._left.nbytes < form.size:
-            raise MalformedProgram("the program ends too early")
-        values = form.unpack(self._left[: form.size])
-        self._left = self._left[form.size :]
-        return values
-
-    def numbers(self, count: int, letter: str = "H") -> tuple[int, ...]:
-        return self.take(struct.Struct(f"<{count}{letter}"))
-
-    def finish(self) -> None:
-        if self._left.nbytes >= ALIGNMENT or any(self._left):
-            raise MalformedProgram(f"{self._left.nbytes} bytes follow the program")
-
-
-def _slot(reader: _Reader, weights: int) -> Slot:
-    kind, rank, constant = reader.take(_SLOT)
-    if kind >= len(DTYPES) or (rank > MOST_RANK and rank != _ANY_RANK) or constant > 1:
-        raise MalformedProgram(f"no slot has type {kind} and rank {rank}")
-    shape: Shape = None
-    if rank != _ANY_RANK:
-        shape = tuple(None if d == _ANY else d for d in reader.numbers(rank, "I"))
-    (offset,) = reader.take(_OFFSET) if constant else (None,)
-    slot = Slot(DTYPES[kind], shape, offset)
-    if constant and not slot.is_static:
+def _check_slot(slot: Slot, weights: int) -> None:
+    shape, offset = slot.shape, slot.offset
+    if slot.dtype not in DTYPES or len(shape or ()) > MOST_RANK:
+        raise MalformedProgram(f"no slot has type {slot.dtype.value} and shape {shape}")
+    if offset is not None and not slot.is_static:
         raise MalformedProgram(f"a constant of shape {shape}")
     if slot.nbytes > MOST_BYTES:
         raise MalformedProgram(f"a value of {slot.nbytes} bytes")
     if offset is not None and (offset % ALIGNMENT or offset + slot.nbytes > weights):
         raise MalformedProgram(f"a constant at {offset} of {weights} bytes of weights")
-    return slot
-
-
-def _instruction(reader: _Reader) -> Instruction:
-    opcode, activation, count, axis, beta, output = reader.take(_INSTRUCTION)
-    if opcode >= len(OPCODES) or activation >= len(ACTIVATIONS) or not math.isfinite(beta):
-        raise MalformedProgram(f"no instruction has opcode {opcode} and activation {activation}")
-    inputs = reader.numbers(count)
-    (operations,) = reader.take(_COUNT)
-    return Instruction(
-        list(OPCODES)[opcode],
-        inputs,
-        output,
-        ACTIVATIONS[activation],
-        axis,
-        float(beta),
-        reader.numbers(operations),
-    )
 
 
 def _check(program: Program) -> None:
@@ -294,9 +222,13 @@ def _check(program: Program) -> None:
         raise MalformedProgram(f"slot {max(named)} of {len(slots)}")
     known = {n for n, slot in enumerate(slots) if slot.offset is not None}
     if len(set(program.inputs)) != len(program.inputs) or known & set(program.inputs):
-        raise MalformedProgram("an input is a constant, or stands there twice")
+        raise MalformedProgram("an input is a constant, or listed twice")
     known.update(program.inputs)
     for place, one in enumerate(program.instructions):
+        if one.opcode not in OPCODES or one.activation not in ACTIVATIONS:
+            raise MalformedProgram(f"no instruction has {one.opcode!r} and {one.activation!r}")
+        if not math.isfinite(one.beta):
+            raise MalformedProgram(f"instruction {place} has beta {one.beta}")
         if not known.issuperset(one.inputs) or one.output in known:
             raise MalformedProgram(f"instruction {place} reads or writes out of order")
         if not all(slots[n].dtype is DType.FLOAT32 for n in (*one.inputs, one.output)):
