@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from examples.digits.network import CHANNELS, CLASSES, SIDE, Floats, Forward, Parameters
 from penstock.export.tflite.encoding import encode
-from penstock.export.tflite.metadata_fields import METADATA
+from penstock.export.tflite.metadata_schema import METADATA
 from penstock.ir import (
     DType,
     Metadata,

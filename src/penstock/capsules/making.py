@@ -115,7 +115,7 @@ def make(
 def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
     """The step as a file, and *case* with the arrays and shapes that the file takes and gives."""
     from penstock.export.tflite import write
-    from penstock.export.tflite.alone import named, positions_in_file, with_state
+    from penstock.export.tflite.state import named, positions_in_file, with_state
 
     given = _zeros(case) if case.inputs is None else case.inputs
     model = with_state(case.model, given)

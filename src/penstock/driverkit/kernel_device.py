@@ -40,7 +40,7 @@ from penstock.hal import (
 )
 from penstock.hal.request import NO_TIMING
 from penstock.ir import DType, Model, NDArray, Operand
-from penstock.ir.extension import split_key
+from penstock.ir.operand import split_key
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.types import is_masked
 

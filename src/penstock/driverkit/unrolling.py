@@ -12,7 +12,7 @@ from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Op
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.operations import spec_of
-from penstock.ir.settled import branches_of, has_control_flow, settled
+from penstock.ir.transforms import branches_of, has_control_flow, settled
 from penstock.ir.types import is_static, static_shape
 
 KEPT: Final = "_flattened"

@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from penstock.errors import InvalidArgument
-from penstock.ir.extension import MAX_CODE, MAX_DATA, MAX_ELEMENT, code_fault, name_fault
+from penstock.ir.operand import MAX_CODE, MAX_DATA, MAX_ELEMENT, code_fault, name_fault
 
 MAX_EXTENSIONS: Final = 256
 """Extensions that one device may offer."""

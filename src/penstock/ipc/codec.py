@@ -44,7 +44,7 @@ from penstock.ipc.deadlines import current_deadline
 from penstock.ipc.text import printable
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
-from penstock.ir.pooling import holds_large_values, pooled
+from penstock.ir.transforms import holds_large_values, pooled
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.memory.regions import OUT_OF_ROOM
 

@@ -7,10 +7,9 @@ from penstock.facade import lazily
 if TYPE_CHECKING:
     from penstock.ir.builder import ModelBuilder, SubgraphBuilder
     from penstock.ir.digest import Digest
-    from penstock.ir.extension import ExtensionType
     from penstock.ir.infer import infer_shapes
     from penstock.ir.model import Model
-    from penstock.ir.operand import DataLocation, Lifetime, Operand, Origin
+    from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, Origin
     from penstock.ir.operation import Attributes, AttributeValue, Operation
     from penstock.ir.subgraph import (
         ConstantPool,
@@ -55,11 +54,10 @@ __getattr__ = lazily(
     {
         "builder": "ModelBuilder SubgraphBuilder",
         "digest": "Digest",
-        "extension": "ExtensionType",
         "infer": "infer_shapes",
         "model": "Model",
         "subgraph": "ConstantPool Metadata Signature StatePort Subgraph TensorMetadata Variable",
-        "operand": "DataLocation Lifetime Operand Origin",
+        "operand": "DataLocation ExtensionType Lifetime Operand Origin",
         "operation": "Attributes AttributeValue Operation",
         "types": "DType NDArray Quantization Shape",
     },

@@ -18,9 +18,15 @@ from msgspec.structs import replace
 
 from penstock.arguments import check_kind
 from penstock.errors import IndexOutOfRange, InputError, InvalidOperand, UnknownOperator
-from penstock.ir.extension import ExtensionType
 from penstock.ir.model import Model
-from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED, DataLocation, Lifetime, Operand
+from penstock.ir.operand import (
+    MAX_COPIED_VALUE,
+    OMITTED,
+    DataLocation,
+    ExtensionType,
+    Lifetime,
+    Operand,
+)
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import (

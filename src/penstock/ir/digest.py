@@ -22,7 +22,7 @@ from penstock.ir.types import Quantization, Shape
 from penstock.ir.validate import subgraph_references
 
 if TYPE_CHECKING:
-    from penstock.ir.extension import ExtensionType
+    from penstock.ir.operand import ExtensionType
     from penstock.ir.operation import AttributeValue, Operation
     from penstock.ir.subgraph import Subgraph, Variable
 

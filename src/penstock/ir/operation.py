@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from penstock.arguments import check_kind
 from penstock.errors import InvalidAttribute
-from penstock.ir.extension import EXTENSION, extension_key
-from penstock.ir.operand import Origin
+from penstock.ir.operand import EXTENSION, Origin, extension_key
 
 AttributeValue: TypeAlias = (
     "bool | int | float | str | bytes | tuple[int, ...] | tuple[float, ...] | None"

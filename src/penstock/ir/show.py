@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.ir.extension import ExtensionType
-from penstock.ir.operand import Lifetime, Operand, plain_dimensions
+from penstock.ir.operand import ExtensionType, Lifetime, Operand, plain_dimensions
 from penstock.ir.types import Shape
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from penstock.errors import (
     UnwrittenOperand,
 )
 from penstock.interrupts import polled
-from penstock.ir.extension import ExtensionType, type_fault
-from penstock.ir.operand import DataLocation, Lifetime, Operand
+from penstock.ir.operand import DataLocation, ExtensionType, Lifetime, Operand, type_fault
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import ModelParts, Signature, Subgraph, Variable
 from penstock.ir.types import DType, Quantization, byte_size, is_static

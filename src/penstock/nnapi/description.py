@@ -206,7 +206,7 @@ class NnapiOperand:
 @dataclass(frozen=True, slots=True)
 class NnapiOperation:
     """One operation: NNAPI's name of it, or the key of an extension's
-    (`penstock.ir.extension.extension_key`), and operand indexes.
+    (`penstock.ir.operand.extension_key`), and operand indexes.
     """
 
     type: str

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 from penstock.hal import Device as HalDevice, Extension, ExtensionAttribute
 from penstock.hal.capabilities import MAX_ATTRIBUTES
-from penstock.ir.extension import MAX_CODE, extension_key, name_fault
+from penstock.ir.operand import MAX_CODE, extension_key, name_fault
 from penstock.logs import Log
 from penstock.nnapi import parameters
 from penstock.nnapi.codes import (

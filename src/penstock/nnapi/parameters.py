@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Final, TypeVar
 
 from penstock.errors import counted
-from penstock.ir.extension import MAX_CODE, MAX_DATA
+from penstock.ir.operand import MAX_CODE, MAX_DATA
 from penstock.ir.types import Shape
 from penstock.nnapi.codes import bad_data, unexpected_null
 

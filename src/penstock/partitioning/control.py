@@ -14,7 +14,7 @@ from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import ModelError, PlacementError
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operation, Subgraph, infer_shapes
-from penstock.ir.references import entered_from
+from penstock.ir.transforms import entered_from
 from penstock.ir.types import Shape, element_count, static_shape
 from penstock.partitioning.plan import Control, ExecutionPlan
 from penstock.partitioning.policy import Policy

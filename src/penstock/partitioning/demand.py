@@ -16,7 +16,7 @@ from penstock import knobs
 from penstock.errors import LimitExceeded, Place
 from penstock.interrupts import polled
 from penstock.ir import Model, Operand, Subgraph
-from penstock.ir.references import entered_from
+from penstock.ir.transforms import entered_from
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
 from penstock.memory.limits import MIB, available_memory

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from penstock.hal import Capabilities, Extension
 from penstock.ir import ExtensionType, Model, Operation, Subgraph
-from penstock.ir.extension import EXTENSION
+from penstock.ir.operand import EXTENSION
 from penstock.ir.operation import extension_of
 from penstock.ir.validate import callees_first, subgraph_references
 

@@ -73,7 +73,7 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
     """
     model = table.model
     if any(operation.type in {"IF", "WHILE"} for operation in model.operations):
-        from penstock.ir.settled import settled
+        from penstock.ir.transforms import settled
 
         model = settled(model)
     order = callees_first(model)

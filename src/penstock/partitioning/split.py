@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from penstock.errors import LimitExceeded
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Operand, Subgraph
-from penstock.ir.references import carried, refer_anew, referenced_by
+from penstock.ir.transforms import carried, refer_anew, referenced_by
 
 MOST_CARRIED: Final = 1 << 18
 """Operands and operations of subgraphs that the cuts of one model may carry together, beyond those

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operand, Operation, Subgraph
-from penstock.ir.references import entered_from
+from penstock.ir.transforms import entered_from
 from penstock.ir.types import Shape, is_static, static_shape
 from penstock.ir.validate import subgraph_references
 

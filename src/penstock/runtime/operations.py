@@ -19,7 +19,7 @@ from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import PlacementError
 from penstock.execution.inputs import arrange, as_array
 from penstock.execution.state import State
-from penstock.export.tflite.alone import named, positions_in_file, with_state
+from penstock.export.tflite.state import named, positions_in_file, with_state
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Lifetime, Model, NDArray, Subgraph, infer_shapes
 from penstock.partitioning.policy import Policy

@@ -331,7 +331,7 @@ class _Session:
         devices = self.chosen if chosen is None else chosen
         if not any(is_isolated(device) for device in devices):
             return None
-        from penstock.ir.pooling import pooled
+        from penstock.ir.transforms import pooled
         from penstock.runtime.availability import IsolatedCompile
 
         # What is copied for other processes is told by the pools of this model.

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.driverkit.unrolling import MOST_ROUNDS, rounds_of, unroll
-from penstock.ir.settled import settled
+from penstock.ir.transforms import settled
 from penstock.testing.contract.cases import looping
 from tests.support_loops import given_to, scanning
 from tests.support_operations import run_on

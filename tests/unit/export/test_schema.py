@@ -9,7 +9,7 @@ import pytest
 
 from penstock.export.tflite import metadata_schema, schema
 from penstock.export.tflite.fields import TFLITE, Kind, Schema
-from penstock.export.tflite.metadata_fields import METADATA
+from penstock.export.tflite.metadata_schema import METADATA
 
 ROOT = Path(__file__).resolve().parents[3]
 

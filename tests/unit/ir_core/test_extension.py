@@ -28,7 +28,7 @@ from penstock.ir import (
     infer_shapes,
 )
 from penstock.ir.digest import form_of
-from penstock.ir.extension import MAX_DATA, extension_key, name_fault, split_key
+from penstock.ir.operand import MAX_DATA, extension_key, name_fault, split_key
 from penstock.ir.operations import spec_of
 
 NAME: Final = "com.example.fixed"

@@ -14,8 +14,7 @@ import pytest
 from penstock.errors import LimitExceeded
 from penstock.ir import Model, infer_shapes
 from penstock.ir.digest import form_of
-from penstock.ir.references import entered_from
-from penstock.ir.settled import settled
+from penstock.ir.transforms import entered_from, settled
 from penstock.ir.validate import MAX_DEPTH
 from tests.checked import does_not_raise
 from tests.support_nesting import KINDS, SHAPE, Kind, nested
@@ -65,10 +64,10 @@ def test_shared_subgraphs_are_copied_once_for_the_same_shapes() -> None:
 
 def test_copies_of_subgraphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nested("IF", 10)
-    monkeypatch.setattr("penstock.ir.settled.MOST_COPIED", 0)
+    monkeypatch.setattr("penstock.ir.transforms.MOST_COPIED", 0)
     # The entry counts among what the model has, and is not copied.
     assert len(settled(model).subgraphs) == 2 * len(model.subgraphs) - 1
-    monkeypatch.setattr("penstock.ir.settled.MOST_COPIED", -10_000)
+    monkeypatch.setattr("penstock.ir.transforms.MOST_COPIED", -10_000)
     assert settled(model) == model
 
 

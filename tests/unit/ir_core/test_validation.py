@@ -267,14 +267,14 @@ DEFECTS: tuple[Defect, ...] = (
     (
         "negative dimension",
         ShapeOverflow,
-        "subgraph 0, operand 2 (): dimension -1 is negative",
+        "subgraph 0, operand 2: dimension -1 is negative",
         lambda: with_operand(small(), S, shape=(2, -1)),
     ),
     ("rank", ShapeOverflow, "33 dimensions", lambda: with_operand(small(), S, shape=(1,) * 33)),
     (
         "size",
         ShapeOverflow,
-        "operand 2 ()",
+        "operand 2",
         lambda: with_operand(small(), S, shape=(2**40, 2**40)),
     ),
     (

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE
-from penstock.export.tflite.metadata_fields import METADATA
+from penstock.export.tflite.metadata_schema import METADATA
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir import DType
 from penstock.ir.builder import pack

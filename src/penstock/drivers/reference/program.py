@@ -28,8 +28,8 @@ from penstock.errors import (
 from penstock.hal import ExecutionConfig
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray, Operand, Operation, Subgraph
-from penstock.ir.references import entered_from
 from penstock.ir.rounding import Sums, sums_of
+from penstock.ir.transforms import entered_from
 from penstock.ir.types import element_count, static_shape
 from penstock.memory.limits import check_bytes
 

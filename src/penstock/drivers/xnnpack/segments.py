@@ -28,8 +28,8 @@ from penstock.hal import AccuracyClass
 from penstock.interrupts import polled
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.operand import Origin
-from penstock.ir.references import carried, refer_anew, referenced_by
 from penstock.ir.subgraph import StatePort, Variable
+from penstock.ir.transforms import carried, refer_anew, referenced_by
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}

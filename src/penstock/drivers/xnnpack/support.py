@@ -27,8 +27,7 @@ from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
 from penstock.interrupts import polled
 from penstock.ir import Attributes, Model
 from penstock.ir.operations.custom_options import dot_product_attention
-from penstock.ir.references import entered_from
-from penstock.ir.settled import branches_of
+from penstock.ir.transforms import branches_of, entered_from
 from penstock.ir.types import is_static, static_shape
 
 DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"

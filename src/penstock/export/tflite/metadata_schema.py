@@ -1,10 +1,10 @@
-"""The TFLite metadata schema (semantic version 1.5) as data; the notation is explained in
-`fields.py`.
-"""
+"""The TFLite metadata schema (semantic version 1.5) as data; `fields.py` explains the notation."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from penstock.export.tflite.fields import Schema
 
 FILE_IDENTIFIER: Final = b"M001"
 
@@ -81,3 +81,7 @@ TABLES: Final[dict[str, str]] = {
         "author: string; license: string; associated_files: [AssociatedFile]; min_parser_version: string"
     ),
 }
+
+
+METADATA: Final = Schema(FILE_IDENTIFIER, "ModelMetadata", TABLES, ENUMS, UNIONS)
+"""TensorFlow Lite metadata schema 1.5."""

@@ -1,4 +1,4 @@
-"""Operations to operators: codes, versions and options tables."""
+"""Operations to operators: codes, versions, options, and scales of blocks."""
 
 from __future__ import annotations
 
@@ -86,3 +86,19 @@ def _value(field: Field, value: AttributeValue, where: Place) -> Any:
             raise NotExportable(f"{field.name} {value!r} is not a {field.enum}", where=where)
         return number
     return value
+
+
+BLOCK_SCALED: Final[Mapping[str, int]] = {"EMBEDDING_LOOKUP": 2, "FULLY_CONNECTED": 3}
+"""Operations that take scales of blocks, and the position of these among their inputs; the weights'
+is 1.
+"""
+
+
+def blockwise(scales: int, size: int) -> dict[str, Any]:
+    """The `QuantizationParameters` of a tensor in blocks of *size* elements, whose scales are
+    tensor *scales*.
+    """
+    return {
+        "details_type": TFLITE.unions["QuantizationDetails"].index("BlockwiseQuantization"),
+        "details": {"scales": scales, "zero_points": -1, "block_size": size},
+    }

@@ -1,4 +1,4 @@
-"""One subgraph of a model as a table of the file."""
+"""The subgraphs of a model as tables of the file, and the subgraph that sets initial values."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from penstock.errors import NotExportable, Place
-from penstock.export.tflite.blocks import BLOCK_SCALED, blockwise
-from penstock.export.tflite.buffers import Buffers
+from penstock.export.tflite.encoding import Buffers
 from penstock.export.tflite.fields import TFLITE
-from penstock.export.tflite.options import OperatorCodes, options
+from penstock.export.tflite.options import BLOCK_SCALED, OperatorCodes, blockwise, options
 from penstock.export.tflite.state import SubgraphState, plan_state
-from penstock.export.tflite.tables import unasked_values
 from penstock.interrupts import polled
+from penstock.ir.builder import pack_strings
 from penstock.ir.model import Model
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import StatePort
-from penstock.ir.types import DType, Quantization, byte_size
+from penstock.ir.types import DType, Quantization, byte_size, element_count
 
 Values: TypeAlias = "dict[str, Any]"
 
@@ -298,3 +299,66 @@ def tensor_table(operand: Operand, buffer: int, *, variable: bool = False) -> Va
             "quantized_dimension": q.dimension or 0,
         }
     return table
+
+
+def initial_values(
+    model: Model, writers: list[SubgraphWriter], codes: OperatorCodes, buffers: Buffers
+) -> dict[str, Any]:
+    """A subgraph that assigns its initial value to every resource variable that has one, once."""
+    kind = TFLITE.unions["BuiltinOptions"].index("VarHandleOptions")
+    tensors: list[dict[str, Any]] = []
+    operators: list[dict[str, Any]] = []
+    ports = {
+        p.variable: p for w in writers for p in w.state.resources if has_initial_value(model, p)
+    }
+    for index in ports:
+        variable = model.variables[index]
+        name = shared_name(model, index)
+        handle = len(tensors)
+        tensors.append(tensor_table(Operand(DType.RESOURCE, (), name=name), 0))
+        buffer = buffers.constant(variable) or buffers.blob(_zeros(variable.dtype, variable.shape))
+        value = Operand(
+            variable.dtype,
+            variable.shape,
+            name=f"{name}/initial",
+            quantization=variable.quantization,
+        )
+        tensors.append(tensor_table(value, buffer))
+        operators += [
+            {
+                "opcode_index": codes.add("VAR_HANDLE"),
+                "inputs": [],
+                "outputs": [handle],
+                "builtin_options_type": kind,
+                "builtin_options": {"container": "", "shared_name": name},
+            },
+            {
+                "opcode_index": codes.add("ASSIGN_VARIABLE"),
+                "inputs": [handle, handle + 1],
+                "outputs": [],
+            },
+        ]
+    return {
+        "tensors": tensors,
+        "inputs": [],
+        "outputs": [],
+        "operators": operators,
+        "name": "initial_values",
+    }
+
+
+def _zeros(dtype: DType, shape: tuple[int | None, ...] | None) -> bytes:
+    size = byte_size(dtype, shape or ()) or 0
+    return np.zeros(size, np.uint8).tobytes()
+
+
+def unasked_values(keys: Operand) -> Operand:
+    """As many values as *keys*, which nobody asks for, of the type that TFLite's tables have beside
+    them: int64 for strings, strings for int64.
+    """
+    shape = tuple(d or 0 for d in keys.shape or ())
+    count = element_count(shape)
+    if keys.dtype is DType.STRING:
+        return Operand(DType.INT64, shape, Lifetime.CONSTANT_COPY, value=bytes(8 * count))
+    value = pack_strings(np.full(count, b"", object))
+    return Operand(DType.STRING, shape, Lifetime.CONSTANT_COPY, value=value)

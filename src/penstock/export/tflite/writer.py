@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import NotExportable
-from penstock.export.tflite.buffers import Buffers
-from penstock.export.tflite.encoding import encode
+from penstock.export.tflite.encoding import Buffers, encode
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.options import OperatorCodes
-from penstock.export.tflite.resources import initial_values
 from penstock.export.tflite.state import ports_by_variable
-from penstock.export.tflite.subgraphs import SubgraphWriter, Values
+from penstock.export.tflite.subgraphs import SubgraphWriter, Values, initial_values
 from penstock.interrupts import polled
 from penstock.ir.model import Model
 from penstock.ir.validate import subgraph_references

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
-from penstock.ir.extension import EXTENSION, code_fault, name_fault
-from penstock.ir.operand import Operand
+from penstock.ir.operand import EXTENSION, Operand, code_fault, name_fault
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations.custom_options import (
     audio_spectrogram,

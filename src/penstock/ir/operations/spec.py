@@ -12,8 +12,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, InvalidOperation
-from penstock.ir.extension import EXTENSION
-from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.operand import EXTENSION, Lifetime, Operand
 from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.types import DType, NDArray, Shape
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from penstock.errors import ModelError, NotLowerable, ShapeMismatch
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import DType, NDArray, Shape
+from penstock.loaders.onnx import operators
 from penstock.loaders.onnx.graph import Graph, Node
 from penstock.loaders.onnx.tensors import Budget
 from penstock.loaders.onnx.values import Layout, Value
@@ -19,11 +21,6 @@ if TYPE_CHECKING:
     from penstock.loaders.onnx.emitter import Emitter
 
 Lower: TypeAlias = "Callable[[Call], Value | Sequence[Value]]"
-
-MODULES: Final = (
-    "elementwise", "activation", "shape", "indexing", "reduction", "matmul", "convolution", "pooling",
-    "normalization", "resize", "recurrent", "control", "quantized", "sequence", "text", "ml", "detection",
-)  # fmt: skip
 
 
 class ModelLowering(Protocol):
@@ -178,8 +175,8 @@ class _Operators(Mapping[str, Lower]):
     def _load(self) -> dict[str, Lower]:
         if not self._loaded:
             self._loaded = True
-            for module in MODULES:
-                import_module(f"penstock.loaders.onnx.operators.{module}")
+            for module in iter_modules(operators.__path__):
+                import_module(f"{operators.__name__}.{module.name}")
         return self._rows
 
     def __getitem__(self, key: str) -> Lower:

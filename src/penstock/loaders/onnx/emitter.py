@@ -14,15 +14,16 @@ from penstock.ir.operation import Attributes, AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, Quantization, Shape
-from penstock.loaders.onnx.constants import Constants, reshaped
 from penstock.loaders.onnx.fusing import fused
 from penstock.loaders.onnx.values import (
+    Constants,
     Layout,
     Value,
     constant,
     identity,
     inverse,
     logical,
+    reshaped,
 )
 
 MAX_FOLDED_BYTES: Final = 4096

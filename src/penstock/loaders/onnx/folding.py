@@ -20,11 +20,10 @@ from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, ModelError
 from penstock.ir.types import DType, NDArray, dtype_of
-from penstock.loaders.onnx.constants import is_uniform, reshaped, uniform
 from penstock.loaders.onnx.engine import evaluate
 from penstock.loaders.onnx.graph import Node
 from penstock.loaders.onnx.tensors import MAX_RANK, TYPES, Budget
-from penstock.loaders.onnx.values import Value
+from penstock.loaders.onnx.values import Value, is_uniform, reshaped, uniform
 
 MAX_FOLDED: Final = 1 << 16
 """Most elements of a computed result. Operators on more elements are left to the devices."""

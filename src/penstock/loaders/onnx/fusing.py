@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from penstock.ir.operand import Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.types import DType, NDArray, Shape
-from penstock.loaders.onnx.constants import is_uniform, uniform
+from penstock.loaders.onnx.values import is_uniform, uniform
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3, "FULLY_CONNECTED": 0}
 """Layers, and the dimension of their weights that is the output's channels."""

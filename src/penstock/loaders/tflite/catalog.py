@@ -27,13 +27,15 @@ from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size
 from penstock.loaders.flatbuffer import Values
-from penstock.loaders.tflite.file import File, integers, tensor_place
 from penstock.loaders.tflite.operators import OperatorCode, code_of, read_codes
 from penstock.loaders.tflite.tensors import (
     DTYPES,
     OPERAND_MEMORY,
     QUANTIZATION_MEMORY,
+    File,
+    integers,
     quantization_fault,
+    tensor_place,
 )
 
 OPERATOR_ENTRY_MEMORY: Final = 256

@@ -14,10 +14,10 @@ from typing import Final
 
 from penstock import knobs
 from penstock.errors import InvalidMetadata, LimitExceeded, ModelError
-from penstock.export.tflite.metadata_fields import METADATA
+from penstock.export.tflite.metadata_schema import METADATA
 from penstock.ir.subgraph import NO_METADATA, Metadata, TensorMetadata
 from penstock.loaders.flatbuffer import Reader, Values
-from penstock.loaders.tflite.file import ARCHIVE_END, END_OF_ARCHIVE, File
+from penstock.loaders.tflite.tensors import ARCHIVE_END, END_OF_ARCHIVE, File
 
 ENTRY: Final = "TFLITE_METADATA"
 MIB: Final = 1 << 20

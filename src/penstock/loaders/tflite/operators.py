@@ -23,7 +23,7 @@ from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
 from penstock.loaders.flatbuffer import Values
-from penstock.loaders.tflite.file import File, integers
+from penstock.loaders.tflite.tensors import File, integers
 
 PLACEHOLDER: Final = 127
 """`deprecated_builtin_code` of operators whose number does not fit a byte."""

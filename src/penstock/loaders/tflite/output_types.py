@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from penstock.ir.operand import Operand, Origin
 from penstock.ir.types import DType
 from penstock.ir.validate import callees_first
-from penstock.loaders.tflite.file import File
 from penstock.loaders.tflite.operators import (
     ARGUMENT_MEMORY,
     BRANCHES,
@@ -27,7 +26,7 @@ from penstock.loaders.tflite.operators import (
     RawOperator,
     RawSubgraph,
 )
-from penstock.loaders.tflite.tensors import OPERAND_MEMORY
+from penstock.loaders.tflite.tensors import OPERAND_MEMORY, File
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
 """The type of an operator's outputs by the types of its inputs (None: left out); None where it is

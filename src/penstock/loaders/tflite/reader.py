@@ -18,13 +18,6 @@ from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
-from penstock.loaders.tflite.file import (
-    ARCHIVE_END,
-    END_OF_ARCHIVE,
-    File,
-    integers,
-    tensor_place,
-)
 from penstock.loaders.tflite.lowering import Body, Lowered
 from penstock.loaders.tflite.operators import (
     OperatorCode,
@@ -34,7 +27,15 @@ from penstock.loaders.tflite.operators import (
     read_operator,
 )
 from penstock.loaders.tflite.output_types import settle
-from penstock.loaders.tflite.tensors import BLOCKWISE, read_operand
+from penstock.loaders.tflite.tensors import (
+    ARCHIVE_END,
+    BLOCKWISE,
+    END_OF_ARCHIVE,
+    File,
+    integers,
+    read_operand,
+    tensor_place,
+)
 from penstock.logs import Log
 
 MIB = 1 << 20
@@ -164,7 +165,7 @@ def _subgraph(
         for i, o in enumerate(polled(table["operators"] or ()))
     ]
     if any(t["quantization"] and t["quantization"]["details_type"] == BLOCKWISE for t in tensors):
-        from penstock.loaders.tflite.blocks import give_scales, read_blocks
+        from penstock.loaders.tflite.sparsity import give_scales, read_blocks
 
         give_scales(index, operators, operands, tensors, read_blocks(tensors))
     for operator in operators:

@@ -1,26 +1,9 @@
-"""Network state made explicit: variables, state ports, and extra operands of control flow.
-
-- READ_VARIABLE becomes a use of the variable's current value, ASSIGN_VARIABLE makes its operand the
-  current
-  value; an entry subgraph takes the first value as a state input and gives the last as a state
-  output.
-- A variable tensor is the state input of its subgraph; the recurrent operation that changes it
-  gives the new
-  value as an extra output, after its own, in the order of its state inputs.
-- Branches, loops and composites pass what their subgraphs touch as extra inputs and outputs, after
-  their own.
-- CALL_ONCE whose subgraph only assigns constants gives the variables their initial values; any
-  other becomes an
-  IF on a boolean variable.
-- HASHTABLE_IMPORT of content that is not constant becomes an IF that keeps what the table holds
-  already.
-- A random operator takes its generator's position as another input, and gives it as another output.
-"""
+"""Network state and hash tables: variables, and the state ports of entry subgraphs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -59,7 +42,7 @@ def lower_states(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> L
     order = call_order(raw)
     if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
         resolve_handles(raw, order)
-        from penstock.loaders.tflite.tables import lower_tables
+        from penstock.loaders.tflite.states import lower_tables
 
         lower_tables(raw)
     return StateLowering(raw, data, find_state(raw, order), zero_limit).run()
@@ -264,3 +247,62 @@ def _constants_assigned(subgraph: RawSubgraph) -> dict[Key, Operand] | None:
         elif operator.type != "VAR_HANDLE":
             return None
     return values
+
+
+Table: TypeAlias = "tuple[Operand, Operand]"
+"""Keys and values, both constants."""
+
+
+def lower_tables(subgraphs: list[RawSubgraph]) -> None:
+    """Rewrites the operators of tables with constant content in place; `resolve_handles` has run.
+
+    The operators of other tables stay as they are, for `states`.
+    """
+    kinds = ("HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE")
+    users = [(s, o) for s in subgraphs for o in s.operators if o.type in kinds]
+    tables: dict[Key, Table | None] = {}
+    for subgraph, operator in users:
+        if operator.type == "HASHTABLE_IMPORT":
+            key, content = handle_of(subgraph, operator), _content(subgraph, operator)
+            if tables.setdefault(key, content) != content:
+                tables[key] = None
+    copies: dict[tuple[int, Key], tuple[int, int]] = {}
+    for subgraph, operator in users:
+        key = handle_of(subgraph, operator)
+        if key not in tables:
+            raise InvalidOperation("its table is never imported", where=operator.place)
+        table = tables[key]
+        if operator.type != "HASHTABLE_IMPORT" and table is not None:
+            keys, values = _place(subgraph, key, table, copies)
+            given = (keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)
+            operator.inputs = (*given, *operator.inputs[1:])
+    for subgraph in subgraphs:
+        subgraph.operators = [
+            o
+            for o in subgraph.operators
+            if o.type != "HASHTABLE"
+            and not (o.type == "HASHTABLE_IMPORT" and tables[handle_of(subgraph, o)] is not None)
+        ]
+
+
+def _content(subgraph: RawSubgraph, operator: RawOperator) -> Table | None:
+    """The keys and values that an import brings, where both are constants."""
+    if len(operator.inputs) != 3 or min(operator.inputs) < 0:
+        raise InvalidOperation("needs a table, keys and values", where=operator.place)
+    keys, values = (subgraph.operands[i] for i in operator.inputs[1:])
+    return (keys, values) if keys.is_constant and values.is_constant else None
+
+
+def _place(
+    subgraph: RawSubgraph,
+    key: Key,
+    table: Table,
+    copies: dict[tuple[int, Key], tuple[int, int]],
+) -> tuple[int, int]:
+    """Operand indexes of the table's keys and values in the subgraph that uses it."""
+    known = copies.get((subgraph.index, key))
+    if known is None:
+        known = len(subgraph.operands), len(subgraph.operands) + 1
+        subgraph.operands += [replace(o, origin=None) for o in table]
+        copies[subgraph.index, key] = known
+    return known

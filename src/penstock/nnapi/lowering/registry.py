@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Final, TypeAlias
 
 from penstock.errors import InvalidOperation, NotLowerable, UnknownOperator
-from penstock.ir.extension import EXTENSION, split_key
+from penstock.ir.operand import EXTENSION, split_key
 from penstock.nnapi.description import EXPERIMENTAL, NnapiOperand, OperandType
 from penstock.nnapi.lowering.forms import (
     EVERY,

@@ -22,7 +22,7 @@ from penstock.hal import (
 )
 from penstock.hal.capabilities import fault_of_extensions
 from penstock.ir import AttributeValue, DType, ExtensionType, Model, ModelBuilder, NDArray, Operand
-from penstock.ir.extension import MAX_CODE
+from penstock.ir.operand import MAX_CODE
 from penstock.testing.contract.cases import Case, renamed, unheard_of
 from penstock.testing.contract.promise import NotCovered, Suite, describe, refused, require
 from penstock.testing.contract.trial import Trial, kinds

@@ -13,8 +13,7 @@ from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.export.rules import judge
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
-from penstock.ir.references import entered_from
-from penstock.ir.settled import has_control_flow
+from penstock.ir.transforms import entered_from, has_control_flow
 from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
 

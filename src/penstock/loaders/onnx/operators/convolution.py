@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.ir.types import DType, NDArray
 from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.constants import is_uniform, uniform
 from penstock.loaders.onnx.operators.common import (
     cast,
     concatenate,
@@ -20,8 +19,7 @@ from penstock.loaders.onnx.operators.common import (
     slice_axis,
     squeeze,
 )
-from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
-from penstock.loaders.onnx.operators.windows import (
+from penstock.loaders.onnx.operators.pooling import (
     Window,
     from_image,
     image_of,
@@ -30,7 +28,8 @@ from penstock.loaders.onnx.operators.windows import (
     planar,
     spatial,
 )
-from penstock.loaders.onnx.values import Layout, Value, channels_last, constant
+from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
+from penstock.loaders.onnx.values import Layout, Value, channels_last, constant, is_uniform, uniform
 
 MAX_GROUPS = 64
 PLAIN = frozenset({DType.FLOAT32, DType.FLOAT16})

@@ -10,7 +10,6 @@ import numpy as np
 
 from penstock.ir.types import PACKED, DType
 from penstock.loaders.onnx.calls import Call, Lower, operator
-from penstock.loaders.onnx.constants import reshaped
 from penstock.loaders.onnx.operators.common import (
     aligned,
     arithmetic,
@@ -25,7 +24,7 @@ from penstock.loaders.onnx.operators.common import (
 )
 from penstock.loaders.onnx.operators.recipes import with_activation
 from penstock.loaders.onnx.tensors import dtype_of
-from penstock.loaders.onnx.values import Value, constant
+from penstock.loaders.onnx.values import Value, constant, reshaped
 
 
 def legacy(call: Call, a: Value, b: Value) -> Value:

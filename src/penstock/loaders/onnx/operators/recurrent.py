@@ -19,7 +19,7 @@ from penstock.loaders.onnx.operators.common import (
     pair,
     sizes,
 )
-from penstock.loaders.onnx.operators.loops import InBody, length, loop, picked, placed
+from penstock.loaders.onnx.operators.control import InBody, length, loop, picked, placed
 from penstock.loaders.onnx.values import Value, constant
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.ir.types import DType, static_shape
 from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.constants import reshaped, uniform
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators.common import (
     axis_in,
@@ -22,7 +21,7 @@ from penstock.loaders.onnx.operators.common import (
     squeeze,
     transposed,
 )
-from penstock.loaders.onnx.values import Value, constant, identity, inverse
+from penstock.loaders.onnx.values import Value, constant, identity, inverse, reshaped, uniform
 
 MAX_TARGET = 32
 MAX_MIRRORED = 1 << 20

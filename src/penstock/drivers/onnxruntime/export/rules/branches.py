@@ -8,7 +8,7 @@ from penstock.driverkit.unrolling import fits
 from penstock.drivers.onnxruntime.export.graph import Graph
 from penstock.drivers.onnxruntime.export.rules.rule import RULES, judge, rule
 from penstock.hal import ACCURACY_RANK, AccuracyClass
-from penstock.ir.settled import branches_of
+from penstock.ir.transforms import branches_of
 
 
 def _check_if(site: Site) -> AccuracyClass:

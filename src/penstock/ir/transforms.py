@@ -1,0 +1,236 @@
+"""Models made from models: subgraphs renumbered, specialised by shape, and constants moved to pools."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final, TypeVar
+
+from msgspec.structs import replace
+
+from penstock.errors import ModelError
+from penstock.interrupts import checkpoint, polled
+from penstock.ir.builder import ALIGNMENT
+from penstock.ir.infer import Inferred, infer_subgraph
+from penstock.ir.model import Model
+from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
+from penstock.ir.operation import Attributes, AttributeValue, Operation
+from penstock.ir.operations import spec_of
+from penstock.ir.subgraph import ConstantPool, Subgraph, Variable
+from penstock.ir.types import Shape, static_shape
+from penstock.ir.validate import subgraph_references
+
+
+def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
+    """The subgraphs of *model* that *operations* refer to, directly or not: their index there ->
+    their place, from 1 on, behind a subgraph 0 of these operations.
+    """
+    found: dict[int, int] = {}
+    pending = deque(target for operation in operations for target in subgraph_references(operation))
+    while pending:
+        index = pending.popleft()
+        if index not in found:
+            found[index] = len(found) + 1
+            pending += [
+                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
+            ]
+    return found
+
+
+def entered_from(model: Model, index: int) -> list[int]:
+    """The subgraphs of *model* that subgraph *index* enters, directly or not, each once and after
+    all it enters itself.
+    """
+    order: list[int] = []
+    pending, seen = [(index, False)], set[int]()
+    while pending:
+        checkpoint()
+        at, finished = pending.pop()
+        if finished:
+            order.append(at)
+        elif at not in seen:
+            seen.add(at)
+            pending.append((at, True))
+            operations = model.subgraphs[at].operations
+            pending += [(target, False) for o in operations for target in subgraph_references(o)]
+    return order[:-1]
+
+
+def refer_anew(operation: Operation, subgraphs: Mapping[int, int]) -> Operation:
+    """*operation*, each index of a subgraph replaced by what *subgraphs* has for it."""
+    changed = {
+        spec.name: _new_reference(operation.attributes.get(spec.name), subgraphs)
+        for spec in spec_of(operation).attributes
+        if spec.kind in {"subgraph", "subgraphs"} and spec.name in operation.attributes
+    }
+    if all(operation.attributes[name] == new for name, new in changed.items()):
+        return operation
+    return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
+
+
+def carried(model: Model, subgraphs: Mapping[int, int]) -> list[Subgraph]:
+    """The subgraphs that `referenced_by` found, in their new places, with references among them to
+    match.
+    """
+    return [
+        replace(graph, operations=tuple(refer_anew(o, subgraphs) for o in graph.operations))
+        for graph in (model.subgraphs[old] for old in polled(subgraphs))
+    ]
+
+
+def _new_reference(value: AttributeValue, subgraphs: Mapping[int, int]) -> AttributeValue:
+    if isinstance(value, tuple):
+        return tuple(subgraphs.get(int(old), -1) for old in value)
+    return subgraphs.get(value, -1) if isinstance(value, int) else value
+
+
+BRANCHES: Final = {
+    "IF": ("then_subgraph_index", "else_subgraph_index"),
+    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
+}
+"""The attributes that refer to the subgraphs of an operation, by type."""
+
+KEPT: Final = "_settled"
+"""Where a model holds what it was made into."""
+
+MOST_COPIED: Final = 1 << 15
+"""Operands and operations that copies of subgraphs may have, beyond those that the model has."""
+
+
+def has_control_flow(model: Model) -> bool:
+    """Whether the entry subgraph has an IF or a WHILE."""
+    return any(operation.type in BRANCHES for operation in model.operations)
+
+
+def arguments_of(operation: Operation) -> tuple[int, ...]:
+    """The operands that an IF or a WHILE gives to its subgraphs."""
+    return operation.inputs[1:] if operation.type == "IF" else operation.inputs
+
+
+def branches_of(operation: Operation) -> tuple[int, int]:
+    """Indexes of the two subgraphs of an IF or a WHILE."""
+    first, second = BRANCHES[operation.type]
+    return operation.attributes.integer(first), operation.attributes.integer(second)
+
+
+def settled(model: Model) -> Model:
+    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes
+    are those of the values that this operation gives. Operations that give one subgraph the same
+    shapes share its copy. One whose values are of unknown shape keeps the subgraphs it has, and so
+    do those for which `MOST_COPIED` leaves no room. Without control flow: *model*.
+    """
+    if not has_control_flow(model):
+        return model
+    # Who prices a model and who asks devices about it want the same.
+    known: Model | None = model.__dict__.get(KEPT)
+    if known is None:
+        known = model.__dict__[KEPT] = _Settling(model).run()
+    return known
+
+
+class _Settling:
+    """The subgraphs of one model as they become; *copies* is where each is that was copied, by
+    index and input shapes.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.subgraphs = list(model.subgraphs)
+        self.copies: dict[tuple[int, tuple[Shape, ...]], int] = {}
+        self.known = Inferred()
+        own = sum(len(s.operands) + len(s.operations) for s in model.subgraphs)
+        self.room = MOST_COPIED + own
+
+    def run(self) -> Model:
+        model = self.model
+        # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits
+        # to be settled.
+        pending = [(model.main, model.entry)]
+        while pending:
+            checkpoint()
+            place, graph = pending.pop()
+            settled_operations = tuple(self._settle(graph, o, pending) for o in graph.operations)
+            self.subgraphs[place] = replace(graph, operations=settled_operations)
+        return replace(model, subgraphs=tuple(self.subgraphs))
+
+    def _settle(
+        self, graph: Subgraph, operation: Operation, pending: list[tuple[int, Subgraph]]
+    ) -> Operation:
+        if operation.type not in BRANCHES:
+            return operation
+        model = self.model
+        shapes = [static_shape(graph.operands[i].shape) for i in arguments_of(operation)]
+        indexes = branches_of(operation)
+        if None in shapes or any(model.subgraphs[i].states for i in indexes):
+            return operation
+        if any(len(model.subgraphs[i].inputs) != len(shapes) for i in indexes):
+            return operation
+        keys = [(index, tuple(shapes)) for index in indexes]
+        try:
+            made = {
+                key: infer_subgraph(model, *key, self.known)
+                for key in dict.fromkeys(keys)
+                if key not in self.copies
+            }
+        except ModelError:
+            return operation
+        size = sum(len(s.operands) + len(s.operations) for s in made.values())
+        if size > self.room:
+            return operation
+        self.room -= size
+        for key, inferred in made.items():
+            self.copies[key] = len(self.subgraphs)
+            pending.append((len(self.subgraphs), inferred))
+            self.subgraphs.append(inferred)
+        names = BRANCHES[operation.type]
+        changed = {name: self.copies[key] for name, key in zip(names, keys, strict=True)}
+        return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
+
+
+T = TypeVar("T", Operand, Variable)
+
+
+def pooled(model: Model) -> Model:
+    """*model* with every value of more than `MAX_COPIED_VALUE` bytes (NNAPI section 6.1) in a pool,
+    those that it holds itself in one of their own, which is made once; *model*, where it holds
+    none. The digest is the same.
+    """
+    if not holds_large_values(model):
+        return model
+    known: Model | None = model.__dict__.get("_pooled")
+    if known is None:
+        known = model.__dict__["_pooled"] = _made(model)
+    return known
+
+
+def holds_large_values(model: Model) -> bool:
+    """Whether *model* holds a value itself that belongs in a pool."""
+    return any(len(item.value or b"") > MAX_COPIED_VALUE for item in _items(model))
+
+
+def _made(model: Model) -> Model:
+    own = bytearray()
+    number = len(model.pools)
+
+    def moved(item: T) -> T:
+        value = item.value
+        if value is None or len(value) <= MAX_COPIED_VALUE:
+            return item
+        own.extend(bytes(-len(own) % ALIGNMENT))
+        place = DataLocation(number, len(own), len(value))
+        own.extend(value)
+        if isinstance(item, Operand):
+            return replace(item, lifetime=Lifetime.CONSTANT_POOL, value=None, location=place)
+        return replace(item, value=None, location=place)
+
+    subgraphs = tuple(replace(s, operands=tuple(map(moved, s.operands))) for s in model.subgraphs)
+    variables = tuple(map(moved, model.variables))
+    pool = ConstantPool(memoryview(bytes(own)))
+    return replace(model, subgraphs=subgraphs, variables=variables, pools=(*model.pools, pool))
+
+
+def _items(model: Model) -> Iterator[Operand | Variable]:
+    """Everything that may hold a value."""
+    for subgraph in model.subgraphs:
+        yield from subgraph.operands
+    yield from model.variables
