@@ -59,12 +59,20 @@ class Surroundings:
         return Counter(i for o in polled(self.subgraph.operations) for i in o.inputs)
 
 
+class Layout(msgspec.Struct, frozen=True):
+    """Whether an operation computes channels *first*, and which operands are so; else channels last."""
+
+    first: bool = False
+    inputs: tuple[bool, ...] = ()
+    outputs: tuple[bool, ...] = ()
+
+
 class Site(msgspec.Struct, frozen=True):
     """Operation *index* of a subgraph, with its operands.
 
     *inputs* and *outputs* are operands: element type, shape (None: unknown until run time),
     quantisation; an input that is left out is None. *hints* are the attributes of extensions that
-    came with the compile, and with the run.
+    came with the compile, and with the run. *layout* is what the layout pass decided.
     """
 
     around: Surroundings
@@ -73,6 +81,12 @@ class Site(msgspec.Struct, frozen=True):
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
     hints: tuple[ExtensionAttribute, ...] = ()
+    layout: Layout = Layout()
+
+    @property
+    def first(self) -> bool:
+        """Whether the operation computes channels first."""
+        return self.layout.first
 
     @property
     def model(self) -> Model:

@@ -102,7 +102,7 @@ class OnnxRuntimeDevice(DeviceBase):
         return self.provider.reason or engine.unusable()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
-        from penstock.drivers.onnxruntime.export.support import examine
+        from penstock.drivers.onnxruntime.support import examine
 
         answers = examine(model, "exact" if self.measured else "relaxed")
         return refuse_unmapped(model, answers, self.capabilities.memory_kinds)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from penstock.driverkit.compiling import compiled_within
 from penstock.drivers.onnxruntime import artefact, engine
 from penstock.drivers.onnxruntime.executable import Executable
-from penstock.drivers.onnxruntime.export.wire import build, serialize
 from penstock.drivers.onnxruntime.installation import saturates
 from penstock.drivers.onnxruntime.prepared import OnnxRuntimePreparedModel
+from penstock.drivers.onnxruntime.wire import build, serialize
 from penstock.errors import CacheError, DriverError, GeneralFailure, OtherVersion
 from penstock.hal import CacheReport, PrepareConfig, check_deadline
 from penstock.ir import Model
 
 if TYPE_CHECKING:
     from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
-    from penstock.drivers.onnxruntime.export.graph import Graph
+    from penstock.drivers.onnxruntime.graph import Graph
 
 OPTIMISED = "model.onnx"
 

@@ -18,8 +18,8 @@ import msgspec
 
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.executable import Executable
-from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.drivers.onnxruntime.export.wire import serialize
+from penstock.drivers.onnxruntime.graph import Graph
+from penstock.drivers.onnxruntime.wire import serialize
 from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.ir import NDArray

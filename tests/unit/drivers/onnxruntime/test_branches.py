@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.driverkit.unrolling import flattened
-from penstock.drivers.onnxruntime.export.graph import Node
-from penstock.drivers.onnxruntime.export.support import MOST_IN_BRANCHES, MOST_NESTED, in_branches
-from penstock.drivers.onnxruntime.export.wire import build
+from penstock.drivers.onnxruntime.graph import Node
+from penstock.drivers.onnxruntime.support import MOST_IN_BRANCHES, MOST_NESTED, in_branches
+from penstock.drivers.onnxruntime.wire import build
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operation, Subgraph

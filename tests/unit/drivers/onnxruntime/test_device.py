@@ -20,8 +20,7 @@ import pytest
 
 import penstock
 from penstock.driverkit.installation import package_folder, processor_features
-from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create, installation
-from penstock.drivers.onnxruntime.export import support
+from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create, installation, support
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
 from penstock.errors import (
     Cancelled,

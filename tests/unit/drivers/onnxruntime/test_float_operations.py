@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.drivers.onnxruntime.export.rules import RULES
+from penstock.drivers.onnxruntime.rules import RULES
 from tests.support_float_operations import check_agrees
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import OneOperation, run_on

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.drivers.onnxruntime.export.wire import build
+from penstock.drivers.onnxruntime.wire import build
 from penstock.ir import DType, ModelBuilder
 from penstock.testing.contract.cases import branching as unheard_branches, looping
 from tests.golden.comparison import FLOAT_SHARE

@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from penstock.drivers.onnxruntime import engine, profiling
-from penstock.drivers.onnxruntime.export.graph import Graph
-from penstock.drivers.onnxruntime.export.wire import build
+from penstock.drivers.onnxruntime.graph import Graph
+from penstock.drivers.onnxruntime.wire import build
 from penstock.errors import GeneralFailure
 from tests.support_measured import LAYERS, X, lies_within, network, types_of
 from tests.support_onnxruntime import needs_onnxruntime

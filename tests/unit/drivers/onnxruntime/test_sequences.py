@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.onnxruntime.export.wire import build
+from penstock.drivers.onnxruntime.wire import build
 from penstock.ir import Model, ModelBuilder
 from tests.golden.comparison import FLOAT_SHARE
 from tests.support_loops import F32

@@ -1,16 +1,16 @@
-"""Reductions over constant axes, and positions of extremes."""
+"""Reductions, positions of extremes, and normalisation along the last dimension."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.driverkit.checks import reduced_axes
-from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local, reduced_axes
+from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.driverkit.types import F32, activations, one_scale
-from penstock.drivers.onnxruntime.export.graph import FIRST_AXIS, Graph
-from penstock.drivers.onnxruntime.export.rules.conversion import TARGETS
-from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import WHOLE, moves
+from penstock.drivers.onnxruntime.graph import Graph
+from penstock.drivers.onnxruntime.rules.conversion import TARGETS
+from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -43,19 +43,20 @@ def _check(site: Site) -> AccuracyClass:
     return activations(site, [0])
 
 
-@rule(*REDUCTIONS, check=_check)
+def _layout(site: Site, values: Values) -> Layout:
+    return reduces(site, values, reduced_axes(site))
+
+
+@rule(*REDUCTIONS, check=_check, layout=_layout)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    index, axes, kind = site.input_indexes[0], reduced_axes(site), site.operation.type
-    keep = site.operation.attributes.flag("keep_dims")
-    if kind == "MEAN" and axes == [1, 2] and graph.is_first(index):
+    axes, kind = reduced_axes(site), site.operation.type
+    keep = site.attributes.flag("keep_dims")
+    if kind == "MEAN" and axes == [1, 2] and site.first:
         _emit_image_mean(graph, site, keep=keep)
         return
-    # Without the two dimensions of the picture, NHWC and NCHW are the same.
-    first = graph.is_first(index) and (keep or axes == [1, 2])
-    if first:
-        axes = sorted(FIRST_AXIS[a] for a in axes)
+    axes = sorted(computed_axis(site, axis) for axis in axes)
     moved = kind in EXTREMES
-    x = graph.source(site, first=first) if moved else graph.real(index, first=first)
+    x = graph.source(site) if moved else graph.real(site)
     if kind in LOGICAL:
         x = graph.node("Cast", x, to=TARGETS[DType.INT32])
     if axes:
@@ -63,20 +64,20 @@ def emit_reduction(graph: Graph, site: Site) -> None:
     if kind in LOGICAL:
         x = graph.node("Cast", x, to=TARGETS[DType.BOOL])
     if moved:
-        graph.define(site, x, first=first and keep)
+        graph.define(site, x)
     else:
-        graph.round(site, x, first=first and keep)
+        graph.round(site, x)
 
 
 def _emit_image_mean(graph: Graph, site: Site, *, keep: bool) -> None:
     """By pooling, which adds up the channels all alike: ReduceMean's order of adding depends on
     where each lies.
     """
-    x = graph.real(site.input_indexes[0], first=True)
+    x = graph.real(site)
     node = graph.node("GlobalAveragePool", x)
     if not keep:
         node = graph.reshape(node, site.output_shape())
-    graph.round(site, node, first=keep)
+    graph.round(site, node)
 
 
 def _check_position(site: Site) -> AccuracyClass:
@@ -95,7 +96,7 @@ def _check_position(site: Site) -> AccuracyClass:
 def emit_position(graph: Graph, site: Site) -> None:
     """The first of equals."""
     kind = "ArgMax" if site.operation.type == "ARG_MAX" else "ArgMin"
-    x, rank = graph.get(site.input_indexes[0]), len(site.shape())
+    x, rank = graph.get(site), len(site.shape())
     axis = site.integers(1, "its axis")[0] % rank
     node = graph.node(kind, x, axis=axis, keepdims=0)
     if site.output().dtype is DType.INT32:
@@ -117,9 +118,32 @@ def emit_cumulative_sum(graph: Graph, site: Site) -> None:
     attributes = site.operation.attributes
     node = graph.node(
         "CumSum",
-        graph.get(site.input_indexes[0]),
+        graph.get(site),
         graph.whole(site.integers(1, "its axis")[0] % len(site.shape())),
         exclusive=int(attributes.flag("exclusive")),
         reverse=int(attributes.flag("reverse")),
+    )
+    graph.define(site, node)
+
+
+@rule("L2_NORMALIZATION", check=check_l2)
+def emit_l2(graph: Graph, site: Site) -> None:
+    x = graph.get(site)
+    length = graph.node("ReduceL2", x, graph.whole([-1]), keepdims=1)
+    graph.define(site, graph.node("Div", x, graph.node("Max", length, graph.number(LEAST_LENGTH))))
+
+
+@rule("LOCAL_RESPONSE_NORMALIZATION", check=check_local, layout=channels_first)
+def emit_local(graph: Graph, site: Site) -> None:
+    """ONNX divides alpha by the number of neighbours."""
+    attributes = site.operation.attributes
+    size = 2 * attributes.integer("radius") + 1
+    node = graph.node(
+        "LRN",
+        graph.get(site),
+        size=size,
+        alpha=attributes.number("alpha") * size,
+        beta=float(attributes.number("beta")),
+        bias=float(attributes.number("bias")),
     )
     graph.define(site, node)

@@ -10,7 +10,7 @@ from typing import Final
 from penstock.driverkit.site import Site, make_sites, require
 from penstock.driverkit.support import answered, joined
 from penstock.driverkit.unrolling import flattened
-from penstock.drivers.onnxruntime.export.rules import judge
+from penstock.drivers.onnxruntime.rules import judge
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
 from penstock.ir.transforms import entered_from, has_control_flow

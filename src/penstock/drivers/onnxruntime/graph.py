@@ -14,26 +14,17 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from penstock.driverkit.layout import TO_FIRST, TO_LAST
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
 from penstock.driverkit.types import one_scale
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
-from penstock.ir import DType, Model, NDArray, Operand
+from penstock.ir import DType, Model, NDArray, Operand, Shape
 
 Value: TypeAlias = str
 """The name of a value in the ONNX graph."""
 
 MICROSOFT: Final = "com.microsoft"
-TO_FIRST: Final = (0, 3, 1, 2)
-TO_LAST: Final = (0, 2, 3, 1)
-TURNED: Final = (0, 2, 1)
-"""Between sequences as TFLite has them, channels last, and as they are convolved, channels before
-steps.
-"""
-
-FIRST_AXIS: Final = (0, 2, 3, 1)
-"""Where each axis of NHWC stands in NCHW."""
-
 BIAS: Final = 128
 """What a stored int8 value is raised by to be a uint8."""
 
@@ -124,7 +115,6 @@ class Graph:
         self.outputs: list[tuple[Value, Operand]] = []
         self._last: dict[int, Value] = {}
         self._first: dict[int, Value] = {}
-        self._turned: dict[int, Value] = {}
         self._real: dict[Value, Value] = {}
         self._held: dict[int, NDArray] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -224,18 +214,6 @@ class Graph:
         """Whole numbers, int64: axes, shapes, sizes."""
         return self.constant(np.array(values, np.int64))
 
-    def is_first(self, index: int) -> bool:
-        """Whether operand *index* is there channels first, and only so."""
-        return index in self._first and index not in self._last
-
-    def turned(self, index: int) -> Value | None:
-        """Operand *index*, of rank 3, in the order `TURNED`, where it is there only so."""
-        return None if index in self._last else self._turned.get(index)
-
-    def turn(self, site: Site, value: Value) -> None:
-        """Names *value* as the output of *site* in the order `TURNED`."""
-        self._turned[site.output_indexes[0]] = value
-
     def shaped(self, value: Value, shape: Sequence[int]) -> Value:
         """*value*, of which the *shape* is known."""
         self._shapes[value] = tuple(shape)
@@ -250,21 +228,22 @@ class Graph:
             return make(value)
         return self.reshape(self.shaped(make(base), self._shapes[base]), self._shapes[value])
 
-    def get(self, index: int, *, first: bool = False) -> Value:
-        """The stored value of an operand; with *first* as NCHW, which operands of rank 4 alone can
-        be.
-        """
-        if index not in self._last and index in self._turned:
-            self._last[index] = self._turned_back(index)
+    def get(self, site: Site, position: int = 0) -> Value:
+        """The stored value of input *position*, in the layout that *site* reads it in."""
+        return self.read(site.input_indexes[position], first=site.layout.inputs[position])
+
+    def read(self, index: int, *, first: bool = False) -> Value:
+        """The stored value of operand *index*, transposed where it does not exist in this layout."""
         have, other = (self._first, self._last) if first else (self._last, self._first)
         if index not in have:
+            shape = self.entry.operands[index].shape or ()
             if index in other:
-                have[index] = self.transpose(other[index], TO_FIRST if first else TO_LAST)
+                have[index] = self._transposed(other[index], shape, first=first)
             else:
                 value = self.known(index)
                 if value is None:
                     raise GeneralFailure(f"operand {index} is read before it is computed")
-                have[index] = self.constant(value.transpose(TO_FIRST) if first else value)
+                have[index] = self.constant(value.transpose(TO_FIRST[4]) if first else value)
         return have[index]
 
     def known(self, index: int) -> NDArray | None:
@@ -278,17 +257,17 @@ class Graph:
         """Names a constant as the output of *site*."""
         self._held[site.output_indexes[0]] = value
 
-    def real(self, index: int, *, first: bool = False) -> Value:
+    def real(self, site: Site, position: int = 0) -> Value:
         """As `get`, dequantised where the operand is quantised."""
-        operand = self.entry.operands[index]
+        operand, first = site.input(position), site.layout.inputs[position]
         if operand.dtype not in QUANTIZED:
-            return self.get(index, first=first)
+            return self.get(site, position)
         if operand.is_constant:
             scale, zero = one_scale(operand)
             steps = self.model.constant(operand).astype(np.float32) - np.float32(zero)
             exact = steps * np.float32(scale)
-            return self.constant(exact.transpose(TO_FIRST) if first else exact)
-        value = self.get(index, first=first)
+            return self.constant(exact.transpose(TO_FIRST[4]) if first else exact)
+        value = self.get(site, position)
         if value not in self._real:
             self._real[value] = self.node("DequantizeLinear", value, *self.grid(operand))
         return self._real[value]
@@ -305,38 +284,32 @@ class Graph:
         scale, zero = stored_grid(operand)
         return self.number(scale * away), self.constant(np.array(zero, np.uint8))
 
-    def define(self, site: Site, value: Value, *, first: bool = False, output: int = 0) -> None:
-        """Names *value*, as it is stored, as an output of *site*."""
-        (self._first if first else self._last)[site.output_indexes[output]] = value
+    def define(self, site: Site, value: Value, *, output: int = 0) -> None:
+        """Names *value*, as it is stored, as an output of *site*, in the layout that it makes."""
+        made = self._first if site.layout.outputs[output] else self._last
+        made[site.output_indexes[output]] = value
 
-    def round(self, site: Site, value: Value, *, first: bool = False, output: int = 0) -> None:
+    def round(self, site: Site, value: Value, *, output: int = 0) -> None:
         """Names a real *value* as an output of *site*, rounded to its grid where that is quantised."""
         operand = site.output(output)
         if operand.dtype in QUANTIZED:
             value = self.node("QuantizeLinear", value, *self.target(operand))
-        self.define(site, value, first=first, output=output)
+        self.define(site, value, output=output)
 
-    def source(
-        self, site: Site, position: int = 0, *, output: int = 0, first: bool = False
-    ) -> Value:
-        """The stored value of input *position* on the grid of an output that its values are moved
-        to.
-        """
-        index, given, wanted = (
-            site.input_indexes[position],
-            site.input(position),
-            site.output(output),
-        )
+    def source(self, site: Site, position: int = 0) -> Value:
+        """The stored value of input *position* on the grid of the output that it is moved to."""
+        given, wanted = site.input(position), site.output()
         same = given.dtype not in QUANTIZED or given.quantization == wanted.quantization
         if same or stored_grid(given) == stored_grid(wanted):
-            return self.get(index, first=first)
+            return self.get(site, position)
         (scale, _), (step, _) = stored_grid(given), stored_grid(wanted)
         if self.portable or given.is_constant or may_halve(scale / step):
-            return self.node("QuantizeLinear", self.real(index, first=first), *self.target(wanted))
+            real = self.real(site, position)
+            return self.node("QuantizeLinear", real, *self.target(wanted))
         # One kernel, where nothing is added.
         nothing = self.constant(np.array(1, np.uint8))
         added = (nothing, self.number(1.0), nothing)
-        value = self.get(index, first=first)
+        value = self.get(site, position)
         return self.node(
             "QLinearAdd", value, *self.grid(given), *added, *self.grid(wanted), domain=MICROSOFT
         )
@@ -397,7 +370,7 @@ class Graph:
         """Has *names* call the value of an output so; one that no node of its own makes, or that
         has a name, is copied.
         """
-        operand, value = self.entry.operands[index], self.get(index)
+        operand, value = self.entry.operands[index], self.read(index)
         name = f"o{len(self.outputs)}"
         self.outputs.append((name, operand))
         if operand.dtype is DType.INT8:
@@ -407,16 +380,16 @@ class Graph:
         else:
             self.nodes.append(Node("Identity", [value], [name], "", {}))
 
-    def _turned_back(self, index: int) -> Value:
-        """By a reshape, where that moves nothing."""
-        value, shape = self._turned[index], known_shape(self.entry.operands[index], "a sequence")
-        if 1 in shape[1:]:
-            return self.reshape(value, shape)
-        return self.transpose(value, TURNED)
+    def _transposed(self, value: Value, shape: Shape, *, first: bool) -> Value:
+        """*value*, of an operand of this *shape*, in the other layout; a reshape where nothing moves."""
+        last = tuple(d or 0 for d in shape or ())
+        if len(last) == 3 and not first and 1 in last[1:]:
+            return self.reshape(value, last)
+        return self.transpose(value, (TO_FIRST if first else TO_LAST)[len(last)])
 
     def _made(self, index: int, named: Container[Value]) -> Value:
         """Operand *index* as the result of a node of this graph, which is not among those *named*."""
-        value = self.get(index)
+        value = self.read(index)
         if value not in self._makers or value in named:
             value = self.node("Identity", value)
         return value

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.site import known_shape, make_sites
+from penstock.driverkit.site import Site, known_shape, make_sites
 from penstock.driverkit.unrolling import flattened
-from penstock.drivers.onnxruntime.export.graph import MICROSOFT, Graph
-from penstock.drivers.onnxruntime.export.rules import RULES
-from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
+from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph
+from penstock.drivers.onnxruntime.rules import RULES
+from penstock.errors import GeneralFailure, PenstockError
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
@@ -42,16 +43,19 @@ def build(
         graph = Graph(flat.model, wide=wide, portable=portable, relaxed=relaxed)
     except PenstockError as error:
         raise GeneralFailure(f"the inputs cannot be declared: {error}") from error
-    for index, site in polled(zip(flat.origins, make_sites(flat.model), strict=True)):
-        kind, graph.operation = site.operation.key, index
-        try:
-            RULES[kind].emit(graph, site)
-        except (DriverError, Cancelled):
-            raise
-        except Exception as error:
-            raise GeneralFailure(f"operation {index} ({kind}): {error}") from error
+    sites = RULES.lay_out(make_sites(flat.model), real=portable)
+    RULES.emit(graph, _numbered(graph, flat.origins, sites))
     graph.finish()
     return graph
+
+
+def _numbered(
+    graph: Graph, origins: Sequence[int], sites: Sequence[Site]
+) -> Iterator[tuple[int, Site]]:
+    """*sites* with their operations in the model, which the nodes that follow are marked with."""
+    for number, site in zip(origins, sites, strict=True):
+        graph.operation = number
+        yield number, site
 
 
 def serialize(graph: Graph, onnx: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""CAST, and the numbers in 8 bits that networks round to themselves."""
+"""CAST, QUANTIZE, DEQUANTIZE, and the 8-bit numbers that networks round to themselves."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Final
 
 import numpy as np
 
+from penstock.driverkit.layout import follows
 from penstock.driverkit.site import QUANTIZED, Site, require
-from penstock.driverkit.types import F32
-from penstock.drivers.onnxruntime.export.graph import BIAS, Graph, Value
-from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import WHOLE
+from penstock.driverkit.types import F32, one_scale
+from penstock.drivers.onnxruntime.graph import AWAY_ONCE, BIAS, Graph, Value
+from penstock.drivers.onnxruntime.rules.rule import WHOLE, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
@@ -43,11 +43,9 @@ def _check_cast(site: Site) -> AccuracyClass:
     return "exact"
 
 
-@rule("CAST", check=_check_cast)
+@rule("CAST", check=_check_cast, layout=follows)
 def emit_cast(graph: Graph, site: Site) -> None:
-    index = site.input_indexes[0]
-    first = graph.is_first(index)
-    x = graph.get(index, first=first)
+    x = graph.get(site)
     source, target = site.input().dtype, site.output().dtype
     if source in QUANTIZED:
         node = _from_bytes(graph, x, source, target)
@@ -55,7 +53,7 @@ def emit_cast(graph: Graph, site: Site) -> None:
         node = _to_bytes(graph, x, target)
     else:
         node = graph.node("Cast", x, to=TARGETS[target])
-    graph.define(site, node, first=first)
+    graph.define(site, node)
 
 
 def _zero(dtype: DType) -> int:
@@ -122,3 +120,50 @@ def scaled_bytes(graph: Graph, a: Value, b: Value) -> Value | None:
             if graph.scalar(scale) == 1.0:
                 return graph.node("DequantizeLinear", stored, graph.number(step), zero)
     return None
+
+
+def _check_quantize(site: Site) -> AccuracyClass:
+    site.shape()
+    source, target = site.input(), site.output()
+    if target.dtype not in QUANTIZED or source.dtype not in {F32, *QUANTIZED}:
+        site.refuse_types()
+    one_scale(target)
+    if source.dtype is F32:
+        return "faithful"
+    one_scale(source)
+    return "stepwise"
+
+
+@rule("QUANTIZE", check=_check_quantize, layout=follows)
+def emit_quantize(graph: Graph, site: Site) -> None:
+    if site.input().dtype is F32:
+        x, target = graph.get(site), site.output()
+        node = graph.node("QuantizeLinear", x, *graph.target(target, AWAY_ONCE))
+        graph.define(site, node)
+    else:
+        graph.define(site, graph.source(site))
+
+
+def _check_dequantize(site: Site) -> AccuracyClass:
+    site.shape()
+    source = site.input()
+    require(site.output().dtype is F32, "an output that is not float32")
+    if source.dtype is DType.FLOAT16:
+        return "exact"
+    if source.dtype not in QUANTIZED:
+        site.refuse_types()
+    one_scale(source)
+    return "faithful"
+
+
+@rule("DEQUANTIZE", check=_check_dequantize, layout=follows)
+def emit_dequantize(graph: Graph, site: Site) -> None:
+    operand = site.input()
+    if operand.dtype is not DType.FLOAT16:
+        graph.define(site, graph.real(site))
+    elif operand.is_constant:
+        value = site.value(0, "its input").astype(np.float32)
+        graph.hold(site, value)
+    else:
+        x = graph.get(site)
+        graph.define(site, graph.node("Cast", x, to=TARGETS[F32]))

@@ -9,23 +9,31 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import check_logic, keeps_channels_first, require_choice
-from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.checks import check_logic, require_choice
+from penstock.driverkit.layout import (
+    TO_FIRST,
+    Values,
+    broadcasts,
+    channels_last,
+    follows,
+    follows_any,
+    in_computed_order,
+    layout_of,
+)
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.driverkit.types import F32, activation, activations, numbers
-from penstock.drivers.onnxruntime.export.graph import (
+from penstock.drivers.onnxruntime.graph import (
     ACTIVATIONS,
     AWAY,
     CLAMPS,
     MICROSOFT,
-    TO_FIRST,
     Graph,
     Value,
     may_halve,
     stored_grid,
 )
-from penstock.drivers.onnxruntime.export.rules.conversion import scaled_bytes
-from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import WHOLE, moves
+from penstock.drivers.onnxruntime.rules.conversion import scaled_bytes
+from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
@@ -96,24 +104,20 @@ def _check_width(site: Site) -> None:
     require(not wide, "TFLite computes it over narrower numbers alone")
 
 
-@rule(*UNARY, check=_check_unary)
+@rule(*UNARY, check=_check_unary, layout=follows_any)
 def emit_unary(graph: Graph, site: Site) -> None:
-    index, compute = site.input_indexes[0], UNARY[site.operation.type]
-    turned = graph.turned(index)
-    if turned is not None:
-        graph.turn(site, graph.through(turned, partial(compute, graph)))
+    compute = partial(UNARY[site.operation.type], graph)
+    if site.first and site.rank() == 3:
+        graph.define(site, graph.through(graph.get(site), compute))
         return
-    first = graph.is_first(index)
-    graph.round(site, compute(graph, graph.real(index, first=first)), first=first)
+    graph.round(site, compute(graph.real(site)))
 
 
-@rule("GELU", check=_check_unary)
+@rule("GELU", check=_check_unary, layout=follows)
 def emit_gelu(graph: Graph, site: Site) -> None:
-    index, approximate = site.input_indexes[0], site.operation.attributes.flag("approximate")
-    first = graph.is_first(index)
-    x = graph.real(index, first=first)
-    node = graph.node("Gelu", x, approximate="tanh" if approximate else "none")
-    graph.round(site, node, first=first)
+    approximate = site.attributes.flag("approximate")
+    node = graph.node("Gelu", graph.real(site), approximate="tanh" if approximate else "none")
+    graph.round(site, node)
 
 
 def _check_binary(site: Site) -> AccuracyClass:
@@ -138,24 +142,29 @@ def _check_binary(site: Site) -> AccuracyClass:
     return accuracy
 
 
-@rule(*BINARY, check=_check_binary)
-def emit_binary(graph: Graph, site: Site) -> None:
-    fused = str(site.operation.attributes.get("fused_activation_function", "NONE"))
+def _binary_layout(site: Site, values: Values) -> Layout:
     kind = site.operation.type
+    if site.is_quantized and not values.real and kind in {"ADD", "SUB", "MUL"}:
+        return channels_last(site, values)
+    if site.is_quantized and kind in EXTREMES and _one_grid(site):
+        return channels_last(site, values)
+    sequences = site.rank(0) == 3 and site.shape(0) == site.shape(1)
+    if sequences and kind in SIMPLE and site.activation == "NONE":
+        return layout_of(site, all(map(values.is_first, site.input_indexes)))
+    return broadcasts(site, values)
+
+
+@rule(*BINARY, check=_check_binary, layout=_binary_layout)
+def emit_binary(graph: Graph, site: Site) -> None:
+    kind, fused = site.operation.type, site.activation
     if site.is_quantized and not graph.portable and kind in {"ADD", "SUB", "MUL"}:
         node = _multiplied(graph, site) if kind == "MUL" else _added(graph, site)
         graph.define(site, graph.limit(node, site.output(), fused))
         return
     if site.is_quantized and kind in EXTREMES and _one_grid(site):
-        graph.define(site, graph.node(BINARY[kind], *map(graph.get, site.input_indexes)))
+        graph.define(site, graph.node(BINARY[kind], graph.get(site, 0), graph.get(site, 1)))
         return
-    sequences = [graph.turned(index) for index in site.input_indexes]
-    alike = None not in sequences and site.shape(0) == site.shape(1)
-    if alike and kind in SIMPLE and fused == "NONE":
-        graph.turn(site, graph.node(BINARY[kind], *filter(None, sequences)))
-        return
-    first = keeps_channels_first(graph, site)
-    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    a, b = (operand_of(graph, site, position) for position in (0, 1))
     if kind == "SQUARED_DIFFERENCE":
         difference = graph.node("Sub", a, b)
         node = graph.node("Mul", difference, difference)
@@ -165,7 +174,7 @@ def emit_binary(graph: Graph, site: Site) -> None:
         node = scaled
     else:
         node = graph.node(BINARY[kind], a, b)
-    graph.round(site, graph.activate(node, fused), first=first)
+    graph.round(site, graph.activate(node, fused))
 
 
 def _one_grid(site: Site) -> bool:
@@ -215,19 +224,19 @@ def _spread(graph: Graph, site: Site, position: int) -> Value:
             return graph.constant(
                 np.ascontiguousarray(np.broadcast_to(graph.stored(operand), shape))
             )
-    return graph.get(site.input_indexes[position])
+    return graph.get(site, position)
 
 
-def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Value:
+def operand_of(graph: Graph, site: Site, position: int) -> Value:
     """The real value of an input, which takes part in broadcasting."""
-    index, rank = site.input_indexes[position], len(site.shape(position))
-    if not first or rank in {0, 4}:
-        return graph.real(index, first=first and rank == 4)
+    x, rank = graph.real(site, position), len(site.shape(position))
+    if not site.first or site.layout.inputs[position] or not rank:
+        return x
     # A constant of lower rank belongs to the last dimensions of NHWC.
     shape = (*(1,) * (4 - rank), *site.shape(position))
     if shape[:3] == (1, 1, 1):
-        return graph.reshape(graph.real(index), tuple(shape[axis] for axis in TO_FIRST))
-    return graph.transpose(graph.reshape(graph.real(index), shape), TO_FIRST)
+        return graph.reshape(x, in_computed_order(site, shape))
+    return graph.transpose(graph.reshape(x, shape), TO_FIRST[4])
 
 
 def _check_add_n(site: Site) -> AccuracyClass:
@@ -237,14 +246,9 @@ def _check_add_n(site: Site) -> AccuracyClass:
     return activations(site)
 
 
-@rule("ADD_N", check=_check_add_n)
+@rule("ADD_N", check=_check_add_n, layout=broadcasts)
 def emit_add_n(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    graph.define(
-        site,
-        graph.node("Sum", *(graph.get(i, first=first) for i in site.input_indexes)),
-        first=first,
-    )
+    graph.define(site, graph.node("Sum", *(graph.get(site, p) for p in range(len(site.inputs)))))
 
 
 def _check_leaky(site: Site) -> AccuracyClass:
@@ -252,12 +256,10 @@ def _check_leaky(site: Site) -> AccuracyClass:
     return activations(site, quantized="faithful")
 
 
-@rule("LEAKY_RELU", check=_check_leaky)
+@rule("LEAKY_RELU", check=_check_leaky, layout=follows)
 def emit_leaky_relu(graph: Graph, site: Site) -> None:
-    index, alpha = site.input_indexes[0], site.operation.attributes.number("alpha")
-    first = graph.is_first(index)
-    x = graph.real(index, first=first)
-    graph.round(site, graph.node("LeakyRelu", x, alpha=float(alpha)), first=first)
+    alpha = float(site.attributes.number("alpha"))
+    graph.round(site, graph.node("LeakyRelu", graph.real(site), alpha=alpha))
 
 
 def _check_prelu(site: Site) -> AccuracyClass:
@@ -266,20 +268,19 @@ def _check_prelu(site: Site) -> AccuracyClass:
     return activations(site)
 
 
-@rule("PRELU", check=_check_prelu)
+@rule("PRELU", check=_check_prelu, layout=broadcasts)
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), which takes a third of the time of ONNX Runtime's own PRelu."""
-    first = keeps_channels_first(graph, site)
     alpha = site.value(1, "alpha")
-    if first and not graph.portable and _by_channel(site, alpha):
+    if site.first and not graph.portable and _by_channel(site, alpha):
         _emit_by_channel(graph, site, alpha.reshape(-1))
         return
-    x, slope = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    x, slope = (operand_of(graph, site, position) for position in (0, 1))
     if graph.portable:
-        graph.round(site, graph.node("PRelu", x, slope), first=first)
+        graph.round(site, graph.node("PRelu", x, slope))
         return
     below = graph.node("Mul", slope, graph.node("Min", x, graph.number(0.0)))
-    graph.round(site, graph.node("Add", graph.node("Relu", x), below), first=first)
+    graph.round(site, graph.node("Add", graph.node("Relu", x), below))
 
 
 def _by_channel(site: Site, alpha: NDArray) -> bool:
@@ -298,14 +299,14 @@ def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
     """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions: they keep the layout of those
     before and after.
     """
-    x, channels = graph.get(site.input_indexes[0], first=True), alpha.size
+    x, channels = graph.get(site), alpha.size
     parts = [
         graph.node(
             "Conv", value, graph.constant(slope.reshape(channels, 1, 1, 1)), group=channels, kernel_shape=[1, 1]
         )
         for value, slope in ((graph.node("Relu", x), 1 - alpha), (x, alpha))
     ]  # fmt: skip
-    graph.define(site, graph.node("Add", *parts), first=True)
+    graph.define(site, graph.node("Add", *parts))
 
 
 COMPARISONS: Final = {
@@ -325,24 +326,22 @@ def _check_comparison(site: Site) -> AccuracyClass:
     return "exact"
 
 
-@rule(*COMPARISONS, check=_check_comparison)
+@rule(*COMPARISONS, check=_check_comparison, layout=broadcasts)
 def emit_comparison(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    a, b = (operand_of(graph, site, position) for position in (0, 1))
     node = graph.node(COMPARISONS[site.operation.type], a, b)
     if site.operation.type == "NOT_EQUAL":
         node = graph.node("Not", node)
-    graph.define(site, node, first=first)
+    graph.define(site, node)
 
 
 LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
 
 
-@rule(*LOGIC, check=check_logic)
+@rule(*LOGIC, check=check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
-    graph.define(site, graph.node(LOGIC[site.operation.type], *given), first=first)
+    given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
+    graph.define(site, graph.node(LOGIC[site.operation.type], *given))
 
 
 def _check_select(site: Site) -> AccuracyClass:
@@ -358,10 +357,10 @@ def _check_select(site: Site) -> AccuracyClass:
 @rule("SELECT", "SELECT_V2", check=_check_select)
 def emit_select(graph: Graph, site: Site) -> None:
     """The condition of SELECT may be one truth value a row."""
-    condition, shape = graph.get(site.input_indexes[0]), site.shape()
+    condition, shape = graph.get(site), site.shape()
     if site.operation.type == "SELECT" and len(shape) == 1:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
-    a, b = (graph.get(site.input_indexes[p]) for p in (1, 2))
+    a, b = (graph.get(site, p) for p in (1, 2))
     if site.output().dtype is not DType.BOOL:
         graph.define(site, graph.node("Where", condition, a, b))
         return

@@ -1,4 +1,4 @@
-"""UNIDIRECTIONAL_SEQUENCE_LSTM of float32, as ONNX's LSTM."""
+"""IF, as ONNX's If, and UNIDIRECTIONAL_SEQUENCE_LSTM of float32, as ONNX's LSTM."""
 
 from __future__ import annotations
 
@@ -6,11 +6,54 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.site import Site, require
+from penstock.driverkit.site import Refused, Site, make_sites, require
+from penstock.driverkit.support import UNSTEADY
 from penstock.driverkit.types import activation, activations
-from penstock.drivers.onnxruntime.export.graph import Graph, Value
-from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.hal import AccuracyClass
+from penstock.driverkit.unrolling import fits
+from penstock.drivers.onnxruntime.graph import Graph, Value
+from penstock.drivers.onnxruntime.rules.rule import RULES, judge, rule
+from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.ir.transforms import branches_of
+
+
+def _check_if(site: Site) -> AccuracyClass:
+    require(site.shape(0) in {(), (1,)}, "a condition that is not one truth value")
+    found: AccuracyClass = "exact"
+    for index in branches_of(site.operation):
+        graph = site.model.subgraphs[index]
+        alike = fits(graph, site.inputs[1:], site.outputs)
+        require(alike, "shapes in its branches are not known, or differ")
+        for inner in make_sites(site.model, index):
+            kind = inner.operation.key
+            require(kind not in UNSTEADY, f"its {kind} turns last bits into positions")
+            try:
+                accuracy = judge(inner)
+            except Refused as refusal:
+                raise Refused(f"its {kind}: {refusal}") from None
+            found = min(found, accuracy, key=ACCURACY_RANK.__getitem__)
+    return found
+
+
+@rule("IF", check=_check_if)
+def emit_if(graph: Graph, site: Site) -> None:
+    condition = graph.get(site)
+    if site.shape(0):
+        condition = graph.reshape(condition, ())
+    given = [graph.get(site, position) for position in range(1, len(site.inputs))]
+    made = []
+    for index in branches_of(site.operation):
+        branch = graph.branch(index, given)
+        for inner in RULES.lay_out(make_sites(site.model, index), real=graph.portable):
+            RULES[inner.operation.key].emit(branch, inner)
+        branch.finish()
+        made.append(branch)
+    then, otherwise = made
+    results = graph.node_of(
+        "If", [condition], len(site.outputs), then_branch=then, else_branch=otherwise
+    )
+    for at, value in enumerate(results):
+        graph.define(site, value, output=at)
+
 
 GATES: Final = (0, 3, 1, 2)
 """ONNX's gates (input, output, forget, cell) by their places in TFLite's order."""
@@ -48,7 +91,7 @@ def _check_lstm(site: Site) -> AccuracyClass:
 def emit_lstm(graph: Graph, site: Site) -> None:
     hidden, _ = site.shape(WEIGHTS)
     _, batch, major = _sizes(site)
-    x = graph.get(site.input_indexes[0])
+    x = graph.get(site)
     weights, recurrent, bias = (
         np.concatenate([site.value(first + gate, "a weight") for gate in GATES])
         for first in (WEIGHTS, RECURRENT, BIASES)
@@ -56,12 +99,12 @@ def emit_lstm(graph: Graph, site: Site) -> None:
     every, *states = graph.node_of(
         "LSTM",
         [
-            _turned(graph, x, site.shape(), major=major),
+            _steps_first(graph, x, site.shape(), major=major),
             graph.constant(weights[np.newaxis]),
             graph.constant(recurrent[np.newaxis]),
             graph.constant(np.concatenate([bias, np.zeros_like(bias)])[np.newaxis]),
             "",
-            *(graph.reshape(graph.get(site.input_indexes[p]), (1, batch, hidden)) for p in STATES),
+            *(graph.reshape(graph.get(site, p), (1, batch, hidden)) for p in STATES),
         ],
         3,
         hidden_size=hidden,
@@ -71,7 +114,7 @@ def emit_lstm(graph: Graph, site: Site) -> None:
         graph.define(site, graph.reshape(values[at], site.output_shape(at)), output=at)
 
 
-def _turned(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool) -> Value:
+def _steps_first(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool) -> Value:
     """The input, its steps first."""
     if major:
         return x

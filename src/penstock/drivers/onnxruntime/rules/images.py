@@ -14,18 +14,19 @@ from penstock.driverkit.checks import (
     require_resizable,
     windows,
 )
-from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import F32, activation, activations
-from penstock.drivers.onnxruntime.export.graph import (
-    ACTIVATIONS,
-    MICROSOFT,
+from penstock.driverkit.layout import (
     TO_LAST,
-    Graph,
-    Value,
-    stored_grid,
+    Values,
+    channels_first,
+    computed_axis,
+    first_if_real,
+    follows,
+    layout_of,
 )
-from penstock.drivers.onnxruntime.export.rules.rule import rule
-from penstock.drivers.onnxruntime.export.types import moves
+from penstock.driverkit.site import Layout, Site, require
+from penstock.driverkit.types import F32, activation, activations
+from penstock.drivers.onnxruntime.graph import ACTIVATIONS, MICROSOFT, Graph, Value, stored_grid
+from penstock.drivers.onnxruntime.rules.rule import moves, rule
 from penstock.hal import AccuracyClass
 
 FLOAT: Final = 1
@@ -52,23 +53,23 @@ def _attributes(site: Site, w: Windows) -> dict[str, Any]:
     }
 
 
-@rule("AVERAGE_POOL_2D", check=_check_pool)
+def _average_layout(site: Site, values: Values) -> Layout:
+    """The mean of stored values is taken channels first, and stored channels last."""
+    return layout_of(site, True, [0], outputs=values.real or not site.is_quantized)
+
+
+@rule("AVERAGE_POOL_2D", check=_check_pool, layout=_average_layout)
 def emit_average_pool(graph: Graph, site: Site) -> None:
     w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
     named = _attributes(site, w)
-    if not site.is_quantized:
-        x = graph.get(site.input_indexes[0], first=True)
+    if graph.portable or not site.is_quantized:
+        x = graph.real(site)
         node = graph.node("AveragePool", x, count_include_pad=0, **named)
-        graph.round(site, graph.activate(node, fused), first=True)
+        graph.round(site, graph.activate(node, fused))
         return
-    if graph.portable:
-        x = graph.real(site.input_indexes[0], first=True)
-        node = graph.node("AveragePool", x, count_include_pad=0, **named)
-        graph.round(site, graph.activate(node, fused), first=True)
-        return
-    stored = graph.node("Cast", graph.get(site.input_indexes[0], first=True), to=FLOAT)
+    stored = graph.node("Cast", graph.get(site), to=FLOAT)
     node = rounded(graph, graph.node("AveragePool", stored, count_include_pad=0, **named), site)
-    graph.define(site, graph.limit(graph.transpose(node, TO_LAST), site.output(), fused))
+    graph.define(site, graph.limit(graph.transpose(node, TO_LAST[4]), site.output(), fused))
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
@@ -85,30 +86,27 @@ def rounded(graph: Graph, mean: Value, site: Site) -> Value:
     return graph.node("Cast", graph.node("Add", signed, offset), to=UINT8)
 
 
-@rule("MAX_POOL_2D", check=_check_pool)
+@rule("MAX_POOL_2D", check=_check_pool, layout=first_if_real)
 def emit_max_pool(graph: Graph, site: Site) -> None:
     w, fused = windows(site, site.shape()[1:3], pool_extents(site)), activation(site, ACTIVATIONS)
     named = _attributes(site, w)
     if graph.portable or not site.is_quantized:
-        x = graph.real(site.input_indexes[0], first=True)
+        x = graph.real(site)
         node = graph.activate(graph.node("MaxPool", x, **named), fused)
-        graph.round(site, node, first=True)
+        graph.round(site, node)
         return
-    x = graph.get(site.input_indexes[0])
+    x = graph.get(site)
     node = graph.node("NhwcMaxPool", x, domain=MICROSOFT, **named)
     graph.define(site, graph.limit(node, site.output(), fused))
 
 
-@rule("L2_POOL_2D", check=_check_pool)
+@rule("L2_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_l2_pool(graph: Graph, site: Site) -> None:
-    w, x = (
-        windows(site, site.shape()[1:3], pool_extents(site)),
-        graph.get(site.input_indexes[0], first=True),
-    )
+    w, x = windows(site, site.shape()[1:3], pool_extents(site)), graph.get(site)
     squares = graph.node("Mul", x, x)
     node = graph.node("AveragePool", squares, count_include_pad=0, **_attributes(site, w))
     node = graph.activate(graph.node("Sqrt", node), activation(site, ACTIVATIONS))
-    graph.round(site, node, first=True)
+    graph.round(site, node)
 
 
 def _check_resize(site: Site) -> AccuracyClass:
@@ -123,27 +121,28 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     """Channels last, which ONNX Runtime does several times faster than first."""
     image, (height, width) = site.shape(), site.integers(1, "its size")
     sizes = graph.whole([image[0], height, width, image[3]])
-    x = graph.real(site.input_indexes[0])
+    x = graph.real(site)
     node = graph.node(
         "Resize", x, "", "", sizes, mode="linear", coordinate_transformation_mode=coordinates(site)
     )
     graph.round(site, node)
 
 
-@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
+@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize, layout=follows)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Rows, then columns, gathered by the positions that TFLite computes in float32."""
-    first = graph.is_first(site.input_indexes[0])
-    node = graph.source(site, first=first)
+    node = graph.source(site)
     attributes = site.operation.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
     for axis, (size, out) in enumerate(
-        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=2 if first else 1
+        zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=1
     ):
         positions = nearest(size, out, align=align, half=half)
         if not np.array_equal(positions, np.arange(size)):
-            node = graph.node("Gather", node, graph.constant(positions), axis=axis)
-    graph.define(site, node, first=first)
+            node = graph.node(
+                "Gather", node, graph.constant(positions), axis=computed_axis(site, axis)
+            )
+    graph.define(site, node)
 
 
 def _check_blocks(site: Site) -> AccuracyClass:
@@ -152,13 +151,13 @@ def _check_blocks(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("DEPTH_TO_SPACE", check=_check_blocks)
+@rule("DEPTH_TO_SPACE", check=_check_blocks, layout=follows)
 def emit_depth_to_space(graph: Graph, site: Site) -> None:
     """The place within the block comes before the channel."""
     block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.output_shape()
-    if graph.is_first(site.input_indexes[0]):
-        x = graph.get(site.input_indexes[0], first=True)
-        graph.define(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"), first=True)
+    if site.first:
+        x = graph.get(site)
+        graph.define(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"))
         return
     node = graph.reshape(graph.source(site), (n, h // block, w // block, block, block, c))
     node = graph.transpose(node, (0, 1, 3, 2, 4, 5))

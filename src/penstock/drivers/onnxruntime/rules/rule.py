@@ -1,19 +1,37 @@
-"""Which element types a rule takes, and the accuracy that follows from them."""
+"""The table of rules, how an operation is judged by it, and the element types that rules move."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from penstock.driverkit.site import QUANTIZED, Site
+from penstock.driverkit.rules import Rules
+from penstock.driverkit.site import QUANTIZED, Refused, Site
+from penstock.driverkit.support import LEFT_OUT
 from penstock.driverkit.types import F32, one_scale
+from penstock.drivers.onnxruntime.graph import Graph
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, Operand
+
+RULES: Final = Rules[Graph]()
+"""Filled by the modules of this package."""
+
+rule: Final = RULES.add
 
 PLAIN: Final = frozenset({F32, DType.INT32, DType.INT64, DType.BOOL})
 """Element types that are moved as they are."""
 
 WHOLE: Final = frozenset({DType.INT32, DType.INT64})
+
+
+def judge(site: Site) -> AccuracyClass:
+    """The class in which an operation is computed. Raises `Refused`, or what its check raises."""
+    if (reason := LEFT_OUT.get(site.operation.key)) is not None:
+        raise Refused(reason)
+    found = RULES.find(site, "is not written as ONNX")
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    return found.check(site)
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:

@@ -1,0 +1,177 @@
+"""The layout pass: which values of a subgraph lie channels first, decided before a node is made.
+
+TFLite has channels last (NHWC; NWC for sequences). Engines convolve channels first (NCHW, NCW). The
+pass goes over the operations once. A rule's policy chooses the layout in which the operation reads
+each operand and makes each result; the pass knows in which layouts every value exists by then. A
+TRANSPOSE is needed only where an operation reads a value in a layout that it does not exist in.
+
+A rule's emitter reads the decision from `Site.layout` and never looks at its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.driverkit.site import Layout, Site
+from penstock.interrupts import polled
+
+TO_FIRST: Final = {4: (0, 3, 1, 2), 3: (0, 2, 1)}
+"""By rank, the permutation from channels last to channels first."""
+
+TO_LAST: Final = {4: (0, 2, 3, 1), 3: (0, 2, 1)}
+"""By rank, the permutation from channels first to channels last."""
+
+FIRST_AXIS: Final = (0, 2, 3, 1)
+"""Where each axis of NHWC stands in NCHW."""
+
+
+class Values:
+    """The values that exist at some point of the pass, and their layouts.
+
+    *real*: the engine computes quantised layers in real numbers. Integer kernels, which it has
+    otherwise, read channels last.
+    """
+
+    def __init__(self, *, real: bool = True) -> None:
+        self.real = real
+        self._first: set[int] = set()
+        self._last: set[int] = set()
+
+    def is_first(self, index: int) -> bool:
+        """Whether operand *index* exists channels first, and not channels last."""
+        return index in self._first and index not in self._last
+
+    def add(self, index: int, *, first: bool) -> None:
+        """Operand *index* exists in this layout from now on."""
+        (self._first if first else self._last).add(index)
+
+
+Policy: TypeAlias = Callable[[Site, Values], Layout]
+"""Chooses the layout of one operation."""
+
+
+def lay_out(
+    sites: Iterable[Site], policy_of: Callable[[Site], Policy], *, real: bool = True
+) -> list[Site]:
+    """*sites*, which are all operations of a subgraph in order, each with its layout."""
+    values, found = Values(real=real), []
+    for site in polled(sites):
+        layout = policy_of(site)(site, values)
+        for index, first in zip(site.input_indexes, layout.inputs, strict=True):
+            values.add(index, first=first)
+        for index, first in zip(site.output_indexes, layout.outputs, strict=True):
+            values.add(index, first=first)
+        found.append(replace(site, layout=layout))
+    return found
+
+
+def layout_of(
+    site: Site,
+    first: bool,
+    inputs: Sequence[int] | None = None,
+    *,
+    outputs: bool | None = None,
+) -> Layout:
+    """A layout that computes channels *first*, or last.
+
+    *inputs* are the positions that are read channels first then (None: all); *outputs* is whether
+    the results are channels first, where that differs from *first*.
+    """
+    chosen = range(len(site.inputs)) if inputs is None else inputs
+    return Layout(
+        first,
+        tuple(first and at in chosen for at in range(len(site.inputs))),
+        (first if outputs is None else outputs,) * len(site.outputs),
+    )
+
+
+def channels_last(site: Site, _: Values) -> Layout:
+    """The policy of an operation that is computed channels last."""
+    return layout_of(site, False)
+
+
+def channels_first(site: Site, _: Values) -> Layout:
+    """The policy of an operation on an image at input 0 that is computed channels first."""
+    return layout_of(site, True, [0])
+
+
+def first_if_real(site: Site, values: Values) -> Layout:
+    """As `channels_first`, save for quantised data where the engine has integer kernels."""
+    return layout_of(site, values.real or not site.is_quantized, [0])
+
+
+def follows(site: Site, values: Values) -> Layout:
+    """The policy of an operation that keeps the layout of the image at input 0."""
+    return layout_of(site, _is_image(site, values), [0])
+
+
+def follows_any(site: Site, values: Values) -> Layout:
+    """As `follows`, of a sequence at input 0 too."""
+    return layout_of(site, values.is_first(site.input_indexes[0]), [0])
+
+
+def follows_last_input(site: Site, values: Values) -> Layout:
+    """As `follows`, of the image at the last input."""
+    position = len(site.inputs) - 1
+    return layout_of(site, _is_image(site, values, position), [position])
+
+
+def broadcasts(site: Site, values: Values) -> Layout:
+    """The policy of an operation whose inputs broadcast.
+
+    It is computed channels first where an image is so, and all others are scalars, images, or
+    constants of a lower rank, which the rule lays out itself.
+    """
+    ranks = [len(site.shape(p)) for p in range(len(site.inputs))]
+    is_first = any(_is_image(site, values, p) for p in range(len(ranks))) and all(
+        site.input(p).is_constant or rank in {0, 4} for p, rank in enumerate(ranks)
+    )
+    return layout_of(site, is_first, [p for p, rank in enumerate(ranks) if rank == 4])
+
+
+def joins(site: Site, values: Values) -> Layout:
+    """The policy of a join of images: channels first where one of them is so."""
+    return layout_of(site, any(_is_image(site, values, p) for p in range(len(site.inputs))))
+
+
+def reduces(site: Site, values: Values, axes: Sequence[int]) -> Layout:
+    """The layout of a reduction over *axes* of input 0.
+
+    Without height and width, NHWC and NCHW are the same: such a result is channels last.
+    """
+    keep = site.attributes.flag("keep_dims")
+    is_first = _is_image(site, values) and (keep or list(axes) == [1, 2])
+    return layout_of(site, is_first, [0], outputs=is_first and keep)
+
+
+def transposes(site: Site, values: Values, order: Sequence[int]) -> Layout | None:
+    """The layout of a TRANSPOSE by *order* that needs no node; None where it needs one.
+
+    Permuted to channels first, a value that exists so already is the result. Permuted to channels
+    last, the value is the result, channels first.
+    """
+    rank = len(order)
+    if tuple(order) == TO_FIRST.get(rank) and values.is_first(site.input_indexes[0]):
+        return layout_of(site, True, [0], outputs=False)
+    if tuple(order) == TO_LAST.get(rank):
+        return layout_of(site, False, outputs=True)
+    return None
+
+
+def _is_image(site: Site, values: Values, position: int = 0) -> bool:
+    operand = site.inputs[position]
+    is_image = operand is not None and len(operand.shape or ()) == 4
+    return is_image and values.is_first(site.input_indexes[position])
+
+
+def computed_axis(site: Site, axis: int) -> int:
+    """Where *axis* of NHWC is in the layout that the operation computes in."""
+    return FIRST_AXIS[axis] if site.first else axis
+
+
+def in_computed_order(site: Site, sizes: Sequence[int]) -> list[int]:
+    """*sizes*, one for each axis of NHWC, in the order of the layout that is computed in."""
+    return [sizes[axis] for axis in TO_FIRST[4]] if site.first else list(sizes)

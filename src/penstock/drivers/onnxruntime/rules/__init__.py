@@ -1,0 +1,18 @@
+"""The rules, by operation type: what is computed, in which class and layout, and the nodes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+from penstock.drivers.onnxruntime.rules.rule import RULES, judge
+
+FAMILIES: Final = (
+    "conversion", "elementwise", "images", "layers", "moving", "nested", "reduction",
+)  # fmt: skip
+"""Modules whose functions register themselves."""
+
+__all__ = ["RULES", "judge"]
+
+for _family in FAMILIES:
+    import_module(f"{__name__}.{_family}")

@@ -1,0 +1,418 @@
+"""CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, CONV_3D, FULLY_CONNECTED, BATCH_MATMUL and SOFTMAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.driverkit.checks import (
+    Windows,
+    cut_windows,
+    require_rows,
+    transposed_windows,
+    windows,
+)
+from penstock.driverkit.layout import TO_LAST, Values, channels_first, first_if_real, layout_of
+from penstock.driverkit.site import QUANTIZED, Layout, Refused, Site, require
+from penstock.driverkit.types import (
+    F32,
+    activation,
+    activations,
+    one_scale,
+    one_scale_a_channel,
+    require_shares,
+)
+from penstock.drivers.onnxruntime.graph import ACTIVATIONS, MICROSOFT, Graph, Value, raised
+from penstock.drivers.onnxruntime.rules.rule import rule
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, NDArray
+
+
+def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
+    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
+    int32 bias; or float32 data with constant 8-bit weights, which are dequantised where TFLite
+    quantises the data as it runs.
+    """
+    activation(site, ACTIVATIONS)
+    accuracy = activations(site, [data])
+    kind = site.input(weights).dtype
+    if site.input(data).dtype is not F32:
+        _check_quantized(site, data, weights, bias)
+        return accuracy
+    if site.has(bias):
+        require(site.input(bias).dtype is F32, "a bias that is not float32")
+        require(len(site.input(bias).shape or ()) == 1, "a bias of another rank than 1")
+    if kind is F32:
+        return accuracy
+    require(kind in QUANTIZED, f"{kind.value} weights beside float32 values are not computed here")
+    site.value(weights, "its quantised filter")
+    require(site.input(weights).quantization is not None, "quantised weights without a scale")
+    one_scale_a_channel(site, weights)
+    return "relaxed"
+
+
+def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
+    site.value(weights, "its quantised filter")
+    operand = site.input(weights)
+    if operand.dtype not in QUANTIZED:
+        site.refuse_types()
+    quantization = operand.quantization
+    require(quantization is not None, "quantised weights without a scale")
+    if quantization is not None:
+        require(min(quantization.scales) > 0, "a filter with a scale of zero")
+    one_scale_a_channel(site, weights)
+    one_scale(site.input(data))
+    if site.has(bias):
+        site.value(bias, "its quantised bias")
+        require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
+
+
+def real_weights(
+    graph: Graph, site: Site, position: int, order: Sequence[int], shape: Sequence[int], channels: Sequence[int]
+) -> Value:  # fmt: skip
+    """The filter at input *position*, real, its dimensions taken in *order* and then laid out as
+    *shape*.
+
+    A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the
+    layout *channels*: here, or in the graph where that is portable, so that a provider sees its
+    integers.
+    """
+    operand = site.input(position)
+    known = (
+        graph.model.constant(operand)
+        if operand.is_constant
+        else graph.known(site.input_indexes[position])
+    )
+    if known is None:
+        return graph.reshape(graph.transpose(graph.get(site, position), order), shape)
+    value = np.ascontiguousarray(known.transpose(order).reshape(shape))
+    if graph.portable and operand.dtype in QUANTIZED:
+        axis = next((at for at, size in enumerate(channels) if size > 1), 0)
+        given = stored_weights(graph, site, position, value)
+        return graph.node("DequantizeLinear", *given, axis=axis)
+    return graph.constant(_dequantized(value, site, position, channels))
+
+
+def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[int]) -> NDArray:
+    quantization = site.input(position).quantization
+    if site.input(position).dtype is F32 or quantization is None:
+        return value
+    places = tuple(channels) if quantization.per_channel else (1,) * value.ndim
+    zeros = np.array(quantization.zero_points, np.float32).reshape(places)
+    real: NDArray = (value.astype(np.float32) - zeros) * np.array(
+        quantization.scales, np.float32
+    ).reshape(places)
+    return real
+
+
+def real_bias(
+    graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
+) -> list[Value]:
+    """The bias as a list of one real value, or none; an integer one in steps of input scale times
+    weight scale.
+    """
+    if not site.has(bias):
+        return []
+    operand = site.input(bias)
+    if operand.dtype is F32:
+        return [graph.get(site, bias)]
+    steps = weight_scales(site, weights) * np.float32(one_scale(site.input(data))[0])
+    value = site.value(bias, "its bias").reshape(-1).astype(np.float32)
+    return [graph.constant(value * steps)]
+
+
+def weight_scales(site: Site, weights: int) -> NDArray:
+    """The scales of a filter: one, or one a channel."""
+    quantization = site.input(weights).quantization
+    return np.array(quantization.scales if quantization else (1.0,), np.float32)
+
+
+def stored_weights(
+    graph: Graph, site: Site, position: int, value: NDArray
+) -> tuple[Value, Value, Value]:
+    """An 8-bit filter *value*, laid out, with its scales and zero points: signed, since that is
+    fastest beside unsigned data, or unsigned where the processor's products would saturate.
+    """
+    operand = site.input(position)
+    if operand.dtype is DType.INT8 and graph.wide:
+        value, shift = raised(value), 128
+    elif operand.dtype is DType.UINT8 and not graph.wide:
+        value, shift = (value ^ np.uint8(128)).view(np.int8), -128
+    else:
+        shift = 0
+    quantization = operand.quantization
+    if quantization is None:
+        raise Refused("quantised weights without a scale")
+    zeros = np.array(quantization.zero_points, np.int32) + shift
+    scales = np.array(quantization.scales, np.float32)
+    # One pair stands for the whole filter only as a scalar.
+    if not quantization.per_channel:
+        zeros, scales = zeros.reshape(()), scales.reshape(())
+    names = (graph.constant(v) for v in (value, scales, zeros.astype(value.dtype)))
+    weights, steps, offsets = names
+    return weights, steps, offsets
+
+
+def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
+    """The int32 bias; zeros where there is none."""
+    if not site.has(bias):
+        return np.zeros(channels, np.int32)
+    return site.value(bias, "its bias").reshape(-1)
+
+
+def rounded_up(site: Site, bias: NDArray) -> NDArray:
+    """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that
+    they are rounded more like TFLite's. The largest there is stays: converters write it for what
+    they cannot say.
+
+    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after
+    both: a sum that is 1 / (2 * mantissa) below the middle of two steps goes up, or down below zero
+    (Jacob et al., "Quantization and Training of Neural Networks for Efficient
+    Integer-Arithmetic-Only Inference", section 2.2 and appendix B). ONNX Runtime's kernels multiply
+    by a float and round once. Where no result is below zero, a sum of one more is nearer to that:
+    the mantissa is 0.5 to 1. Where some are, it would move half of them away.
+    """
+    output = site.output()
+    scale, zero = one_scale(output)
+    ratio = weight_scales(site, 1) * (one_scale(site.input())[0] / scale)
+    if zero > np.iinfo(output.dtype.numpy).min:
+        return bias
+    is_lower = (np.frexp(ratio)[1] < 0) & (bias < np.iinfo(np.int32).max)
+    return bias + is_lower.astype(np.int32)
+
+
+def _check_conv(site: Site) -> AccuracyClass:
+    image, filters = site.shape(0), site.shape(1)
+    site.output_shape()
+    windows(site, image[1:3], filters[1:3])
+    return check_layer(site)
+
+
+@rule("CONV_2D", check=_check_conv, layout=first_if_real)
+def emit_conv_2d(graph: Graph, site: Site) -> None:
+    """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
+    filters = site.shape(1)
+    order, groups = (0, 3, 1, 2), site.shape()[3] // filters[3]
+    shape = (filters[0], filters[3], *filters[1:3])
+    _emit(graph, site, order, shape, groups)
+
+
+@rule("DEPTHWISE_CONV_2D", check=_check_conv, layout=first_if_real)
+def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
+    """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
+    filters = site.shape(1)
+    _emit(graph, site, (3, 0, 1, 2), (filters[3], 1, *filters[1:3]), site.shape()[3])
+
+
+def _emit(
+    graph: Graph, site: Site, order: Sequence[int], shape: Sequence[int], groups: int
+) -> None:
+    image, fused = site.shape(), activation(site, ACTIVATIONS)
+    w = windows(site, image[1:3], shape[2:])
+    named = attributes(w, shape[2:], groups)
+    if graph.portable or site.input().dtype not in QUANTIZED:
+        x = graph.real(site)
+        weights = real_weights(graph, site, 1, order, shape, (shape[0], 1, 1, 1))
+        node = graph.node("Conv", x, weights, *real_bias(graph, site), **named)
+        graph.round(site, graph.activate(node, fused))
+        return
+    value = graph.model.constant(site.input(1)).transpose(order).reshape(shape)
+    bias = stored_bias(site, 2, shape[0])
+    node = graph.node(
+        "QLinearConv",
+        graph.get(site),
+        *graph.grid(site.input()),
+        *stored_weights(graph, site, 1, np.ascontiguousarray(value)),
+        *graph.grid(site.output()),
+        graph.constant(bias if graph.relaxed else rounded_up(site, bias)),
+        domain=MICROSOFT,
+        channels_last=1,
+        **named,
+    )
+    graph.define(site, graph.limit(node, site.output(), fused))
+
+
+def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
+    """A convolution's attributes."""
+    return {
+        "kernel_shape": list(extents),
+        "strides": w.strides,
+        "dilations": w.dilations,
+        "pads": [*w.before, *w.after],
+        "group": groups,
+    }
+
+
+def _check_transpose_conv(site: Site) -> AccuracyClass:
+    site.integers(0, "its output shape")
+    image, filters = site.shape(2), site.shape(1)
+    windows(site, site.output_shape()[1:3], filters[1:3])
+    require(filters[3] == image[3], "filter and image of different channels")
+    w, beyond = transposed_windows(site)
+    require(
+        all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True)),
+        "an output that goes beyond what its input reaches",
+    )
+    return check_layer(site, data=2, weights=1, bias=3)
+
+
+def _transposed_layout(site: Site, _: Values) -> Layout:
+    return layout_of(site, True, [2], outputs=not site.is_quantized)
+
+
+@rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
+def emit_transpose_conv(graph: Graph, site: Site) -> None:
+    """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised
+    data is computed real: there is no integer kernel.
+    """
+    w, beyond = transposed_windows(site)
+    x = graph.real(site, 2)
+    node = _transposed(graph, site, x, w, beyond, real_bias(graph, site, data=2, bias=3))
+    node = graph.activate(node, activation(site, ACTIVATIONS))
+    graph.round(site, graph.transpose(node, TO_LAST[4]) if site.is_quantized else node)
+
+
+def _transposed(
+    graph: Graph, site: Site, x: Value, w: Windows, beyond: list[int], bias: list[Value]
+) -> Value:
+    filters = site.shape(1)
+    shape = (filters[3], filters[0], *filters[1:3])
+    weights = real_weights(graph, site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
+    named = attributes(w, filters[1:3])
+    return graph.node("ConvTranspose", x, weights, *bias, output_padding=beyond, **named)
+
+
+def _check_transpose_bias(site: Site) -> AccuracyClass:
+    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    site.shape(0), site.shape(1), site.shape(2), site.output_shape()
+    return "faithful"
+
+
+@rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
+def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
+    """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
+    x = graph.get(site)
+    node = _transposed(graph, site, x, cut_windows(site), [0, 0], [graph.get(site, 2)])
+    graph.define(site, node)
+
+
+def _check_conv_3d(site: Site) -> AccuracyClass:
+    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    activation(site, ACTIVATIONS)
+    filters = site.shape(1)
+    windows(site, site.shape()[1:4], filters[:3], "dhw")
+    require(site.shape()[4] == filters[3], "filter and volume of different channels")
+    return "faithful"
+
+
+@rule("CONV_3D", check=_check_conv_3d)
+def emit_conv_3d(graph: Graph, site: Site) -> None:
+    """Filter [depth, height, width, in, out]."""
+    filters = site.shape(1)
+    w = windows(site, site.shape()[1:4], filters[:3], "dhw")
+    shape = (filters[4], filters[3], *filters[:3])
+    weights = real_weights(graph, site, 1, (4, 3, 0, 1, 2), shape, ())
+    x = graph.transpose(graph.get(site), (0, 4, 1, 2, 3))
+    node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w, filters[:3]))
+    node = graph.activate(node, activation(site, ACTIVATIONS))
+    graph.define(site, graph.transpose(node, (0, 2, 3, 4, 1)))
+
+
+def _check_fully_connected(site: Site) -> AccuracyClass:
+    require_rows(site)
+    return check_layer(site)
+
+
+@rule("FULLY_CONNECTED", check=_check_fully_connected)
+def emit_fully_connected(graph: Graph, site: Site) -> None:
+    """Rows of the input times the transposed weights [units, depth]."""
+    units, depth = site.shape(1)
+    fused = activation(site, ACTIVATIONS)
+    real = graph.portable or site.input().dtype not in QUANTIZED
+    x = graph.real(site) if real else graph.get(site)
+    if len(site.shape()) != 2 or site.shape()[1] != depth:
+        x = graph.reshape(x, (-1, depth))
+    if not real:
+        value = np.ascontiguousarray(graph.model.constant(site.input(1)).T)
+        node = graph.node(
+            "QGemm",
+            x,
+            *graph.grid(site.input()),
+            *stored_weights(graph, site, 1, value),
+            graph.constant(stored_bias(site, 2, units)),
+            *graph.grid(site.output()),
+            domain=MICROSOFT,
+        )
+        node = graph.limit(node, site.output(), fused)
+    else:
+        weights = real_weights(graph, site, 1, (0, 1), (units, depth), (units, 1))
+        node = graph.node("Gemm", x, weights, *real_bias(graph, site), transB=1)
+        node = graph.activate(node, fused)
+    if len(site.output_shape()) != 2:
+        node = graph.reshape(node, site.output_shape())
+    if real:
+        graph.round(site, node)
+    else:
+        graph.define(site, node)
+
+
+def _check_batch_matmul(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    return activations(site)
+
+
+@rule("BATCH_MATMUL", check=_check_batch_matmul)
+def emit_batch_matmul(graph: Graph, site: Site) -> None:
+    attributes = site.operation.attributes
+    a, b = (
+        _matrix(graph, site, position, adjoint=attributes.flag(name))
+        for position, name in ((0, "adj_x"), (1, "adj_y"))
+    )
+    if graph.portable or not site.is_quantized:
+        graph.round(site, graph.node("MatMul", a, b))
+        return
+    node = graph.node(
+        "QLinearMatMul",
+        a,
+        *graph.grid(site.input(0)),
+        b,
+        *graph.grid(site.input(1)),
+        *graph.grid(site.output()),
+    )
+    graph.define(site, node)
+
+
+def _matrix(graph: Graph, site: Site, position: int, *, adjoint: bool) -> Value:
+    value = graph.real(site, position) if graph.portable else graph.get(site, position)
+    if not adjoint:
+        return value
+    rank = len(site.shape(position))
+    return graph.transpose(value, (*range(rank - 2), rank - 1, rank - 2))
+
+
+def _check_softmax(site: Site) -> AccuracyClass:
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    if site.is_quantized:
+        require_shares(site.output())
+    return activations(site, quantized="faithful")
+
+
+@rule("SOFTMAX", check=_check_softmax)
+def emit_softmax(graph: Graph, site: Site) -> None:
+    x, beta = graph.real(site), site.operation.attributes.number("beta")
+    if beta != 1.0:
+        x = graph.node("Mul", x, graph.number(beta))
+    graph.round(site, graph.node("Softmax", x, axis=-1))
+
+
+def _check_log_softmax(site: Site) -> AccuracyClass:
+    """Of 8 bits TFLite's kernel computes in whole numbers, which is up to six steps off."""
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    return activations(site, quantized="relaxed")
+
+
+@rule("LOG_SOFTMAX", check=_check_log_softmax)
+def emit_log_softmax(graph: Graph, site: Site) -> None:
+    graph.round(site, graph.node("LogSoftmax", graph.real(site), axis=-1))

@@ -1,0 +1,463 @@
+"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices, gathers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from penstock.driverkit.checks import (
+    MAX_PIECES,
+    axis_of,
+    bounds_of,
+    gather_axis,
+    joined,
+    order_of,
+    pads_of,
+    require_mirrored,
+    split_axis,
+)
+from penstock.driverkit.layout import (
+    TO_FIRST,
+    Values,
+    channels_last,
+    computed_axis,
+    follows,
+    follows_last_input,
+    in_computed_order,
+    joins,
+    layout_of,
+    transposes,
+)
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
+from penstock.driverkit.types import F32, activation
+from penstock.drivers.onnxruntime.graph import Graph, Value
+from penstock.drivers.onnxruntime.rules.conversion import TARGETS
+from penstock.drivers.onnxruntime.rules.images import zero_of
+from penstock.drivers.onnxruntime.rules.rule import PLAIN, WHOLE, moved, moves, rule
+from penstock.hal import AccuracyClass
+from penstock.ir import DType
+
+
+def _check_reshape(site: Site) -> AccuracyClass:
+    site.shape(), site.output_shape()
+    return moves(site, unscaled=True)
+
+
+def _reshape_layout(site: Site, values: Values) -> Layout:
+    """Channels first where the one row of an image is taken away, or given back to a sequence."""
+    shape, made = site.shape(), site.output_shape()
+    loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
+    gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
+    is_sequence = gains_row or (loses_row and site.output().dtype is F32)
+    return layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
+
+
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape, layout=_reshape_layout)
+def emit_reshape(graph: Graph, site: Site) -> None:
+    """Sequences are convolved as images of one row, channels first. A reshape that takes the row
+    away or gives it back keeps that layout.
+    """
+    if not site.first:
+        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        return
+    rows, *_, steps, channels = site.shape()
+    if site.rank() == 4:
+        image = graph.shaped(graph.get(site), (rows, channels, 1, steps))
+        graph.define(site, graph.reshape(image, (rows, channels, steps)))
+    else:
+        graph.define(site, graph.reshape(graph.get(site), (rows, channels, 1, steps)))
+
+
+def _check_transpose(site: Site) -> AccuracyClass:
+    order_of(site)
+    return moves(site, unscaled=True)
+
+
+def _transpose_layout(site: Site, values: Values) -> Layout:
+    order = order_of(site)
+    free = len(order) == 4 or site.output().dtype is F32
+    found = transposes(site, values, order) if free else None
+    return found or channels_last(site, values)
+
+
+@rule("TRANSPOSE", check=_check_transpose, layout=_transpose_layout)
+def emit_transpose(graph: Graph, site: Site) -> None:
+    order, shape, layout = order_of(site), site.shape(), site.layout
+    if layout.inputs[0] != layout.outputs[0]:
+        graph.define(site, graph.source(site))
+        return
+    long = [axis for axis in order if shape[axis] != 1]
+    if long == sorted(long):
+        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        return
+    graph.define(site, graph.transpose(graph.source(site), order))
+
+
+def _check_concatenation(site: Site) -> AccuracyClass:
+    require(activation(site, ["NONE"]) == "NONE", "")
+    return moved(site, joined(site), unscaled=True)
+
+
+@rule("CONCATENATION", check=_check_concatenation, layout=joins)
+def emit_concatenation(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
+    parts = [graph.source(site, p) for p in range(len(site.inputs))]
+    node = graph.node("Concat", *parts, axis=computed_axis(site, axis))
+    graph.define(site, node)
+
+
+def _check_pack(site: Site) -> AccuracyClass:
+    return moved(site, joined(site), unscaled=True)
+
+
+@rule("PACK", check=_check_pack)
+def emit_pack(graph: Graph, site: Site) -> None:
+    shape = list(site.output_shape())
+    axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
+    shape[axis] = 1
+    parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
+    graph.define(site, graph.node("Concat", *parts, axis=axis))
+
+
+def _check_unpack(site: Site) -> AccuracyClass:
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    return _pieces(site, 0)
+
+
+def _pieces(site: Site, source: int) -> AccuracyClass:
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    for output in site.outputs:
+        require(output.dtype is site.input(source).dtype, "pieces of another type")
+    return moves(site, source, unscaled=True)
+
+
+@rule("UNPACK", check=_check_unpack)
+def emit_unpack(graph: Graph, site: Site) -> None:
+    axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    sizes = [1] * len(site.outputs)
+    for position, piece in enumerate(_split(graph, site, 0, axis, sizes)):
+        value = graph.reshape(piece, site.output_shape(position))
+        graph.define(site, value, output=position)
+
+
+def _split(graph: Graph, site: Site, source: int, axis: int, sizes: list[int]) -> list[Value]:
+    """The pieces of an input, each on the grid of its output."""
+    given = site.input(source)
+    same = all(o.quantization == given.quantization for o in site.outputs)
+    along = computed_axis(site, axis)
+    x = graph.get(site, source) if same else graph.real(site, source)
+    if len(sizes) == 1:
+        pieces = [x]
+    else:
+        pieces = graph.node_of("Split", [x, graph.whole(sizes)], len(sizes), axis=along)
+    if same or given.dtype not in QUANTIZED:
+        return pieces
+    return [
+        graph.node("QuantizeLinear", piece, *graph.target(output))
+        for piece, output in zip(pieces, site.outputs, strict=True)
+    ]
+
+
+def _check_split(site: Site) -> AccuracyClass:
+    split_axis(site, 0, 1)
+    return _pieces(site, 1)
+
+
+@rule("SPLIT", check=_check_split, layout=follows_last_input)
+def emit_split(graph: Graph, site: Site) -> None:
+    _emit_pieces(graph, site, split_axis(site, 0, 1), 1)
+
+
+def _check_split_v(site: Site) -> AccuracyClass:
+    split_axis(site, 2, 0)
+    site.integers(1, "its sizes")
+    return _pieces(site, 0)
+
+
+@rule("SPLIT_V", check=_check_split_v, layout=follows)
+def emit_split_v(graph: Graph, site: Site) -> None:
+    _emit_pieces(graph, site, split_axis(site, 2, 0), 0)
+
+
+def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
+    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
+    for position, piece in enumerate(_split(graph, site, source, axis, sizes)):
+        graph.define(site, piece, output=position)
+
+
+def _check_pad(site: Site) -> AccuracyClass:
+    pads_of(site), site.output_shape()
+    if site.operation.type == "PADV2":
+        require(site.value(2, "its value").size == 1, "a padding of several values")
+        require(site.input().dtype is not DType.BOOL, "a padding with truth values")
+        return moved(site, [site.input(0), site.input(2)])
+    return moves(site)
+
+
+@rule("PAD", "PADV2", check=_check_pad, layout=follows)
+def emit_pad(graph: Graph, site: Site) -> None:
+    before, after = (in_computed_order(site, side) for side in pads_of(site))
+    value = zero_of(graph, site)
+    if site.operation.type == "PADV2":
+        value = graph.reshape(graph.source(site, 2), ())
+    node = graph.source(site)
+    if any(before) or any(after):
+        pads = graph.whole([*before, *after])
+        truth = site.output().dtype is DType.BOOL
+        node = graph.node("Pad", node, pads, value) if not truth else _padded(graph, node, pads)
+    graph.define(site, node)
+
+
+def _padded(graph: Graph, node: Value, pads: Value) -> Value:
+    """Truth values, padded as bytes."""
+    stored = graph.node("Cast", node, to=6)
+    return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
+
+
+def _check_mirror_pad(site: Site) -> AccuracyClass:
+    require_mirrored(site)
+    return moves(site, unscaled=True)
+
+
+@rule("MIRROR_PAD", check=_check_mirror_pad, layout=follows)
+def emit_mirror_pad(graph: Graph, site: Site) -> None:
+    """Each padded axis gathered at mirrored positions."""
+    before, after = pads_of(site)
+    mode = "reflect" if site.operation.attributes.text("mode") == "REFLECT" else "symmetric"
+    node = graph.source(site)
+    for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
+        if a or b:
+            positions = np.pad(np.arange(size, dtype=np.int64), (b, a), mode=mode)  # type: ignore[call-overload]  # two literals
+            along = computed_axis(site, axis)
+            node = graph.node("Gather", node, graph.constant(positions), axis=along)
+    graph.define(site, node)
+
+
+def _check_repeats(site: Site) -> AccuracyClass:
+    site.shape(), site.output_shape()
+    site.integers(1, "its second input")
+    return moves(site, unscaled=True)
+
+
+@rule("TILE", check=_check_repeats)
+def emit_tile(graph: Graph, site: Site) -> None:
+    repeats = graph.whole(site.integers(1, "its multiples"))
+    graph.define(site, graph.node("Tile", graph.source(site), repeats))
+
+
+@rule("BROADCAST_TO", check=_check_repeats)
+def emit_broadcast(graph: Graph, site: Site) -> None:
+    shape = graph.whole(site.output_shape())
+    graph.define(site, graph.node("Expand", graph.source(site), shape))
+
+
+def _check_fill(site: Site) -> AccuracyClass:
+    site.output_shape()
+    require(site.input(1).shape == (), "a value that is no scalar")
+    return moves(site, 1, unscaled=True)
+
+
+@rule("FILL", check=_check_fill)
+def emit_fill(graph: Graph, site: Site) -> None:
+    """Its shape is known already."""
+    shape = graph.whole(site.output_shape())
+    graph.define(site, graph.node("Expand", graph.source(site, 1), shape))
+
+
+def _check_reverse(site: Site) -> AccuracyClass:
+    for axis in site.integers(1, "its axes"):
+        axis_of(axis, len(site.shape()))
+    return moves(site, unscaled=True)
+
+
+@rule("REVERSE_V2", check=_check_reverse)
+def emit_reverse(graph: Graph, site: Site) -> None:
+    shape, node = site.shape(), graph.source(site)
+    for axis in {axis_of(a, len(shape)) for a in site.integers(1, "its axes")}:
+        positions = graph.whole(range(shape[axis] - 1, -1, -1))
+        node = graph.node("Gather", node, positions, axis=axis)
+    graph.define(site, node)
+
+
+def _check_shape(site: Site) -> AccuracyClass:
+    site.shape()
+    if site.input().dtype not in PLAIN | QUANTIZED:
+        site.refuse_types()
+    require(site.output().dtype in {DType.INT32, DType.INT64}, "a shape of another type")
+    return "exact"
+
+
+@rule("SHAPE", check=_check_shape)
+def emit_shape(graph: Graph, site: Site) -> None:
+    """Known already."""
+    graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
+
+
+def _check_slice(site: Site) -> AccuracyClass:
+    bounds_of(site), site.output_shape()
+    return moves(site, unscaled=True)
+
+
+def _slice_layout(site: Site, values: Values) -> Layout:
+    is_kept = site.rank() == 3 == len(site.output_shape())
+    return layout_of(site, is_kept and values.is_first(site.input_indexes[0]), [0])
+
+
+@rule("SLICE", "STRIDED_SLICE", check=_check_slice, layout=_slice_layout)
+def emit_slice(graph: Graph, site: Site) -> None:
+    bounds, shape = bounds_of(site), site.shape()
+    axes = [
+        axis
+        for axis, size in enumerate(shape)
+        if (bounds.begin[axis], bounds.end[axis], bounds.step[axis]) != (0, size, 1)
+    ]
+    node = graph.get(site) if site.first else graph.source(site)
+    if axes:
+        given = [[side[a] for a in axes] for side in (bounds.begin, bounds.end)]
+        steps = [bounds.step[a] for a in axes]
+        along = [TO_FIRST[3][axis] for axis in axes] if site.first else axes
+        node = graph.node("Slice", node, *(graph.whole(v) for v in (*given, along, steps)))
+    if len(site.output_shape()) != len(shape):
+        node = graph.reshape(node, site.output_shape())
+    graph.define(site, node)
+
+
+def _check_update(site: Site) -> AccuracyClass:
+    """A block of one dimension, at a place that is known."""
+    _update_of(site)
+    return moved(site, [site.input(0), site.input(1)], unscaled=True)
+
+
+def _update_of(site: Site) -> tuple[int, int, int] | None:
+    """The dimension of which a part is replaced, and where that part begins and ends; None for the
+    whole.
+    """
+    whole, part = site.shape(0), site.shape(1)
+    require(len(whole) == len(part), "a block of another rank")
+    starts = site.integers(2, "where it begins")
+    axes = [axis for axis, size in enumerate(whole) if part[axis] != size]
+    if not axes:
+        return None
+    require(len(axes) == 1, "a block smaller in several dimensions")
+    axis = axes[0]
+    begin = min(max(starts[axis], 0), whole[axis] - part[axis])
+    return axis, begin, begin + part[axis]
+
+
+@rule("DYNAMIC_UPDATE_SLICE", check=_check_update)
+def emit_update(graph: Graph, site: Site) -> None:
+    """What stands before the block, the block, and what stands behind it."""
+    block, place = graph.source(site, 1), _update_of(site)
+    if place is None:
+        graph.define(site, block)
+        return
+    axis, begin, end = place
+    parts = [block]
+    for at, start, stop in ((0, 0, begin), (2, end, site.shape(0)[axis])):
+        if start < stop:
+            bounds = [graph.whole([v]) for v in (start, stop, axis)]
+            parts.insert(at, graph.node("Slice", graph.source(site), *bounds))
+    graph.define(site, graph.node("Concat", *parts, axis=axis))
+
+
+def _check_indices(site: Site, position: int) -> None:
+    require(site.input(position).dtype in WHOLE, "indexes of another type")
+    site.shape(position)
+
+
+def _check_gather(site: Site) -> AccuracyClass:
+    require(site.operation.attributes.integer("batch_dims") == 0, "a gather by batches")
+    _check_indices(site, 1)
+    size = site.shape()[gather_axis(site)]
+    if site.input(1).is_constant:
+        indices = site.integers(1, "its indexes")
+        require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
+    site.output_shape()
+    return moves(site, unscaled=True)
+
+
+@rule("GATHER", check=_check_gather)
+def emit_gather(graph: Graph, site: Site) -> None:
+    """Indexes of any shape along one dimension."""
+    if _gathers_all(site):
+        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        return
+    indices = _indices(graph, site, 1)
+    graph.define(site, graph.node("Gather", graph.source(site), indices, axis=gather_axis(site)))
+
+
+def _gathers_all(site: Site) -> bool:
+    """Whether the one index is that of a dimension of 1."""
+    if not site.input(1).is_constant or site.shape()[gather_axis(site)] != 1:
+        return False
+    return bool(np.array_equal(site.value(1, "its indexes").reshape(-1), [0]))
+
+
+def _indices(graph: Graph, site: Site, position: int) -> Value:
+    if site.input(position).is_constant:
+        return graph.constant(site.value(position, "its indexes").astype("int64"))
+    return graph.get(site, position)
+
+
+def _check_gather_nd(site: Site) -> AccuracyClass:
+    _check_indices(site, 1)
+    depth = site.shape(1)[-1] if site.shape(1) else 1
+    require(1 <= depth <= len(site.shape()), f"indexes of {depth} numbers")
+    site.output_shape()
+    same = site.input().quantization == site.output().quantization
+    require(same, "values of another scale, which TFLite moves as they are")
+    return moves(site, unscaled=True)
+
+
+@rule("GATHER_ND", check=_check_gather_nd)
+def emit_gather_nd(graph: Graph, site: Site) -> None:
+    indices = _indices(graph, site, 1)
+    if not site.input(1).is_constant:
+        indices = graph.node("Cast", indices, to=TARGETS[DType.INT64])
+    graph.define(site, graph.node("GatherND", graph.source(site), indices))
+
+
+def _check_one_hot(site: Site) -> AccuracyClass:
+    _check_indices(site, 0)
+    depth = site.integers(1, "its depth")
+    require(len(depth) == 1 and depth[0] >= 1, f"a depth of {depth}")
+    for position in (2, 3):
+        require(site.value(position, "a value of it").size == 1, "several values")
+    require(site.output().dtype in {F32, *WHOLE}, "marks of another type")
+    site.output_shape()
+    return "exact"
+
+
+@rule("ONE_HOT", check=_check_one_hot)
+def emit_one_hot(graph: Graph, site: Site) -> None:
+    """An index outside the depth marks nothing; the engine would count a negative one from the end."""
+    depth, axis = site.integers(1, "its depth")[0], site.operation.attributes.integer("axis")
+    rank = len(site.shape())
+    axis = rank if axis == -1 else axis
+    x = graph.get(site)
+    shape = site.shape()
+    x = graph.reshape(x, (*shape[:axis], 1, *shape[axis:]))
+    places = [1] * (rank + 1)
+    places[axis] = depth
+    marks = np.arange(depth, dtype=site.input().dtype.numpy)
+    known = graph.constant(marks.reshape(places))
+    on, off = (graph.reshape(graph.get(site, p), ()) for p in (2, 3))
+    graph.define(site, graph.node("Where", graph.node("Equal", x, known), on, off))
+
+
+def _check_top_k(site: Site) -> AccuracyClass:
+    k, shape = site.integers(1, "its number"), site.shape()
+    require(len(k) == 1 and len(shape) >= 1 and 1 <= k[0] <= shape[-1], f"the best {k}")
+    require(site.input().dtype in {F32, *WHOLE}, "only float32 and whole numbers are ordered here")
+    require(site.output(1).dtype is DType.INT32, "positions of another type")
+    return "exact"
+
+
+@rule("TOPK_V2", check=_check_top_k)
+def emit_top_k(graph: Graph, site: Site) -> None:
+    k = graph.whole(site.integers(1, "its number"))
+    given = [graph.get(site), k]
+    values, positions = graph.node_of("TopK", given, 2, axis=-1, largest=1, sorted=1)
+    graph.define(site, values)
+    graph.define(site, graph.node("Cast", positions, to=TARGETS[DType.INT32]), output=1)
