@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -16,22 +16,6 @@ from penstock.ir.operations.custom_options import transpose_conv_bias
 
 LEAST_LENGTH: Final = 1e-6
 """What L2_NORMALIZATION divides by at least."""
-
-
-class Lying(Protocol):
-    """A graph in which values may lie channels first."""
-
-    def is_first(self, index: int) -> bool:
-        """Whether operand *index* is there as NCHW."""
-
-
-def keeps_channels_first(graph: Lying, site: Site) -> bool:
-    """Whether an input is there as NCHW, and all others can be brought to it."""
-    if not any(map(graph.is_first, site.input_indexes)):
-        return False
-    return all(
-        site.input(p).is_constant or len(site.shape(p)) in {0, 4} for p in range(len(site.inputs))
-    )
 
 
 def check_logic(site: Site) -> AccuracyClass:

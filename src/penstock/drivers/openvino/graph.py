@@ -15,6 +15,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
+from penstock.driverkit.layout import TO_FIRST, TO_LAST
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
 from penstock.driverkit.types import one_scale
 from penstock.drivers.openvino.engine import openvino
@@ -26,10 +27,6 @@ Node: TypeAlias = Any
 """An output of an OpenVINO node; the package's types are not needed to check this driver's."""
 
 OPSET: Final = "openvino.opset13"
-TO_FIRST: Final = (0, 3, 1, 2)
-TO_LAST: Final = (0, 2, 3, 1)
-FIRST_AXIS: Final = (0, 2, 3, 1)
-"""Where each axis of NHWC stands in NCHW."""
 
 
 class Padded(msgspec.Struct, frozen=True):
@@ -83,60 +80,56 @@ class Graph:
         """The constants as OpenVINO was given them."""
         return tuple(self._constants)
 
-    def is_first(self, index: int) -> bool:
-        """Whether operand *index* is there channels first, and only so."""
-        return index in self._first and index not in self._last
+    def get(self, site: Site, position: int = 0) -> Node:
+        """The value of input *position*, in the layout that *site* reads it in."""
+        return self.read(site.input_indexes[position], first=site.layout.inputs[position])
 
-    def get(self, index: int, *, first: bool = False) -> Node:
-        """The value of an operand; with *first* as NCHW, which operands of rank 4 alone can be."""
+    def read(self, index: int, *, first: bool = False) -> Node:
+        """The value of operand *index*, transposed where it does not exist in this layout."""
         have, other = (self._first, self._last) if first else (self._last, self._first)
         if index not in have:
             if index in other:
-                have[index] = self.transpose(other[index], TO_FIRST if first else TO_LAST)
+                have[index] = self.transpose(other[index], (TO_FIRST if first else TO_LAST)[4])
             else:
                 have[index] = self._constant_of(self.entry.operands[index], first=first)
         return have[index]
 
     def define(
-        self, site: Site, node: Node, *, first: bool = False, output: int = 0, raised: NDArray | None = None
-    ) -> None:  # fmt: skip
-        """Names *node* as an output of *site*, *raised* by so much and rounded to the grid of a
-        quantised one.
+        self, site: Site, node: Node, *, output: int = 0, raised: NDArray | None = None
+    ) -> None:
+        """Names *node* as an output of *site*, in the layout that it makes: *raised* by so much, and
+        rounded to the grid of a quantised output.
         """
         operand = site.output(output)
         if operand.dtype in STEPPED:
             node = self._on_grid(node, operand, raised)
-        (self._first if first else self._last)[site.output_indexes[output]] = node
+        self._name(site, node, output)
 
     def move(
-        self, site: Site, node: Node, sources: Sequence[int] = (0,), *, first: bool = False, output: int = 0
-    ) -> None:  # fmt: skip
+        self, site: Site, node: Node, sources: Sequence[int] = (0,), *, output: int = 0
+    ) -> None:
         """As `define`, of values moved from inputs *sources*: they are rounded only where the scale
         changes.
         """
-        operand = site.output(output)
-        if any(not alike(site.input(s), operand) for s in sources):
-            self.define(site, node, first=first, output=output)
+        if any(not alike(site.input(s), site.output(output)) for s in sources):
+            self.define(site, node, output=output)
         else:
-            (self._first if first else self._last)[site.output_indexes[output]] = node
+            self._name(site, node, output)
 
     def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
-        """Names what *how* makes of the only input of *site*, both channels first, as its output,
-        as `move` does. Remembers it, so that an output of the model is rearranged as the whole
-        steps that it is given out in.
+        """Names what *how* makes of the only input of *site* as its output, as `move` does.
+
+        It remembers *how*, so that an output of the model is rearranged as the whole steps that it
+        is given out in.
         """
-        source, index = site.input_indexes[0], site.output_indexes[0]
-        self.move(site, how(self.get(source, first=True)), first=True)
+        self.move(site, how(self.get(site)))
         if alike(site.input(), site.output()):
-            self._rearranged[index] = source, how
+            self._rearranged[site.output_indexes[0]] = site.input_indexes[0], how
 
     def pass_on(self, site: Site) -> None:
-        """Names the only input of *site* as its output, as `move` does: values of one grid, which
-        stay what they are.
-        """
+        """Names the only input of *site* as its output: both have one grid."""
         source, index = site.input_indexes[0], site.output_indexes[0]
-        first = self.is_first(source)
-        self.move(site, self.get(source, first=first), first=first)
+        self.move(site, self.get(site))
         if source in self._rearranged:
             self._rearranged[index] = self._rearranged[source]
 
@@ -185,7 +178,7 @@ class Graph:
         """
         operand = site.input(position)
         if not operand.is_constant:
-            node = self.get(site.input_indexes[position])
+            node = self.get(site, position)
             if list(order) != sorted(order):
                 node = self.transpose(node, order)
             laid_out = [site.shape(position)[axis] for axis in order]
@@ -219,6 +212,10 @@ class Graph:
         low, high = CLAMPS[fused]
         return self.op.clamp(node, low, high)
 
+    def _name(self, site: Site, node: Node, output: int) -> None:
+        made = self._first if site.layout.outputs[output] else self._last
+        made[site.output_indexes[output]] = node
+
     def _parameter(self, index: int) -> Node:
         operand = self.entry.operands[index]
         shape = known_shape(operand, f"input {operand.name!r}")
@@ -239,7 +236,7 @@ class Graph:
     def _constant_of(self, operand: Operand, *, first: bool) -> Node:
         value = self.model.constant(operand)
         if first:
-            value = value.transpose(TO_FIRST)
+            value = value.transpose(TO_FIRST[4])
         if operand.dtype in STEPPED:
             scale, zero = one_scale(operand)
             value = (value.astype(np.float32) - np.float32(zero)) * np.float32(scale)
@@ -280,9 +277,9 @@ class Graph:
         operand = self.entry.operands[index]
         if operand.dtype in QUANTIZED and index in self._rearranged:
             source, how = self._rearranged[index]
-            whole = self._whole(self.get(source, first=True), operand)
-            return self.op.result(self.transpose(how(whole), TO_LAST))
-        node = self.get(index)
+            whole = self._whole(self.read(source, first=True), operand)
+            return self.op.result(self.transpose(how(whole), TO_LAST[4]))
+        node = self.read(index)
         return self.op.result(self._whole(node, operand) if operand.dtype in STEPPED else node)
 
     def _whole(self, node: Node, operand: Operand) -> Node:

@@ -13,7 +13,7 @@ from penstock.drivers.openvino.executable import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
-from penstock.errors import Cancelled, DriverError, GeneralFailure, PenstockError
+from penstock.errors import GeneralFailure, PenstockError
 from penstock.hal import PrepareConfig, check_deadline
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray
@@ -134,14 +134,7 @@ def build_graph(model: Model) -> Graph:
         graph = Graph(model)
     except (PenstockError, RuntimeError, TypeError) as error:
         raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
-    for index, site in enumerate(polled(make_sites(model))):
-        kind = site.operation.key
-        try:
-            RULES[kind].emit(graph, site)
-        except (DriverError, Cancelled):
-            raise
-        except Exception as error:
-            raise GeneralFailure(f"operation {index} ({kind}): {engine.told(error)}") from error
+    RULES.emit(graph, enumerate(RULES.lay_out(make_sites(model))), engine.told)
     return graph
 
 

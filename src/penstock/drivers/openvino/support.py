@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.driverkit.site import QUANTIZED, Refused, Site, make_sites, require
+from penstock.driverkit.site import QUANTIZED, Site, make_sites, require
 from penstock.driverkit.support import answered
 from penstock.drivers.openvino.rules import RULES
 from penstock.hal import AccuracyClass, Support
@@ -43,10 +43,7 @@ def _is_stepped(site: Site) -> bool:
 
 
 def _judge(site: Site) -> AccuracyClass:
-    kind = site.operation.key
-    rule = RULES.get(kind)
-    if rule is None:
-        raise Refused(f"{kind} is not translated to OpenVINO's operations")
+    rule = RULES.find(site, "is not translated to OpenVINO's operations")
     for operand in (*site.inputs, *site.outputs):
         if operand is not None and operand.shape is not None:
             rank = len(operand.shape)

@@ -1,4 +1,4 @@
-"""The rules, by operation type: what is taken, in which class, and the nodes it becomes."""
+"""The rules, by operation type: what is computed, in which class and layout, and the nodes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from typing import Final
 from penstock.drivers.openvino.rules.rule import RULES
 
 FAMILIES: Final = (
-    "choices",
-    "convolution",
-    "elementwise",
-    "images",
-    "matrices",
-    "normalization",
-    "quantization",
-    "reduction",
-    "slicing",
-    "structure",
-)
+    "choices", "elementwise", "images", "layers", "moving", "reduction", "rounding",
+)  # fmt: skip
 """Modules whose functions register themselves."""
 
 __all__ = ["RULES"]

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import axis_of, check_logic, keeps_channels_first, require_choice
-from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.checks import axis_of, check_logic, require_choice
+from penstock.driverkit.layout import Values, broadcasts, channels_last, follows
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.rules.elementwise import operand_of
@@ -43,14 +44,13 @@ def _check_comparison(site: Site) -> AccuracyClass:
     return "exact"
 
 
-@rule(*COMPARISONS, check=_check_comparison)
+@rule(*COMPARISONS, check=_check_comparison, layout=broadcasts)
 def emit_comparison(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    a, b = (operand_of(graph, site, position) for position in (0, 1))
     if site.input().dtype is DType.INT32:
         # Compared as float32; a difference that is not 0 is not 0 as float32 either.
         a, b = graph.op.subtract(a, b), graph.op.constant(np.array(0, np.int32))
-    graph.define(site, COMPARISONS[site.operation.type](graph.op, a, b), first=first)
+    graph.define(site, COMPARISONS[site.operation.type](graph.op, a, b))
 
 
 LOGIC: Final[dict[str, Callable[..., Node]]] = {
@@ -60,11 +60,10 @@ LOGIC: Final[dict[str, Callable[..., Node]]] = {
 }
 
 
-@rule(*LOGIC, check=check_logic)
+@rule(*LOGIC, check=check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    given = [operand_of(graph, site, p, first=first) for p in range(len(site.inputs))]
-    graph.define(site, LOGIC[site.operation.type](graph.op, *given), first=first)
+    given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
+    graph.define(site, LOGIC[site.operation.type](graph.op, *given))
 
 
 def _check_select(site: Site) -> AccuracyClass:
@@ -72,16 +71,21 @@ def _check_select(site: Site) -> AccuracyClass:
     return carried(site, [site.input(1), site.input(2)])
 
 
-@rule("SELECT", "SELECT_V2", check=_check_select)
+def _chooses_rows(site: Site) -> bool:
+    return site.operation.type == "SELECT" and len(site.shape(0)) < len(site.shape(1))
+
+
+def _select_layout(site: Site, values: Values) -> Layout:
+    return (channels_last if _chooses_rows(site) else broadcasts)(site, values)
+
+
+@rule("SELECT", "SELECT_V2", check=_check_select, layout=_select_layout)
 def emit_select(graph: Graph, site: Site) -> None:
     """The condition of SELECT may be one truth value a row."""
-    shapes = [site.shape(p) for p in range(3)]
-    by_row = site.operation.type == "SELECT" and len(shapes[0]) < len(shapes[1])
-    first = not by_row and keeps_channels_first(graph, site)
-    condition, a, b = (operand_of(graph, site, p, first=first) for p in range(3))
-    if by_row:
-        condition = graph.reshape(condition, (shapes[0][0], *(1,) * (len(shapes[1]) - 1)))
-    graph.move(site, graph.op.select(condition, a, b), (1, 2), first=first)
+    condition, a, b = (operand_of(graph, site, p) for p in range(3))
+    if _chooses_rows(site):
+        condition = graph.reshape(condition, (*site.shape(0), *(1,) * (len(site.shape(1)) - 1)))
+    graph.move(site, graph.op.select(condition, a, b), (1, 2))
 
 
 CONVERTED: Final = {F32: "f32", DType.INT32: "i32", DType.BOOL: "boolean"}
@@ -98,12 +102,10 @@ def _check_cast(site: Site) -> AccuracyClass:
     return "exact"
 
 
-@rule("CAST", check=_check_cast)
+@rule("CAST", check=_check_cast, layout=follows)
 def emit_cast(graph: Graph, site: Site) -> None:
-    index = site.input_indexes[0]
-    first = graph.is_first(index)
-    x = graph.get(index, first=first)
-    graph.define(site, graph.op.convert(x, CONVERTED[site.output().dtype]), first=first)
+    x = graph.get(site)
+    graph.define(site, graph.op.convert(x, CONVERTED[site.output().dtype]))
 
 
 def _check_position(site: Site) -> AccuracyClass:
@@ -124,7 +126,7 @@ def emit_position(graph: Graph, site: Site) -> None:
     """The first of equals, which is what a stable order begins with."""
     axis = axis_of(site.integers(1, "its axis")[0], len(site.shape()))
     node = graph.op.topk(
-        graph.get(site.input_indexes[0]),
+        graph.get(site),
         graph.op.constant(np.array(1, np.int32)),
         axis,
         "max" if site.operation.type == "ARG_MAX" else "min",

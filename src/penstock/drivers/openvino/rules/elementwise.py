@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.driverkit.checks import keeps_channels_first
+from penstock.driverkit.layout import TO_FIRST, broadcasts, follows, in_computed_order
 from penstock.driverkit.site import Site, require
 from penstock.driverkit.types import F32, activation, activations, numbers, one_scale
-from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, TO_FIRST, Graph, Node
+from penstock.drivers.openvino.graph import ACTIVATIONS, CLAMPS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import (
     NOTHING,
     away_from_zero,
@@ -89,22 +89,19 @@ def _check_unary(site: Site) -> AccuracyClass:
     return accuracy
 
 
-@rule(*UNARY, check=_check_unary)
+@rule(*UNARY, check=_check_unary, layout=follows)
 def emit_unary(graph: Graph, site: Site) -> None:
-    first = graph.is_first(site.input_indexes[0])
-    x = graph.get(site.input_indexes[0], first=first)
+    x = graph.get(site)
     if site.is_quantized and site.operation.type == "RELU":
-        define_rescaled(graph, site, x, first=first, fused="RELU")
+        define_rescaled(graph, site, x, fused="RELU")
         return
-    graph.define(site, UNARY[site.operation.type](graph, x), first=first)
+    graph.define(site, UNARY[site.operation.type](graph, x))
 
 
-@rule("GELU", check=_check_unary)
+@rule("GELU", check=_check_unary, layout=follows)
 def emit_gelu(graph: Graph, site: Site) -> None:
-    index, approximate = site.input_indexes[0], site.operation.attributes.flag("approximate")
-    first = graph.is_first(index)
-    node = graph.op.gelu(graph.get(index, first=first), "tanh" if approximate else "erf")
-    graph.define(site, node, first=first)
+    approximate = site.attributes.flag("approximate")
+    graph.define(site, graph.op.gelu(graph.get(site), "tanh" if approximate else "erf"))
 
 
 def _check_binary(site: Site) -> AccuracyClass:
@@ -146,12 +143,11 @@ def _is_coarse(site: Site) -> bool:
     return False
 
 
-@rule(*BINARY, check=_check_binary)
+@rule(*BINARY, check=_check_binary, layout=broadcasts)
 def emit_binary(graph: Graph, site: Site) -> None:
-    first = keeps_channels_first(graph, site)
-    a, b = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    a, b = (operand_of(graph, site, position) for position in (0, 1))
     node = BINARY[site.operation.type](graph.op, a, b)
-    fused = str(site.operation.attributes.get("fused_activation_function", "NONE"))
+    fused = site.activation
     raised = NOTHING
     if site.is_quantized and site.operation.type == "MUL":
         product = one_scale(site.input(0))[0] * one_scale(site.input(1))[0]
@@ -159,25 +155,19 @@ def emit_binary(graph: Graph, site: Site) -> None:
         node, raised = away_from_zero(graph, site, node, rounded_twice(site, ratio), fused)
     else:
         node = graph.activate(node, fused)
-    graph.define(site, node, first=first, raised=raised)
+    graph.define(site, node, raised=raised)
 
 
-def operand_of(graph: Graph, site: Site, position: int, *, first: bool) -> Node:
+def operand_of(graph: Graph, site: Site, position: int) -> Node:
     """An input that takes part in broadcasting."""
-    index, rank = site.input_indexes[position], len(site.shape(position))
-    if not first or rank in {0, 4}:
-        return graph.get(index, first=first and rank == 4)
+    x, rank = graph.get(site, position), len(site.shape(position))
+    if not site.first or rank in {0, 4}:
+        return x
     # A constant of lower rank belongs to the last dimensions of NHWC.
     shape = (*(1,) * (4 - rank), *site.shape(position))
-    return (
-        graph.reshape(graph.get(index), tuple(shape[axis] for axis in TO_FIRST))
-        if _is_row(shape)
-        else graph.transpose(graph.reshape(graph.get(index), shape), TO_FIRST)
-    )
-
-
-def _is_row(shape: tuple[int, ...]) -> bool:
-    return shape[:3] == (1, 1, 1)
+    if shape[:3] == (1, 1, 1):
+        return graph.reshape(x, in_computed_order(site, shape))
+    return graph.transpose(graph.reshape(x, shape), TO_FIRST[4])
 
 
 def _check_leaky(site: Site) -> AccuracyClass:
@@ -185,12 +175,11 @@ def _check_leaky(site: Site) -> AccuracyClass:
     return activations(site)
 
 
-@rule("LEAKY_RELU", check=_check_leaky)
+@rule("LEAKY_RELU", check=_check_leaky, layout=follows)
 def emit_leaky_relu(graph: Graph, site: Site) -> None:
-    first = graph.is_first(site.input_indexes[0])
-    x = graph.get(site.input_indexes[0], first=first)
+    x = graph.get(site)
     alpha = np.array([site.operation.attributes.number("alpha")], np.float32)
-    graph.define(site, graph.op.prelu(x, graph.op.constant(alpha)), first=first)
+    graph.define(site, graph.op.prelu(x, graph.op.constant(alpha)))
 
 
 def _check_prelu(site: Site) -> AccuracyClass:
@@ -199,11 +188,10 @@ def _check_prelu(site: Site) -> AccuracyClass:
     return activations(site)
 
 
-@rule("PRELU", check=_check_prelu)
+@rule("PRELU", check=_check_prelu, layout=broadcasts)
 def emit_prelu(graph: Graph, site: Site) -> None:
     """max(x, 0) + alpha min(x, 0), alpha broadcast as in TFLite."""
-    first = keeps_channels_first(graph, site)
-    x, alpha = (operand_of(graph, site, position, first=first) for position in (0, 1))
+    x, alpha = (operand_of(graph, site, position) for position in (0, 1))
     op, zero = graph.op, graph.number(0.0)
     node = op.add(op.relu(x), op.multiply(alpha, op.minimum(x, zero)))
-    graph.define(site, node, first=first)
+    graph.define(site, node)

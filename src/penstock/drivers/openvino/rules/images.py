@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.driverkit.checks import coordinates, nearest, pool_extents, require_resizable, windows
+from penstock.driverkit.layout import channels_first
 from penstock.driverkit.site import Site, require
 from penstock.driverkit.types import activation, activations
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
@@ -40,27 +41,27 @@ def _is_rounded_alike(site: Site) -> bool:
     return bool(math.prod(pool_extents(site)) % 2 and not any((*w.before, *w.after)))
 
 
-@rule("AVERAGE_POOL_2D", check=_check_pool)
+@rule("AVERAGE_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_average_pool(graph: Graph, site: Site) -> None:
     w = windows(site, site.shape()[1:3], pool_extents(site))
-    x = graph.get(site.input_indexes[0], first=True)
+    x = graph.get(site)
     node = graph.op.avg_pool(x, w.strides, w.before, w.after, list(pool_extents(site)), True)
     node = graph.activate(node, activation(site, ACTIVATIONS))
-    graph.define(site, node, first=True)
+    graph.define(site, node)
 
 
-@rule("MAX_POOL_2D", check=_check_pool)
+@rule("MAX_POOL_2D", check=_check_pool, layout=channels_first)
 def emit_max_pool(graph: Graph, site: Site) -> None:
     w = windows(site, site.shape()[1:3], pool_extents(site))
     op: Any = importlib.import_module(OPSET_OF_MAX_POOL)
-    x = graph.get(site.input_indexes[0], first=True)
+    x = graph.get(site)
     node = op.max_pool(x, w.strides, w.before, w.after, list(pool_extents(site)))
     fused = activation(site, ACTIVATIONS)
     node = graph.activate(node, fused)
     if fused == "NONE":
-        graph.move(site, node, first=True)
+        graph.move(site, node)
     else:
-        graph.define(site, node, first=True)
+        graph.define(site, node)
 
 
 def _check_resize(site: Site) -> AccuracyClass:
@@ -70,10 +71,10 @@ def _check_resize(site: Site) -> AccuracyClass:
     return activations(site, [0])
 
 
-@rule("RESIZE_BILINEAR", check=_check_resize)
+@rule("RESIZE_BILINEAR", check=_check_resize, layout=channels_first)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     node = graph.op.interpolate(
-        graph.get(site.input_indexes[0], first=True),
+        graph.get(site),
         graph.whole(site.integers(1, "its size")),
         "linear_onnx",
         "sizes",
@@ -81,15 +82,15 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
         coordinate_transformation_mode=coordinates(site),
         nearest_mode="floor",
     )
-    graph.define(site, node, first=True)
+    graph.define(site, node)
 
 
-@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize)
+@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize, layout=channels_first)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by
     the positions that TFLite computes in float32.
     """
-    node = graph.get(site.input_indexes[0], first=True)
+    node = graph.get(site)
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")
     attributes = site.operation.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
@@ -105,12 +106,12 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
             coordinate_transformation_mode="asymmetric",
             nearest_mode="floor",
         )
-        graph.move(site, node, first=True)
+        graph.move(site, node)
         return
     for axis, (size, each) in enumerate(zip(sizes, positions, strict=True), start=2):
         if not np.array_equal(each, np.arange(size)):
             node = graph.op.gather(node, graph.whole(each.tolist()), graph.whole([axis]))
-    graph.move(site, node, first=True)
+    graph.move(site, node)
 
 
 def _is_repeated(positions: NDArray, size: int) -> bool:
@@ -124,7 +125,7 @@ def _check_blocks(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=_check_blocks)
+@rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=_check_blocks, layout=channels_first)
 def emit_blocks(graph: Graph, site: Site) -> None:
     """TFLite puts the place within the block before the channel, as OpenVINO's blocks_first."""
     block = site.operation.attributes.integer("block_size")

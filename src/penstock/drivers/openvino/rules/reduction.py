@@ -1,4 +1,4 @@
-"""MEAN, SUM, REDUCE_MAX and REDUCE_MIN over constant axes."""
+"""Reductions over constant axes, and normalisation along the last dimension."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import reduced_axes
-from penstock.driverkit.site import Site
+from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local, reduced_axes
+from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
+from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import activations
-from penstock.drivers.openvino.graph import FIRST_AXIS, Graph, Node
+from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import is_above_zero
@@ -49,9 +50,13 @@ def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
     return node if keep else graph.op.squeeze(node, graph.whole(PICTURE))
 
 
-@rule("MEAN", "SUM", *EXTREMES, check=_check)
+def _layout(site: Site, values: Values) -> Layout:
+    return reduces(site, values, reduced_axes(site))
+
+
+@rule("MEAN", "SUM", *EXTREMES, check=_check, layout=_layout)
 def emit_reduction(graph: Graph, site: Site) -> None:
-    index, axes = site.input_indexes[0], reduced_axes(site)
+    axes = sorted(computed_axis(site, axis) for axis in reduced_axes(site))
     reduce = {
         "MEAN": graph.op.reduce_mean,
         "SUM": graph.op.reduce_sum,
@@ -59,12 +64,8 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         "REDUCE_MIN": graph.op.reduce_min,
     }[site.operation.type]
     keep = site.operation.attributes.flag("keep_dims")
-    # Without the two dimensions of the picture, NHWC and NCHW are the same.
-    first = graph.is_first(index) and (keep or axes == [1, 2])
-    if first:
-        axes = sorted(FIRST_AXIS[a] for a in axes)
-    x = graph.get(index, first=first)
-    if first and site.operation.type == "MEAN" and axes == PICTURE and not site.is_quantized:
+    x = graph.get(site)
+    if site.first and site.operation.type == "MEAN" and axes == PICTURE and not site.is_quantized:
         node = _mean_of_picture(graph, site, x, keep=keep)
     else:
         node = reduce(x, graph.whole(axes), keep) if axes else x
@@ -78,4 +79,38 @@ def emit_reduction(graph: Graph, site: Site) -> None:
             # OpenVINO's kernel does not keep to limits of its FakeQuantize that are moved by so
             # little.
             node = graph.op.add(node, graph.constant(raised))
-    graph.define(site, node, first=first and keep)
+    graph.define(site, node)
+
+
+@rule("L2_NORMALIZATION", check=check_l2)
+def emit_l2(graph: Graph, site: Site) -> None:
+    axis = graph.whole([len(site.shape()) - 1])
+    x = graph.get(site)
+    length = graph.op.sqrt(graph.op.reduce_sum(graph.op.multiply(x, x), axis, True))
+    graph.define(site, graph.op.divide(x, graph.op.maximum(length, graph.number(LEAST_LENGTH))))
+
+
+def _check_local(site: Site) -> AccuracyClass:
+    require(site.operation.attributes.number("bias") > 0, "a bias that is not positive")
+    return check_local(site)
+
+
+@rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local, layout=channels_first)
+def emit_local(graph: Graph, site: Site) -> None:
+    """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias
+    for 1: so x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
+    """
+    attributes = site.operation.attributes
+    size = 2 * attributes.integer("radius") + 1
+    bias, beta = attributes.number("bias"), float(attributes.number("beta"))
+    node = graph.op.lrn(
+        graph.get(site),
+        graph.whole([1]),
+        alpha=attributes.number("alpha") / bias * size,
+        beta=beta,
+        bias=1.0,
+        size=size,
+    )
+    if bias != 1.0:
+        node = graph.op.multiply(node, graph.number(bias**-beta))
+    graph.define(site, node)

@@ -1,8 +1,7 @@
-"""Which way TFLite's integer kernels round what OpenVINO rounds to the nearest step, halves to
-even.
+"""QUANTIZE and DEQUANTIZE, and how TFLite's integer kernels round.
 
-A layer adds up thousands of values: where one in a hundred is rounded otherwise, always the same
-way, the sums drift.
+OpenVINO rounds to the nearest step, halves to even. A layer adds up thousands of values: where one
+in a hundred is rounded otherwise, always the same way, the sums drift.
 """
 
 from __future__ import annotations
@@ -12,11 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.site import Site
-from penstock.driverkit.types import one_scale
+from penstock.driverkit.layout import follows
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import Graph, Node
-from penstock.drivers.openvino.types import is_above_zero
-from penstock.ir import NDArray
+from penstock.drivers.openvino.rules.rule import rule
+from penstock.drivers.openvino.types import STEPPED, alike, is_above_zero
+from penstock.hal import AccuracyClass
+from penstock.ir import DType, NDArray
 
 
 def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
@@ -73,15 +75,13 @@ def step_ratio(site: Site) -> float:
     return one_scale(site.input())[0] / one_scale(site.output())[0]
 
 
-def define_rescaled(
-    graph: Graph, site: Site, node: Node, *, first: bool, fused: str = "NONE"
-) -> None:
+def define_rescaled(graph: Graph, site: Site, node: Node, fused: str = "NONE") -> None:
     """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on
     another one.
     """
     distance = rounded_twice(site, np.array(step_ratio(site)))
     node, raised = away_from_zero(graph, site, node, distance, fused)
-    graph.define(site, node, first=first, raised=raised)
+    graph.define(site, node, raised=raised)
 
 
 def rounds_alike(ratio: float) -> bool:
@@ -109,3 +109,53 @@ step stays zero.
 
 TIE: Final = 5e-5
 """Of a step: so near to a half float32 may round either way."""
+
+
+def _check_quantize(site: Site) -> AccuracyClass:
+    site.shape()
+    source, target = site.input(), site.output()
+    if target.dtype not in STEPPED or source.dtype not in {F32, *STEPPED}:
+        site.refuse_types()
+    one_scale(target)
+    if source.dtype is not F32:
+        one_scale(source)
+    if DType.INT16 in {source.dtype, target.dtype}:
+        return "relaxed"
+    if source.dtype is F32 or alike(source, target):
+        return "faithful"
+    ratio = step_ratio(site)
+    if ratio > 1:
+        # To finer steps OpenVINO goes by way of its own, which is up to two of them off.
+        return "relaxed"
+    return "faithful" if rounds_alike(ratio) else "stepwise"
+
+
+@rule("QUANTIZE", check=_check_quantize, layout=follows)
+def emit_quantize(graph: Graph, site: Site) -> None:
+    if alike(site.input(), site.output()):
+        graph.pass_on(site)
+        return
+    node = graph.get(site)
+    if site.input().dtype not in QUANTIZED or not site.is_quantized:
+        graph.move(site, node)
+    else:
+        define_rescaled(graph, site, node)
+
+
+def _check_dequantize(site: Site) -> AccuracyClass:
+    site.shape()
+    source = site.input()
+    require(site.output().dtype is F32, "an output that is not float32")
+    if source.dtype is DType.FLOAT16:
+        require(source.is_constant, "float16 values are converted only where they are constant")
+        return "exact"
+    if source.dtype not in STEPPED:
+        site.refuse_types()
+    one_scale(source)
+    return "relaxed" if source.dtype is DType.INT16 else "faithful"
+
+
+@rule("DEQUANTIZE", check=_check_dequantize, layout=follows)
+def emit_dequantize(graph: Graph, site: Site) -> None:
+    """Values are real in the graph already."""
+    graph.define(site, graph.get(site))

@@ -1,4 +1,4 @@
-"""Operations that move values: reshapes, transpositions, joins, splits and padding."""
+"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices, gathers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,29 @@ import numpy as np
 from penstock.driverkit.checks import (
     MAX_PIECES,
     axis_of,
+    bounds_of,
+    gather_axis,
     joined,
     order_of,
     pads_of,
     require_mirrored,
     split_axis,
 )
-from penstock.driverkit.site import Site, require
+from penstock.driverkit.layout import (
+    TO_FIRST,
+    Values,
+    channels_last,
+    computed_axis,
+    follows,
+    follows_last_input,
+    in_computed_order,
+    joins,
+    layout_of,
+    transposes,
+)
+from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import F32, activation
-from penstock.drivers.openvino.graph import FIRST_AXIS, TO_FIRST, TO_LAST, Graph, Node
+from penstock.drivers.openvino.graph import Graph, Node
 from penstock.drivers.openvino.rules.rule import rule
 from penstock.drivers.openvino.types import PLAIN, STEPPED, carried, moved, moves
 from penstock.hal import AccuracyClass
@@ -29,22 +43,28 @@ def _check_reshape(site: Site) -> AccuracyClass:
     return carried(site, [site.input()])
 
 
-@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape)
+def _reshape_layout(site: Site, values: Values) -> Layout:
+    is_first = values.is_first(site.input_indexes[0])
+    if is_first:
+        is_first = _kept_order(site.shape(), site.output_shape()) is not None
+    return layout_of(site, is_first, [0], outputs=False)
+
+
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    index, shape = site.input_indexes[0], site.output_shape()
-    order = _turned(site.shape(), shape) if graph.is_first(index) else None
+    shape = site.output_shape()
+    order = _kept_order(site.shape(), shape) if site.first else None
     if order is None:
-        graph.move(site, graph.reshape(graph.get(index), shape))
+        graph.move(site, graph.reshape(graph.get(site), shape))
         return
-    # Reshaped as it lies and turned behind that, where OpenVINO finds the next TRANSPOSE to do
-    # without both.
-    node = graph.reshape(graph.get(index, first=True), [shape[axis] for axis in order])
+    # The transposition follows the reshape, where OpenVINO can cancel it with the next one.
+    node = graph.reshape(graph.get(site), [shape[axis] for axis in order])
     if order != sorted(order):
         node = graph.transpose(node, [order.index(axis) for axis in range(len(shape))])
     graph.move(site, node)
 
 
-def _turned(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
+def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
     """The axes of *wanted* in the order in which they lie channels first, for an NHWC image *given*
     that is reshaped by dimensions of 1 alone; None for any other.
     """
@@ -53,7 +73,7 @@ def _turned(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
     if [wanted[a] for a in axes] != [given[a] for a in kept]:
         return None
     of = dict(zip(kept, axes, strict=True))
-    lying = iter([of[axis] for axis in TO_FIRST if axis in of])
+    lying = iter([of[axis] for axis in TO_FIRST[4] if axis in of])
     return [next(lying) if size != 1 else axis for axis, size in enumerate(wanted)]
 
 
@@ -62,18 +82,16 @@ def _check_transpose(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("TRANSPOSE", check=_check_transpose)
+def _transpose_layout(site: Site, values: Values) -> Layout:
+    found = transposes(site, values, order_of(site)) if site.rank() == 4 else None
+    return found or channels_last(site, values)
+
+
+@rule("TRANSPOSE", check=_check_transpose, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    order = order_of(site)
-    index = site.input_indexes[0]
-    if tuple(order) == TO_LAST:
-        # What is there is the result, channels first.
-        graph.move(site, graph.get(index), first=True)
-        return
-    if tuple(order) == TO_FIRST and graph.is_first(index):
-        graph.move(site, graph.get(index, first=True))
-        return
-    graph.move(site, graph.transpose(graph.get(site.input_indexes[0]), order))
+    node, layout = graph.get(site), site.layout
+    is_free = layout.inputs[0] != layout.outputs[0]
+    graph.move(site, node if is_free else graph.transpose(node, order_of(site)))
 
 
 def _check_concatenation(site: Site) -> AccuracyClass:
@@ -81,13 +99,12 @@ def _check_concatenation(site: Site) -> AccuracyClass:
     return carried(site, joined(site))
 
 
-@rule("CONCATENATION", check=_check_concatenation)
+@rule("CONCATENATION", check=_check_concatenation, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    first = any(map(graph.is_first, site.input_indexes))
-    parts = [graph.get(i, first=first) for i in site.input_indexes]
-    node = graph.op.concat(parts, FIRST_AXIS[axis] if first else axis)
-    graph.move(site, node, range(len(parts)), first=first)
+    parts = [graph.get(site, position) for position in range(len(site.inputs))]
+    node = graph.op.concat(parts, computed_axis(site, axis))
+    graph.move(site, node, range(len(parts)))
 
 
 def _check_pack(site: Site) -> AccuracyClass:
@@ -99,7 +116,7 @@ def emit_pack(graph: Graph, site: Site) -> None:
     shape = list(site.output_shape())
     axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
     shape[axis] = 1
-    parts = [graph.reshape(graph.get(i), shape) for i in site.input_indexes]
+    parts = [graph.reshape(graph.get(site, p), shape) for p in range(len(site.inputs))]
     graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
 
 
@@ -114,9 +131,7 @@ def _check_unpack(site: Site) -> AccuracyClass:
 @rule("UNPACK", check=_check_unpack)
 def emit_unpack(graph: Graph, site: Site) -> None:
     axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
-    pieces = graph.op.split(
-        graph.get(site.input_indexes[0]), graph.op.constant(axis), len(site.outputs)
-    )
+    pieces = graph.op.split(graph.get(site), graph.op.constant(axis), len(site.outputs))
     for position, piece in enumerate(pieces.outputs()):
         node = graph.reshape(piece, site.output_shape(position))
         graph.move(site, node, output=position)
@@ -127,11 +142,9 @@ def _check_split(site: Site) -> AccuracyClass:
     return moves(site, 1)
 
 
-@rule("SPLIT", check=_check_split)
+@rule("SPLIT", check=_check_split, layout=follows_last_input)
 def emit_split(graph: Graph, site: Site) -> None:
-    axis = split_axis(site, 0, 1)
-    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
-    _emit_pieces(graph, site, site.input_indexes[1], axis, sizes, source=1)
+    _emit_pieces(graph, site, split_axis(site, 0, 1), 1)
 
 
 def _check_split_v(site: Site) -> AccuracyClass:
@@ -142,24 +155,20 @@ def _check_split_v(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("SPLIT_V", check=_check_split_v)
+@rule("SPLIT_V", check=_check_split_v, layout=follows)
 def emit_split_v(graph: Graph, site: Site) -> None:
-    axis = split_axis(site, 2, 0)
+    _emit_pieces(graph, site, split_axis(site, 2, 0), 0)
+
+
+def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
-    _emit_pieces(graph, site, site.input_indexes[0], axis, sizes, source=0)
-
-
-def _emit_pieces(
-    graph: Graph, site: Site, index: int, axis: int, sizes: list[int], source: int
-) -> None:
-    first = graph.is_first(index)
     node: Node = graph.op.variadic_split(
-        graph.get(index, first=first),
-        graph.op.constant(FIRST_AXIS[axis] if first else axis),
+        graph.get(site, source),
+        graph.op.constant(computed_axis(site, axis)),
         graph.whole(sizes),
     )
     for position, piece in enumerate(node.outputs()):
-        graph.move(site, piece, (source,), first=first, output=position)
+        graph.move(site, piece, (source,), output=position)
 
 
 def _check_pad(site: Site) -> AccuracyClass:
@@ -171,11 +180,11 @@ def _check_pad(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("PAD", "PADV2", check=_check_pad)
+@rule("PAD", "PADV2", check=_check_pad, layout=follows)
 def emit_pad(graph: Graph, site: Site) -> None:
     value = graph.number(0.0)
     if site.operation.type == "PADV2":
-        value = graph.reshape(graph.get(site.input_indexes[2]), ())
+        value = graph.reshape(graph.get(site, 2), ())
     elif site.input().quantization == site.output().quantization:
         before, after = pads_of(site)
         if len(before) == 4 and not any((before[0], after[0], before[3], after[3])):
@@ -188,17 +197,14 @@ def _check_mirror_pad(site: Site) -> AccuracyClass:
     return moves(site)
 
 
-@rule("MIRROR_PAD", check=_check_mirror_pad)
+@rule("MIRROR_PAD", check=_check_mirror_pad, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     _emit_padding(graph, site, site.operation.attributes.text("mode").lower(), None)
 
 
 def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
-    before, after = pads_of(site)
-    first = graph.is_first(site.input_indexes[0])
-    if first:
-        before, after = ([side[a] for a in TO_FIRST] for side in (before, after))
-    x = graph.get(site.input_indexes[0], first=first)
+    before, after = (in_computed_order(site, side) for side in pads_of(site))
+    x = graph.get(site)
     if value is not None and len(before) == 1 and site.input().dtype in STEPPED:
         # OpenVINO (2026.4) pads a row in whole steps, and takes the value, which is real, for such
         # a step.
@@ -206,7 +212,7 @@ def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> No
         node = graph.op.concat([around[0], x, around[1]], 0)
     else:
         node = graph.op.pad(x, graph.whole(before), graph.whole(after), mode, value)
-    graph.move(site, node, first=first)
+    graph.move(site, node)
 
 
 def _check_shape(site: Site) -> AccuracyClass:
@@ -221,3 +227,45 @@ def _check_shape(site: Site) -> AccuracyClass:
 def emit_shape(graph: Graph, site: Site) -> None:
     """Known already."""
     graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
+
+
+def _check_slice(site: Site) -> AccuracyClass:
+    require(min(bounds_of(site).step) > 0, "a slice that runs backwards")
+    site.output_shape()
+    return carried(site, [site.input()])
+
+
+@rule("SLICE", "STRIDED_SLICE", check=_check_slice)
+def emit_slice(graph: Graph, site: Site) -> None:
+    bounds, shape = bounds_of(site), site.shape()
+    node = graph.op.slice(
+        graph.get(site),
+        graph.whole(bounds.begin),
+        graph.whole(bounds.end),
+        graph.whole(bounds.step),
+        graph.whole(range(len(shape))),
+    )
+    if len(site.output_shape()) != len(shape):
+        node = graph.reshape(node, site.output_shape())
+    graph.move(site, node)
+
+
+def _check_gather(site: Site) -> AccuracyClass:
+    attributes = site.operation.attributes
+    require(attributes.integer("batch_dims") == 0, "a gather by batches")
+    indices, axis = site.integers(1, "its indexes"), gather_axis(site)
+    size = site.shape()[axis]
+    require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
+    site.output_shape()
+    return moves(site)
+
+
+@rule("GATHER", check=_check_gather)
+def emit_gather(graph: Graph, site: Site) -> None:
+    """Constant indexes of any shape along one dimension."""
+    node = graph.op.gather(
+        graph.get(site),
+        graph.whole(site.integers(1, "its indexes")),
+        graph.whole([gather_axis(site)]),
+    )
+    graph.move(site, graph.reshape(node, site.output_shape()))

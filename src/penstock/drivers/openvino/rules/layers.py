@@ -1,4 +1,4 @@
-"""CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV. Images are NHWC outside, NCHW inside."""
+"""CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, FULLY_CONNECTED, BATCH_MATMUL and SOFTMAX."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.checks import Windows, cut_windows, transposed_windows, windows
-from penstock.driverkit.site import QUANTIZED, Site, require
-from penstock.driverkit.types import F32, activation, activations, one_scale, one_scale_a_channel
+from penstock.driverkit.checks import (
+    Windows,
+    cut_windows,
+    require_rows,
+    transposed_windows,
+    windows,
+)
+from penstock.driverkit.layout import Values, channels_first, layout_of
+from penstock.driverkit.site import QUANTIZED, Layout, Site, require
+from penstock.driverkit.types import (
+    F32,
+    activation,
+    activations,
+    one_scale,
+    one_scale_a_channel,
+    require_shares,
+)
 from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
 from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
@@ -83,7 +97,7 @@ def add_bias(
         return node
     operand = site.input(bias)
     if not operand.is_constant:
-        return graph.op.add(node, graph.reshape(graph.get(site.input_indexes[bias]), shape))
+        return graph.op.add(node, graph.reshape(graph.get(site, bias), shape))
     value = site.value(bias, "its bias").reshape(-1)
     if operand.dtype is not F32:
         value = value.astype(np.float32) * _product_scales(site, data, weights)
@@ -102,7 +116,7 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
     shape = (1, channels, 1, 1)
     node = add_bias(graph, site, node, shape, bias=bias, data=data)
     node, raised = activated(graph, site, node, shape, data=data)
-    graph.define(site, node, first=True, raised=raised)
+    graph.define(site, node, raised=raised)
 
 
 def activated(
@@ -142,7 +156,7 @@ def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[
     image = graph.unpadded(site.input_indexes[0])
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
     after = [a + b for a, b in zip(w.after, image.after, strict=True)]
-    return graph.get(image.source, first=True), before, after
+    return graph.read(image.source, first=True), before, after
 
 
 def _check_conv(site: Site) -> AccuracyClass:
@@ -168,7 +182,7 @@ def _of_pictures(site: Site, accuracy: AccuracyClass) -> AccuracyClass:
     return "stepwise" if site.is_quantized else accuracy
 
 
-@rule("CONV_2D", check=_check_conv)
+@rule("CONV_2D", check=_check_conv, layout=channels_first)
 def emit_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [out, height, width, in]; of fewer `in` than the image has channels, a group each."""
     image, filters = site.shape(0), site.shape(1)
@@ -186,7 +200,7 @@ def emit_conv_2d(graph: Graph, site: Site) -> None:
     finish(graph, site, node)
 
 
-@rule("DEPTHWISE_CONV_2D", check=_check_conv)
+@rule("DEPTHWISE_CONV_2D", check=_check_conv, layout=channels_first)
 def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
     """Filter [1, height, width, out]: consecutive `out` belong to one input channel."""
     image, filters = site.shape(0), site.shape(1)
@@ -212,7 +226,11 @@ def _check_transpose_conv(site: Site) -> AccuracyClass:
     return _of_pictures(site, accuracy)
 
 
-@rule("TRANSPOSE_CONV", check=_check_transpose_conv)
+def _transposed_layout(site: Site, _: Values) -> Layout:
+    return layout_of(site, True, [2])
+
+
+@rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution over the output: filter [out, height, width, in]."""
     node = _transposed(graph, site, 2, *transposed_windows(site))
@@ -227,7 +245,7 @@ def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequenc
     shape = (filters[3], filters[0], *filters[1:3])
     weights = graph.weights(site, 1, (3, 0, 1, 2), shape, (1, filters[0], 1, 1))
     return graph.op.convolution_backprop_data(
-        graph.get(site.input_indexes[data], first=True),
+        graph.get(site, data),
         weights,
         strides=w.strides,
         pads_begin=w.before,
@@ -248,9 +266,75 @@ def _check_transpose_bias(site: Site) -> AccuracyClass:
     return "faithful"
 
 
-@rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias)
+@rule("CUSTOM:Convolution2DTransposeBias", check=_check_transpose_bias, layout=channels_first)
 def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
     node = _transposed(graph, site, 0, cut_windows(site), [0, 0])
     node = add_bias(graph, site, node, (1, site.output_shape()[3], 1, 1))
-    graph.define(site, node, first=True)
+    graph.define(site, node)
+
+
+def _check_fully_connected(site: Site) -> AccuracyClass:
+    require_rows(site)
+    return check_layer(site)
+
+
+@rule("FULLY_CONNECTED", check=_check_fully_connected)
+def emit_fully_connected(graph: Graph, site: Site) -> None:
+    """Rows of the input times the transposed weights [units, depth]."""
+    units, depth = site.shape(1)
+    weights = graph.weights(site, 1, (0, 1), (units, depth), (units, 1))
+    x, rows = graph.get(site), -1
+    if len(site.shape()) != 2 or site.shape()[1] != depth:
+        x = graph.reshape(x, (rows, depth))
+    node = graph.op.matmul(x, weights, False, True)
+    node = add_bias(graph, site, node, (1, units))
+    if len(site.output_shape()) != 2:
+        node = graph.reshape(node, site.output_shape())
+    graph.define(site, graph.activate(node, activation(site, ACTIVATIONS)))
+
+
+def _check_batch_matmul(site: Site) -> AccuracyClass:
+    site.shape(0), site.shape(1)
+    if site.input(0).dtype is DType.INT16:
+        return _check_wide(site)
+    require(all(site.input(p).dtype is F32 for p in (0, 1)), "only float32 matrices are multiplied")
+    return activations(site)
+
+
+def _check_wide(site: Site) -> AccuracyClass:
+    """Int16 rows times a constant int8 matrix of one scale."""
+    matrix = site.input(1)
+    if matrix.dtype is not DType.INT8 or site.output().dtype is not DType.INT16:
+        site.refuse_types()
+    site.value(1, "its quantised matrix")
+    require(
+        matrix.quantization is None or not matrix.quantization.per_channel,
+        "TFLite takes the scale of a matrix with one a channel for 0",
+    )
+    for operand in (site.input(0), matrix, site.output()):
+        one_scale(operand)
+    return "relaxed"
+
+
+@rule("BATCH_MATMUL", check=_check_batch_matmul)
+def emit_batch_matmul(graph: Graph, site: Site) -> None:
+    a, b = (graph.get(site, position) for position in (0, 1))
+    attributes = site.operation.attributes
+    node = graph.op.matmul(a, b, attributes.flag("adj_x"), attributes.flag("adj_y"))
+    graph.define(site, node)
+
+
+def _check_softmax(site: Site) -> AccuracyClass:
+    require(len(site.shape()) >= 1, "a scalar has no axis")
+    if site.is_quantized:
+        require_shares(site.output())
+    return activations(site, quantized="faithful")
+
+
+@rule("SOFTMAX", check=_check_softmax)
+def emit_softmax(graph: Graph, site: Site) -> None:
+    x, beta = graph.get(site), site.operation.attributes.number("beta")
+    if beta != 1.0:
+        x = graph.op.multiply(x, graph.number(beta))
+    graph.define(site, graph.op.softmax(x, len(site.shape()) - 1))
