@@ -1,5 +1,37 @@
 """The kits for authors of drivers: contract suites, doubles, strategies. Versioned with the HAL."""
 
-from penstock.testing.copies import assert_no_copies
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from numbers import Integral
+
+from penstock.errors import InputError
+from penstock.memory.copies import CopyReceipt, watched_copies
 
 __all__ = ["assert_no_copies"]
+
+
+@contextmanager
+def assert_no_copies(allowed_bytes: int = 0) -> Iterator[list[CopyReceipt]]:
+    """Raises `AssertionError` at the end of the block when the runtime copied more than
+    *allowed_bytes* of tensor data in it, in any thread; the message lists every copy with its
+    reason.
+
+    The list it gives holds the copies so far. Raises `InputError` where *allowed_bytes* is no whole
+    number of 0 or more.
+    """
+    whole = isinstance(allowed_bytes, Integral) and not isinstance(allowed_bytes, bool)
+    if not whole or allowed_bytes < 0:
+        raise InputError(
+            f"allowed_bytes is a whole number of bytes, 0 or more, not {allowed_bytes!r}"
+        )
+    copies: list[CopyReceipt] = []
+    with watched_copies(copies.append):
+        yield copies
+    total = sum(copy.nbytes for copy in copies)
+    if total > allowed_bytes:
+        lines = [f"{c.nbytes} bytes, {c.source} -> {c.destination}: {c.reason}" for c in copies]
+        raise AssertionError(
+            "\n  ".join([f"{total} bytes were copied; {allowed_bytes} are allowed", *lines])
+        )

@@ -25,7 +25,7 @@ from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.ir.builder import SubgraphBuilder
 from penstock.partitioning import Policy, place
 from penstock.partitioning.plan import Control
-from penstock.testing.copies import assert_no_copies
+from penstock.testing import assert_no_copies
 from penstock.testing.devices import find_devices
 from penstock.testing.doubles import FaultyDevice, SubsetDevice
 from tests.unit.execution.fakes import f32

@@ -1,4 +1,4 @@
-"""Running a program of the lab device on one request."""
+"""A prepared model of the lab device: one execution, and the three moments at which it compiles."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeGuard
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.driverkit.postponed_write import PostponedWrite
+from penstock.driverkit.request_arrays import input_arrays, unknown_memory, write_results
 from penstock.errors import (
     CacheError,
     ClosedError,
     GeneralFailure,
     InvalidArgument,
     MissedDeadlineTransient,
-    OutputInsufficientSize,
     ResourceExhaustedTransient,
 )
 from penstock.hal import (
+    NO_VALUE_ARGUMENT,
     CacheReport,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
     Memory,
-    NoValue,
     OperationTiming,
     OutputShape,
     PoolArgument,
@@ -40,15 +42,15 @@ from penstock.hal import (
     validate_request,
 )
 from penstock.hal.request import NO_TIMING
-from penstock.ir import Model, NDArray
-from penstock.ir.types import is_static
+from penstock.ir import Lifetime, Model, NDArray, Operand
+from penstock.ir.types import static_shape
 from penstock.memory import Mapping, map_memory
 from penstock.memory.domain import has_tokens
 from penstock.memory.images import map_image
 from penstock.memory.mapping import HARDWARE_BUFFER
 from penstock.testing.lab.compiler import interface
 from penstock.testing.lab.machine import ROWS, LaidOut, Machine, Tiled, Value
-from penstock.testing.lab.program import Program, Slot
+from penstock.testing.lab.program import Program
 
 if TYPE_CHECKING:
     from penstock.memory.domain import Claim
@@ -68,40 +70,52 @@ def execute(
     laid_out: LaidOut,
     claim: Claim | None = None,
 ) -> ExecutionResult:
-    """Runs *program* on a request that was checked against its interface; *claim* has the buffers
-    that it names.
-    """
+    """Runs *program* on a validated request; *claim* has the buffers that the request names."""
     begun = time.perf_counter_ns()
+    clock: list[int] | None = [] if config.measure else None
+    slots, operands = (
+        [Operand(program.slots[n].dtype, program.slots[n].shape, kind) for n in numbers]
+        for numbers, kind in (
+            (program.inputs, Lifetime.SUBGRAPH_INPUT),
+            (program.outputs, Lifetime.SUBGRAPH_OUTPUT),
+        )
+    )
     with ExitStack() as mapped:
         pools = [mapped.enter_context(_map(memory, machine)).array for memory in request.pools]
-        slots = program.slots
-        given: list[Value] = [
-            claim.inputs[at].content
-            if claim is not None and at in claim.inputs
-            else _input(slots[program.inputs[at]], argument, pools)
-            for at, argument in enumerate(request.inputs)
-        ]
-        places = [
-            _output(slots[n], argument, pools)
-            for n, argument in zip(program.outputs, request.outputs, strict=True)
-        ]
+        inputs = tuple(map(partial(_input, pools), request.inputs, slots))
+        given = input_arrays(replace(request, inputs=inputs), slots, pools, claim)
+        images = {
+            at: _fitting(pools[argument.location.pool], operand)
+            for at, (argument, operand) in enumerate(zip(request.outputs, operands, strict=True))
+            if _is_image(argument, pools)
+        }
         try:
-            clock: list[int] | None = [] if config.measure else None
             results = run(program, given, config, clock, machine, laid_out)
-            _check_room(places, results, slots, program)
-            for at, argument in enumerate(request.outputs):
-                if isinstance(argument, TokenArgument):
-                    if claim is None:
-                        raise InvalidArgument(
-                            f"no buffer of this device has token {argument.token}"
-                        )
-                    result = results[at]
-                    claim.put(at, _own(result, machine), result.shape)
+            buffers = {
+                at: _own(results[at], machine)
+                for at, argument in enumerate(request.outputs)
+                if isinstance(argument, TokenArgument)
+            }
         except MemoryError as error:
             raise ResourceExhaustedTransient("no memory for a value") from error
-        for place, result in zip(places, results, strict=True):
-            if place is not None:
-                _write(place, machine.rows(result))
+        if buffers and claim is None:
+            raise unknown_memory(request.outputs[min(buffers)])
+        outputs = list(request.outputs)
+        for at in (*buffers, *images):
+            outputs[at] = NO_VALUE_ARGUMENT
+        unwanted = np.float32(0)
+        rows = [
+            np.broadcast_to(unwanted, r.shape)
+            if outputs[at] is NO_VALUE_ARGUMENT and at not in images
+            else machine.rows(r)
+            for at, r in enumerate(results)
+        ]
+        write_results(replace(request, outputs=tuple(outputs)), operands, rows, pools)
+        for at, pixels in images.items():
+            pixels[...] = rows[at].reshape(pixels.shape)
+        for at, value in buffers.items():
+            if claim is not None:
+                claim.put(at, value, value.shape)
     spent = time.perf_counter_ns() - begun
     timing = NO_TIMING if clock is None else Timing(spent, spent, _timed(program, clock, begun))
     return ExecutionResult(tuple(OutputShape(r.shape) for r in results), timing)
@@ -123,8 +137,8 @@ def run(
     laid_out: LaidOut | None = None,
 ) -> list[Value]:
     """The outputs for inputs of the program's types and shapes, as *machine* computes them. *clock*
-    is given the time at which each instruction begins and the last one ends; *laid_out* keeps the
-    program's constants in tiles.
+    receives the start time of each instruction and the end of the last; *laid_out* caches constants
+    in tiles.
     """
     laid_out = laid_out or LaidOut()
     values: dict[int, Value] = {
@@ -147,108 +161,50 @@ def run(
 
 
 def _own(result: Value, machine: Machine) -> Value:
-    """*result* as a buffer keeps it; a value in tiles is never changed, so that a buffer may have
-    the very same.
-    """
+    """*result* for a buffer to keep. A value in tiles is never changed: it needs no copy."""
     if isinstance(result, Tiled) and machine.tiled:
         return result
     return machine.kept(result)
 
 
-def _check_room(
-    places: Sequence[NDArray | None],
-    results: Sequence[Value],
-    slots: Sequence[Slot],
-    program: Program,
-) -> None:
-    """Raises `OutputInsufficientSize`, before anything is written, where a result of unknown size
-    does not fit.
-    """
-    enough = []
-    for number, place, result in zip(program.outputs, places, results, strict=True):
-        nbytes = math.prod(result.shape) * slots[number].dtype.numpy.itemsize
-        enough.append(place is None or nbytes <= place.nbytes)
-    if not all(enough):
-        shapes = [(r.shape, fits) for r, fits in zip(results, enough, strict=True)]
-        raise OutputInsufficientSize("an output does not fit the memory it was given", shapes)
-
-
 def _map(memory: Memory, machine: Machine) -> Mapping:
-    """The bytes of *memory*, flat; of an image its pixels, which are of four dimensions."""
+    """The bytes of *memory*, flat, or the pixels of an image, which have four dimensions."""
     if memory.name == HARDWARE_BUFFER and memory.name in machine.kinds:
         return map_image(memory)
     return map_memory(memory, machine.kinds)
 
 
-def _write(place: NDArray, result: NDArray) -> None:
-    if place.size == result.size and place.dtype == result.dtype:
-        place[...] = result.reshape(place.shape)
-        return
-    content = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
-    place.reshape(-1).view(np.uint8)[: content.nbytes] = content
+def _is_image(argument: RequestArgument, pools: Sequence[NDArray]) -> TypeGuard[PoolArgument]:
+    return isinstance(argument, PoolArgument) and pools[argument.location.pool].ndim == IMAGE_RANK
 
 
-def _input(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray:
-    match argument:
-        case HostMemory(array=array):
-            return array
-        case PoolArgument():
-            shape = argument.dimensions or slot.shape
-            if shape is None or not is_static(shape):
-                raise InvalidArgument("an input has no complete shape")
-            region = _region(argument, pools)
-            if region.ndim == IMAGE_RANK:
-                return np.array(_fitting(region, slot)).reshape([d or 0 for d in shape])
-            view = region.view(slot.dtype.numpy)
-            return view.reshape([d or 0 for d in shape])
-    raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an input")
+def _input(
+    pools: Sequence[NDArray], argument: RequestArgument, operand: Operand
+) -> RequestArgument:
+    """*argument*, or a copy of the image that it names."""
+    if not _is_image(argument, pools):
+        return argument
+    pixels = np.array(_fitting(pools[argument.location.pool], operand))
+    return HostMemory(pixels.reshape(static_shape(operand.shape) or ()))
 
 
-def _output(slot: Slot, argument: RequestArgument, pools: Sequence[NDArray]) -> NDArray | None:
-    """Where a result goes; None for one that nobody wants, or that a buffer takes."""
-    match argument:
-        case HostMemory(array=array):
-            return array
-        case NoValue() | TokenArgument():
-            return None
-        case PoolArgument():
-            place = _region(argument, pools)
-            if place.ndim == IMAGE_RANK:
-                place = _fitting(place, slot)
-            elif slot.is_static:
-                place = place[: slot.nbytes].view(slot.dtype.numpy).reshape(slot.known_shape)
-            if not place.flags.writeable:
-                raise GeneralFailure("an output lies in a pool that cannot be written")
-            return place
-    raise InvalidArgument(f"the lab device takes no {type(argument).__name__} for an output")
-
-
-def _fitting(image: NDArray, slot: Slot) -> NDArray:
-    """*image*, which must have the numbers of a value of *slot*."""
-    if (
-        not slot.is_static
-        or image.dtype != slot.dtype.numpy
-        or image.size != math.prod(slot.known_shape)
-    ):
+def _fitting(image: NDArray, operand: Operand) -> NDArray:
+    """*image*, which must have the numbers of a value of *operand*."""
+    shape = static_shape(operand.shape)
+    if shape is None or image.dtype != operand.dtype.numpy or image.size != math.prod(shape):
         raise InvalidArgument(
-            f"an image of {image.dtype}{list(image.shape)} is no {slot.dtype.value} of shape {slot.shape}"
+            f"an image of {image.dtype}{list(image.shape)} is no {operand.dtype.value} "
+            f"of shape {operand.shape}"
         )
     return image
 
 
-def _region(argument: PoolArgument, pools: Sequence[NDArray]) -> NDArray:
-    place = argument.location
-    if pools[place.pool].ndim == IMAGE_RANK:
-        return pools[place.pool]
-    return pools[place.pool][place.offset : place.offset + place.length]
-
-
 class LabPreparedModel(PreparedModelBase):
-    """Executes *program*, which was deserialised from the three payloads of an entry.
+    """Executes *program*, which was deserialised from the payloads of an entry.
 
-    Without one yet, it reads or compiles *model* at its first run. One that is *improving* does the
-    same for the optimised form once it has run often enough. Both write through *writer*, where
-    they have one, at the end of that run or of a later one, and then let go of the handles.
+    Without a program, its first run reads or compiles *model*. An *improving* one does the same for
+    the optimised form after enough runs. Both write through *writer*, if given, at the end of that
+    run or a later one, and then close the handles.
     """
 
     def __init__(
@@ -284,7 +240,7 @@ class LabPreparedModel(PreparedModelBase):
 
     @property
     def device(self) -> LabDevice:
-        """Whose it is."""
+        """The device that prepared it."""
         return self._device
 
     def _run(self, program: Program, request: Request, config: ExecutionConfig) -> ExecutionResult:
@@ -298,7 +254,7 @@ class LabPreparedModel(PreparedModelBase):
             return execute(program, request, config, machine, laid_out[1], claim)
 
     @property
-    def cache_report(self) -> CacheReport:  # type: ignore[override]  # it changes with what becomes of a late write
+    def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
         return self._report if self._write is None else self._write.report
 
     def close(self) -> None:
@@ -317,9 +273,7 @@ class LabPreparedModel(PreparedModelBase):
             return self._program
 
     def _count_use(self) -> None:
-        """Goes on to the optimised form at the last use; runs of other threads go on with the old
-        one.
-        """
+        """Changes to the optimised form at the last use. Other threads go on with the old form."""
         if not self._changing.acquire(blocking=False):
             return
         try:
@@ -332,7 +286,7 @@ class LabPreparedModel(PreparedModelBase):
             self._changing.release()
 
     def _written(self) -> Program | None:
-        """The optimised form, where the entry has it by now."""
+        """The optimised form, if the entry has it by now."""
         writer = self._writer
         if writer is None:
             return None
@@ -349,7 +303,7 @@ class LabPreparedModel(PreparedModelBase):
         return program
 
     def _late(self, compile_now: Callable[[], Compiled]) -> Program:
-        """The program; runs write it to the entry as soon as they can without waiting."""
+        """Compiles. Runs write the program to the entry as soon as they need not wait."""
         began = time.monotonic_ns()
         compiled = compile_now()
         spent = time.monotonic_ns() - began

@@ -136,6 +136,14 @@ def plain_run(case: Case) -> Run:
     return Run(case, "plain", model, level, MappingProxyType(inputs), outputs)
 
 
+def _with_main(
+    run: Run, kind: str, main: NnapiSubgraph, inputs: Mapping[int, NDArray | None] | None = None
+) -> Run:
+    """*run* with another main subgraph, and other inputs."""
+    given = run.inputs if inputs is None else MappingProxyType(inputs)
+    return replace(run, kind=kind, model=replace(run.model, main=main), inputs=given)
+
+
 def tensors_as_inputs(run: Run, indexes: tuple[int, ...]) -> Run:
     """The listed constants are inputs of the model."""
     inputs = dict(run.inputs)
@@ -149,12 +157,7 @@ def tensors_as_inputs(run: Run, indexes: tuple[int, ...]) -> Run:
     main = replace(
         run.model.main, operands=tuple(operands), inputs=(*run.model.main.inputs, *indexes)
     )
-    return replace(
-        run,
-        kind="tensors_as_inputs",
-        model=replace(run.model, main=main),
-        inputs=MappingProxyType(inputs),
-    )
+    return _with_main(run, "tensors_as_inputs", main, inputs)
 
 
 def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
@@ -191,12 +194,8 @@ def inputs_as_internal(run: Run, indexes: tuple[int, ...]) -> Run:
         inputs=tuple(listed),
         operations=(*leading, *main.operations),
     )
-    return replace(
-        run,
-        kind="inputs_as_internal" if run.kind == "plain" else f"{run.kind}, inputs_as_internal",
-        model=replace(run.model, main=changed),
-        inputs=MappingProxyType(inputs),
-    )
+    kind = "inputs_as_internal" if run.kind == "plain" else f"{run.kind}, inputs_as_internal"
+    return _with_main(run, kind, changed, inputs)
 
 
 def dynamic_output_shape(run: Run) -> Run:
@@ -205,12 +204,8 @@ def dynamic_output_shape(run: Run) -> Run:
     opened = _mapped(
         main, lambda i, o: replace(o, dimensions=_open(o.dimensions)) if i in main.outputs else o
     )
-    return replace(
-        run,
-        kind="dynamic_output_shape",
-        model=replace(run.model, main=opened),
-        feature_level=max(run.feature_level, 3),
-    )
+    changed = _with_main(run, "dynamic_output_shape", opened)
+    return replace(changed, feature_level=max(run.feature_level, 3))
 
 
 def quant8_signed(run: Run) -> Run:
