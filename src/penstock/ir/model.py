@@ -120,6 +120,17 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
 
         return show_model(self, self.digest.structure.hex()[:16])
 
+    def __repr__(self) -> str:
+        from penstock.ir.show import line_of
+
+        return line_of(self)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        from penstock.ir.show import html_of
+
+        return html_of(self)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Model) and self.digest == other.digest
 

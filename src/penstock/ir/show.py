@@ -1,9 +1,14 @@
-"""A readable listing of a model: one line an operation, stable enough to diff."""
+"""A model for people: a listing that can be compared line by line, one line, and an HTML table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
+from penstock.errors import counted
 from penstock.ir.operand import ExtensionType, Lifetime, Operand, plain_dimensions
 from penstock.ir.types import Shape
 
@@ -29,6 +34,62 @@ def show_model(model: ModelParts, digest: str) -> str:
         lines.append(f"subgraph {index} {subgraph.name!r}{mark}")
         lines += _subgraph(subgraph)
     return "\n".join(lines) + "\n"
+
+
+MAX_LINE: Final = 120
+"""Characters of the line that `repr(model)` is."""
+MAX_CELL: Final = 200
+"""Characters of one cell of an HTML table."""
+MAX_ROWS: Final = 50
+"""Rows of an HTML table."""
+
+
+def line_of(model: ModelParts) -> str:
+    """The model in one line: `<Model 'net': 66 operations, float32[1, 3] -> float32[1, 10]>`."""
+    entry = model.subgraphs[model.main]
+    ends = [
+        ", ".join(show_operand(entry.operands[i]) for i in islice(indexes, MAX_LINE)) or "nothing"
+        for indexes in (entry.ordinary_inputs, entry.ordinary_outputs)
+    ]
+    operations = counted(len(entry.operations), "operation")
+    text = f"<Model {entry.name[:MAX_LINE]!r}: {operations}, {ends[0]} -> {ends[1]}"
+    return shortened(text, MAX_LINE - 1) + ">"
+
+
+def html_of(model: ModelParts) -> str:
+    """The model as an HTML table: inputs, outputs, and its operations counted by type."""
+    entry = model.subgraphs[model.main]
+    types = Counter(operation.key for operation in entry.operations)
+    ends = (("input", entry.ordinary_inputs), ("output", entry.ordinary_outputs))
+    rows = [
+        (f"{kind} {at}", f"{entry.operands[index].name} {show_operand(entry.operands[index])}")
+        for kind, indexes in ends
+        for at, index in enumerate(indexes[:MAX_ROWS])
+    ]
+    rows += [(key, f"{count} x") for key, count in types.most_common()]
+    operations = counted(len(entry.operations), "operation")
+    return html_table(f"Model {entry.name!r}: {operations}", rows)
+
+
+def html_table(title: str, rows: Sequence[Iterable[str]]) -> str:
+    """An HTML table for notebooks. Every text is escaped; long texts and tables are cut."""
+    lines = [f"<caption>{_cell(title)}</caption>"]
+    for row in rows[:MAX_ROWS]:
+        first, *rest = map(_cell, row)
+        lines.append(f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>")
+    if len(rows) > MAX_ROWS:
+        lines.append(f"<tr><th>and {len(rows) - MAX_ROWS} more</th></tr>")
+    return "<table>" + "".join(lines) + "</table>"
+
+
+def shortened(text: str, length: int) -> str:
+    """*text* with at most *length* characters, "..." at the end where it is cut."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _cell(text: str) -> str:
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in text[: 2 * MAX_CELL])
+    return escape(shortened(printable, MAX_CELL))
 
 
 def show_shape(shape: Shape) -> str:

@@ -1,11 +1,22 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.ir import DType, Metadata, ModelBuilder, Operand, Quantization, Shape, Signature
-from penstock.ir.show import show_operand, show_shape
+from penstock.ir import (
+    DType,
+    Metadata,
+    Model,
+    ModelBuilder,
+    Operand,
+    Quantization,
+    Shape,
+    Signature,
+)
+from penstock.ir.show import MAX_ROWS, show_operand, show_shape
 from tests.unit.ir_core.samples import F32, branching, counter, small
 
 
@@ -72,3 +83,47 @@ def test_metadata_is_not_shown_and_the_text_is_stable() -> None:
     model = small()
     assert replace(model, metadata=Metadata(description="secret")).show() == model.show()
     assert model.show().endswith("\n")
+
+
+def named(name: str, inputs: int = 1, *, kinds: int = 1) -> Model:
+    """A model with hostile or many names: *inputs* inputs, custom operators of *kinds* kinds."""
+    builder = ModelBuilder(name)
+    added = [builder.input(F32, (2, 40), f"{name}{i}") for i in range(inputs)]
+    outputs = [
+        builder.operation("CUSTOM", added[:1], [(F32, (2,))], {"custom_code": f"{i}{name}"})
+        for i in range(kinds)
+    ]
+    return builder.build([index for (index,) in outputs])
+
+
+HOSTILE = ["<script>alert(1)</script>", "\"'&<>", "a" * 10_000, "\x1b[2J\n\u202e", "\ud800"]
+
+
+def test_repr_of_a_model_names_operations_and_ends() -> None:
+    assert repr(small()) == "<Model 'main': 2 operations, float32[2, 40] -> float32[2, 40]>"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_repr_of_a_model_is_one_short_line(name: str) -> None:
+    line = repr(named(name, 300))
+    assert len(line) <= 120
+    assert line.isprintable()
+    assert line.startswith("<Model ")
+    assert line.endswith(">")
+
+
+def test_html_of_a_model_counts_operations_by_type() -> None:
+    html = small()._repr_html_()
+    assert html.startswith("<table><caption>Model &#x27;main&#x27;: 2 operations</caption>")
+    assert "<tr><th>input 0</th><td>x float32[2, 40]</td></tr>" in html
+    assert "<tr><th>ADD</th><td>1 x</td></tr>" in html
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_html_of_a_model_is_escaped_and_bounded(name: str) -> None:
+    html = named(name, 300, kinds=300)._repr_html_()
+    texts = re.sub(r"</?(?:table|caption|tr|th|td)>", "", html)
+    assert not set(texts) & set("<>\"'\x1b\n\u202e\ud800")
+    assert not re.search(r"&(?!(?:lt|gt|amp|quot|#x27);)", texts)
+    assert html.count("<tr>") == MAX_ROWS + 1
+    assert len(html) < 50_000
