@@ -9,9 +9,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from penstock.knobs import KNOBS
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tools import generate_operations
 
 project = "Penstock"
 author = "The Penstock authors"
@@ -61,7 +65,11 @@ def knobs() -> str:
     return "\n".join(rows)
 
 
-GENERATED = {"<!-- generated: commands -->": commands, "<!-- generated: knobs -->": knobs}
+GENERATED = {
+    "<!-- generated: commands -->": commands,
+    "<!-- generated: knobs -->": knobs,
+    "<!-- generated: operations -->": generate_operations.page,
+}
 
 
 def fill_in(_app: Any, _page: str, content: list[str]) -> None:
