@@ -1,6 +1,4 @@
-"""`DomainDevice`: memory domains for any device, in shared memory: for tests of driver-managed
-buffers.
-"""
+"""`DomainDevice`: adds memory domains to any device, for tests of driver-managed buffers."""
 
 from __future__ import annotations
 
@@ -33,10 +31,9 @@ from penstock.testing.doubles import InterceptingDevice
 
 
 class DomainDevice(InterceptingDevice):
-    """*device*, with buffers of its own that serve as arguments by token (NNAPI sections 6.4 and
-    6.5).
+    """*device*, with buffers that serve as arguments by token (NNAPI sections 6.4 and 6.5).
 
-    Only buffers of completely known shape are possible: another one is `GeneralFailure`.
+    A buffer whose shape is not completely known is `GeneralFailure`.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:
@@ -44,7 +41,7 @@ class DomainDevice(InterceptingDevice):
         self.domain = PoolDomain(self._interface_of, dynamic=False)
 
     def cache_files_needed(self) -> tuple[int, int]:
-        """None: what *device* loads from a cache knows no buffers."""
+        """None: a model loaded from a cache would not know the buffers."""
         return 0, 0
 
     def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModel:
@@ -63,7 +60,7 @@ class DomainDevice(InterceptingDevice):
 
 
 class PoolDomain(MemoryDomain):
-    """Values in a pool each."""
+    """Keeps each value in a pool."""
 
     def encode(self, array: NDArray) -> Any:
         kept = in_pool(array.shape, array.dtype)
@@ -72,9 +69,7 @@ class PoolDomain(MemoryDomain):
 
 
 class DomainModel(PreparedModelBase):
-    """A prepared model whose requests may name buffers: they become pools of the inner one's
-    requests.
-    """
+    """A prepared model whose requests may name buffers. The inner model gets them as pools."""
 
     def __init__(self, owner: DomainDevice, prepared: PreparedModel, model: Model) -> None:
         self.owner, self._prepared, self.model = owner, prepared, model
@@ -106,13 +101,13 @@ class DomainModel(PreparedModelBase):
                 raise GeneralFailure(f"an output is larger than its buffer: {error}") from error
             raise
         for at, array in results.items():
-            told = result.output_shapes[at].dimensions if result.output_shapes else array.shape
-            claim.put(at, array, told)
+            shapes = result.output_shapes
+            claim.put(at, array, shapes[at].dimensions if shapes else array.shape)
         return result
 
 
 def in_pool(shape: tuple[int, ...], dtype: Any) -> NDArray:
-    """An array in a pool of its own, which lives as long."""
+    """An array in a pool of its own, which lives as long as the array."""
     with MemoryPool.anonymous(max(1, math.prod(shape) * dtype.itemsize)) as pool:
         return pool.view(dtype, shape)
 

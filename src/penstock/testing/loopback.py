@@ -26,8 +26,8 @@ from penstock.testing.lab import LabDevice
 class LoopbackDevice(RemoteDevice):
     """*device*, seen through messages in this process.
 
-    Nothing but the bytes of a message, and the handles beside it, gets from one side to the other:
-    what a driver does by way of Python objects shared with its caller shows up as a difference.
+    Only the bytes of a message and its handles pass between the sides. A driver that relies on
+    Python objects shared with its caller therefore behaves differently.
     """
 
     def __init__(self, device: Device) -> None:
@@ -50,13 +50,11 @@ class LoopbackChannel:
         return _carried(reply)
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closed with the next call: a finalizer may run in the middle of anything, under the
-        dispatcher's own lock too.
-        """
+        """Closes it with the next call: a finalizer may run under the dispatcher's own lock."""
         self._dropped.append(number)
 
     def flush(self) -> None:
-        """Closes what was dropped."""
+        """Closes the dropped objects."""
         while self._dropped:
             number = self._dropped.popleft()
             self._dispatcher.answer(Packer().frame(wire.Close(number)))
@@ -67,7 +65,7 @@ def _carried(frame: Frame) -> Frame:
 
 
 def _exchanged(handle: object) -> object:
-    """What the other side gets for *handle*: the same memory or flag, never the same wrapper of it."""
+    """The other side's handle: the same memory or flag in another wrapper."""
     match handle:
         case ConstantPool(view=view):
             return ConstantPool(view.toreadonly(), handle.owner, handle.kind)
@@ -81,7 +79,7 @@ def _exchanged(handle: object) -> object:
 
 
 class CarriedFence:
-    """A fence of the other side: its error comes as a message."""
+    """A fence of the other side; its error comes as a message."""
 
     def __init__(self, fence: Fence) -> None:
         self._fence = fence
@@ -111,11 +109,9 @@ def _carried_progress(callback: Callable[[ProgressEvent], None]) -> Callable[[Pr
 
 @contextmanager
 def isolated_device(name: str, entry: str, index: int = 0) -> Iterator[IsolatedDevice]:
-    """The device at *index* of the driver *name* = *entry*, in the host that this process has for
-    it.
+    """The device at *index* of the driver *name* = *entry*, in this process's host process for it.
 
-    The host goes on when the block ends, for the next one, and so does what others of this process
-    have in it; `penstock.runtime.isolation.close_hosts` ends all.
+    The host process goes on after the block; `penstock.runtime.isolation.close_hosts` ends it.
     """
     with closing(IsolatedDevice(supervisor_of(name, entry), index)) as device:
         yield device

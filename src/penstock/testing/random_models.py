@@ -62,7 +62,7 @@ class Growth:
         self.arrays.append(integers(self.random, shape))
 
     def pick(self) -> Value:
-        """A value that is there: one not read so far, where the coin says so."""
+        """A random value; with probability 0.6 one that no operation reads so far."""
         fresh = [v for v in self.values if v.operand not in self.read]
         value = self.random.choice(fresh if fresh and self.random.random() < 0.6 else self.values)
         self.read.add(value.operand)
@@ -156,8 +156,7 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def recipes_for(device: Device | None) -> dict[str, Recipe]:
-    """The recipes of operations that the table has and *device* (None: any) supports; RELU is a
-    must.
+    """The recipes of operations that *device* (None: any) supports; RELU is required.
 
     Raises `ValueError` for a device without RELU, of which no model can be made.
     """

@@ -1,4 +1,4 @@
-"""What a process holds: descriptors, threads, children, mapped pools. For tests that nothing leaks."""
+"""Counts of what a process holds (descriptors, threads, children, mapped pools), for leak tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, Self
 from penstock.memory import live_mappings
 
 SETTLE_SECONDS: Final = 2.0
-"""How long what was closed may take until it is gone: threads and processes end by themselves."""
+"""How long threads and processes that were closed may take to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Resources:
     @classmethod
     @contextmanager
     def unchanged(cls, what: str) -> Iterator[None]:
-        """Raises `AssertionError` when the block leaves more behind than it found, `SETTLE_SECONDS`
-        after its end still.
+        """Raises `AssertionError` if there is still more than before, `SETTLE_SECONDS` after the block
+        ends.
         """
         before = cls.now()
         yield
@@ -71,11 +71,11 @@ def _entries(directory: Path) -> int | None:
 
 
 def _children() -> int | None:
-    # Of all threads: the child of one that ends becomes another's.
-    told: list[list[str]] = []
+    # The child of a thread that ends becomes the child of another thread.
+    children: list[list[str]] = []
     with suppress(OSError):
         for task in Path("/proc/self/task").iterdir():
             # A thread may have ended meanwhile.
             with suppress(OSError):
-                told.append((task / "children").read_text("ascii").split())
-    return sum(map(len, told)) if told else None
+                children.append((task / "children").read_text("ascii").split())
+    return sum(map(len, children)) if children else None

@@ -1,12 +1,9 @@
-"""Cases run in a process of their own, each within a limit: a driver may hang there, or crash, and
-is only reported.
+"""Runs cases in a process of their own, each within a time limit, so that a hang or crash of a
+driver is only reported.
 
-The process is told what to run by name, and answers with bytes; nothing that a driver makes is
-unpickled. When a case takes too long, or the process dies, the case has its verdict and a new
-process goes on behind it.
-
-The processes have a state directory of their own (the knob `state_dir`), removed at the end: the
-failures, keys and verdicts that cases bring about are none of the user's.
+The process gets the name of a function and answers with bytes; nothing of a driver's is unpickled.
+If a case takes too long or the process dies, a new process goes on with the next case. The
+processes use a temporary state directory (the knob `state_dir`), not the user's.
 """
 
 from __future__ import annotations
@@ -32,14 +29,14 @@ from penstock import knobs
 from penstock.errors import GeneralFailure, PenstockError
 
 Case: TypeAlias = tuple[str, Callable[[], bytes]]
-"""A label, and what gives the answer."""
+"""A label, and the function that returns the answer."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 GRACE: Final = 2.0
-"""Seconds beyond the limit that a process has to write down where it stands."""
+"""Seconds beyond the limit in which a process writes its stack."""
 START_LIMIT: Final = 120.0
-"""Seconds that importing and making the cases may take."""
+"""Seconds in which the process must import and make the cases."""
 
 STOPPED_AT: Final = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 KIT: Final = Path(__file__).parent
@@ -47,9 +44,7 @@ STANDARD: Final = Path(os.__file__).parent
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """How one case ended: *data* is its answer; without one, *problem* says what became of the
-    process.
-    """
+    """How one case ended: with the answer *data*, or None and the *problem* of the process."""
 
     index: int
     label: str
@@ -59,7 +54,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """What the process says: the labels of all cases first, then for each case its answer."""
+    """A message of the process: first the labels of all cases, then an answer for each case."""
 
     labels: tuple[str, ...] | None = None
     index: int = -1
@@ -92,12 +87,10 @@ def collect(
 def supervise(
     make: str, arguments: Sequence[str], *, limit: float
 ) -> Generator[Answer, None, None]:
-    """Runs the cases that `make(*arguments)` gives, in order; *make* is `module:function` of this
-    package.
+    """Runs the cases that `make(*arguments)` returns, in order; *make* is `module:function`.
 
-    A case that takes more than *limit* seconds, and one that the process does not survive, has no
-    data but a problem. Raises `GeneralFailure` where the cases cannot even be made, with what
-    *make* raised.
+    A case that takes more than *limit* seconds, or ends the process, has no data but a problem.
+    Raises `GeneralFailure` with the error of *make* if there are no cases.
     """
     # Processes of isolated drivers may still be ending in it.
     with tempfile.TemporaryDirectory(
@@ -150,7 +143,7 @@ class _Child:
         theirs.close()
 
     def labels(self) -> tuple[str, ...]:
-        """The labels of all cases, also of those that are done. Raises `GeneralFailure`."""
+        """The labels of all cases, also of finished ones. Raises `GeneralFailure`."""
         message = self._receive(START_LIMIT)
         if message is None:
             raise GeneralFailure(f"the driver could not be loaded: {self._ended(START_LIMIT)}")
@@ -159,7 +152,7 @@ class _Child:
         return message.labels
 
     def answer(self, limit: float) -> tuple[bytes | None, str]:
-        """What the next case gave, or what became of the process."""
+        """The answer of the next case, or what happened to the process."""
         message = self._receive(limit + GRACE)
         return (None, self._ended(limit)) if message is None else (message.data, "")
 
@@ -183,9 +176,7 @@ class _Child:
         return f"the process ended with exit code {code}{place}"
 
     def _place(self) -> str:
-        """Where the process stood, as far as it wrote that down: the innermost place in a driver's
-        code.
-        """
+        """The innermost place of the written stack that is in a driver's code."""
         with suppress(OSError):
             found = STOPPED_AT.findall(self._stack.read_text("utf-8", "replace"))
             places = [f for f in found if _may_be_a_drivers(Path(f[0]))] or found
@@ -198,13 +189,13 @@ class _Child:
         return self
 
     def finish(self) -> None:
-        """Lets the process end by itself: its drivers may have something to put away."""
+        """Waits for the process to end by itself, so that its drivers can clean up."""
         self._process.join(GRACE)
 
     def __exit__(self, *_: object) -> None:
         self._pipe.close()
         if sys.platform != "win32" and self._process.pid is not None:
-            # What a driver started goes with its process.
+            # Ends the processes that a driver started, too.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
@@ -235,7 +226,7 @@ def work(
     if sys.platform != "win32":
         os.setsid()
     os.environ[knobs.state_dir.variable] = state_directory
-    # What a driver prints must not get between the lines of the answer.
+    # Output of a driver must not mix with the answer.
     os.dup2(2, 1)
     with Path(stack).open("w", encoding="utf-8") as file:
         faulthandler.enable(file)

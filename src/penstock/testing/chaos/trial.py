@@ -1,10 +1,11 @@
-"""One graph on one device that misbehaves: compiled, run three times on one state, and held against
+"""One graph on one misbehaving device: compiled, run three times on one state, and compared with
 the reference.
 """
 
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,13 +23,13 @@ from penstock.hal import AccuracyClass, CancelToken, Capabilities, Device, Perfo
 from penstock.ir import Model, NDArray
 from penstock.partitioning.policy import Policy
 from penstock.testing.contract.cases import every_case, is_supported
-from penstock.testing.contract.promise import NotCovered, describe, require
+from penstock.testing.contract.promise import NotCovered, Violation, describe, require
 from penstock.testing.doubles import InterceptingDevice
 from penstock.testing.random_models import random_model
 
 RUNS: Final = 3
 TRIES: Final = 3
-"""How often a compile or run is tried; a fault that strikes once may spoil the first."""
+"""How often a compile or run is tried; a single fault may spoil the first try."""
 OPERATIONS: Final = (2, 10)
 RELAXED: Final = 1e-2
 PROMPT_SECONDS: Final = 5.0
@@ -36,9 +37,7 @@ PROMPT_SECONDS: Final = 5.0
 
 
 class Graph(Struct, frozen=True):
-    """A model that the device supports whole, inputs for it, and the reference's answers to `RUNS`
-    runs in a row.
-    """
+    """A model that the device supports, inputs, and the reference's answers to `RUNS` runs."""
 
     name: str
     model: Model
@@ -53,8 +52,8 @@ class Graph(Struct, frozen=True):
 
 
 class Favoured(InterceptingDevice):
-    """*device*, claiming to cost next to nothing, so that whatever it supports is placed on it;
-    under a name of its own, so that it may be the reference device, too.
+    """*device* with costs near zero, so that the plan places every supported operation on it, and
+    another name, so that it may be the reference device.
     """
 
     def __init__(self, device: Device) -> None:
@@ -102,7 +101,7 @@ def _graph(device: Device, name: str, model: Model, inputs: tuple[NDArray, ...])
 
 
 class Attempt(Struct):
-    """What happened to one graph: the errors that were raised, in order."""
+    """The errors that one graph raised, in order."""
 
     errors: list[PenstockError]
 
@@ -156,13 +155,10 @@ def attempt(
 
 
 def end_in_time(graph: Graph, device: Device, seconds: float, *, cancelled: bool) -> None:
-    """A compile and run that has *seconds* to end, by its timeout or by its cancel token, ends soon
-    after that.
+    """A compile and run with a timeout, or a cancellation, after *seconds* must end soon after.
 
     It gives the reference's answer, or `MissedDeadline*` (`Cancelled`). Raises `Violation`.
     """
-    import threading
-
     token = CancelToken() if cancelled else None
     timer = threading.Timer(seconds, token.set) if token is not None else None
     timeout = None if cancelled else seconds
@@ -212,8 +208,6 @@ def _same(graph: Graph, found: Sequence[NDArray], wanted: Sequence[NDArray]) -> 
 
 
 def _unnamed(graph: Graph, what: str, error: Exception) -> AssertionError:
-    from penstock.testing.contract.promise import Violation
-
     return Violation(f"{graph.name}: {what} raised {describe(error)}, which is no PenstockError")
 
 

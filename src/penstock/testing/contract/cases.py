@@ -1,7 +1,6 @@
-"""Small models with known answers, for the checks to choose from what a device supports.
+"""Small models with known answers; checks use those that a device supports.
 
-Values are small integers, so that every float format and every order of summation gives the same
-bits.
+Values are small integers: every float format and every order of summation gives the same bits.
 """
 
 from __future__ import annotations

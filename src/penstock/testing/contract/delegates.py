@@ -1,5 +1,4 @@
-"""The suite every delegate must pass: what an interpreter, and who else works on the same graph,
-relies on.
+"""The suite every delegate must pass: the promises that interpreters and other delegates rely on.
 
     subject = Subject(MyDelegate, Path("net.tflite").read_bytes())
     for result in run_delegate_contract(subject): print(result.check, result.outcome,
@@ -35,15 +34,15 @@ from penstock.testing.contract.runner import CheckResult
 from penstock.tflite import Interpreter
 
 HOST: Final = ("reference",)
-"""What computes the nodes that the delegate leaves, and the results that it is held to."""
+"""The device of the nodes that the delegate leaves, and of the results to compare with."""
 
 
 class Subject(Struct, frozen=True):
-    """What is tried: *make* makes the delegate, once for each check; *content* is a TFLite file of
-    which it takes nodes.
+    """A delegate and a model: *make* makes the delegate, once for each check; *content* is a TFLite
+    file of which it takes nodes.
 
-    *inputs* are arrays for the file's inputs, in order; None draws some. Results may be *rtol* and
-    *atol* away from those of the reference device; both 0 asks for the same bits.
+    *inputs* are arrays for the file's inputs, in order; None draws some. Results may differ by
+    *rtol* and *atol* from those of the reference device; both 0 asks for the same bits.
     """
 
     make: Callable[[], Delegate]
@@ -57,9 +56,7 @@ DelegateCheck: TypeAlias = Callable[[Subject], None]
 
 
 class Bench:
-    """One subject at work: the delegate, an interpreter with it and one without, and what became of
-    its buffers.
-    """
+    """A subject's delegate, an interpreter with it, one without it, and the buffers it freed."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject, self.delegate = subject, subject.make()
@@ -152,7 +149,7 @@ def bench(subject: Subject) -> Iterator[Bench]:
 
 
 def check_results_are_those_without_it(subject: Subject) -> None:
-    """What a graph computes does not depend on who computes its nodes."""
+    """A graph's results do not depend on which delegate computes its nodes."""
     with bench(subject) as b:
         b.compare(b.inputs, "the first run")
 
@@ -170,7 +167,7 @@ def check_runs_do_not_depend_on_each_other(subject: Subject) -> None:
 
 
 def check_inputs_are_only_read(subject: Subject) -> None:
-    """Inputs hold after a run what was set."""
+    """Inputs keep their values in a run."""
     with bench(subject) as b:
         run(b.delegated, b.inputs)
         for detail, value in zip(b.delegated.get_input_details(), b.inputs, strict=True):
@@ -294,7 +291,7 @@ def check_a_second_time_is_refused_or_harmless(subject: Subject) -> None:
         nodes = len(b.delegated._get_ops_details())  # noqa: SLF001  # LiteRT's own name for it
         with suppress(DelegateError):
             b.delegated.modify_graph_with_delegate(b.delegate)
-        require(len(b.delegated._get_ops_details()) == nodes, "it has taken nodes twice")  # noqa: SLF001  # likewise
+        require(len(b.delegated._get_ops_details()) == nodes, "it has taken nodes twice")  # noqa: SLF001  # LiteRT's own name for it
         b.compare(b.inputs, "after it was added again")
 
 

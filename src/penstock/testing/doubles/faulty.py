@@ -21,15 +21,15 @@ from penstock.testing.doubles.intercepting import METHODS, InterceptingDevice
 T = TypeVar("T")
 
 When: TypeAlias = int | Collection[int] | Literal["always"]
-"""The calls meant, counted from 1: one, several, or all of them."""
+"""The chosen calls, counted from 1: one, several, or all of them."""
 
 
 class FaultyDevice(InterceptingDevice):
     """Raises in place of chosen calls: `FaultyDevice(device, raise_on={"execute": 3})`.
 
-    *raise_on* maps names of `METHODS` to the calls meant; other names are an `InputError`. *error*
-    is the status that those fail with (`ErrorStatus.DEAD_OBJECT`), or makes what is raised from a
-    sentence. `calls` counts the calls of each method so far, over all that the device has made.
+    *raise_on* maps names of `METHODS` to the chosen calls; other names are an `InputError`. *error*
+    is a status (`ErrorStatus.DEAD_OBJECT`), or makes an exception from a sentence. `calls` counts
+    the calls of each method so far, on the device and on everything that it made.
     """
 
     def __init__(
@@ -40,11 +40,7 @@ class FaultyDevice(InterceptingDevice):
         name: str | None = None,
     ) -> None:
         super().__init__(device, name)
-        check_kind(raise_on, Mapping, "raise_on is a mapping of names of methods")
-        if unknown := set(raise_on) - set(METHODS):
-            raise InputError(
-                f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
-            )
+        _check_methods(raise_on, "raise_on")
         self.raise_on, self.error = dict(raise_on), _maker(error)
         self.calls = dict.fromkeys(METHODS, 0)
         self._lock = threading.Lock()
@@ -56,6 +52,12 @@ class FaultyDevice(InterceptingDevice):
         if _is_meant(self.raise_on.get(method, ()), count):
             raise self.error(f"{self.name}: {method} fails at call {count}, as told")
         return proceed()
+
+
+def _check_methods(given: Mapping[str, object], what: str) -> None:
+    check_kind(given, Mapping, f"{what} is a mapping of names of methods")
+    if unknown := set(given) - set(METHODS):
+        raise InputError(f"no method of a device is named {', '.join(sorted(map(str, unknown)))}")
 
 
 def _maker(error: ErrorStatus | Callable[[str], Exception]) -> Callable[[str], Exception]:
@@ -73,11 +75,9 @@ def _is_meant(when: When, count: int) -> bool:
 
 
 class SlowDevice(InterceptingDevice):
-    """Takes *seconds*[method] longer, and notices deadline and cancellation meanwhile, unless it is
-    *heedless*.
+    """Delays each call of a method by *seconds*[method] before it goes on; infinity is a hang.
 
-    *seconds* maps names of `METHODS` to what they take on top, before the call goes on; infinite is
-    a hang. *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
+    It notices deadlines and cancellation meanwhile, unless it is *heedless*. *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
     """
 
     STEP_S: Final = 0.001
@@ -93,11 +93,7 @@ class SlowDevice(InterceptingDevice):
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         super().__init__(device, name)
-        check_kind(seconds, Mapping, "seconds is a mapping of names of methods")
-        if unknown := set(seconds) - set(METHODS):
-            raise InputError(
-                f"no method of a device is named {', '.join(sorted(map(str, unknown)))}"
-            )
+        _check_methods(seconds, "seconds")
         self.seconds, self.heedless = dict(seconds), heedless
         self._sleep, self._clock_ns = sleep, clock_ns
 

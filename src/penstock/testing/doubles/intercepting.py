@@ -55,11 +55,11 @@ of a reusable execution.
 
 
 class InterceptingDevice:
-    """A device around *device*: each call of `METHODS` on it or on what it makes goes through
-    `intercept`.
+    """A device around *device*: each call of `METHODS`, on it or on an object that it made, goes
+    through `intercept`.
 
-    *name* None keeps the name of *device*; all else that a device says of itself is that one's.
-    Close it as any device: *device* is closed with it. Raises `InputError` for what is no device.
+    *name* None keeps the name of *device*; all other properties are those of *device*. Closing it
+    closes *device*. Raises `InputError` if *device* is no device.
     """
 
     def __init__(self, device: Device, name: str | None = None) -> None:

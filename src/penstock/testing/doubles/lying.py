@@ -115,11 +115,11 @@ class LyingDevice(InterceptingDevice):
 
     *support_length*: an answer too few; *support_changes*: a yes becomes a no at every second call;
     *refuses_after_all*: prepares nothing that it supports; *output_count*: a shape too few;
-    *output_shapes*: shapes that are wrong; *insufficient*: success that says an output did not fit;
-    *values*: outputs whose first eight bytes have every bit the wrong way round; *timing*: more
-    time on the device than in the driver; *writes_behind*, *writes_before*, *changes_inputs*:
-    writes as those of a `ScribblingDevice`. Other words are an `InputError`. Several lies are told
-    at once, of those about shapes only the first.
+    *output_shapes*: wrong shapes; *insufficient*: a success that says an output did not fit;
+    *values*: outputs whose first eight bytes are inverted; *timing*: more time on the device than
+    in the driver; *writes_behind*, *writes_before*, *changes_inputs*: the writes of a
+    `ScribblingDevice`. Other words are an `InputError`. Several lies apply at once, of those about
+    shapes only the first.
     """
 
     def __init__(self, device: Device, *lies: Lie, name: str | None = None) -> None:
@@ -174,14 +174,14 @@ Fault: TypeAlias = Literal["much", "little", "nan", "noise"]
 
 
 class WrongDevice(InterceptingDevice):
-    """Computes operations of the type *operation* wrongly; of several in a model, each.
+    """Computes every operation of the type *operation* wrongly.
 
-    *fault* says how: "much", every value turned round and off by a tenth of the largest; "little",
-    off by less than the class `faithful` allows; "nan", the first value is not a number (of
-    integers, the least there is); "noise", as much, but otherwise each time, and sometimes not at
-    all. *when* is asked of the arrays of each execution's inputs, and what it refuses is computed
-    rightly. *after* executions of one prepared model are right before the first wrong one. *apart*
-    False keeps the fault to models of several operations. `wrong` counts the executions that were.
+    *fault* says how: "much", every value negated and off by a tenth of the largest; "little", off
+    by less than the class `faithful` allows; "nan", the first value is NaN (of integers, the least
+    value); "noise", as much as "much", but different each time, and sometimes not at all. *when*
+    gets the input arrays of each execution; where it returns False the answer is right. The first
+    *after* executions of a prepared model are right. *apart* False limits the fault to models of
+    several operations. `wrong` counts the wrong executions.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""From a model to the lab device's programs: what it supports, the baseline form, and the optimised
-one.
-"""
+"""The lab device's compiler: supported operations, the baseline program, and the optimised one."""
 
 from __future__ import annotations
 
@@ -33,13 +31,11 @@ INTERFACE: str = "penstock.lab"
 """The custom code of the operation that stands for a program in `interface`."""
 
 Progress = Callable[[int, int], None]
-"""Told operations done, and all."""
+"""Called with the operations done, and their total."""
 
 
 def support(model: Model, operation: Operation) -> Support:
-    """Whether there is an instruction for *operation* as it stands, or a sentence that says why
-    not.
-    """
+    """Whether there is an instruction for *operation*, or the reason why not."""
     if operation.type not in OPCODES or operation.type == "FULLY_CONNECTED_TURNED":
         return Support(supported=False, reason=f"the lab device has no {operation.type}")
     if len(operation.outputs) != 1:
@@ -180,8 +176,8 @@ def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
 
 
 def optimise(program: Program) -> Program:
-    """The same with RELU fused into what it follows, and the weights of layers turned to [depth,
-    units].
+    """*program* with RELU fused into the instruction before it, and the weights of layers transposed
+    to [depth, units].
     """
     fused = _fuse(program)
     weights = _Weights()
@@ -209,9 +205,7 @@ def optimise(program: Program) -> Program:
 
 
 def _fuse(program: Program) -> list[Instruction]:
-    """The instructions, each RELU that alone reads the result of one that can clamp made part of
-    that one.
-    """
+    """The instructions; a RELU that is the only reader of a result becomes its activation."""
     reads = Counter(n for one in program.instructions for n in one.inputs)
     reads.update(program.outputs)
     writer: dict[int, int] = {}
@@ -246,9 +240,7 @@ def _turnable(program: Program, instructions: Sequence[Instruction]) -> set[int]
 
 
 def interface(program: Program) -> Model:
-    """A model with the inputs and outputs of *program*, for checking requests against: one opaque
-    operation.
-    """
+    """A model with the inputs and outputs of *program*, one opaque operation: to check requests."""
     builder = ModelBuilder()
     inputs = [builder.input(program.slots[n].dtype, program.slots[n].shape) for n in program.inputs]
     results = [(program.slots[n].dtype, program.slots[n].shape) for n in program.outputs]

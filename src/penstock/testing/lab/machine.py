@@ -1,5 +1,4 @@
-"""The tiled layout that the lab device may keep values in, and what it computes there without
-leaving it.
+"""The lab device's arithmetic: on arrays (rows), or in a tiled layout.
 
 The last two dimensions of a value (a vector is one row) are cut into tiles of 8 x 8, filled up with
 zeros: an array of shape (products of the others, rows of tiles, columns of tiles, 8, 8).
@@ -100,8 +99,8 @@ def _extents(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Machine:
-    """Runs instructions on arrays, or on tiles where it is *tiled*; *count* is told of each
-    "conversions". It maps memory of these *kinds*.
+    """Runs instructions on arrays, or on tiles if it is *tiled*; *count* gets "conversions" for each
+    change of layout. It maps memory of these *kinds*.
     """
 
     def __init__(
@@ -170,11 +169,11 @@ class Machine:
         return Tiled(activate(one.activation, result.tiles), result.shape)
 
 
-def _unheard(_: str) -> None:
-    """Nobody counts."""
+def _uncounted(_: str) -> None:
+    """Counts nothing."""
 
 
-ROWS: Final = Machine(tiled=False, count=_unheard)
+ROWS: Final = Machine(tiled=False, count=_uncounted)
 """Computes on arrays."""
 
 
