@@ -3,10 +3,10 @@
 
 Run: python tools/generate_schema.py [--check]
 
-The generated module of that package is read by calling its builder functions with a recorder (slots,
-scalar types, defaults) and by looking at its accessors (strings, vectors, tables, unions). What it does
-not say is in the two tables below: which fields hold an enumeration, and which options table belongs
-to an operator whose name does not tell.
+The generated module of that package is read by calling its builder functions with a recorder
+(slots, scalar types, defaults) and by looking at its accessors (strings, vectors, tables, unions).
+What it does not say is in the two tables below: which fields hold an enumeration, and which options
+table belongs to an operator whose name does not tell.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Takes the README's pictures of a terminal again: runs the real commands in one and writes docs/images.
+"""Takes the README's pictures of a terminal again: runs the real commands in one and writes
+docs/images.
 
 python tools/readme_pictures.py
 """

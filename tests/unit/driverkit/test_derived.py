@@ -19,7 +19,7 @@ from penstock.drivers.onnxruntime import installation as onnxruntime
 from penstock.drivers.onnxruntime.device import OnnxRuntimeDevice
 from penstock.drivers.openvino import installation as openvino
 from penstock.drivers.openvino.device import OpenVinoDevice
-from penstock.drivers.xnnpack import BuiltinDevice, XnnpackDevice, installation as xnnpack
+from penstock.drivers.xnnpack import BuiltinDevice, XnnpackDevice, device as xnnpack
 from penstock.hal import Capabilities, Device
 from penstock.partitioning import place
 from tests.support_devices import NumpyDevice

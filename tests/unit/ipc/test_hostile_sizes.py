@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from penstock.driverkit.request_arrays import input_arrays
 from penstock.drivers.reference import create
-from penstock.drivers.reference.arguments import bind_inputs
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import (
     Cancelled,
@@ -436,7 +436,7 @@ def test_what_may_be_an_index_is_read_once(kind: DType) -> None:
     """
     lent = np.zeros(4, kind.numpy)
     request = Request((HostMemory(lent),), ())
-    (bound,) = bind_inputs(request, [input_operand(kind, (4,), "x")], [])
+    (bound,) = input_arrays(request, [input_operand(kind, (4,), "x")], [], copy_integers=True)
     assert np.shares_memory(bound, lent) == kind.is_float
 
 

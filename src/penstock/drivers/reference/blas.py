@@ -53,7 +53,9 @@ def may_divide(model: Model) -> bool:
 
 
 def _bound(subgraph: Subgraph, operation: Operation) -> float:
-    """No product of *operation* has more multiply-accumulates; infinite where a shape is not known."""
+    """No product of *operation* has more multiply-accumulates; infinite where a shape is not
+    known.
+    """
     inputs, outputs = (
         max((_count(subgraph.operands[i]) for i in indexes), default=0.0)
         for indexes in (operation.inputs, operation.outputs)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.drivers.reference.arguments import bind_inputs, deliver, mapped_pools
+from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
 from penstock.drivers.reference.ops.kernel import EXECUTION, LATE, Kernel, Unsupported
 from penstock.drivers.reference.program import Program, compile_subgraph, examine
@@ -145,7 +145,7 @@ class PreparedReference(PreparedModelBase):
         began: int,
         claim: Claim | None,
     ) -> ExecutionResult:
-        inputs = bind_inputs(request, self._inputs, regions, claim)
+        inputs = input_arrays(request, self._inputs, regions, claim, copy_integers=True)
         token = EXECUTION.set(config)
         try:
             clock: list[int] | None = [] if config.measure else None
@@ -162,7 +162,8 @@ class PreparedReference(PreparedModelBase):
         finally:
             EXECUTION.reset(token)
         timing = Timing(None, time.perf_counter_ns() - began, self._operations(clock, began))
-        return deliver(request, self._outputs, results, regions, timing, claim, inputs)
+        shapes = write_results(request, self._outputs, results, regions, claim, inputs)
+        return ExecutionResult(shapes, timing)
 
     def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
         """What each operation took, by the *clock* that `Program.run` kept."""

@@ -1,7 +1,7 @@
-"""LiteRT as a driver: partitions run as `.tflite` files, on XNNPACK or on LiteRT's own kernels
-(docs/xnnpack.md).
+"""LiteRT as a driver: it runs partitions as `.tflite` files, with XNNPACK or with LiteRT's own
+kernels (docs/xnnpack.md).
 
-Nothing here imports the engine before a model is prepared.
+The engine is imported when a model is prepared, not before.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["BuiltinDevice", "XnnpackDevice", "create"]
 
 
 def create() -> list[XnnpackDevice]:
-    """The entry point of `penstock.drivers`: LiteRT with XNNPACK, and without. Both say where
-    LiteRT is missing.
+    """The entry point: LiteRT with XNNPACK, and without. `check` of either says if LiteRT is
+    missing.
     """
     return [XnnpackDevice(), BuiltinDevice()]

@@ -1,13 +1,23 @@
-"""The device."""
+"""The devices, and the installation of LiteRT that they use."""
 
 from __future__ import annotations
 
+import platform
+import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.driverkit.installation import derived_with
-from penstock.drivers.xnnpack.installation import DERIVED_WITH, Installation, find_installation
+import msgspec
+
+from penstock.distribution import install_command
+from penstock.driverkit.installation import (
+    derived_with,
+    package_folder,
+    package_texts,
+    processor_features,
+)
 from penstock.errors import DeviceUnavailable
 from penstock.hal import (
     Capabilities,
@@ -32,23 +42,66 @@ PERFORMANCE: Final = {
     "int16": PerformanceInfo(execution_time=1.75, power_usage=1.75),
     "int32": PerformanceInfo(execution_time=0.05, power_usage=0.05),
 }
-"""Measured on networks of each type, on one thread of an x86-64 processor with AVX-512; int16 and
-int32 on single operations: LiteRT's layers of int16 are plain loops, up to 8 times slower, its
-arithmetic is not.
+"""Measured on one thread of an x86-64 processor with AVX-512: int16 and int32 on single operations,
+other types on networks. LiteRT's int16 layers are plain loops, up to 8 times slower.
 """
 
 BRANCH: Final = PerformanceInfo(execution_time=0.1, power_usage=0.1)
-"""An IF beside what its branches compute."""
+"""The overhead of an IF, without its branches."""
 
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
 BUILTIN: Final = PerformanceInfo(execution_time=0.5, power_usage=0.5)
-"""LiteRT's own kernels, roughly: whoever names the device wants its results, not its speed."""
+"""A rough figure for LiteRT's own kernels: who names that device wants its results, not its speed.
+"""
 DISPATCH_NS: Final = 3_000
 
 
+PACKAGE: Final = "ai_edge_litert"
+INSTALL: Final = install_command("xnnpack")
+DERIVED_WITH: Final = "2.3"
+"""The release of LiteRT that the accuracy classes of the rules were measured with."""
+ADAPTER_VERSION: Final = 5
+"""Increased when this driver writes another file for the same model, or chooses other kernels."""
+
+
+class Installation(msgspec.Struct, frozen=True):
+    """The installed LiteRT; if there is none, *reason* says why."""
+
+    version: str
+    reason: str = ""
+
+    def describe(self) -> str:
+        """What results depend on besides the model: versions of driver and engine, and the
+        processor's features.
+        """
+        if not self.version:
+            return f"{ADAPTER_VERSION} (litert missing)"
+        processor = f"{platform.machine()} {processor_features()}"
+        return f"{ADAPTER_VERSION} (litert {self.version}; {processor})"
+
+
+@cache
+def find_installation() -> Installation:
+    """The installed LiteRT, from its package's files: the engine is not imported."""
+    folder = package_folder(PACKAGE)
+    if folder is None:
+        return Installation("", f"LiteRT is not installed: {INSTALL}")
+    version = _version_in(folder)
+    if not version:
+        return Installation("", f"{folder} has no package metadata: {INSTALL}")
+    return Installation(version)
+
+
+def _version_in(folder: Path) -> str:
+    """The version in the package's metadata, or ""."""
+    described, _ = package_texts(PACKAGE, folder)
+    found = re.search(r"(?m)^Version: *(\S+)", described)
+    return found.group(1) if found else ""
+
+
 class XnnpackDevice(DeviceBase):
-    """The processor, through XNNPACK and LiteRT's own kernels. *installation* is that of this
-    machine by default.
+    """The processor, through XNNPACK and LiteRT's own kernels. *installation* is by default the one
+    found on this machine.
     """
 
     name = "xnnpack"
@@ -63,7 +116,7 @@ class XnnpackDevice(DeviceBase):
     )
 
     kernels: tuple[Kernels, ...] = ("xnnpack", "builtin")
-    """The kernel sets that it chooses from."""
+    """The kernel sets that the device chooses from."""
 
     def __init__(self, installation: Installation | None = None) -> None:
         self._given = installation
@@ -73,13 +126,13 @@ class XnnpackDevice(DeviceBase):
         return self._given or find_installation()
 
     @cached_property
-    def capabilities(self) -> Capabilities:  # type: ignore[override]  # known once the files were looked at
-        """Its claims, and the version of LiteRT that they were derived with."""
+    def capabilities(self) -> Capabilities:  # type: ignore[override]  # known after the installation was read
+        """`claims`, with the version of LiteRT that they were measured with."""
         return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 
     @cached_property
     def version(self) -> str:
-        """Driver, engine and processor."""
+        """Versions of driver and engine, and the processor."""
         return self._installation.describe()
 
     def check(self) -> str | None:
@@ -96,7 +149,7 @@ class XnnpackDevice(DeviceBase):
         validate_prepare(model, config, self.capabilities.memory_kinds)
         if (reason := self.check()) is not None:
             raise DeviceUnavailable(f"device {self.name}: {reason}")
-        from penstock.drivers.xnnpack.preparation import prepare
+        from penstock.drivers.xnnpack.prepared import prepare
 
         return prepare(model, config, self.kernels)
 

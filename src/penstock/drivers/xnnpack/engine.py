@@ -28,13 +28,13 @@ CLONE_FILES: Final = 0x400
 
 
 LOADING: Final = (
-    "LiteRT was being loaded by another thread when this process was forked, and cannot be loaded in the child; "
-    "start processes by spawn, or fork after the first compile"
+    "LiteRT was being loaded by another thread when this process was forked, and cannot be loaded "
+    "in the child; start processes by spawn, or fork after the first compile"
 )
 
 
 class _Engine:
-    """The process's LiteRT, imported when it is first asked for."""
+    """LiteRT's module, imported on first use, once a process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class _Engine:
 
     def module(self) -> Any:
         if self._module is None:
-            if self.is_cut_off():
+            if self.was_forked_while_loading():
                 raise DeviceUnavailable(LOADING)
             with self._lock:
                 if self._module is None:
@@ -54,12 +54,12 @@ class _Engine:
                         self._process = None
         return self._module
 
-    def is_cut_off(self) -> bool:
-        """Whether another process is, or was at the fork, importing it."""
+    def was_forked_while_loading(self) -> bool:
+        """Whether this process was forked while another thread imported LiteRT."""
         return self._process not in {None, os.getpid()}
 
     def after_fork(self) -> None:
-        """In a child, where nobody releases a lock that another thread held."""
+        """Replaces the lock in a forked child: another thread of the parent may have held it."""
         self._lock = threading.Lock()
 
 
@@ -67,15 +67,15 @@ _engine: Final = _Engine()
 
 
 def unusable() -> str | None:
-    """Why LiteRT cannot be used in this process, as far as is known without loading it."""
-    return LOADING if _engine.is_cut_off() else None
+    """Why LiteRT cannot be used in this process, without loading it; None if nothing is known."""
+    return LOADING if _engine.was_forked_while_loading() else None
 
 
-runners: Final = LeftInChildren()
-"""Whoever holds an interpreter."""
+forked_away: Final = LeftInChildren()
+"""Objects with an interpreter, which a forked child must not free."""
 
 forks = 0
-"""How often this process has been forked since its first ancestor that loaded this module."""
+"""How many times this process and its ancestors were forked since they loaded this module."""
 
 
 def _count_fork() -> None:
@@ -89,10 +89,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
-    """An interpreter of a file, nothing allocated. `GeneralFailure` with LiteRT's words.
+    """An interpreter of a file, without allocated tensors.
 
-    Of a file that LiteRT does not take, and of one it cannot be asked about, `DeviceUnavailable`
-    where LiteRT itself is missing.
+    Raises `GeneralFailure`, which quotes LiteRT, if it rejects the file, and `DeviceUnavailable` if
+    LiteRT cannot be loaded.
     """
     litert = _engine.module()
     try:
@@ -102,11 +102,11 @@ def make_interpreter(content: bytes, kernels: Kernels, num_threads: int) -> Any:
             experimental_op_resolver_type=litert.OpResolverType[RESOLVERS[kernels]],
         )
     except Exception as error:
-        raise GeneralFailure(f"LiteRT did not take the model: {told(error)}") from error
+        raise GeneralFailure(f"LiteRT did not take the model: {last_line(error)}") from error
 
 
-def told(error: BaseException) -> str:
-    """The last line of an exception of LiteRT."""
+def last_line(error: BaseException) -> str:
+    """The last line of LiteRT's message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[-1] if lines else type(error).__name__)[:MAX_MESSAGE]
 
@@ -115,13 +115,13 @@ def _load() -> Any:
     try:
         module = _interpreter_module()
     except Exception as error:
-        raise DeviceUnavailable(f"LiteRT cannot be used: {told(error)}") from error
-    _hear_out(module)
+        raise DeviceUnavailable(f"LiteRT cannot be used: {last_line(error)}") from error
+    _create_first_delegate(module)
     return module
 
 
 def _interpreter_module() -> Any:
-    """LiteRT's own module, also where something else answers its imports in this process."""
+    """LiteRT's own module, even if another module replaces it in this process."""
     package = importlib.import_module("ai_edge_litert")
     own = PathFinder.find_spec("ai_edge_litert.interpreter", package.__path__)
     if own is None or own.loader is None:
@@ -134,41 +134,41 @@ def _interpreter_module() -> Any:
     return module
 
 
-def _hear_out(litert: Any) -> None:
-    """Makes a delegate where nobody listens: LiteRT reports the first one of a process on
-    descriptor 2.
+def _create_first_delegate(litert: Any) -> None:
+    """Creates a delegate without output: LiteRT writes a line to stderr for the first one of a
+    process.
     """
     if sys.platform != "linux":
         return
-    listener = threading.Thread(target=_make_unheard, args=(litert,), name="penstock-litert")
-    # What is collected in that thread would close its descriptors there alone.
+    thread = threading.Thread(target=_create_silently, args=(litert,), name="penstock-litert")
+    # An object collected in that thread would close its descriptor only there.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        listener.start()
-        listener.join()
+        thread.start()
+        thread.join()
     finally:
         if collecting:
             gc.enable()
 
 
-def _make_unheard(litert: Any) -> None:
-    """Takes descriptors of its own for this thread, with nothing behind 2, and makes a first
-    delegate. Where that is forbidden nothing is done, and LiteRT will be heard once.
+def _create_silently(litert: Any) -> None:
+    """Gives this thread its own descriptor table, redirects stderr to /dev/null there, and creates
+    a delegate. Does nothing if the system forbids it; then LiteRT's line appears.
     """
     import ctypes
 
     with suppress(Exception):
         if ctypes.CDLL(None).unshare(CLONE_FILES) != 0:
             return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
         litert.Interpreter(model_content=_smallest_file(), num_threads=1).allocate_tensors()
 
 
 def _smallest_file() -> bytes:
-    """A file of one operation that XNNPACK takes."""
+    """A file with one operation that XNNPACK supports."""
     from penstock.export.tflite import write
     from penstock.ir import DType, ModelBuilder
 

@@ -1,6 +1,7 @@
-"""One LiteRT interpreter of one segment, used by one run at a time."""
+"""LiteRT interpreters of one segment, each used by one run at a time."""
 
-# ruff: noqa: SLF001  # the interpreter's own views and its invoke without a check of each reference to them
+# ruff: noqa: SLF001  # the interpreter's own views and its invoke without a check of each reference
+# to them
 
 from __future__ import annotations
 
@@ -10,48 +11,48 @@ from typing import Any
 
 import numpy as np
 
-from penstock.drivers.xnnpack.engine import Kernels, make_interpreter, runners, told
-from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours
+from penstock.drivers.xnnpack.engine import Kernels, forked_away, last_line, make_interpreter
 from penstock.drivers.xnnpack.segments import Segment
+from penstock.drivers.xnnpack.state_copies import ALIGNMENT, AdjacentTensors
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.ir import NDArray
 
 
 class File:
-    """A segment as it is given to LiteRT: *content*, by *kernels*, with *threads*."""
+    """The file of a segment: *content* for LiteRT, and the number of *threads*. *static* says that
+    its tensors never move.
+    """
 
-    def __init__(self, segment: Segment, content: bytes, threads: int, *, steady: bool) -> None:
-        self.segment, self.content, self.threads, self.steady = segment, content, threads, steady
+    def __init__(self, segment: Segment, content: bytes, threads: int, *, static: bool) -> None:
+        self.segment, self.content, self.threads, self.static = segment, content, threads, static
         self.kernels: Kernels = segment.kernels
 
     def open(self) -> Runner:
-        """A new interpreter of it. Raises `GeneralFailure` with LiteRT's words."""
-        return SteadyRunner(self) if self.steady else Runner(self)
+        """A new interpreter of the file. Raises `GeneralFailure` that quotes LiteRT."""
+        return StaticRunner(self) if self.static else Runner(self)
 
 
 class Runner:
-    """An interpreter whose tensors may move: each is looked for when it is written or read."""
+    """An interpreter whose tensors may move: each is looked up when it is written or read."""
 
     inputs: Sequence[NDArray] = ()
-    """Where they stay, views of the tensors of `Segment.given` and `Segment.made`, and LiteRT's
-    invoke.
-    """
+    """Views of the tensors of `Segment.all_inputs`; empty where tensors may move."""
     outputs: Sequence[NDArray] = ()
-    sides: tuple[Neighbours, Neighbours] | None = None
-    """Those of `inputs` and of `outputs` that hold a state, once somebody has asked for them
-    together.
-    """
+    """Views of the tensors of `Segment.all_outputs`; empty where tensors may move."""
+    state_tensors: tuple[AdjacentTensors, AdjacentTensors] | None = None
+    """The tensors of a state among `inputs` and `outputs`; set by `StateCopies`."""
     invoke: Callable[[], object]
+    """Runs LiteRT's interpreter."""
 
     def __init__(self, file: File) -> None:
         segment = file.segment
         self.segment = segment
         interpreter = make_interpreter(file.content, file.kernels, file.threads)
-        # LiteRT reads the file's bytes as long as it lives.
+        # LiteRT reads the file's bytes as long as the interpreter lives.
         self._content = file.content
-        # LiteRT's own object: `Interpreter` asks before each call whether somebody holds a view.
+        # LiteRT's own object: `Interpreter` refuses calls while a view of a tensor exists.
         self._wrapper: Any = interpreter._interpreter
-        runners.add(self)
+        forked_away.add(self)
         self.invoke = self._wrapper.Invoke
         self._inputs = [int(i) for i in self._wrapper.InputIndices()]
         self._outputs = [int(i) for i in self._wrapper.OutputIndices()]
@@ -60,31 +61,31 @@ class Runner:
         self._states = [named[s.name] for s in segment.states]
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
-        """The outputs and new states by operand, as views that hold until the next run."""
+        """The outputs and new states by operand, as views that are valid until the next run."""
         segment = self.segment
         try:
             self._resize([values[i].shape for i in segment.inputs])
             for tensor, index in zip(self._inputs, segment.inputs, strict=True):
                 self._write(tensor, values[index])
             for tensor, state in zip(self._states, segment.states, strict=True):
-                self._write(tensor, values[state.given])
+                self._write(tensor, values[state.input])
             self.invoke()
             found = {
                 index: self._read(tensor)
                 for tensor, index in zip(self._outputs, segment.outputs, strict=True)
             }
             for tensor, state in zip(self._states, segment.states, strict=True):
-                found[state.made] = self._read(tensor)
+                found[state.output] = self._read(tensor)
         except MemoryError as error:
             raise ResourceExhaustedTransient("LiteRT found no memory for its tensors") from error
         except (RuntimeError, ValueError) as error:
-            raise failed(error) from error
+            raise execution_failure(error) from error
         return found
 
     def _resize(self, shapes: list[tuple[int, ...]]) -> None:
         if shapes == self._shapes:
             return
-        # Where this fails the interpreter is of no shape at all.
+        # If resizing fails, the interpreter has no valid shapes.
         self._shapes = None
         for tensor, shape in zip(self._inputs, shapes, strict=True):
             self._wrapper.ResizeInputTensor(tensor, np.array(shape, np.int32), False, 0)
@@ -93,7 +94,7 @@ class Runner:
 
     def _write(self, tensor: int, value: NDArray) -> None:
         if not value.ndim:
-            # Of a scalar LiteRT gives no view.
+            # LiteRT gives no view of a scalar.
             self._wrapper.SetTensor(tensor, value)
         elif value.size:
             np.copyto(self._wrapper.tensor(self._wrapper, tensor, 0), value)
@@ -105,15 +106,15 @@ class Runner:
         return np.asarray(self._wrapper.tensor(self._wrapper, tensor, 0))
 
 
-class SteadyRunner(Runner):
-    """An interpreter whose tensors stay where they are."""
+class StaticRunner(Runner):
+    """An interpreter whose tensors never move."""
 
     def __init__(self, file: File) -> None:
         super().__init__(file)
         wrapper = self._wrapper
         try:
             wrapper.AllocateTensors()
-            # Of a scalar LiteRT gives no view: it has a place here.
+            # LiteRT gives no view of a scalar, so scalars get memory here.
             scalars = scalar_places(
                 {
                     t: np.dtype(wrapper.TensorType(t, 0))
@@ -126,24 +127,26 @@ class SteadyRunner(Runner):
                 for t in (*self._inputs, *self._outputs, *self._states)
             }
         except (RuntimeError, ValueError, MemoryError) as error:
-            raise GeneralFailure(f"LiteRT did not prepare the model: {told(error)}") from error
+            raise GeneralFailure(f"LiteRT did not prepare the model: {last_line(error)}") from error
         self.inputs = [places[t] for t in (*self._inputs, *self._states)]
         self.outputs = [places[t] for t in (*self._outputs, *self._states)]
         if scalars:
             put = [(t, scalars[t]) for t in (*self._inputs, *self._states) if t in scalars]
             fetched = [(t, scalars[t]) for t in (*self._outputs, *self._states) if t in scalars]
-            # Not of this object: it would be gone only with the next garbage collection.
+            # A bound method would make a reference cycle, which only the garbage collector frees.
             self.invoke = partial(_invoke_with_scalars, wrapper, put, fetched)
-        self._given = self.segment.given
-        self._found: dict[int, NDArray] = dict(zip(self.segment.made, self.outputs, strict=True))
+        self._all_inputs = self.segment.all_inputs
+        self._found: dict[int, NDArray] = dict(
+            zip(self.segment.all_outputs, self.outputs, strict=True)
+        )
 
     def run(self, values: Mapping[int, NDArray]) -> dict[int, NDArray]:
-        for view, index in zip(self.inputs, self._given, strict=True):
+        for view, index in zip(self.inputs, self._all_inputs, strict=True):
             view[...] = values[index]
         try:
             self.invoke()
         except (RuntimeError, ValueError) as error:
-            raise failed(error) from error
+            raise execution_failure(error) from error
         return self._found
 
 
@@ -158,9 +161,7 @@ def _invoke_with_scalars(
 
 
 def scalar_places(dtypes: Mapping[int, np.dtype[np.generic]]) -> dict[int, NDArray]:
-    """A place for each, by the same key, which lies as LiteRT's own tensors do: where it begins and
-    behind it.
-    """
+    """Memory for scalars, by the same keys, aligned and padded as LiteRT's own tensors are."""
     content = np.zeros((len(dtypes) + 1) * ALIGNMENT, np.uint8)
     begin = -content.ctypes.data % ALIGNMENT
     starts = range(begin, content.nbytes, ALIGNMENT)
@@ -170,9 +171,9 @@ def scalar_places(dtypes: Mapping[int, np.dtype[np.generic]]) -> dict[int, NDArr
     }
 
 
-def failed(error: Exception) -> GeneralFailure:
-    """LiteRT's refusal in the middle of a run."""
-    return GeneralFailure(f"LiteRT did not execute the model: {told(error)}")
+def execution_failure(error: Exception) -> GeneralFailure:
+    """The error for an exception that LiteRT raised during a run."""
+    return GeneralFailure(f"LiteRT did not execute the model: {last_line(error)}")
 
 
 def _tensors_by_name(wrapper: Any, names: set[str]) -> dict[str, int]:

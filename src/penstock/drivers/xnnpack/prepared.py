@@ -1,4 +1,4 @@
-"""The prepared model: interpreters behind the contract of `penstock.hal`."""
+"""Preparing a model as TFLite files, and running the interpreters that execute them."""
 
 from __future__ import annotations
 
@@ -7,18 +7,32 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
+from penstock.driverkit.request_arrays import (
+    input_arrays,
+    lent_arrays,
+    mapped_pools,
+    unknown_memory,
+    write_results,
+)
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.xnnpack import engine
-from penstock.drivers.xnnpack.arguments import chosen, deliver, mapped, read, unknown
-from penstock.drivers.xnnpack.interpreter import File, Runner, failed
-from penstock.drivers.xnnpack.support import DETECTION
-from penstock.drivers.xnnpack.turning import turning
+from penstock.drivers.xnnpack.engine import Kernels, last_line
+from penstock.drivers.xnnpack.interpreter import File, Runner, execution_failure
+from penstock.drivers.xnnpack.segments import Segment, make_segments
+from penstock.drivers.xnnpack.state_copies import state_copies
+from penstock.drivers.xnnpack.static_shapes import fold_shapes, has_static_shapes
+from penstock.drivers.xnnpack.support import DETECTION, classify
 from penstock.errors import (
     Cancelled,
     DeadObject,
     GeneralFailure,
     MissedDeadline,
     OutputInsufficientSize,
+    PenstockError,
 )
+from penstock.export.tflite.writer import write
 from penstock.hal import (
     DONE,
     ExecutionConfig,
@@ -26,6 +40,7 @@ from penstock.hal import (
     HostMemory,
     NoValue,
     OperationTiming,
+    PrepareConfig,
     PreparedModelBase,
     Request,
     Timing,
@@ -39,15 +54,59 @@ FORKED: Final = (
     "the model was prepared before this process was forked, and LiteRT's threads are the parent's"
 )
 MOST_KEPT: Final = 16
-"""Sets of interpreters that are kept for later runs."""
+"""Sets of idle interpreters that are kept for later runs."""
 
 NAMES: Final = {"xnnpack": "XNNPACK", "builtin": "LiteRT's built-in kernels"}
-"""How a measured run names the kernel sets."""
+"""The kernel sets as a measured run names them."""
+
+DEFAULT_THREADS: Final = 1
+"""LiteRT's own default."""
+
+
+def prepare(
+    model: Model, config: PrepareConfig, kernels: Sequence[Kernels]
+) -> XnnpackPreparedModel:
+    """Writes each segment of *model* as a file for one of *kernels*, and opens an interpreter of
+    it. Raises `GeneralFailure` that names the operation, or quotes LiteRT.
+    """
+    _check(config)
+    shaped = fold_shapes(flattened(model))
+    segments = make_segments(shaped.model, classify(shaped.model, kernels), config.accuracy)
+    threads = config.num_threads or DEFAULT_THREADS
+    files, runners = [], []
+    for planned in segments:
+        places = dict.fromkeys(shaped.origins[i] for i in planned.operations)
+        segment = msgspec.structs.replace(planned, operations=tuple(places))
+        static = has_static_shapes(segment.model)
+        file = File(segment, _written(segment), threads, static=static)
+        _check(config)
+        files.append(file)
+        runners.append(file.open())
+    _check(config)
+    return XnnpackPreparedModel(model, files, runners)
+
+
+def _written(segment: Segment) -> bytes:
+    try:
+        # LiteRT allocates tensors that live throughout a run in the order of the file. The tensors
+        # of a state are adjacent then, and copied at once (`state_copies`).
+        return write(segment.model, outputs_first=True)
+    except PenstockError as error:
+        raise GeneralFailure(
+            f"the model cannot be written for LiteRT: {last_line(error)}"
+        ) from error
+
+
+def _check(config: PrepareConfig) -> None:
+    """Raises if the token is set or the deadline has passed."""
+    if config.cancel is not None:
+        config.cancel.check()
+    check_deadline(config.deadline_ns)
 
 
 class XnnpackPreparedModel(PreparedModelBase):
-    """*files*, one a segment, in the order they run. Each run takes a set of interpreters of its
-    own, which is kept for the next; *first* is one that is ready.
+    """*files*, one a segment, in execution order. Each run takes a set of interpreters from a free
+    list and returns it; *first* is the first set.
     """
 
     def __init__(self, model: Model, files: Sequence[File], first: list[Runner]) -> None:
@@ -56,19 +115,19 @@ class XnnpackPreparedModel(PreparedModelBase):
         self._free: deque[list[Runner]] = deque([first], MOST_KEPT)
         self._forks, self._closed = engine.forks, False
         entry = model.entry
-        self._inputs = [(i, entry.operands[i]) for i in entry.inputs]
-        self._operands = [entry.operands[i] for i in entry.outputs]
+        self._inputs = [entry.operands[i] for i in entry.inputs]
+        self._outputs = [entry.operands[i] for i in entry.outputs]
         self._constants = {
             i: model.constant(entry.operands[i])
             for i in entry.outputs
             if entry.operands[i].is_constant
         }
-        self._cleared = [o.outputs for o in entry.operations if o.key == DETECTION]
+        self._detections = [o.outputs for o in entry.operations if o.key == DETECTION]
         self._direct = self._is_direct()
-        given = files[0].segment.given if self._direct else ()
-        # Which of a request's inputs a direct run reads: None for all of them, in order.
-        self._read = None if given == entry.inputs else [entry.inputs.index(i) for i in given]
-        self._turning = turning(model) if self._direct and self._read is None else None
+        read = files[0].segment.all_inputs if self._direct else ()
+        # The inputs of a request that the fast path reads; None for all of them, in order.
+        self._read = None if read == entry.inputs else [entry.inputs.index(i) for i in read]
+        self._state = state_copies(model) if self._direct and self._read is None else None
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
         if engine.forks != self._forks:
@@ -85,31 +144,35 @@ class XnnpackPreparedModel(PreparedModelBase):
             runners = self._open()
         if self._direct and not request.pools:
             runner = runners[0]
-            if self._turning is not None:
-                self._turning.put(runner, request.inputs)
+            if self._state is not None:
+                self._state.write_inputs(runner, request.inputs)
             else:
                 arguments = request.inputs
                 if self._read is not None:
-                    arguments = chosen(arguments, self._read)
+                    if lent_arrays(arguments) is None:
+                        raise unknown_memory(
+                            next(a for a in arguments if type(a) is not HostMemory)
+                        )
+                    arguments = tuple([arguments[k] for k in self._read])
                 for view, argument in zip(runner.inputs, arguments):  # noqa: B905  # checked above
                     if type(argument) is not HostMemory:
-                        raise unknown(argument)
+                        raise unknown_memory(argument)
                     view[...] = argument.array
             start = time.perf_counter_ns() if began else 0
             try:
                 runner.invoke()
             except (RuntimeError, ValueError) as error:
-                raise failed(error) from error
+                raise execution_failure(error) from error
             if began:
                 timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
-            if self._turning is not None:
-                self._turning.fetch(runner, request.outputs)
+            if self._state is not None:
+                self._state.read_outputs(runner, request.outputs)
             else:
                 for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
                     if type(wanted) is HostMemory:
                         wanted.array[...] = view
                     elif type(wanted) is not NoValue:
-                        raise unknown(wanted)
+                        raise unknown_memory(wanted)
             result = DONE
         else:
             try:
@@ -117,7 +180,7 @@ class XnnpackPreparedModel(PreparedModelBase):
             except (OutputInsufficientSize, MissedDeadline, Cancelled):
                 self._free.append(runners)
                 raise
-        # One that failed is not used again.
+        # Interpreters whose run failed are dropped.
         self._free.append(runners)
         if began:
             timing = Timing(None, time.perf_counter_ns() - began, tuple(timings))
@@ -125,18 +188,18 @@ class XnnpackPreparedModel(PreparedModelBase):
         return result
 
     def close(self) -> None:
-        """Runs under way end on the interpreters they have."""
+        """Closes the model. A run that has begun finishes with its own interpreters."""
         self._closed = True
         self._free = deque(maxlen=0)
 
     def _is_direct(self) -> bool:
-        """Whether the arrays of the one segment are the request's, its outputs in the same order,
-        all of known shape.
+        """Whether runs take the fast path: one segment of static shapes, whose inputs and outputs
+        are those of the request.
         """
-        if len(self._files) != 1 or not self._files[0].steady or self._cleared:
+        if len(self._files) != 1 or not self._files[0].static or self._detections:
             return False
         entry, segment = self.model.entry, self._files[0].segment
-        return set(segment.given) <= set(entry.inputs) and entry.outputs == segment.made
+        return set(segment.all_inputs) <= set(entry.inputs) and entry.outputs == segment.all_outputs
 
     def _run(
         self,
@@ -146,14 +209,13 @@ class XnnpackPreparedModel(PreparedModelBase):
         began: int,
         timings: list[OperationTiming],
     ) -> ExecutionResult:
-        """Runs the segments one after another. Where *began* says when a measured run began, each
-        joins *timings*.
+        """Runs the segments one after another. A measured run started at *began*, else 0, and adds
+        each segment's time to *timings*.
         """
-        with mapped(request) as pools:
-            values: dict[int, NDArray] = {
-                index: read(argument, operand, pools)
-                for (index, operand), argument in zip(self._inputs, request.inputs, strict=True)
-            }
+        entry = self.model.entry
+        with mapped_pools(request) as pools:
+            arrays = input_arrays(request, self._inputs, pools)
+            values: dict[int, NDArray] = dict(zip(entry.inputs, arrays, strict=True))
             values.update(self._constants)
             for runner in runners:
                 if config.cancel is not None:
@@ -163,10 +225,10 @@ class XnnpackPreparedModel(PreparedModelBase):
                 values.update(runner.run(values))
                 if began:
                     timings.append(_timing(runner, start - began, time.perf_counter_ns() - start))
-            for outputs in self._cleared:
-                clear_rest(values, outputs)
-            results = [values[i] for i in self.model.entry.outputs]
-            return deliver(request, self._operands, results, pools, Timing())
+            for outputs in self._detections:
+                _clear_rest(values, outputs)
+            results = [values[i] for i in entry.outputs]
+            return ExecutionResult(write_results(request, self._outputs, results, pools), Timing())
 
     def _open(self) -> list[Runner]:
         if self._closed:
@@ -175,13 +237,13 @@ class XnnpackPreparedModel(PreparedModelBase):
 
 
 def _timing(runner: Runner, start_ns: int, duration_ns: int) -> OperationTiming:
-    """A segment as one kernel: LiteRT's interpreter does not tell what each of its operations took."""
+    """The time of a whole segment: LiteRT's interpreter does not report single operations."""
     segment = runner.segment
     return OperationTiming(segment.operations, NAMES[segment.kernels], start_ns, duration_ns)
 
 
-def clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:
-    """Zeros behind the last detection: LiteRT leaves there what lay in memory."""
+def _clear_rest(values: dict[int, NDArray], outputs: Sequence[int]) -> None:
+    """Sets everything behind the last detection to zero: LiteRT leaves it uninitialised."""
     boxes, classes, scores, count = outputs
     found = max(0, int(values[count].reshape(-1)[0]))
     for index in (boxes, classes, scores):

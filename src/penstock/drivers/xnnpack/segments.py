@@ -1,27 +1,27 @@
-"""Segments: the runs of operations that one set of LiteRT's kernels computes, each as a model to be
-written.
+"""Segments of a model: groups of operations that one set of LiteRT's kernels computes, each as a
+model of its own.
 
-Operations on constants alone are computed in each segment that reads them: XNNPACK folds them into
-what follows, and cannot give them out.
+An operation whose inputs are all constant is repeated in each segment that reads its result:
+XNNPACK folds it into the operations behind it, and cannot output it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.drivers.xnnpack.groups import grouped
-from penstock.drivers.xnnpack.pictures import (
-    can_split,
-    is_quantised_alike,
-    split,
+from penstock.drivers.xnnpack.hybrid_layers import (
+    can_split_pixels,
+    expand,
+    is_quantized_alike,
+    non_negative_operands,
+    split_pixels,
     summed_operands,
 )
-from penstock.drivers.xnnpack.site import EIGHT_BITS, Classes
-from penstock.drivers.xnnpack.whole_numbers import expand, positive_operands
+from penstock.drivers.xnnpack.rules.rule import EIGHT_BITS, Classes
 from penstock.errors import GeneralFailure
 from penstock.export.tflite.state import state_positions
 from penstock.hal import AccuracyClass
@@ -33,31 +33,38 @@ from penstock.ir.transforms import carried, refer_anew, referenced_by
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Operators whose kernels need a bias, and the dimension of their filters that counts its
-elements.
+"""Operations whose kernels need a bias, and the dimension of their filters that is the bias's size.
 """
 
 LEAST_VERSION: Final = {"BROADCAST_TO": 2}
-"""Operators of which LiteRT has no first version, with the number of their code in the file
-format.
-"""
+"""The least version of operators that LiteRT has no first version of."""
+
 BROADCAST_TO: Final = 130
+"""The operator code."""
+
+
+HEAVY: Final = frozenset(
+    {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
+)
+"""Operations that justify a change of the kernel set. Others use the kernel set of the operation
+before them.
+"""
 
 
 class State(msgspec.Struct, frozen=True):
-    """A variable tensor *name* of a segment, set from operand *given* before a run and read as
-    *made* after.
+    """Variable tensor *name* of a segment: written from operand *input* before a run, and read as
+    operand *output* after it.
     """
 
-    given: int
-    made: int
+    input: int
+    output: int
     name: str
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Operations computed by one kernel set as *model*, whose ordinary inputs and outputs are the
-    operands *inputs* and *outputs* of the partition, in order. *operations* are their indexes in
-    the partition.
+    """Operations of a partition, computed by one kernel set as *model*. Its inputs and outputs that
+    are not state are the partition's operands *inputs* and *outputs*, in order. *operations* are
+    indexes in the partition.
     """
 
     kernels: Kernels
@@ -68,21 +75,21 @@ class Segment(msgspec.Struct, frozen=True):
     operations: tuple[int, ...]
 
     @property
-    def given(self) -> tuple[int, ...]:
-        """The operands that it reads: its inputs, then the states before the run."""
-        return (*self.inputs, *(s.given for s in self.states))
+    def all_inputs(self) -> tuple[int, ...]:
+        """The operands that the segment reads: inputs, then states."""
+        return (*self.inputs, *(s.input for s in self.states))
 
     @property
-    def made(self) -> tuple[int, ...]:
-        """The operands that it writes: its outputs, then the states after the run."""
-        return (*self.outputs, *(s.made for s in self.states))
+    def all_outputs(self) -> tuple[int, ...]:
+        """The operands that the segment writes: outputs, then states."""
+        return (*self.outputs, *(s.output for s in self.states))
 
 
 def make_segments(
     model: Model, classes: Sequence[Classes | str], accuracy: AccuracyClass
 ) -> list[Segment]:
-    """The segments of *model*, in order. Raises `GeneralFailure` for an operation that is not
-    supported, or by no kernel set in the class *accuracy*.
+    """The segments of *model*, in execution order. Raises `GeneralFailure` for an operation that is
+    not supported.
     """
     entry = model.entry
     allowed = [_allowed(model, at, known, accuracy) for at, known in polled(enumerate(classes))]
@@ -91,66 +98,113 @@ def make_segments(
         for at, known in enumerate(classes)
         if isinstance(known, Classes) and known.needs_expansion(accuracy)
     )
-    fixed = _fixed(entry)
+    constant = _constant_operations(entry)
     wanted = frozenset(entry.outputs)
     groups: list[tuple[Kernels, list[int]]] = []
-    given_out = [at for at in fixed if any(i in wanted for i in entry.operations[at].outputs)]
-    if given_out:
-        groups.append(("builtin", given_out))
-    pending = [at for at in range(len(allowed)) if at not in fixed]
+    outputs = [at for at in constant if any(i in wanted for i in entry.operations[at].outputs)]
+    if outputs:
+        groups.append(("builtin", outputs))
+    pending = [at for at in range(len(allowed)) if at not in constant]
     groups += grouped(entry.operations, pending, allowed)
-    cutter = _Cutter(model, fixed, expanded, accuracy)
-    return [cutter.segment(kernels, members) for kernels, members in polled(groups)]
+    builder = _SegmentBuilder(model, constant, expanded, accuracy)
+    return [builder.segment(kernels, members) for kernels, members in polled(groups)]
 
 
 def _allowed(model: Model, at: int, known: Classes | str, accuracy: AccuracyClass) -> list[Kernels]:
     kind = model.operations[at].key
     if isinstance(known, str):
         raise GeneralFailure(f"operation {at} ({kind}): {known}")
-    # A class that is asked for and that no kernel set meets is the caller's affair: he was told the
-    # best.
+    # If no kernel set meets the class, the best one computes the operation: the answers of
+    # `supported_operations` named its class.
     return known.meets(accuracy) or known.meets(known.best)
 
 
-def _fixed(entry: Subgraph) -> dict[int, None]:
-    """The operations that compute from constants alone, in order."""
+def _constant_operations(entry: Subgraph) -> dict[int, None]:
+    """The operations whose inputs are all constant or computed from constants, in order."""
     known: set[int] = set()
-    fixed: dict[int, None] = {}
+    found: dict[int, None] = {}
     for at, operation in enumerate(entry.operations):
         read = [i for i in operation.inputs if entry.operands[i].has_value]
         if all(entry.operands[i].is_constant or i in known for i in read):
-            fixed[at] = None
+            found[at] = None
             known.update(operation.outputs)
-    return fixed
+    return found
 
 
-class _Cutter:
-    """Cuts one *model* into segments, in the class *accuracy*. The operations *fixed* are of
-    constants alone; those in *expanded* XNNPACK is given as several, where they need be.
+def grouped(
+    operations: Sequence[Operation], pending: Sequence[int], allowed: Sequence[Sequence[Kernels]]
+) -> Iterator[tuple[Kernels, list[int]]]:
+    """Groups of the operations *pending* by kernel set, in execution order. Each group takes every
+    operation that is ready by then, so that there are few groups. *pending* is in execution order;
+    *allowed* are the kernel sets of each operation, the faster one first.
+
+    The time is linear in the number of operations, however many groups there are.
+    """
+    makers = {i: at for at in pending for i in operations[at].outputs}
+    readers: dict[int, list[int]] = {at: [] for at in pending}
+    missing: dict[int, int] = {}
+    ready: dict[Kernels, list[int]] = {"xnnpack": [], "builtin": []}
+
+    def now_ready(at: int) -> None:
+        # A light operation may use any kernel set; a heavy one only its fastest.
+        is_heavy = operations[at].type in HEAVY
+        for kernels in allowed[at][:1] if is_heavy else allowed[at]:
+            ready[kernels].append(at)
+
+    for at in polled(pending):
+        before = {makers[i] for i in operations[at].inputs if i in makers}
+        missing[at] = len(before)
+        for maker in before:
+            readers[maker].append(at)
+        if not before:
+            now_ready(at)
+    done: set[int] = set()
+    for first in pending:
+        if first in done:
+            continue
+        kernels = allowed[first][0]
+        members: list[int] = []
+        queue = ready[kernels]
+        while queue:
+            at = queue.pop()
+            if at in done:
+                continue
+            done.add(at)
+            members.append(at)
+            for reader in readers[at]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    now_ready(reader)
+        yield kernels, sorted(members)
+
+
+class _SegmentBuilder:
+    """Builds the segments of one *model*, in the class *accuracy*. The operations *constant*
+    compute from constants only. XNNPACK gets those in *expanded* as several operations.
     """
 
     def __init__(
         self,
         model: Model,
-        fixed: Mapping[int, None],
+        constant: Mapping[int, None],
         expanded: frozenset[int],
         accuracy: AccuracyClass,
     ) -> None:
         entry = model.entry
-        self._model, self._fixed, self._expanded = model, fixed, expanded
+        self._model, self._expanded = model, expanded
         self._accuracy: AccuracyClass = accuracy
-        # What the segments need besides joins the model's own, so that none copies all of them.
-        self._operands = [_as_asked(o, accuracy) for o in entry.operands]
-        self._positive = positive_operands(entry.operations) if expanded else frozenset()
+        # Operands of the segments are appended to the model's, so that no segment copies the list.
+        self._operands = [_with_declared_shape(o, accuracy) for o in entry.operands]
+        self._non_negative = non_negative_operands(entry.operations) if expanded else frozenset()
         self._summed = (
             summed_operands(entry.operations, entry.operands) if expanded else frozenset()
         )
-        self._makers = {i: at for at in fixed for i in entry.operations[at].outputs}
+        self._makers = {i: at for at in constant for i in entry.operations[at].outputs}
         self._readers: dict[int, list[int]] = {}
         for at, operation in enumerate(entry.operations):
-            for i in () if at in fixed else operation.inputs:
+            for i in () if at in constant else operation.inputs:
                 self._readers.setdefault(i, []).append(at)
-        self._given, self._made = _places(entry.inputs), _places(entry.outputs)
+        self._inputs, self._outputs = _positions(entry.inputs), _positions(entry.outputs)
 
     def segment(self, kernels: Kernels, members: Sequence[int]) -> Segment:
         """The segment of *members*."""
@@ -167,38 +221,38 @@ class _Cutter:
                 for p, x in zip(state_positions(o.type, o.attributes), o.outputs[1:], strict=False)
             )
         ]
-        apart = {i for s in states for i in (s.given, s.made)}
+        apart = {i for s in states for i in (s.input, s.output)}
         inputs = [
             i
-            for i in _in_order(read - written - apart, self._given)
+            for i in _in_order(read - written - apart, self._inputs)
             if operands[i].has_value and not operands[i].is_constant
         ]
         inside = frozenset(members)
         made = {i for at in members for i in entry.operations[at].outputs}
         outputs = [
             i
-            for i in _in_order(made - apart, self._made)
-            if i in self._made or not inside.issuperset(self._readers.get(i, ()))
+            for i in _in_order(made - apart, self._outputs)
+            if i in self._outputs or not inside.issuperset(self._readers.get(i, ()))
         ]
         built = _build(self._model, operands, operations, inputs, outputs, states, self._accuracy)
         return Segment(kernels, built, tuple(inputs), tuple(outputs), tuple(states), tuple(chosen))
 
     def _operations(self, at: int, kernels: Kernels) -> list[Operation]:
-        """Operation *at* as *kernels* are given it; what it needs joins the operands."""
+        """The operations that *kernels* get for operation *at*; their new operands are appended."""
         operation, operands = self._model.operations[at], self._operands
         if kernels != "xnnpack":
-            return [_written(operands, operation)]
-        if at in self._expanded and not is_quantised_alike(operation, operands, self._summed):
+            return [_adapted(operands, operation)]
+        if at in self._expanded and not is_quantized_alike(operation, operands, self._summed):
             weights = self._model.constant(operands[operation.inputs[1]])
-            is_positive = operation.inputs[0] in self._positive
-            return expand(operands, operation, weights, positive=is_positive)
-        if not can_split(operation, operands):
-            return [_written(operands, operation)]
-        halving, operation = split(operands, operation)
-        return [halving, _written(operands, operation)]
+            non_negative = operation.inputs[0] in self._non_negative
+            return expand(operands, operation, weights, non_negative=non_negative)
+        if not can_split_pixels(operation, operands):
+            return [_adapted(operands, operation)]
+        reshape, operation = split_pixels(operands, operation)
+        return [reshape, _adapted(operands, operation)]
 
     def _needed(self, members: Sequence[int]) -> set[int]:
-        """The fixed operations whose results *members* read."""
+        """The constant operations whose results *members* read."""
         found: set[int] = set()
         pending = list(members)
         while pending:
@@ -210,30 +264,30 @@ class _Cutter:
         return found
 
 
-def _places(operands: Sequence[int]) -> dict[int, int]:
-    """Where each of *operands* first stands among them."""
+def _positions(operands: Sequence[int]) -> dict[int, int]:
+    """The first position of each of *operands*."""
     return {i: at for at, i in reversed(list(enumerate(operands)))}
 
 
 def _in_order(operands: set[int], first: Mapping[int, int]) -> list[int]:
-    """*operands*, those of *first* by their places there, before the others."""
+    """*operands* sorted: those in *first* by their position there, then the others."""
     return sorted(operands, key=lambda i: (0, first[i]) if i in first else (1, i))
 
 
-def _as_asked(operand: Operand, accuracy: AccuracyClass) -> Operand:
-    """*operand* with its shape declared, if XNNPACK is to compute whatever it can of it.
+def _with_declared_shape(operand: Operand, accuracy: AccuracyClass) -> Operand:
+    """*operand* with its shape declared, so that XNNPACK computes all that it supports.
 
-    Where the file does not declare them, LiteRT by default leaves some operations to its own
-    kernels. Of 8 bits these round otherwise, and how far LiteRT by default is from the reference is
-    what `faithful` is bound to: there LiteRT decides.
+    Without declared shapes LiteRT computes some operations by its own kernels, which round 8-bit
+    values differently. The class `faithful` means the results of LiteRT by default, so LiteRT
+    chooses the kernels there.
     """
     if operand.shape_declared or (accuracy != "relaxed" and operand.dtype in EIGHT_BITS):
         return operand
     return msgspec.structs.replace(operand, shape_declared=True)
 
 
-def _written(operands: list[Operand], operation: Operation) -> Operation:
-    """*operation* in the form that LiteRT's kernels take; a constant that it needs joins
+def _adapted(operands: list[Operand], operation: Operation) -> Operation:
+    """*operation* in the form that LiteRT's kernels need. A new constant is appended to
     *operands*.
     """
     inputs, origin = operation.inputs, operation.origin
@@ -252,7 +306,7 @@ def _written(operands: list[Operand], operation: Operation) -> Operation:
 
 
 def _zero_bias(data: Operand, filters: Operand, dimension: int) -> Operand:
-    """A bias of zeros, in steps of the data's scale times that of the filters."""
+    """A bias of zeros. Its scale is the data's scale times the filters' scales."""
     count = (filters.shape or ())[dimension] or 0
     if data.dtype.is_float:
         dtype, quantization = data.dtype, None
@@ -275,16 +329,16 @@ def _build(
     states: Sequence[State],
     accuracy: AccuracyClass,
 ) -> Model:
-    """A model of *operations*. State goes through variables, which the writer makes variable
-    tensors of.
+    """A model of *operations*. States become variables, which the writer exports as variable
+    tensors.
     """
     kept = sorted({i for o in operations for i in (*o.inputs, *o.outputs)})
-    # The model's other subgraphs may use variables that the segment has not.
+    # Other subgraphs of the model may use variables that the segment does not have.
     referenced = referenced_by(model, operations)
     number = {old: new for new, old in enumerate(kept)}
-    names = {s.given: s.name for s in states}
-    given = [*inputs, *(s.given for s in states)]
-    made = [*outputs, *(s.made for s in states)]
+    names = {s.input: s.name for s in states}
+    given = [*inputs, *(s.input for s in states)]
+    made = [*outputs, *(s.output for s in states)]
     lifetimes = dict.fromkeys(given, Lifetime.SUBGRAPH_INPUT)
     lifetimes |= dict.fromkeys(made, Lifetime.SUBGRAPH_OUTPUT)
     vectors = _conditions(operations).intersection(inputs).difference(outputs)
@@ -307,23 +361,23 @@ def _build(
         ),
         tuple(number[i] for i in given),
         tuple(number[i] for i in made),
-        tuple(StatePort(k, number[s.given], number[s.made]) for k, s in enumerate(states)),
+        tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
     )
-    variables = tuple(_variable(operands[s.given], s.name) for s in states)
-    others = [_as_written(graph, accuracy) for graph in carried(model, referenced)]
+    variables = tuple(_variable(operands[s.input], s.name) for s in states)
+    others = [_adapted_subgraph(graph, accuracy) for graph in carried(model, referenced)]
     return Model((subgraph, *others), model.pools, variables)
 
 
-def _as_written(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
-    """A referenced subgraph with its operations in the form that LiteRT's kernels take."""
-    operands = [_as_asked(o, accuracy) for o in graph.operands]
-    operations = tuple(_written(operands, operation) for operation in graph.operations)
+def _adapted_subgraph(graph: Subgraph, accuracy: AccuracyClass) -> Subgraph:
+    """A referenced subgraph with its operations in the form that LiteRT's kernels need."""
+    operands = [_with_declared_shape(o, accuracy) for o in graph.operands]
+    operations = tuple(_adapted(operands, operation) for operation in graph.operations)
     return msgspec.structs.replace(graph, operands=tuple(operands), operations=operations)
 
 
 def _conditions(operations: Sequence[Operation]) -> set[int]:
-    """Operands that only decide branches. LiteRT takes a vector of one truth value too, and gives
-    views of vectors alone.
+    """Operands that are only conditions of IF. LiteRT also accepts a vector of one truth value, and
+    gives views of vectors but not of scalars.
     """
     read = [(o.type == "IF" and at == 0, i) for o in operations for at, i in enumerate(o.inputs)]
     return {i for decides, i in read if decides} - {i for decides, i in read if not decides}
@@ -338,7 +392,7 @@ def _renamed(operand: Operand, name: str, lifetime: Lifetime | None) -> Operand:
 
 
 def _variable(operand: Operand, name: str) -> Variable:
-    """A variable whose first value is that of a variable tensor: zero, for int8 the zero point."""
+    """A variable with the initial value of a variable tensor: zero, for int8 the zero point."""
     zero = 0
     if operand.dtype is DType.INT8 and operand.quantization is not None:
         zero = operand.quantization.zero_point % 256

@@ -1,4 +1,4 @@
-"""What of a model the driver takes: an answer for each operation, without the engine."""
+"""Which operations of a model the driver supports, judged without loading the engine."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.site import Refused, require
+from penstock.driverkit.site import Refused, Site, make_sites, require
 from penstock.driverkit.support import LEFT_OUT, POSITIONS, STUMBLES, joined, read_by_unsteady
 from penstock.driverkit.unrolling import fits, flattened
 from penstock.drivers.xnnpack.engine import Kernels
 from penstock.drivers.xnnpack.rules import RULES
-from penstock.drivers.xnnpack.site import (
-    EXACT,
-    FAITHFUL,
-    Classes,
-    Site,
-    is_empty,
-    make_sites,
-)
-from penstock.drivers.xnnpack.steady import is_shaped_once
+from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, is_empty
+from penstock.drivers.xnnpack.static_shapes import has_static_result
 from penstock.errors import ModelError
 from penstock.export.tflite.state import state_positions
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Support
@@ -34,12 +27,12 @@ DETECTION: Final = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 def examine(model: Model, kernels: Sequence[Kernels]) -> list[Support]:
-    """One answer an operation, with the best class of LiteRT's kernel sets *kernels*."""
+    """One answer an operation, with the best accuracy class of the kernel sets *kernels*."""
     flat = flattened(model)
     answers = [*map(_support, classify(flat.model, kernels))]
     if "xnnpack" not in kernels:
-        # LiteRT computes unsteady operations by XNNPACK alone, so other kernels before them are not
-        # what it runs.
+        # LiteRT computes unsteady operations by XNNPACK only. Other kernels before them give other
+        # last bits.
         unsteady = read_by_unsteady(flat.model.operations)
         for at, operation in enumerate(flat.model.operations):
             if answers[at].supported and unsteady.intersection(operation.outputs):
@@ -56,12 +49,12 @@ def _support(known: Classes | str) -> Support:
 def classify(
     model: Model, kernels: Sequence[Kernels] = ("xnnpack", "builtin")
 ) -> Sequence[Classes | str]:
-    """For each operation of the entry subgraph how well each of *kernels* computes it, or why none
-    does. Of a model that is `flattened`.
+    """For each operation of the entry subgraph of a `flattened` model: the accuracy classes of
+    *kernels*, or the reason why none of them supports it.
     """
     sites = make_sites(model)
     if any(site.operation.key in CHECKS for site in sites):
-        # The innermost first: subgraphs may be nested deeper than Python's stack.
+        # Innermost first: subgraphs may be nested deeper than Python's stack.
         for index in entered_from(model, model.main):
             _answers(sites[0], index)
     found = [answer(site) for site in polled(sites)]
@@ -78,16 +71,18 @@ XNNPACK_ALONE: Final = "LiteRT's own kernels do not compute it, or are too far o
 
 
 def _answers(site: Site, index: int) -> list[tuple[Site, Classes | str]]:
-    """The operations of a subgraph that *site*, or what it enters, enters: each with its answer."""
+    """The operations of subgraph *index*, which *site* enters directly or not, with their
+    answers.
+    """
     key = "answers", index
-    if key not in site.judged:
-        site.judged[key] = [(inner, answer(inner)) for inner in polled(site.sites_of(index))]
-    found: list[tuple[Site, Classes | str]] = site.judged[key]
+    if key not in site.around.judged:
+        site.around.judged[key] = [(inner, answer(inner)) for inner in polled(site.sites_of(index))]
+    found: list[tuple[Site, Classes | str]] = site.around.judged[key]
     return found
 
 
 def answer(site: Site) -> Classes | str:
-    """How well each kernel set computes one operation, or why none does."""
+    """The accuracy classes of one operation, or the reason why no kernel set supports it."""
     kind = site.operation.key
     check = CHECKS.get(kind) or RULES.get(kind)
     if check is None:
@@ -102,17 +97,16 @@ def answer(site: Site) -> Classes | str:
             o is not None and not o.is_constant for o in site.inputs
         ):
             return "a result of constants whose shape is not known"
-        return _beside_others(site, check(site))
+        return _as_around(site, check(site))
     except Refused as refusal:
         return str(refusal)
     except STUMBLES as error:
         return f"not computable as it stands: {error}"
 
 
-def _beside_others(site: Site, classes: Classes) -> Classes:
-    """Floats that are only moved count as `faithful` like the arithmetic around them: moved alone,
-    they would be carried to and fro, and whoever sums them in `exact` would no longer see where
-    they go.
+def _as_around(site: Site, classes: Classes) -> Classes:
+    """An operation that only moves floats is `faithful`, as the arithmetic around it is. As `exact`
+    it would run alone, and its operands would be copied in and out.
     """
     floats = any(o.dtype.is_float for o in (*site.inputs, *site.outputs) if o is not None)
     if not floats:
@@ -128,22 +122,22 @@ ATTENTION: Final = "odml.scaled_dot_product_attention"
 
 
 def check_composite(site: Site) -> Classes:
-    """A composite is what its subgraph computes; attention XNNPACK computes in one piece, save
-    where it does so wrongly (docs/differences.md).
+    """A composite is computed by its subgraph. XNNPACK computes attention as one operation, which
+    is wrong in some cases (docs/differences.md).
     """
     attributes = site.operation.attributes
     index = attributes.integer("decomposition_subgraph_index")
     key = "composite", index
-    if key not in site.judged:
-        site.judged[key] = _refusal_of_parts(site, index)
-    require(not site.judged[key], site.judged[key])
+    if key not in site.around.judged:
+        site.around.judged[key] = _refusal_of_parts(site, index)
+    require(not site.around.judged[key], site.around.judged[key])
     if attributes.text("name") == ATTENTION and not _attends_rightly(site):
         return Classes(None, "faithful")
     return FAITHFUL
 
 
 def _refusal_of_parts(site: Site, index: int) -> str:
-    """Why what a composite does is not computed; empty where it is."""
+    """Why the subgraph of a composite is not supported; empty if it is."""
     try:
         _check_parts(site, index)
     except Refused as refusal:
@@ -161,13 +155,13 @@ def _check_parts(site: Site, index: int) -> None:
         shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
         require(all(map(is_static, shapes)), "shapes in its subgraph are not known")
         require(
-            is_shaped_once(inner.operation, inner.inputs), "its subgraph makes shapes of values"
+            has_static_result(inner.operation, inner.inputs), "its subgraph makes shapes of values"
         )
 
 
 def _attends_rightly(site: Site) -> bool:
-    """Of several batches XNNPACK gives each the keys of the first, and of scales in 64 bits it
-    reads half.
+    """Whether XNNPACK computes attention correctly: it uses the keys of the first batch for all,
+    and reads only half of a 64-bit scale.
     """
     query = site.input().shape
     if query is None or query[0] != 1:
@@ -185,8 +179,8 @@ def _attends_rightly(site: Site) -> bool:
 
 
 def check_if(site: Site) -> Classes:
-    """An IF computes what its branches do, within the interpreter: each of them must be computed
-    there, by kernels that need nothing written out for them.
+    """The interpreter runs the branches of an IF itself: its kernels must support every operation
+    as it is, without a rewrite.
     """
     condition = site.input(0)
     require(static_shape(condition.shape) in {(), (1,)}, "a condition that is not one truth value")
@@ -198,9 +192,9 @@ def check_if(site: Site) -> Classes:
         distinct = len(set(graph.outputs)) == len(graph.outputs)
         require(distinct, "a branch gives one value twice, which LiteRT mixes up")
         key = "branch", index
-        if key not in site.judged:
-            site.judged[key] = _as_branch(site, index)
-        branch: Classes | str = site.judged[key]
+        if key not in site.around.judged:
+            site.around.judged[key] = _as_branch(site, index)
+        branch: Classes | str = site.around.judged[key]
         if isinstance(branch, str):
             raise Refused(branch)
         known.append(branch)
@@ -210,7 +204,7 @@ def check_if(site: Site) -> Classes:
 
 
 def _as_branch(site: Site, index: int) -> Classes | str:
-    """How well a subgraph is computed as the branch of an IF, or why it is not."""
+    """The accuracy classes of a subgraph as the branch of an IF, or why it is not supported."""
     try:
         known = [_within(inner, found) for inner, found in _answers(site, index)]
     except Refused as refusal:
@@ -219,21 +213,21 @@ def _as_branch(site: Site, index: int) -> Classes | str:
 
 
 def _all_of(known: Sequence[Classes]) -> Classes:
-    """The class of what is computed by all of them together."""
+    """The accuracy classes of all *known* together: the worst of each."""
     if not known:
         return EXACT
     return Classes(_worst([c.xnnpack for c in known]), _worst([c.builtin for c in known]))
 
 
 def _within(inner: Site, found: Classes | str) -> Classes:
-    """How well an operation of a branch is computed."""
+    """The accuracy classes of an operation in a branch."""
     operation = inner.operation
     kind = operation.key
     if isinstance(found, str):
         raise Refused(f"its {kind}: {found}")
     shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
     require(all(map(is_static, shapes)), "shapes in its branches are not known")
-    require(is_shaped_once(operation, inner.inputs), "its branches make shapes of values")
+    require(has_static_result(operation, inner.inputs), "its branches make shapes of values")
     varying = any(o is not None and not o.is_constant for o in inner.inputs)
     require(varying, f"its {kind} is of constants alone")
     states = state_positions(operation.type, operation.attributes)

@@ -151,6 +151,7 @@ ROWS: Final = (
         _response,
         (integer("radius"), real("bias"), real("alpha"), real("beta")),
         level=1,
-        doc="x over (bias + alpha * the sum of squares within radius channels) to the power of beta; NHWC.",
+        doc="x over (bias + alpha * the sum of squares within radius channels) to the power of "
+        "beta; NHWC.",
     ),
 )

@@ -56,7 +56,9 @@ def _logical(name: str, word: str, fold: FoldRule) -> OperationSpec:
 
 
 def _select(context: ShapeContext) -> Sequence[Shape]:
-    """SELECT: the values have one shape; the condition has it too, or is a scalar, or picks rows."""
+    """SELECT: the values have one shape; the condition has it too, or is a scalar, or picks
+    rows.
+    """
     values = agree_shapes(context.shape(1), context.shape(2), "the two values")
     condition = context.shape(0)
     if condition is None or values is None or not condition:
@@ -208,7 +210,8 @@ ROWS: Final = (
         _select,
         level=3,
         versions=4,
-        doc="a where the condition holds, else b; a condition of rank 1 selects whole rows of values of higher rank.",
+        doc="a where the condition holds, else b; a condition of rank 1 selects whole rows of "
+        "values of higher rank.",
     ),
     row(
         "SELECT_V2",

@@ -90,7 +90,8 @@ ROWS: Final = (
         loop_shapes,
         (subgraph("cond_subgraph_index"), subgraph("body_subgraph_index")),
         level=4,
-        doc="The body subgraph applied to the arguments again and again, while the condition subgraph says true.",
+        doc="The body subgraph applied to the arguments again and again, while the condition "
+        "subgraph says true.",
     ),
     row(
         "CALL",
@@ -104,12 +105,14 @@ ROWS: Final = (
         " -> ",
         fixed(),
         (subgraph("init_subgraph_index"),),
-        doc="A subgraph run before the first run only. Loaders lower it: what it assigns become initial values.",
+        doc="A subgraph run before the first run only. Loaders lower it: what it assigns become "
+        "initial values.",
     ),
     row(
         "DELEGATE",
         "arguments...: any -> results...: any",
         unknown,
-        doc="A part of a graph that a delegate has taken over; only in memory, never in a file that runs.",
+        doc="A part of a graph that a delegate has taken over; only in memory, never in a file "
+        "that runs.",
     ),
 )

@@ -128,7 +128,9 @@ def _mfcc(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _attention(context: ShapeContext) -> Sequence[Shape]:
-    """Query [batch, queries, heads, size], key and value [batch, keys, heads or a divisor, size]."""
+    """Query [batch, queries, heads, size], key and value [batch, keys, heads or a divisor,
+    size].
+    """
     query, key, value = (ranked(context, i, 4) for i in range(3))
     agree_shapes(key, value, "key and value")
     for axis, what in ((0, "batches"), (3, "size of a head")):
@@ -203,14 +205,16 @@ ROWS: Final = (
         "input: float32 -> output: float32, indices: float32",
         _pool_argmax,
         windowed_pool,
-        "The maximum of each window and, as a float, its place in the window, row by row (MediaPipe).",
+        "The maximum of each window and, as a float, its place in the window, row by row "
+        "(MediaPipe).",
     ),
     _custom(
         "MaxUnpooling2D",
         "input: float32, indices: float32 -> output: float32",
         _unpool,
         windowed_pool,
-        "Zeros with each input element at the place in its window that the indices say (MediaPipe).",
+        "Zeros with each input element at the place in its window that the indices say "
+        "(MediaPipe).",
     ),
     _custom(
         "AudioSpectrogram",
@@ -238,14 +242,16 @@ ROWS: Final = (
         "input: float32 -> output: float32",
         like(0),
         hadamard_size,
-        "Groups of elements, as many as a power of two, turned by the normalised Hadamard matrix of that size.",
+        "Groups of elements, as many as a power of two, turned by the normalised Hadamard matrix "
+        "of that size.",
     ),
     _custom(
         "odml.scaled_dot_product_attention",
         "query: float32, key: float32, value: float32, mask?: float32 -> output: float32",
         _attention,
         dot_product_attention,
-        "Values averaged by the softmax of scaled, capped and masked products of queries and keys (XNNPACK).",
+        "Values averaged by the softmax of scaled, capped and masked products of queries and keys "
+        "(XNNPACK).",
     ),
     row(
         EXTENSION,
@@ -255,6 +261,7 @@ ROWS: Final = (
         require=_require_name,
         vocabulary="extension",
         level=3,
-        doc="Operation *code* of the vendor's extension of that name; shapes are those the model declares.",
+        doc="Operation *code* of the vendor's extension of that name; shapes are those the model "
+        "declares.",
     ),
 )

@@ -81,7 +81,9 @@ class Mfcc(Struct, frozen=True):
 
 
 class NumericVerify(Struct, frozen=True):
-    """Options of NumericVerify: differences beyond *tolerance* quantisation steps count as errors."""
+    """Options of NumericVerify: differences beyond *tolerance* quantisation steps count as
+    errors.
+    """
 
     tolerance: float
     log_if_failed: bool
@@ -268,7 +270,9 @@ def numeric_verify(attributes: Attributes) -> NumericVerify:
 
 
 def hadamard_size(attributes: Attributes) -> int:
-    """The option of aeq.hadamard_rotation: how many elements are turned together, a power of two."""
+    """The option of aeq.hadamard_rotation: how many elements are turned together, a power of
+    two.
+    """
     options = _Options(attributes)
     size = options.positive("hadamard_size")
     if size & (size - 1):

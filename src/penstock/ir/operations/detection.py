@@ -134,7 +134,8 @@ ROWS: Final = (
         "boxes: float32, scores: float32, max_output_size: int32, iou_threshold: float32, "
         "score_threshold: float32 -> indices: int32, count: int32",
         _hard,
-        doc="Boxes in order of score, without those that overlap a better one; their indices and number.",
+        doc="Boxes in order of score, without those that overlap a better one; their indices and "
+        "number.",
     ),
     row(
         "NON_MAX_SUPPRESSION_V5",
@@ -142,7 +143,8 @@ ROWS: Final = (
         "score_threshold: float32, sigma: float32 -> indices: int32, scores: float32, count: "
         "int32",
         _soft,
-        doc="As version 4, but overlapping boxes lose score by a Gaussian of sigma; also their scores.",
+        doc="As version 4, but overlapping boxes lose score by a Gaussian of sigma; also their "
+        "scores.",
     ),
     row(
         "ROI_ALIGN",
@@ -155,7 +157,8 @@ ROWS: Final = (
         ),
         vocabulary="nnapi",
         level=3,
-        doc="Each box of an image resampled bilinearly to one size, the mean of its sampling points a pixel.",
+        doc="Each box of an image resampled bilinearly to one size, the mean of its sampling "
+        "points a pixel.",
     ),
     row(
         "ROI_POOLING",
@@ -221,7 +224,8 @@ ROWS: Final = (
         ),
         vocabulary="nnapi",
         level=3,
-        doc="Region proposals: anchors at every place, moved by deltas, the best left after suppression.",
+        doc="Region proposals: anchors at every place, moved by deltas, the best left after "
+        "suppression.",
     ),
     row(
         "HEATMAP_MAX_KEYPOINT",

@@ -261,7 +261,8 @@ ROWS: Final = (
         "indices: index, depth: index, on: value T, off: value T -> output: value T",
         _one_hot,
         (integer("axis"),),
-        doc="A new dimension in which the index's place has the on value and the others the off value.",
+        doc="A new dimension in which the index's place has the on value and the others the off "
+        "value.",
     ),
     row(
         "WHERE",
@@ -275,7 +276,8 @@ ROWS: Final = (
         "input: value T -> values: value T, indices: index",
         _unique,
         (tensor_type("idx_out_type", "INT32"),),
-        doc="The distinct elements of a vector, in order of first occurrence, and where each element went.",
+        doc="The distinct elements of a vector, in order of first occurrence, and where each "
+        "element went.",
     ),
     row(
         "SEGMENT_SUM",
@@ -320,7 +322,8 @@ ROWS: Final = (
         _embedding,
         level=1,
         versions=5,
-        doc="Rows of params, picked by id. Integer rows may have a scale for each block of their elements.",
+        doc="Rows of params, picked by id. Integer rows may have a scale for each block of their "
+        "elements.",
     ),
     row(
         "EMBEDDING_LOOKUP_SPARSE",
@@ -328,14 +331,16 @@ ROWS: Final = (
         "output: float",
         _sparse_embedding,
         (choice("combiner", "SUM", "MEAN", "SQRTN"),),
-        doc="Weighted combinations of the rows of params that share an index vector up to its last element.",
+        doc="Weighted combinations of the rows of params that share an index vector up to its last "
+        "element.",
     ),
     row(
         "HASHTABLE_LOOKUP",
         "queries: int32, keys: int32, values: value T -> found: value T, hits: quant8",
         _hash_lookup,
         level=1,
-        doc="The values of the queried keys, which stand sorted; zeros where there is none, and whether there was.",
+        doc="The values of the queried keys, which stand sorted; zeros where there is none, and "
+        "whether there was.",
     ),
     row(
         "LSH_PROJECTION",
@@ -343,7 +348,8 @@ ROWS: Final = (
         _projection,
         (choice("type", "UNKNOWN", "SPARSE", "DENSE"),),
         level=1,
-        doc="Locality-sensitive hash of the input's rows: a number a hash function, or a number a bit.",
+        doc="Locality-sensitive hash of the input's rows: a number a hash function, or a number a "
+        "bit.",
     ),
     row(
         "SKIP_GRAM",

@@ -234,7 +234,8 @@ ROWS: Final = (
         require=integer_filter(0, checks_bias=False),
         level=1,
         versions=8,
-        doc="Two-dimensional convolution, grouped where the filter has fewer channels than the input.",
+        doc="Two-dimensional convolution, grouped where the filter has fewer channels than the "
+        "input.",
     ),
     row(
         "DEPTHWISE_CONV_2D",
@@ -297,7 +298,8 @@ ROWS: Final = (
         require=integer_filter(0, checks_bias=True),
         level=1,
         versions=14,
-        doc="The input's rows times the transposed weights, plus a bias. Integer weights may have a scale for each "
+        doc="The input's rows times the transposed weights, plus a bias. Integer weights may have "
+        "a scale for each"
         "block of a row. "
         "The second output is the work space of the shuffled format.",
     ),
@@ -308,7 +310,8 @@ ROWS: Final = (
         (flag("adj_x"), flag("adj_y"), ASYMMETRIC_INPUTS),
         level=6,
         versions=4,
-        doc="The matrix products of the last two dimensions, either side transposed on demand, the others broadcast.",
+        doc="The matrix products of the last two dimensions, either side transposed on demand, the "
+        "others broadcast.",
     ),
     row(
         "MATRIX_DIAG",

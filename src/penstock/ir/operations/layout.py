@@ -217,7 +217,8 @@ ROWS: Final = (
         fold=folding(_fold_transpose),
         level=2,
         versions=9,
-        doc="The input with its dimensions in another order: output dimension i is input dimension permutation[i].",
+        doc="The input with its dimensions in another order: output dimension i is input dimension "
+        "permutation[i].",
     ),
     row(
         "PAD",
@@ -259,7 +260,8 @@ ROWS: Final = (
         "DILATE",
         "input: value T, dilations: index, padding_value: value T -> output: value T",
         _dilate,
-        doc="The input with dilation - 1 copies of a scalar between neighbours along each dimension.",
+        doc="The input with dilation - 1 copies of a scalar between neighbours along each "
+        "dimension.",
     ),
     row(
         "SPACE_TO_BATCH_ND",

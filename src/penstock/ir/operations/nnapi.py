@@ -205,7 +205,8 @@ ROWS: Final = (
         required("int", "samples"),
         vocabulary="nnapi",
         level=3,
-        doc="For each row of unnormalised log-probabilities, random classes drawn by them; seeds of 0 and 0 vary.",
+        doc="For each row of unnormalised log-probabilities, random classes drawn by them; seeds "
+        "of 0 and 0 vary.",
     ),
     OperationSpec(
         "QUANTIZED_16BIT_LSTM",
@@ -240,7 +241,8 @@ ROWS: Final = (
         ),
         vocabulary="nnapi",
         feature_level=4,
-        doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell state.",
+        doc="One step of a long short-term memory with signed 8-bit activations and a 16-bit cell "
+        "state.",
     ),
     row(
         "DENSIFY_LEVELS",
@@ -249,7 +251,8 @@ ROWS: Final = (
         _levels,
         vocabulary="nnapi",
         nnapi_name="DENSIFY",
-        doc="A sparse tensor, whose levels are dense (format 0) or compressed (1), as a dense one. For each level "
+        doc="A sparse tensor, whose levels are dense (format 0) or compressed (1), as a dense one. "
+        "For each level"
         "segments and indices follow, omitted where it is dense. NNAPI's experimental DENSIFY.",
     ),
 )

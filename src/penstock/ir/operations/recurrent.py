@@ -186,7 +186,9 @@ out.
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
-    """Merged: one output, forward and backward side by side; else one each. Then the four states."""
+    """Merged: one output, forward and backward side by side; else one each. Then the four
+    states.
+    """
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
     linked = context.has(39) and not context.has(FORGET_AUXILIARY)
@@ -207,7 +209,9 @@ def _merged(
 
 
 def _units(context: ShapeContext, inputs: Dimension, first: int) -> Dimension:
-    """Units of a basic recurrent cell whose weights, recurrent weights and bias begin at *first*."""
+    """Units of a basic recurrent cell whose weights, recurrent weights and bias begin at
+    *first*.
+    """
     weights, recurrent = ranked(context, first, 2), ranked(context, first + 1, 2)
     agree(inputs, dimension(weights, 1), "input size and columns of the weights")
     units = agree(dimension(weights, 0), dimension(recurrent, 0), "rows of the weights")
@@ -300,8 +304,10 @@ ROWS: Final = (
             *INTERMEDIATES,
         ),
         feature_level=1,
-        doc="One step of a long short-term memory. FULL: outputs are output, new output state, new cell state. "
-        "BASIC: inputs are data, previous activation, weights, biases, previous state; outputs are activation, "
+        doc="One step of a long short-term memory. FULL: outputs are output, new output state, new "
+        "cell state."
+        "BASIC: inputs are data, previous activation, weights, biases, previous state; outputs are "
+        "activation,"
         "state, joined input, gates, then the new activation and state.",
         versions=4,
     ),
@@ -358,8 +364,10 @@ ROWS: Final = (
             ASYMMETRIC_INPUTS,
         ),
         feature_level=3,
-        doc="Two long short-term memories over a sequence, one forward and one backward. With merge_outputs there "
-        "is no backward output; the new states follow the outputs there are. TFLite has no layer normalisation here.",
+        doc="Two long short-term memories over a sequence, one forward and one backward. With "
+        "merge_outputs there"
+        "is no backward output; the new states follow the outputs there are. TFLite has no layer "
+        "normalisation here.",
         versions=3,
     ),
     OperationSpec(
@@ -369,7 +377,8 @@ ROWS: Final = (
         _rnn,
         (FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
         feature_level=1,
-        doc="One step of a basic recurrent cell: activation(weights x + recurrent weights h + bias).",
+        doc="One step of a basic recurrent cell: activation(weights x + recurrent weights h + "
+        "bias).",
         versions=3,
     ),
     OperationSpec(
@@ -401,7 +410,8 @@ ROWS: Final = (
         _bidirectional_rnn,
         (flag("time_major"), FUSED_ACTIVATION, flag("merge_outputs"), ASYMMETRIC_INPUTS),
         feature_level=3,
-        doc="Two basic recurrent cells over a sequence, one forward and one backward. With merge_outputs there is "
+        doc="Two basic recurrent cells over a sequence, one forward and one backward. With "
+        "merge_outputs there is"
         "no backward output; the new states follow the outputs there are.",
         versions=3,
     ),
@@ -413,6 +423,7 @@ ROWS: Final = (
         (integer("rank"), FUSED_ACTIVATION, ASYMMETRIC_INPUTS),
         level=1,
         versions=4,
-        doc="A fully connected layer over a sliding memory, its weights factored into feature and time filters.",
+        doc="A fully connected layer over a sliding memory, its weights factored into feature and "
+        "time filters.",
     ),
 )

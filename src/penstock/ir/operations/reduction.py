@@ -212,7 +212,8 @@ ROWS: Final = (
         "input: any_number T, axis: int32 -> output: any_number T",
         _cumulative,
         (flag("exclusive"), flag("reverse")),
-        doc="The running sum along an axis, optionally from the end, or without the element itself.",
+        doc="The running sum along an axis, optionally from the end, or without the element "
+        "itself.",
     ),
     row(
         "AVERAGE_POOL_2D",
@@ -259,7 +260,8 @@ ROWS: Final = (
         RESIZE,
         level=1,
         versions=4,
-        doc="The image scaled to [height, width], each pixel interpolated between its four neighbours.",
+        doc="The image scaled to [height, width], each pixel interpolated between its four "
+        "neighbours.",
     ),
     row(
         "RESIZE_NEAREST_NEIGHBOR",

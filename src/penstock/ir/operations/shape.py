@@ -31,7 +31,9 @@ from penstock.ir.types import DType, NDArray, Shape
 
 
 def target_shape(context: ShapeContext, index: int) -> Shape:
-    """The shape that input *index* holds: its dimensions where the value is known, else its rank."""
+    """The shape that input *index* holds: its dimensions where the value is known, else its
+    rank.
+    """
     target = constant_integers(context, index)
     if target is not None:
         if any(d < 0 for d in target):
@@ -207,7 +209,8 @@ ROWS: Final = (
         (integers("new_shape"),),
         fold=relabelling(_reshape),
         level=1,
-        doc="The same elements in another shape, one dimension of which may be -1 (whatever remains).",
+        doc="The same elements in another shape, one dimension of which may be -1 (whatever "
+        "remains).",
     ),
     row(
         "SQUEEZE",
@@ -249,7 +252,8 @@ ROWS: Final = (
         "input: value T, shape: index -> output: value T",
         _broadcast_to,
         versions=4,
-        doc="The input repeated along dimensions of size 1, and along new leading ones, to a shape.",
+        doc="The input repeated along dimensions of size 1, and along new leading ones, to a "
+        "shape.",
     ),
     row(
         "BROADCAST_ARGS",

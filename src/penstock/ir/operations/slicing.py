@@ -345,7 +345,8 @@ ROWS: Final = (
         fold=_fold_strided_slice,
         level=2,
         versions=8,
-        doc="Every stride-th element from begin to end in each dimension, with masks for open bounds, "
+        doc="Every stride-th element from begin to end in each dimension, with masks for open "
+        "bounds,"
         "dropped and new dimensions.",
     ),
     row(
@@ -369,7 +370,8 @@ ROWS: Final = (
         "input: value T, lengths: index -> output: value T",
         _reverse_sequence,
         (integer("seq_dim"), integer("batch_dim")),
-        doc="The first lengths[i] elements along one dimension turned round, for each index i of another.",
+        doc="The first lengths[i] elements along one dimension turned round, for each index i of "
+        "another.",
     ),
     row(
         "CONCATENATION",

@@ -237,7 +237,8 @@ ROWS: Final = (
         "x: any_number T -> result: any_number T",
         _broadcast_in_dim,
         (integers("broadcast_dimensions"),),
-        doc="x repeated to the shape of the output, its dimension i becoming dimension broadcast_dimensions[i].",
+        doc="x repeated to the shape of the output, its dimension i becoming dimension "
+        "broadcast_dimensions[i].",
     ),
     row(
         "STABLEHLO_CONCATENATE",
@@ -258,20 +259,23 @@ ROWS: Final = (
         "x: any_number T, start_indices...: int -> result: any_number T",
         _dynamic_slice,
         (integers("slice_sizes"),),
-        doc="A block of given sizes from start indices, one scalar a dimension, clamped so that the block fits.",
+        doc="A block of given sizes from start indices, one scalar a dimension, clamped so that "
+        "the block fits.",
     ),
     row(
         "STABLEHLO_DYNAMIC_UPDATE_SLICE",
         "x: any_number T, update: any_number T, start_indices...: int -> result: any_number T",
         like(0),
-        doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the block fits.",
+        doc="x with a block replaced at start indices, one scalar a dimension, clamped so that the "
+        "block fits.",
     ),
     row(
         "STABLEHLO_PAD",
         "x: any_number T, padding_value: any_number T -> result: any_number T",
         _pad,
         (integers("edge_padding_low"), integers("edge_padding_high"), integers("interior_padding")),
-        doc="x with a scalar added, or elements taken, at the edges, and a scalar put between neighbours.",
+        doc="x with a scalar added, or elements taken, at the edges, and a scalar put between "
+        "neighbours.",
     ),
     row(
         "STABLEHLO_TRANSPOSE",

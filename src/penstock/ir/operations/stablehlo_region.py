@@ -142,7 +142,9 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
-    """offset_dims take the slice sizes that are not collapsed, the others the batch of the indices."""
+    """offset_dims take the slice sizes that are not collapsed, the others the batch of the
+    indices.
+    """
     operand, indices, attributes = context.shape(0), context.shape(1), context.attributes
     sizes, offsets = attributes.integers("slice_sizes"), attributes.integers("offset_dims")
     collapsed = attributes.integers("collapsed_slice_dims")
@@ -319,7 +321,8 @@ ROWS: Final = (
         "inputs...: any -> results...: any",
         _reduce,
         (integers("dimensions"), subgraph("body_subgraph_index")),
-        doc="Operands reduced along dimensions by a subgraph, from initial values, which follow the operands.",
+        doc="Operands reduced along dimensions by a subgraph, from initial values, which follow "
+        "the operands.",
     ),
     row(
         "STABLEHLO_REDUCE_WINDOW",
@@ -333,7 +336,8 @@ ROWS: Final = (
             integers("padding"),
             subgraph("body_subgraph_index"),
         ),
-        doc="Windows of operands reduced by a subgraph, from initial values, which follow the operands.",
+        doc="Windows of operands reduced by a subgraph, from initial values, which follow the "
+        "operands.",
     ),
     row(
         "STABLEHLO_SORT",
@@ -367,6 +371,7 @@ ROWS: Final = (
             AttributeSpec("composite_attributes_format", "enum", "FLEXBUFFERS", ("FLEXBUFFERS",)),
             integer("version"),
         ),
-        doc="A named operation that a driver may know; its decomposition subgraph computes the same.",
+        doc="A named operation that a driver may know; its decomposition subgraph computes the "
+        "same.",
     ),
 )

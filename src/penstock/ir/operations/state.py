@@ -1,7 +1,7 @@
 """Rows of operations with state between runs: variables, hash tables and random numbers.
 
-Loaders lower variables and tables to state inputs and outputs of the model. A lowered model has none
-of these operations but HASHTABLE_FIND and HASHTABLE_SIZE, which read a table as two tensors.
+Loaders lower variables and tables to state inputs and outputs of the model. A lowered model has
+none of these operations but HASHTABLE_FIND and HASHTABLE_SIZE, which read a table as two tensors.
 
 Seeds of 0 and 0 ask for a different sequence each time. The generator's position, a count that
 starts at 0, is state of the network: an optional last input, and as it is afterwards an optional
@@ -108,14 +108,16 @@ ROWS: Final = (
         "keys: int|string K, values: int|string V, query: int|string K, default: int|string V "
         "-> found: int|string V",
         _find,
-        doc="The values of the queried keys, or the default. Lowered form: the table is given as two vectors, "
+        doc="The values of the queried keys, or the default. Lowered form: the table is given as "
+        "two vectors,"
         "keys and values, where TFLite's operator has a handle.",
     ),
     row(
         "HASHTABLE_SIZE",
         "keys: int|string -> size: index",
         fixed((1,)),
-        doc="The number of entries of a table. Lowered form: the table is given as its vector of keys, where "
+        doc="The number of entries of a table. Lowered form: the table is given as its vector of "
+        "keys, where"
         "TFLite's operator has a handle.",
     ),
     row(

@@ -1,4 +1,6 @@
-"""Rows of functions of one operand: element by element, conversions of types, and Fourier transforms."""
+"""Rows of functions of one operand: element by element, conversions of types, and Fourier
+transforms.
+"""
 
 from __future__ import annotations
 
@@ -110,13 +112,15 @@ ROWS: Final = (
         fold=_fold_cast,
         level=3,
         versions=9,
-        doc="x converted to the output's type, fractions cut off; scale and zero point do not count.",
+        doc="x converted to the output's type, fractions cut off; scale and zero point do not "
+        "count.",
     ),
     row(
         "BITCAST",
         "x: value -> y: value",
         _bitcast,
-        doc="The same bytes read as the output's type; a change of width adds or takes a last dimension.",
+        doc="The same bytes read as the output's type; a change of width adds or takes a last "
+        "dimension.",
     ),
     row("REAL", "x: complex -> y: float", like(0), doc="The real part of x."),
     row("IMAG", "x: complex -> y: float", like(0), doc="The imaginary part of x."),
@@ -128,7 +132,8 @@ ROWS: Final = (
         require=quantized_output,
         level=3,
         versions=6,
-        doc="Real values rounded to the output's quantisation, or quantised ones requantised to it.",
+        doc="Real values rounded to the output's quantisation, or quantised ones requantised to "
+        "it.",
     ),
     row(
         "DEQUANTIZE",
@@ -150,12 +155,14 @@ ROWS: Final = (
         "DENSIFY",
         "input: value T -> output: value T",
         like(0),
-        doc="A sparse constant as a dense one; constants are dense here, so the values are the input's.",
+        doc="A sparse constant as a dense one; constants are dense here, so the values are the "
+        "input's.",
     ),
     row(
         "RFFT2D",
         "input: float32, fft_length: int32 -> output: complex",
         _rfft_2d,
-        doc="The two-dimensional Fourier transform of real images, the redundant half of the last dimension left out.",
+        doc="The two-dimensional Fourier transform of real images, the redundant half of the last "
+        "dimension left out.",
     ),
 )

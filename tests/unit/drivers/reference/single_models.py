@@ -130,7 +130,9 @@ def check(model: Model, feeds: Sequence[NDArray], *, reference: bool = True) -> 
 
 
 def values(rng: np.random.Generator, dtype: DType, shape: Sequence[int]) -> NDArray:
-    """Numbers over the whole range of an integer type; floats and complex numbers within [-4, 4]."""
+    """Numbers over the whole range of an integer type; floats and complex numbers within [-4,
+    4].
+    """
     if dtype is DType.BOOL:
         return rng.integers(0, 2, shape).astype(bool)
     if dtype.is_integer:

@@ -132,7 +132,9 @@ class Case:
                 return shape
 
     def feeds(self, rng: np.random.Generator, runs: int, reach: float = 1.0) -> list[list[NDArray]]:
-        """Random inputs for several runs: floats within *reach*, integers over their whole range."""
+        """Random inputs for several runs: floats within *reach*, integers over their whole
+        range.
+        """
         return [
             [
                 values(rng, item.dtype, item.shape, reach)

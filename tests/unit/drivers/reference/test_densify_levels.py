@@ -16,7 +16,9 @@ from penstock.ir.types import dtype_of
 
 
 def densified(values: NDArray, *lists: Any, quantization: Quantization | None = None) -> NDArray:
-    """*lists*: traversal order, block map, formats, sizes, then segments and indices of each level."""
+    """*lists*: traversal order, block map, formats, sizes, then segments and indices of each
+    level.
+    """
     arrays = [values, *(None if x is None else np.array(x, np.int32) for x in lists)]
     dtype = dtype_of(values.dtype)
     assert dtype is not None

@@ -60,7 +60,9 @@ class Layer:
         return outputs, -(max(0, (outputs - 1) * self.stride + reach - size) // 2)
 
     def windows(self) -> Iterator[tuple[int, int, list[tuple[int, int, int, int]]]]:
-        """Each output position with its taps: (filter row, filter column, image row, image column)."""
+        """Each output position with its taps: (filter row, filter column, image row, image
+        column).
+        """
         (rows, top), (columns, left) = self.start(0), self.start(1)
         for oy, ox in itertools.product(range(rows), range(columns)):
             taps = []

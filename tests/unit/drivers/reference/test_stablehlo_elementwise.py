@@ -1,4 +1,6 @@
-"""StableHLO's functions of elements: those LiteRT runs beside it, the others by the specification."""
+"""StableHLO's functions of elements: those LiteRT runs beside it, the others by the
+specification.
+"""
 
 from __future__ import annotations
 

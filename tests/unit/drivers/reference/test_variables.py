@@ -33,7 +33,9 @@ def initialise(file: FileBuilder, name: str, value: list[float]) -> None:
 
 
 def growing() -> bytes:
-    """v = v and x joined: a variable whose shape is known at run time only, as is the read one's."""
+    """v = v and x joined: a variable whose shape is known at run time only, as is the read
+    one's.
+    """
     file = FileBuilder()
     file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 1})
     v, x = handle(file), file.tensor("x", [2])

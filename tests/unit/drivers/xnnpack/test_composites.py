@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.driverkit.site import make_sites
 from penstock.drivers.xnnpack import support
-from penstock.drivers.xnnpack.site import make_sites
 from penstock.ir import Attributes, DType, ModelBuilder
 from tests.support_xnnpack import needs_litert
 

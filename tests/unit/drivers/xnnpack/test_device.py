@@ -15,7 +15,7 @@ import pytest
 
 import penstock
 from penstock.drivers.xnnpack import XnnpackDevice
-from penstock.drivers.xnnpack.installation import ADAPTER_VERSION, Installation, find_installation
+from penstock.drivers.xnnpack.device import ADAPTER_VERSION, Installation, find_installation
 from penstock.errors import DeviceUnavailable, GeneralFailure, PlacementError
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model

@@ -192,7 +192,7 @@ def test_arguments_that_mean_nothing_here_are_refused() -> None:
     each = prepared(one("NEG", [(F32, (3,))], [(F32, (3,))]))
     host, token = HostMemory(np.empty(3, np.float32)), TokenArgument(1)
     for request in (Request((token,), (host,)), Request((host,), (token,))):
-        with pytest.raises(InvalidArgument, match="TokenArgument"):
+        with pytest.raises(InvalidArgument, match="no buffer of this device has the token"):
             each.execute(request, PLAIN)
 
 
@@ -205,7 +205,7 @@ def test_inputs_that_nothing_reads_are_left_alone() -> None:
     assert made.tolist() == [0, -1, -2]
     hosts = [HostMemory(array) for array in given]
     request = Request((TokenArgument(1), *hosts[1:]), (HostMemory(made),))
-    with pytest.raises(InvalidArgument, match="TokenArgument"):
+    with pytest.raises(InvalidArgument, match="no buffer of this device has the token"):
         each.execute(request, PLAIN)
 
 

@@ -1,4 +1,6 @@
-"""A measured run tells what each of LiteRT's kernel sets took, by the operations that it computes."""
+"""A measured run tells what each of LiteRT's kernel sets took, by the operations that it
+computes.
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,8 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from penstock.drivers.xnnpack.engine import Kernels
-from penstock.drivers.xnnpack.groups import HEAVY, grouped
-from penstock.drivers.xnnpack.segments import make_segments
-from penstock.drivers.xnnpack.site import Classes
+from penstock.drivers.xnnpack.rules.rule import Classes
+from penstock.drivers.xnnpack.segments import HEAVY, grouped, make_segments
 from penstock.ir import Attributes, DType, ModelBuilder, Operation
 
 F32, SHAPE = DType.FLOAT32, (1, 4)

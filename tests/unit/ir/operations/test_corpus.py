@@ -1,4 +1,6 @@
-"""Shapes inferred for whole networks of the corpus are those LiteRT computes, operand by operand."""
+"""Shapes inferred for whole networks of the corpus are those LiteRT computes, operand by
+operand.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def _places(
 
 @pytest.mark.parametrize("entry", parameters("rejected", "corrupted"))
 def test_what_litert_does_not_prepare_is_refused_or_custom(entry: Entry) -> None:
-    """Of damaged files that load, inference refuses what LiteRT refuses, but for unknown operators."""
+    """Of damaged files that load, inference refuses what LiteRT refuses, but for unknown
+    operators.
+    """
     if stops_at(entry) not in {"load", "allocate"}:
         pytest.skip("LiteRT prepares it")
     refused: ModelError | None = None

@@ -1,4 +1,6 @@
-"""Options of custom operators: read as their kernels read them; anything else is one named error."""
+"""Options of custom operators: read as their kernels read them; anything else is one named
+error.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,9 @@ def judge(
 def _without_requirement(
     kind: str, inputs: Sequence[Given], outputs: Sequence[Wanted], attributes: Any
 ) -> Any:
-    """What LiteRT makes of the operation, its row's requirement lifted so that it can be written."""
+    """What LiteRT makes of the operation, its row's requirement lifted so that it can be
+    written.
+    """
     row = OPERATIONS[kind]
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(OPERATIONS._rows, kind, replace(row, require=None))

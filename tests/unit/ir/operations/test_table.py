@@ -1,4 +1,6 @@
-"""The operation table as a whole: complete, consistent with TFLite's schema and with NNAPI's list."""
+"""The operation table as a whole: complete, consistent with TFLite's schema and with NNAPI's
+list.
+"""
 
 from __future__ import annotations
 

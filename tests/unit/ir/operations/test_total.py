@@ -1,4 +1,6 @@
-"""Rules are total: whatever an operation says, inference answers or raises one named error, soon."""
+"""Rules are total: whatever an operation says, inference answers or raises one named error,
+soon.
+"""
 
 from __future__ import annotations
 

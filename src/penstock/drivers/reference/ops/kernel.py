@@ -34,7 +34,9 @@ Builder: TypeAlias = "Callable[[Site], Kernel]"
 
 
 class Unsupported(PenstockError):
-    """The reference driver does not compute this operation as it stands here; the message says why."""
+    """The reference driver does not compute this operation as it stands here; the message says
+    why.
+    """
 
 
 EXECUTION: Final[ContextVar[ExecutionConfig]] = ContextVar("penstock_reference_execution")

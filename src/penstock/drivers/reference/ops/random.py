@@ -75,7 +75,9 @@ def uniforms(bits: NDArray) -> NDArray:
 
 
 def wide_uniforms(bits: NDArray) -> NDArray:
-    """float64 in [0, 1), one a pair of words: 20 bits of the first and the second as the fraction."""
+    """float64 in [0, 1), one a pair of words: 20 bits of the first and the second as the
+    fraction.
+    """
     pairs = bits.reshape(-1, 2).astype(np.uint64)
     fraction = ((pairs[:, 0] & np.uint64(0xFFFFF)) << HALF) | pairs[:, 1]
     return np.asarray((fraction | np.uint64(1023 << 52)).view(np.float64) - 1.0)
@@ -106,7 +108,9 @@ of 4.
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The *seeds* of one operation, None where the model gives none; *place* tells it from others."""
+    """The *seeds* of one operation, None where the model gives none; *place* tells it from
+    others.
+    """
 
     seeds: tuple[int, int] | None
     place: int
@@ -166,7 +170,9 @@ def _count(position: NDArray | None) -> int:
 
 
 def _results(site: Site, value: NDArray, position: NDArray | None, blocks: int) -> list[NDArray]:
-    """The outputs: *value*, and where there is one the position *blocks* further on, which wraps."""
+    """The outputs: *value*, and where there is one the position *blocks* further on, which
+    wraps.
+    """
     if len(site.outputs) < 2:
         return [value]
     after = (_count(position) + blocks + 2**63) % 2**64 - 2**63
@@ -311,7 +317,9 @@ def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
 
 
 def _philox_bits(state: NDArray, words: int) -> tuple[Words, NDArray]:
-    """*words* words of bits and the next state; the key is the high word of a counter without one."""
+    """*words* words of bits and the next state; the key is the high word of a counter without
+    one.
+    """
     if state.shape not in {(2,), (3,)}:
         raise ShapeMismatch(f"a Philox state of shape {state.shape}")
     counters, after = _advanced(state, -(-words // 4))

@@ -1,19 +1,9 @@
-"""Which operations LiteRT computes, and how well, by family. `RULES` has the check of each
-operation type.
-"""
+"""Which operations LiteRT computes, and how well. `RULES` has the check of each operation type."""
 
 from __future__ import annotations
 
-from penstock.drivers.xnnpack.rules import (
-    arithmetic as _arithmetic,
-    layers as _layers,
-    moving as _moving,
-    recurrent as _recurrent,
-    reduction as _reduction,
-    special as _special,
-)
+# Importing a module registers its rules.
+from penstock.drivers.xnnpack.rules import arithmetic, layers, moving, special  # noqa: F401
 from penstock.drivers.xnnpack.rules.rule import RULES
 
 __all__ = ["RULES"]
-
-_FAMILIES = (_arithmetic, _layers, _moving, _recurrent, _reduction, _special)

@@ -1,4 +1,4 @@
-"""Operations on each element, and on pairs of elements with broadcasting."""
+"""Operations on each element, on pairs of elements with broadcasting, and along axes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.site import require
-from penstock.driverkit.types import one_scale
-from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import (
+from penstock.driverkit.site import Site, require
+from penstock.driverkit.types import F32, one_scale, require_shares
+from penstock.drivers.xnnpack.rules.rule import (
     EIGHT_BITS,
     EXACT,
     EXACT_BUILTIN,
     FAITHFUL,
     Classes,
-    Site,
+    among,
+    clamped,
+    rule,
+    same_scale,
+    types,
+    types_of,
 )
 from penstock.ir import DType
 
-F32: Final = DType.FLOAT32
 PLAIN: Final = types_of("int32 int64")
-CLAMPS: Final = frozenset({"NONE", "RELU", "RELU6", "RELU_N1_TO_1"})
 MAX_RANK: Final = 4
 """Dimensions up to which LiteRT's kernels broadcast every type."""
 
@@ -38,17 +40,12 @@ PAIRS: Final = {
 }
 SUMS: Final = frozenset({"ADD", "SUB"})
 MOST_STEPS: Final = 1024.0
-"""Steps of the output in one of an operand, or of a product: of more LiteRT's kernels overflow, and
-in the end they end the process.
+"""The greatest ratio of an operand's (or product's) scale to the output's. Beyond it LiteRT's
+kernels overflow, and may abort the process.
 """
 
 LIKE_OTHERS: Final = frozenset({"MAXIMUM", "MINIMUM"})
-"""Pairs whose quantised values are compared as they are."""
-
-
-def clamped(site: Site) -> None:
-    """Refuses fused activations that LiteRT's kernels do not have."""
-    require(site.activation in CLAMPS, f"no fused activation {site.activation} in LiteRT's kernel")
+"""Operations that compare stored values without rescaling."""
 
 
 @rule(*PAIRS)
@@ -65,7 +62,7 @@ def check_pair(site: Site) -> Classes:
     if first.dtype in PLAIN:
         require(site.activation == "NONE", "integers with a fused activation are not computed here")
         return EXACT
-    scales = [one_scale(o) for o in site.types((0, 1))]
+    scales = [one_scale(o) for o in types(site, (0, 1))]
     if kind in SUMS | {"MUL"}:
         one, other, made = (scale for scale, _ in scales)
         largest = one * other if kind == "MUL" else max(one, other)
@@ -109,14 +106,12 @@ UNARY: Final = {
     "COMPLEX_ABS": types_of("complex64"),
 }
 UNCHANGED: Final = frozenset({"FLOOR", "CEIL", "ROUND", "SIGN", "ABS", "NEG"})
-"""Of floats, operations that give one and the same value however they are computed."""
+"""Operations whose float result is the same in every implementation."""
 
 
 CURVES: Final = frozenset({"TANH", "LOGISTIC"})
 STEEPEST: Final = 65535 / (3 * 4096)
-"""The scale of int16 values from which on a value times LiteRT's multiplier takes more than 32
-bits.
-"""
+"""At this scale of int16 values, a value times LiteRT's multiplier exceeds 32 bits."""
 
 LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "EXP": lambda _, most: float(np.exp(most)),
@@ -126,8 +121,8 @@ LARGEST: Final[dict[str, Callable[[float, float], float]]] = {
     "ELU": lambda _, most: most,
     "GELU": lambda _, most: most,
 }
-"""The largest results of what LiteRT looks up in a table, by the least value above zero and the
-greatest.
+"""The largest result of operations that LiteRT computes with a table, by the least positive and the
+greatest input.
 """
 
 
@@ -162,7 +157,7 @@ def check_prelu(site: Site) -> Classes:
     require(alpha.dtype is first.dtype, "operands of two types")
     if first.dtype is F32:
         return FAITHFUL
-    for operand in site.types((0, 1)):
+    for operand in types(site, (0, 1)):
         one_scale(operand)
     return EXACT_BUILTIN
 
@@ -172,7 +167,7 @@ COMPARED: Final = types_of("float32 int32 int64")
 
 @rule("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
 def check_comparison(site: Site) -> Classes:
-    """Of quantised operands LiteRT ends the process where both have the scale 1."""
+    """With quantised operands LiteRT aborts the process if both have the scale 1."""
     among(site.input(), COMPARED)
     require(site.input(1).dtype is site.input().dtype, "operands of two types")
     require(
@@ -189,13 +184,11 @@ def check_logical(site: Site) -> Classes:
 
 @rule("FLOOR_DIV", "FLOOR_MOD")
 def check_division(site: Site) -> Classes:
-    """The least integer by -1 is a fault of the processor in LiteRT's FLOOR_MOD, which ends the
-    process.
-    """
+    """In LiteRT's FLOOR_MOD the least integer divided by -1 traps, which ends the process."""
     among(site.input(), types_of("float32 int32"))
     if site.input().dtype is F32:
         return FAITHFUL
-    divisors = site.constant(1, "its divisor")
+    divisors = site.value(1, "its divisor")
     bad = divisors.size == 0 or np.any((divisors == 0) | (divisors == -1))
     require(not bad, "integers divided by 0 or -1")
     return EXACT
@@ -203,7 +196,7 @@ def check_division(site: Site) -> Classes:
 
 @rule("SELECT", "SELECT_V2")
 def check_select(site: Site) -> Classes:
-    """Of one element LiteRT makes a scalar (docs/differences.md)."""
+    """LiteRT turns a result of one element into a scalar (docs/differences.md)."""
     among(site.input(1), types_of("float32 int8 uint8 int16 int32 int64 bool"))
     shape = site.output().shape
     require(shape and any(d not in {1, None} for d in shape), "a result of one element")
@@ -215,7 +208,7 @@ def check_select(site: Site) -> Classes:
 
 @rule("CAST")
 def check_cast(site: Site) -> Classes:
-    """What a float beyond the integers becomes is not the same everywhere."""
+    """Casts of floats outside the integer range differ between platforms."""
     among(site.input(), types_of("float32 int8 uint8 int16 int32 int64 bool"))
     among(site.output(), types_of("float32 int8 uint8 int16 int32 int64 bool"), "results")
     from_float = site.input().dtype is F32 and site.output().dtype is not F32
@@ -247,7 +240,88 @@ def check_dequantize(site: Site) -> Classes:
     among(site.output(), types_of("float32"), "results")
     if first.dtype is DType.FLOAT16:
         require(first.quantization is None, "a scale of values that have none")
-        site.constant(0, "its value")
+        site.value(0, "its value")
         return EXACT
     one_scale(first)
     return FAITHFUL
+
+
+REDUCED: Final = {
+    "MEAN": types_of("float32 int8 uint8 int32 int64"),
+    "SUM": types_of("float32 int8 uint8 int32 int64"),
+    "REDUCE_PROD": types_of("float32 int32 int64"),
+    "REDUCE_MAX": types_of("float32 int8 uint8 int32 int64"),
+    "REDUCE_MIN": types_of("float32 int8 uint8 int32 int64"),
+    "REDUCE_ANY": types_of("bool"),
+    "REDUCE_ALL": types_of("bool"),
+}
+PICKED: Final = frozenset({"REDUCE_MAX", "REDUCE_MIN", "REDUCE_ANY", "REDUCE_ALL"})
+
+
+@rule(*REDUCED)
+def check_reduction(site: Site) -> Classes:
+    kind, first = site.operation.type, site.input()
+    among(first, REDUCED[kind])
+    site.value(1, "its axes")
+    among(site.input(1), types_of("int32"), "axes")
+    if kind in PICKED:
+        same_scale(first, site.output())
+        return EXACT
+    if first.dtype is F32:
+        return FAITHFUL
+    if first.dtype in {DType.INT32, DType.INT64}:
+        return EXACT
+    for operand in (first, site.output()):
+        one_scale(operand)
+    return FAITHFUL
+
+
+@rule("ARG_MAX", "ARG_MIN")
+def check_arg(site: Site) -> Classes:
+    among(site.input(), types_of("float32 int8 uint8 int32"))
+    site.value(1, "its axis")
+    return EXACT
+
+
+@rule("CUMSUM")
+def check_cumsum(site: Site) -> Classes:
+    among(site.input(), types_of("float32 int32 int64"))
+    site.value(1, "its axis")
+    return FAITHFUL if site.input().dtype is F32 else EXACT
+
+
+@rule("SOFTMAX")
+def check_softmax(site: Site) -> Classes:
+    """LiteRT computes int16 results of int8 inputs at any scale, other types at one fixed scale."""
+    first, result = site.input(), site.output()
+    among(first, types_of("float32 int8 uint8 int16"))
+    require(site.rank() >= 1, "a scalar")
+    if first.dtype is F32:
+        return FAITHFUL
+    one_scale(first)
+    if (first.dtype, result.dtype) == (DType.INT8, DType.INT16):
+        one_scale(result)
+        return FAITHFUL
+    same = result.dtype is first.dtype
+    require(same, f"{first.dtype.value} to {result.dtype.value} is not computed here")
+    require_shares(result)
+    return FAITHFUL
+
+
+@rule("LOG_SOFTMAX")
+def check_log_softmax(site: Site) -> Classes:
+    """Float only: LiteRT's quantised kernel was off by up to 6 quantisation steps."""
+    among(site.input(), types_of("float32"))
+    require(site.rank() >= 1, "a scalar")
+    return FAITHFUL
+
+
+@rule("L2_NORMALIZATION")
+def check_l2_normalization(site: Site) -> Classes:
+    among(site.input(), types_of("float32 int8 uint8"))
+    require(site.activation == "NONE", "it has a fused activation")
+    if site.input().dtype is F32:
+        return FAITHFUL
+    for operand in types(site):
+        one_scale(operand)
+    return EXACT_BUILTIN

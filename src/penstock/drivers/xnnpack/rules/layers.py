@@ -6,35 +6,37 @@ from typing import Final
 
 import numpy as np
 
-from penstock.driverkit.site import Refused, require
-from penstock.driverkit.types import one_scale
-from penstock.drivers.xnnpack.rules.arithmetic import CLAMPS, clamped
-from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import (
+from penstock.driverkit.site import Refused, Site, require
+from penstock.driverkit.types import F32, one_scale
+from penstock.drivers.xnnpack.hybrid_layers import can_expand
+from penstock.drivers.xnnpack.rules.rule import (
+    CLAMPS,
     EIGHT_BITS,
     EXACT,
     EXACT_BUILTIN,
     FAITHFUL,
     Classes,
-    Site,
+    among,
+    clamped,
+    rule,
     same_scale,
+    types,
+    types_of,
 )
-from penstock.drivers.xnnpack.whole_numbers import can_expand
 from penstock.ir import DType
 
-F32: Final = DType.FLOAT32
 HYBRID: Final = Classes("relaxed", "faithful")
-"""Floats by int8 weights: LiteRT's kernels quantise each row as TFLite does; XNNPACK was up to 3 %
-of the largest result away from that.
+"""Float activations, int8 weights: LiteRT's kernels quantise each row as TFLite does. XNNPACK
+differs by up to 3 % of the largest result.
 """
 
 HYBRID_OR_EXPANDED: Final = Classes("relaxed", "faithful", "faithful")
-"""The same, where XNNPACK computes what the reference does if the rounding is written out."""
+"""The same, where XNNPACK computes the reference's results in the expanded form."""
 
 SLOW_HYBRID: Final = Classes("faithful", "faithful")
 EXPANDED: Final = Classes(None, "faithful", "faithful")
-"""Floats by int8 weights in a layer that XNNPACK leaves to LiteRT's kernels; the same, where
-XNNPACK computes it if the rounding is written out, which takes half the time.
+"""Float activations, int8 weights, in a layer that XNNPACK leaves to LiteRT's kernels; and the same
+where XNNPACK computes the expanded form, which takes half the time.
 """
 
 
@@ -43,7 +45,7 @@ def check_conv(site: Site) -> Classes:
     _check_bias(site)
     classes = _check_layer(site, 0, 1, 2)
     if classes is HYBRID:
-        # LiteRT's kernel wants a scale for each filter, or one alone.
+        # LiteRT's kernel needs one scale for each filter.
         _scale_for_each(site, 1, 0)
     image, filters = site.input(0).shape, site.input(1).shape
     depths = (image[3], filters[3]) if image and filters else (None, None)
@@ -66,7 +68,7 @@ def check_depthwise(site: Site) -> Classes:
 
 @rule("TRANSPOSE_CONV")
 def check_transpose_conv(site: Site) -> Classes:
-    site.constant(0, "its output shape")
+    site.value(0, "its output shape")
     classes = _check_layer(site, 2, 1, 3)
     require(classes is not HYBRID, "floats by int8 weights in a transposed convolution")
     return classes
@@ -86,8 +88,8 @@ def _or_expanded(site: Site, classes: Classes) -> Classes:
 
 
 def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
-    """The classes of a layer: all float32, floats by int8 weights, or quantised data by constant
-    weights.
+    """The accuracy classes of a layer: float32, float32 with int8 weights, or quantised with
+    constant weights.
     """
     clamped(site)
     given, result, matrix = site.input(data), site.output(), site.input(weights)
@@ -99,7 +101,7 @@ def _check_layer(site: Site, data: int, weights: int, bias: int) -> Classes:
         if matrix.dtype is F32:
             return FAITHFUL
         among(matrix, types_of("int8"), "weights")
-        site.constant(weights, "its quantised weights")
+        site.value(weights, "its quantised weights")
         require(matrix.quantization is not None, "int8 weights without a scale")
         return HYBRID
     return _check_quantized(site, data, weights, bias)
@@ -111,7 +113,7 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
     require(
         matrix.dtype is expected, f"{matrix.dtype.value} weights beside {given.dtype.value} values"
     )
-    site.constant(weights, "its quantised weights")
+    site.value(weights, "its quantised weights")
     quantization = matrix.quantization
     if quantization is None or not all(1e-37 < s < 1e37 for s in quantization.scales):
         raise Refused("quantised weights without a scale")
@@ -121,18 +123,18 @@ def _check_quantized(site: Site, data: int, weights: int, bias: int) -> Classes:
         _, zero = one_scale(operand)
         require(given.dtype in EIGHT_BITS or zero == 0, "int16 values with a zero point")
     if site.has(bias):
-        site.constant(bias, "its quantised bias")
+        site.value(bias, "its quantised bias")
         kind = site.input(bias).dtype
         wide = types_of("int32 int64") if given.dtype is DType.INT16 else types_of("int32")
         among(site.input(bias), wide, "biases")
-        told = site.operation.attributes.get("quantized_bias_type")
+        named = site.operation.attributes.get("quantized_bias_type")
         if given.dtype is DType.INT16 and kind is DType.INT32:
-            require(told == "INT32", "an int32 bias that its options do not tell of")
+            require(named == "INT32", "an int32 bias that its options do not name")
     return FAITHFUL
 
 
 def _check_bias(site: Site) -> None:
-    """LiteRT's kernels want a bias, which the driver makes of zeros where it is one of 32 bits."""
+    """LiteRT's kernels need a bias. The driver adds a zero bias, but none for int16 activations."""
     if not site.has(2):
         require(site.input().dtype is not DType.INT16, "int16 values without a bias")
         require((site.input(1).shape or (None,))[0] is not None, "its channels are not known")
@@ -160,9 +162,9 @@ def check_batch_matmul(site: Site) -> Classes:
         require(
             not any(second.quantization.zero_points), "int16 values by others with a zero point"
         )
-        operands = site.types((0,))
+        operands = types(site, (0,))
     else:
-        operands = site.types((0, 1))
+        operands = types(site, (0, 1))
     for operand in operands:
         _, zero = one_scale(operand)
         require(first.dtype is DType.INT8 or zero == 0, "int16 values with a zero point")
@@ -192,7 +194,7 @@ def check_l2_pool(site: Site) -> Classes:
 def check_bilinear(site: Site) -> Classes:
     first = site.input()
     among(first, types_of("float32 int8 uint8"))
-    size = site.constant(1, "its size")
+    size = site.value(1, "its size")
     require(size.size == 2 and np.all(size > 0), "its size")
     if first.dtype is F32:
         return FAITHFUL

@@ -1,18 +1,19 @@
-"""What moves elements, makes them, or asks for shapes."""
+"""Operations that move or create elements, or read shapes."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.driverkit.site import require
+from penstock.driverkit.site import Site, require
 from penstock.driverkit.types import one_scale
-from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import (
+from penstock.drivers.xnnpack.rules.rule import (
     EXACT,
     QUANTIZED,
     Classes,
-    Site,
+    among,
+    rule,
     same_scale,
+    types_of,
 )
 from penstock.ir import DType
 
@@ -35,14 +36,14 @@ SHAPED: Final[dict[str, tuple[int, ...]]] = {
     "DEPTH_TO_SPACE": (),
     "STRIDED_SLICE": (1, 2, 3),
 }
-"""Operations on input 0, and the inputs that say which shape comes of it."""
+"""Operations on input 0, and the inputs that determine the shape of the result."""
 
 AT_RUN_TIME: Final = frozenset({"RESHAPE", "SLICE", "STRIDED_SLICE", "TILE"})
-"""Of these those whose shape LiteRT takes from values, too, and checks."""
+"""Those whose result shape LiteRT also computes and checks at run time."""
 
 FILLING: Final = frozenset({"PAD", "SPACE_TO_BATCH_ND"})
 NARROW: Final = frozenset({"TRANSPOSE", "SPACE_TO_BATCH_ND", "BATCH_TO_SPACE_ND"})
-"""Those that read integers of 64 bits as ones of 32."""
+"""Those that read 64-bit integers as 32-bit ones."""
 
 ORDINARY: Final = types_of("float32 int8 uint8 int32 int64")
 FEWER_TYPES: Final = {
@@ -65,7 +66,7 @@ def check_moving(site: Site) -> Classes:
         if position >= len(site.inputs):
             continue
         if kind not in AT_RUN_TIME:
-            site.constant(position, "what it makes the shape of")
+            site.value(position, "its shape input")
         among(site.input(position), types_of("int32 int64"), "shapes")
         if kind in NARROW:
             among(site.input(position), types_of("int32"), "shapes")
@@ -82,7 +83,7 @@ def check_moving(site: Site) -> Classes:
 
 
 def _check_strided(site: Site) -> None:
-    """With offsets LiteRT reads beyond its operands; of an ellipsis it makes another shape."""
+    """LiteRT reads out of bounds with offsets, and computes a wrong shape with an ellipsis."""
     require(not site.flag("offset"), "its ends are offsets")
     for mask in ("ellipsis_mask", "new_axis_mask"):
         require(not site.operation.attributes.integer(mask), f"it has an {mask}")
@@ -98,7 +99,7 @@ def check_pad_value(site: Site) -> Classes:
     require(value.dtype is first.dtype, "a value of another type")
     same_scale(first, value, site.output())
     require(site.rank() <= 4, "more than 4 dimensions")
-    site.constant(1, "its padding")
+    site.value(1, "its padding")
     return EXACT
 
 
@@ -118,8 +119,8 @@ def check_unpack(site: Site) -> Classes:
 
 @rule("CONCATENATION")
 def check_concatenation(site: Site) -> Classes:
-    """Of operands of several scales LiteRT's own kernel rounds uint8 alone; XNNPACK leaves them to
-    it.
+    """XNNPACK leaves operands of several scales to LiteRT's own kernel, which requantises only
+    uint8.
     """
     result = site.output()
     among(result, ALL)
@@ -137,7 +138,7 @@ def check_concatenation(site: Site) -> Classes:
 
 @rule("SPLIT")
 def check_split(site: Site) -> Classes:
-    site.constant(0, "its axis")
+    site.value(0, "its axis")
     among(site.input(1), types_of("float32 int8 uint8 int16 int32 int64"))
     same_scale(site.input(1), *site.outputs)
     return EXACT
@@ -146,7 +147,7 @@ def check_split(site: Site) -> Classes:
 @rule("SPLIT_V")
 def check_split_v(site: Site) -> Classes:
     among(site.input(), types_of("float32 int8 uint8 int16 int32 int64"))
-    site.constant(1, "the sizes of its parts"), site.constant(2, "its axis")
+    site.value(1, "the sizes of its parts"), site.value(2, "its axis")
     same_scale(site.input(), *site.outputs)
     return EXACT
 
@@ -172,7 +173,7 @@ def check_scatter_nd(site: Site) -> Classes:
     among(site.input(), types_of("int32"), "indexes")
     among(site.input(1), types_of("float32 int32"))
     among(site.input(2), types_of("int32"), "shapes")
-    site.constant(2, "its shape")
+    site.value(2, "its shape")
     return EXACT
 
 
@@ -203,7 +204,7 @@ def check_topk(site: Site) -> Classes:
 def check_one_hot(site: Site) -> Classes:
     among(site.input(), types_of("int32 int64"), "indexes")
     among(site.output(), types_of("float32 int32 int64 bool"))
-    site.constant(1, "its depth")
+    site.value(1, "its depth")
     return EXACT
 
 
@@ -211,11 +212,11 @@ def check_one_hot(site: Site) -> Classes:
 def check_nearest(site: Site) -> Classes:
     among(site.input(), types_of("float32 int8 uint8 int16"))
     same_scale(site.input(), site.output())
-    site.constant(1, "its size")
+    site.value(1, "its size")
     return EXACT
 
 
 @rule("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
 def check_suppression(site: Site) -> Classes:
-    site.constant(2, "how many boxes it keeps")
+    site.value(2, "how many boxes it keeps")
     return EXACT

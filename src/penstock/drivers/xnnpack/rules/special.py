@@ -1,26 +1,61 @@
-"""Signals, composites and custom operators."""
+"""Recurrent operations, whose state comes as inputs and leaves as outputs; transforms and custom
+operators.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from penstock.driverkit.site import require
+from penstock.driverkit.site import Site, require
 from penstock.driverkit.types import one_scale
-from penstock.drivers.xnnpack.rules.rule import among, rule, types_of
-from penstock.drivers.xnnpack.site import FAITHFUL, Classes, Site
+from penstock.drivers.xnnpack.rules.rule import EXACT, FAITHFUL, Classes, among, rule, types_of
+from penstock.export.tflite.state import state_positions
 from penstock.ir import DType
 from penstock.ir.operations.custom_options import transpose_conv_bias
 from penstock.ir.types import static_shape
 
+
+@rule("SVDF", "UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM")
+def check_recurrent(site: Site) -> Classes:
+    """LiteRT keeps the state in the operation. The driver can write it before a run and read it
+    after, if no other operation of the partition uses it.
+    """
+    operation = site.operation
+    positions = state_positions(operation.type, operation.attributes)
+    require(operation.attributes.get("kernel_type", "FULL") == "FULL", "the older form of LSTM")
+    made = operation.outputs[1:]
+    require(len(made) == len(positions), "its new state is not complete")
+    for position, output in zip(positions, made, strict=True):
+        require(position < len(operation.inputs), "its state is omitted")
+        index = operation.inputs[position]
+        alone = index in site.around.inputs and site.around.readers[index] == 1
+        require(alone, "its state is made by another operation, or read by one")
+        kept = output in site.around.outputs and site.around.readers[output] == 0
+        require(
+            kept and index not in site.around.outputs, "its new state is read by another operation"
+        )
+    first = site.input()
+    among(first, types_of("float32 int8"))
+    require(site.output().dtype is first.dtype, "a result of another type")
+    for position, state in zip(positions, site.outputs[1:], strict=True):
+        require(site.input(position).dtype is state.dtype, "new state of another type")
+    weights = site.input(1) if site.has(1) else site.input(2)
+    if first.dtype is DType.FLOAT32:
+        among(weights, types_of("float32"), "weights")
+        return FAITHFUL
+    among(weights, types_of("int8"), "weights")
+    return EXACT if operation.type == "SVDF" else FAITHFUL
+
+
 XNNPACK_ALONE = Classes("faithful", None)
-"""Custom operators that LiteRT has no kernel for, and XNNPACK has."""
+"""Custom operators that XNNPACK has a kernel for, and LiteRT has not."""
 
 
 @rule("RFFT2D")
 def check_rfft(site: Site) -> Classes:
-    """Of length 1 LiteRT's transform is wrong (docs/differences.md)."""
+    """LiteRT's transform of length 1 is wrong (docs/differences.md)."""
     among(site.input(), types_of("float32"))
-    lengths = site.constant(1, "its length").reshape(-1)
+    lengths = site.value(1, "its length").reshape(-1)
     require(lengths.size == 2 and lengths[1] > 1, "a transform of length 1")
     require(
         all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths)), "a length that is no power of 2"
@@ -30,7 +65,7 @@ def check_rfft(site: Site) -> Classes:
 
 @rule("CUSTOM:MaxPoolingWithArgmax2D", "CUSTOM:MaxUnpooling2D", "CUSTOM:Convolution2DTransposeBias")
 def check_mediapipe(site: Site) -> Classes:
-    """XNNPACK has no transposed convolution whose filter is smaller than its stride."""
+    """XNNPACK supports no transposed convolution whose filter is smaller than its stride."""
     for operand in site.inputs:
         if operand is not None:
             among(operand, types_of("float32"))
@@ -45,13 +80,13 @@ def check_mediapipe(site: Site) -> Classes:
 
 @rule("CUSTOM:TFLite_Detection_PostProcess")
 def check_detection(site: Site) -> Classes:
-    """LiteRT leaves what lay in memory behind the last detection; the driver clears it, of outputs
-    alone.
+    """LiteRT leaves memory behind the last detection uninitialised. The driver clears it, which
+    works for outputs of the partition only.
     """
     among(site.input(), types_of("float32 uint8"))
     outputs = site.operation.outputs
     require(
-        all(site.is_output(i) and not site.readers(i) for i in outputs),
+        all(i in site.around.outputs and not site.around.readers[i] for i in outputs),
         "its detections are read on",
     )
     require(site.input(2).is_constant, "its anchors are known only when it runs")
@@ -59,5 +94,5 @@ def check_detection(site: Site) -> Classes:
         require(site.rank(position) in {2, 3}, "operands of another rank")
         if site.input(position).dtype is DType.UINT8:
             one_scale(site.input(position))
-    require(np.all(np.isfinite(site.constant(2, "its anchors"))), "anchors that are no numbers")
+    require(np.all(np.isfinite(site.value(2, "its anchors"))), "anchors that are no numbers")
     return FAITHFUL

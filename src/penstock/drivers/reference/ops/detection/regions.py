@@ -112,7 +112,9 @@ class Taps(NamedTuple):
 
 @kernel("ROI_ALIGN")
 def roi_align(site: Site) -> Kernel:
-    """Points beyond the last pixel take its value; 0 sampling points means one a pixel, rounded up."""
+    """Points beyond the last pixel take its value; 0 sampling points means one a pixel,
+    rounded up.
+    """
     source, target = site.input(0), site.output()
     if source.dtype is not target.dtype or source.dtype not in FLOATING | STORED:
         raise site.unsupported_types()

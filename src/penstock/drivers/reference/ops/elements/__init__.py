@@ -1,1 +1,3 @@
-"""Element by element: arithmetic, comparison, functions, quantisation, reductions, normalisations."""
+"""Element by element: arithmetic, comparison, functions, quantisation, reductions,
+normalisations.
+"""

@@ -215,7 +215,9 @@ def floor_div(site: Site) -> Kernel:
 
 @kernel("FLOOR_MOD")
 def floor_mod(site: Site) -> Kernel:
-    """The remainder of `floor(a / b)`, which has the sign of `b`; integers are not divided by zero."""
+    """The remainder of `floor(a / b)`, which has the sign of `b`; integers are not divided by
+    zero.
+    """
     dtype = check_types(site, SIGNED | {DType.INT64, DType.FLOAT32})
 
     def compute(a: NDArray, b: NDArray) -> NDArray:

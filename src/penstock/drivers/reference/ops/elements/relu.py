@@ -87,7 +87,9 @@ def leaky_relu(site: Site) -> Kernel:
 
 @kernel("PRELU")
 def prelu(site: Site) -> Kernel:
-    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast; int16 has int8 slopes."""
+    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast; int16 has int8
+    slopes.
+    """
     dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
     if sloped_by is not (DType.INT8 if dtype is DType.INT16 else dtype):
         raise site.unsupported_types()
@@ -182,7 +184,9 @@ def _steps(real: float, scale: float) -> int:
 
 
 def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
-    """Scales and zero points of the first input and the output, which have one type out of *types*."""
+    """Scales and zero points of the first input and the output, which have one type out of
+    *types*.
+    """
     if site.input(0).dtype not in types or site.input(0).dtype is not site.output().dtype:
         raise site.unsupported_types()
     given = tensor_quantization(site.input(0), "the input")

@@ -199,7 +199,9 @@ def _steps(multiplier: int, shift: int, stored: NDArray) -> NDArray:
 
 
 def _interpolated(size: NDArray, bits: int) -> NDArray:
-    """The table at *size* / 2**bits, times 2**bits; what is beyond the table is given by its users."""
+    """The table at *size* / 2**bits, times 2**bits; what is beyond the table is given by its
+    users.
+    """
     points, index = _logistic_points(), np.minimum(size >> bits, 254)
     low = points[index]
     result: NDArray = (low << bits) + (size & ((1 << bits) - 1)) * (points[index + 1] - low)

@@ -72,7 +72,9 @@ def softmax(site: Site) -> Kernel:
 
 @kernel("LOG_SOFTMAX")
 def log_softmax(site: Site) -> Kernel:
-    """The logarithm of softmax. Quantised outputs have the scale 1/16 and the greatest zero point."""
+    """The logarithm of softmax. Quantised outputs have the scale 1/16 and the greatest zero
+    point.
+    """
     given = site.input(0).dtype
     if given is not site.output().dtype:
         raise site.unsupported_types()

@@ -1,5 +1,5 @@
-"""Functions of one operand that are not activations: element by element, Fourier transforms, and the
-parts of complex numbers.
+"""Functions of one operand that are not activations: element by element, Fourier transforms, and
+the parts of complex numbers.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def exp(site: Site) -> Kernel:
 
 @kernel("LOG")
 def log(site: Site) -> Kernel:
-    """The natural logarithm; a quantised one of what is not positive is the output's least value."""
+    """The natural logarithm; a quantised one of what is not positive is the output's least
+    value.
+    """
     if site.input(0).dtype is DType.FLOAT32:
         return _elementwise(np.log)
     made = tensor_quantization(site.output(), "the output")

@@ -51,7 +51,9 @@ from penstock.ir import DType, NDArray
 
 @kernel("CONV_2D")
 def conv_2d(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid convolution."""
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid
+    convolution.
+    """
     return layer_by_types(site, _float_layer, _quantized_layer, _hybrid_layer)
 
 

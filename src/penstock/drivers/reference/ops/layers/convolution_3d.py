@@ -138,7 +138,9 @@ Window: TypeAlias = Sequence[Axis]
 
 
 def check_padded(elements: int, before: int) -> None:
-    """`ShapeMismatch` where padding makes more *elements* of those *before* than any network needs."""
+    """`ShapeMismatch` where padding makes more *elements* of those *before* than any network
+    needs.
+    """
     if elements > max(MOST_PADDED, PADDED_SHARE * before):
         raise ShapeMismatch(f"an operand of {before} elements padded to {elements}")
 

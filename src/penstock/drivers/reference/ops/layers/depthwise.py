@@ -1,5 +1,5 @@
-"""DEPTHWISE_CONV_2D, and NNAPI's GROUPED_CONV_2D, which convolves each group of channels with filters
-of its own.
+"""DEPTHWISE_CONV_2D, and NNAPI's GROUPED_CONV_2D, which convolves each group of channels with
+filters of its own.
 
 Images are NHWC. Depthwise filters are [1, height, width, out]: each input channel has out / in of
 its own.

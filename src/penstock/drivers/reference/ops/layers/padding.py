@@ -20,7 +20,9 @@ network.
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A window along one dimension: *outputs* positions, *before* and *after* elements of padding."""
+    """A window along one dimension: *outputs* positions, *before* and *after* elements of
+    padding.
+    """
 
     size: int
     extent: int

@@ -1,9 +1,9 @@
 """FULLY_CONNECTED with weights in other formats: a scale for each block of a row, and shuffled.
 
-The format SHUFFLED4x16INT8 has weights [units, depth] in blocks of 4 rows and 16 columns, row by row
-within a block. The highest bit of each byte is flipped, which makes it int8. Both zero points count
-as 128, whatever the operands say. The second output is the work space of TFLite's kernel: the input
-with its highest bits flipped, in the same blocks.
+The format SHUFFLED4x16INT8 has weights [units, depth] in blocks of 4 rows and 16 columns, row by
+row within a block. The highest bit of each byte is flipped, which makes it int8. Both zero points
+count as 128, whatever the operands say. The second output is the work space of TFLite's kernel: the
+input with its highest bits flipped, in the same blocks.
 """
 
 from __future__ import annotations

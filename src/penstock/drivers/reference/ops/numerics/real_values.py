@@ -112,7 +112,9 @@ def _filled(
 
 
 def parts(shape: tuple[int, ...]) -> Iterator[Index]:
-    """Indexes of parts of about `BLOCK` elements that together are an array of *shape*, in order."""
+    """Indexes of parts of about `BLOCK` elements that together are an array of *shape*, in
+    order.
+    """
     if 0 in shape:
         return
     inner, axis = 1, len(shape)

@@ -205,7 +205,9 @@ class RealRequantizer:
         self._wraps = bool(np.any(reach >= (2.0**63 if wide else 2.0**31)))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape, which hold integers."""
+        """Fills *out* [rows, channels] from *accumulators* of the same shape, which hold
+        integers.
+        """
         if self._wraps:
             whole = accumulators.astype(np.int64) + self._bias.astype(np.int64)
             real = (whole if self._wide else wrapped(whole)).astype(np.float64)

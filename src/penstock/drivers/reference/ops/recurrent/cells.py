@@ -1,5 +1,5 @@
-"""Shared by recurrent cells: fused activations, products with float, hybrid or diagonal weights, and
-sequences, batch or time first, forward or backward.
+"""Shared by recurrent cells: fused activations, products with float, hybrid or diagonal weights,
+and sequences, batch or time first, forward or backward.
 """
 
 from __future__ import annotations
@@ -162,7 +162,9 @@ def _diagonal(weights: NDArray) -> Product:
 
 
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
-    """Rows are quantised as they come; sums get the row's scale times the weights' in one factor."""
+    """Rows are quantised as they come; sums get the row's scale times the weights' in one
+    factor.
+    """
     values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
     columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values
     across = np.ascontiguousarray(columns.T)

@@ -1,8 +1,8 @@
-"""The basic kernel of LSTM, whose weights are one matrix, NNAPI's QUANTIZED_16BIT_LSTM, and the tables
-of integer cells.
+"""The basic kernel of LSTM, whose weights are one matrix, NNAPI's QUANTIZED_16BIT_LSTM, and the
+tables of integer cells.
 
-Gates are in the order input, new values, forget, output: rows of the weights [4 * cells,
-inputs + cells], whose columns are those of the input, then of the previous activation.
+Gates are in the order input, new values, forget, output: rows of the weights [4 * cells, inputs +
+cells], whose columns are those of the input, then of the previous activation.
 
 Nonlinearities are tables over int16, of two kinds: gemmlowp's 16-bit fixed-point functions, which
 round every step to 16 bits, and functions of real values that are cut off to 15 bits. A number Qk

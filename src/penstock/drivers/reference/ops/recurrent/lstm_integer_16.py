@@ -164,7 +164,9 @@ def cell_power(site: Site, position: int) -> int:
 
 
 class Memory16:
-    """The cell with its parameters prepared; *states* are the positions of output and cell state."""
+    """The cell with its parameters prepared; *states* are the positions of output and cell
+    state.
+    """
 
     def __init__(
         self,

@@ -60,7 +60,9 @@ class Intermediates8:
 
 
 class Memory8:
-    """The cell with its parameters prepared; *states* are the positions of output and cell state."""
+    """The cell with its parameters prepared; *states* are the positions of output and cell
+    state.
+    """
 
     def __init__(
         self,
@@ -128,7 +130,9 @@ class Memory8:
 
 
 class Gate:
-    """One gate: its two products as int8 numbers, their sum as int16, and its layer normalisation."""
+    """One gate: its two products as int8 numbers, their sum as int16, and its layer
+    normalisation.
+    """
 
     def __init__(
         self,

@@ -190,7 +190,9 @@ class RealMemory:
         return outputs, Memory(hidden, cell)
 
     def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
-        """What the inputs add to every gate at every step, biases included where they belong there."""
+        """What the inputs add to every gate at every step, biases included where they belong
+        there.
+        """
         sums = self._input(rows_of(real_array(source)))
         if self._norm is None:
             sums += self._bias.reshape(-1)

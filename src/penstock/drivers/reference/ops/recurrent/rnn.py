@@ -88,7 +88,9 @@ class Cell:
     def run(
         self, source: NDArray, auxiliary: NDArray | None, state: NDArray, *, backward: bool = False
     ) -> tuple[NDArray, NDArray]:
-        """Outputs [time, batch, units] for *source* [time, batch, size], and the state afterwards."""
+        """Outputs [time, batch, units] for *source* [time, batch, size], and the state
+        afterwards.
+        """
         steps, batch, _ = source.shape
         units = len(self._bias)
         sums = self._input(rows_of(real_array(source)))

@@ -170,7 +170,9 @@ ORDERINGS: Final[dict[str, Function]] = {
 
 @kernel("STABLEHLO_COMPARE")
 def compare(site: Site) -> Kernel:
-    """Two operands compared; in the total order of floats -NaN < -Inf < ... < -0 < +0 < ... < NaN."""
+    """Two operands compared; in the total order of floats -NaN < -Inf < ... < -0 < +0 < ... <
+    NaN.
+    """
     direction = site.attributes.text("comparison_direction").rpartition("_")[2]
     total = site.attributes.text("compare_type").endswith("TOTAL_ORDER")
     order, dtype = ORDERINGS[direction], site.input(0).dtype

@@ -1,4 +1,5 @@
-"""Reductions by a region, over dimensions and over windows, STABLEHLO_SORT, and TFLite's REDUCE_WINDOW.
+"""Reductions by a region, over dimensions and over windows, STABLEHLO_SORT, and TFLite's
+REDUCE_WINDOW.
 
 A region is a subgraph of scalars. Where the result is the same, it runs on many elements at once.
 """

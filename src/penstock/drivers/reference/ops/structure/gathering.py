@@ -171,7 +171,9 @@ def where(site: Site) -> Kernel:
 
 @kernel("UNIQUE")
 def unique(site: Site) -> Kernel:
-    """The distinct elements of a vector, in order of first occurrence, and where each element went."""
+    """The distinct elements of a vector, in order of first occurrence, and where each element
+    went.
+    """
     dtype = site.output(1).dtype.numpy
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

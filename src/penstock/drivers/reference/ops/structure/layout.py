@@ -1,5 +1,5 @@
-"""Dimensions reordered, padded, mirrored, repeated and reversed; space traded for batch or depth; and
-the diagonals of batches of matrices.
+"""Dimensions reordered, padded, mirrored, repeated and reversed; space traded for batch or depth;
+and the diagonals of batches of matrices.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def _paddings(value: NDArray | None) -> list[tuple[int, int]]:
 
 @kernel("MIRROR_PAD")
 def mirror_pad(site: Site) -> Kernel:
-    """Its own mirror image around the input, the edge left out (REFLECT) or repeated (SYMMETRIC)."""
+    """Its own mirror image around the input, the edge left out (REFLECT) or repeated
+    (SYMMETRIC).
+    """
     spare = 1 if site.attributes.text("mode") == "REFLECT" else 0
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -144,7 +146,9 @@ def reverse(site: Site) -> Kernel:
 
 @kernel("REVERSE_SEQUENCE")
 def reverse_sequence(site: Site) -> Kernel:
-    """For each index i of one dimension, the first lengths[i] elements along another turned round."""
+    """For each index i of one dimension, the first lengths[i] elements along another turned
+    round.
+    """
     along, batch = site.attributes.integer("seq_dim"), site.attributes.integer("batch_dim")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

@@ -187,7 +187,9 @@ def _saturated(values: NDArray, made: DType) -> NDArray:
 
 @kernel("BITCAST")
 def bitcast(site: Site) -> Kernel:
-    """The same bytes read as the output's type; a change of width adds or takes a last dimension."""
+    """The same bytes read as the output's type; a change of width adds or takes a last
+    dimension.
+    """
     given, made = site.input(0).dtype, site.output().dtype
     if {given, made} & OPAQUE:
         raise site.unsupported_types()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.driverkit.unrolling import flattened
-from penstock.drivers.xnnpack.steady import cannot_shrink, shaped_beforehand
+from penstock.drivers.xnnpack.static_shapes import fold_shapes, has_static_shapes
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from tests.support_xnnpack import F32, drawn, needs_litert, run_on
 
@@ -30,28 +30,28 @@ def flattening(*, told: bool = False) -> Model:
 
 def test_a_reshape_of_a_known_picture_needs_nothing_that_computes_its_shape() -> None:
     flat = flattened(infer_shapes(flattening(), {0: (4, 2, 3)}))
-    assert not cannot_shrink(flat.model)
-    shaped = shaped_beforehand(flat)
+    assert not has_static_shapes(flat.model)
+    shaped = fold_shapes(flat)
     assert [o.type for o in shaped.model.operations] == ["RELU", "RESHAPE"]
     assert shaped.origins == (3, 4)
-    assert cannot_shrink(shaped.model)
+    assert has_static_shapes(shaped.model)
     target = shaped.model.entry.operands[shaped.model.operations[1].inputs[1]]
     assert shaped.model.constant(target).tolist() == [4, -1]
 
 
 def test_a_shape_that_is_wanted_is_computed() -> None:
     flat = flattened(infer_shapes(flattening(told=True), {0: (4, 2, 3)}))
-    shaped = shaped_beforehand(flat)
+    shaped = fold_shapes(flat)
     assert shaped.origins == flat.origins
-    assert cannot_shrink(shaped.model)
+    assert has_static_shapes(shaped.model)
 
 
 def test_a_shape_of_open_pictures_stays_with_the_run() -> None:
     flat = flattened(infer_shapes(flattening()))
-    assert [o.type for o in shaped_beforehand(flat).model.operations] == [
+    assert [o.type for o in fold_shapes(flat).model.operations] == [
         o.type for o in flat.model.operations
     ]
-    assert not cannot_shrink(shaped_beforehand(flat).model)
+    assert not has_static_shapes(fold_shapes(flat).model)
 
 
 @needs_litert

@@ -10,7 +10,7 @@ import pytest
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, ModelBuilder, NDArray, Quantization
 from tests.support_xnnpack import F32, device, needs_litert, run_on
-from tests.unit.drivers.xnnpack.test_whole_numbers import operations_of, values, weights
+from tests.unit.drivers.xnnpack.test_hybrid_layers import operations_of, values, weights
 
 pytestmark = needs_litert
 

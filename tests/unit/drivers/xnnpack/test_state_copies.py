@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import penstock
 from penstock.drivers.xnnpack.interpreter import scalar_places
-from penstock.drivers.xnnpack.neighbours import ALIGNMENT, Neighbours, merged
+from penstock.drivers.xnnpack.state_copies import ALIGNMENT, AdjacentTensors, merged
 from penstock.execution.arena import side_by_side
 from penstock.hal import (
     NO_VALUE_ARGUMENT,
@@ -154,7 +154,7 @@ def test_read_only_arrays_stay_so() -> None:
 
 def test_arguments_seen_before_are_not_looked_at_again() -> None:
     memory = aligned(128)
-    known = Neighbours([memory[:64], memory[64:]])
+    known = AdjacentTensors([memory[:64], memory[64:]])
     first, second = (
         tuple(HostMemory(a) for a in side_by_side([((64,), np.dtype(np.uint8))] * 2))
         for _ in range(2)

@@ -1,14 +1,20 @@
-"""Hybrid layers, floats by int8 weights, as float arithmetic over whole numbers.
+"""Hybrid layers (float32 activations, int8 weights), rewritten so that XNNPACK computes what
+TFLite's reference kernels compute.
 
-TFLite's reference kernels quantise each row (of a picture all of it) to 8 bits as they run,
-multiply and add whole numbers, and scale the sums. XNNPACK quantises otherwise, and LiteRT's own
-kernels are slow. Here the rounding is written out in operations that XNNPACK computes as IEEE 754
-has it, and the layer between is given whole numbers.
+TFLite quantises each row of the activations (each image of a convolution) to 8 bits at run time,
+multiplies and adds integers, and scales the sums. XNNPACK quantises differently, and LiteRT's own
+kernels are slow. There are two rewrites.
 
-A FULLY_CONNECTED keeps its int8 weights. Two more columns, whose weights are 0, make each row reach
-over just 255: that is what XNNPACK spreads its own 8 bits over, so that its step is 1 and its
-rounding changes nothing. Other layers are ones of floats: while their sums stay below 2**24 every
-partial sum is exact, in whatever order. Either way the results are the reference's.
+`expand` writes the quantisation as float operations, which XNNPACK computes as IEEE 754 defines.
+FULLY_CONNECTED keeps its int8 weights: two more columns with zero weights make each row span
+exactly 255. XNNPACK spreads its own 8 bits over that span, so its step is 1 and its rounding
+changes nothing. Other layers become float layers over whole numbers: while the sums stay below
+2**24, every partial sum is exact in any order. Either way the results equal the reference's.
+
+`split_pixels` is for convolutions that XNNPACK quantises as TFLite does, each image over its own
+range. With a 1x1 kernel it would quantise each pixel separately, and take longer. A pixel of C
+channels becomes two neighbours of C/2 channels, under a 1x2 kernel with stride 2: the same numbers
+in the same order.
 """
 
 from __future__ import annotations
@@ -20,47 +26,46 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from penstock.drivers.xnnpack.site import Site
+from penstock.driverkit.site import Site
 from penstock.ir import DType, Lifetime, NDArray, Operand, Operation, Shape
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
-from penstock.ir.types import is_static
+from penstock.ir.types import is_static, static_shape
 
 F32: Final = DType.FLOAT32
 MOST_SUM: Final = 1 << 24
-"""Up to which every whole number is a float32."""
+"""Every whole number up to this one is a float32."""
 
 MOST_INTEGER_SUM: Final = (1 << 31) - 1
 MOST_SHIFTED: Final = 510
-"""What XNNPACK adds up in 32 bits, and the greatest magnitude of what it multiplies a weight by,
-with its offset.
+"""The greatest sum of XNNPACK's 32-bit integers, and the greatest factor of a weight: a value less
+its offset.
 """
 
 Edges: TypeAlias = tuple[int, int] | tuple[float, float]
-"""Two whole numbers, 255 apart, between which all of a row lie: the same for all, or operands with
-those of each row.
+"""The least and the greatest whole number of a row, 255 apart: two numbers for all rows, or two
+operands with those of each row.
 """
 
 EDGES: Final[Edges] = (-128.0, 127.0)
 
 LEAST_REACH: Final = 1e-30
-"""What the range of a row counts at least: a row of zeros stays one, and no step is below what is
-normal.
-"""
+"""The least range of a row: a row of zeros stays zero, and no step is a subnormal number."""
 
 NO_ACTIVATION: Final = {"fused_activation_function": "NONE"}
-POSITIVE: Final = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "LOGISTIC", "ABS", "SOFTMAX"})
-KEEPING: Final = frozenset({"PAD", "RESHAPE", "SQUEEZE", "MAX_POOL_2D", "RESIZE_NEAREST_NEIGHBOR"})
-"""What gives such numbers, as an operation or an activation, and what only moves them."""
+NON_NEGATIVE: Final = frozenset({"RELU", "RELU6", "RELU_0_TO_1", "LOGISTIC", "ABS", "SOFTMAX"})
+PRESERVING: Final = frozenset(
+    {"PAD", "RESHAPE", "SQUEEZE", "MAX_POOL_2D", "RESIZE_NEAREST_NEIGHBOR"}
+)
+"""Operations and activations whose results are not negative, and operations that only move values.
+"""
 
 CHANNELS: Final = {"FULLY_CONNECTED": 0, "CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
-"""Layers that are written so, and the dimension of their weights that counts the results of a
-place.
-"""
+"""Layers that can be expanded, and the dimension of their weights that is the output channel."""
 
 
 def can_expand(site: Site) -> bool:
-    """Whether the hybrid layer of *site* may be written so: its sums stay exact, and each row lies
+    """Whether the hybrid layer of *site* can be expanded: its sums stay exact, and each row is
     along the last axis.
     """
     kind, weights = site.operation.type, site.input(1)
@@ -70,15 +75,17 @@ def can_expand(site: Site) -> bool:
     if kind == "FULLY_CONNECTED" and (not shape or shape[-1] != (weights.shape or (0, 0))[1]):
         return False
     axes = tuple(i for i in range(len(weights.shape or ())) if i != CHANNELS[kind])
-    largest = int(np.abs(site.value_of(weights).astype(np.int64)).sum(axis=axes).max(initial=0))
+    largest = int(
+        np.abs(site.model.constant(weights).astype(np.int64)).sum(axis=axes).max(initial=0)
+    )
     if _keeps_integers(kind, site.input(0)):
         return largest * MOST_SHIFTED <= MOST_INTEGER_SUM
     return largest * (255 if _is_asymmetric(site.operation, weights) else 127) <= MOST_SUM
 
 
 def _keeps_integers(kind: str, source: Operand) -> bool:
-    """Whether the layer keeps its int8 weights: the columns that join its rows must be as many as
-    they are.
+    """Whether the layer keeps its int8 weights: the number of rows must be known, for the columns
+    that are added.
     """
     return kind == "FULLY_CONNECTED" and is_static(source.shape)
 
@@ -91,32 +98,32 @@ def _is_asymmetric(operation: Operation, weights: Operand) -> bool:
 
 
 def expand(
-    operands: list[Operand], operation: Operation, weights: NDArray, *, positive: bool = False
+    operands: list[Operand], operation: Operation, weights: NDArray, *, non_negative: bool = False
 ) -> list[Operation]:
-    """The operations that *operation* is written as; what lies between them joins *operands*.
-    *weights* is the value of its filters. Where no value is below zero (*positive*) some of them
-    are not needed.
+    """The operations that replace *operation*; operands between them are appended to *operands*.
+    *weights* is the value of its filters. With *non_negative* inputs fewer operations are needed.
     """
-    return _Expansion(operands, operation, positive).layer(weights)
+    return _Expansion(operands, operation, non_negative).layer(weights)
 
 
-def positive_operands(operations: Sequence[Operation]) -> frozenset[int]:
-    """The results that hold no number below zero, whatever is given to *operations*."""
+def non_negative_operands(operations: Sequence[Operation]) -> frozenset[int]:
+    """The results of *operations* that are never negative, whatever the inputs."""
     found: set[int] = set()
     for operation in operations:
         kind, fused = operation.type, operation.attributes.get("fused_activation_function")
         if (
-            kind in POSITIVE
-            or fused in POSITIVE
-            or (kind in KEEPING and operation.inputs[0] in found)
+            kind in NON_NEGATIVE
+            or fused in NON_NEGATIVE
+            or (kind in PRESERVING and operation.inputs[0] in found)
         ):
             found.update(operation.outputs)
     return frozenset(found)
 
 
 class _Expansion:
-    def __init__(self, operands: list[Operand], operation: Operation, positive: bool) -> None:
-        self._operands, self._operation, self._positive = operands, operation, positive
+    def __init__(self, operands: list[Operand], operation: Operation, non_negative: bool) -> None:
+        self._operands, self._operation = operands, operation
+        self._non_negative = non_negative
         self._operations: list[Operation] = []
         self._source = operation.inputs[0]
         self._shape = operands[self._source].shape or ()
@@ -130,9 +137,7 @@ class _Expansion:
         )
 
     def _flatten(self) -> None:
-        """Takes the rows, whatever they were counted by, as those of a matrix, which the results
-        are.
-        """
+        """Reshapes the input to a matrix of rows, as the result is."""
         *leading, depth = self._shape
         rows = math.prod(d for d in leading if d is not None) if None not in leading else None
         self._shape = (rows, depth)
@@ -153,7 +158,7 @@ class _Expansion:
             real = self._scaled(self._float_sums(rounded, weights, shape), step, shape)
         if self._has_bias():
             real = self._finish("ADD", [real, operation.inputs[2]], shape, last=True)
-        # The last of them writes what the layer did.
+        # The last operation writes the layer's output.
         last = self._operations[-1]
         self._operations[-1] = Operation(
             last.type, last.inputs, (target,), last.attributes, operation.origin
@@ -162,13 +167,13 @@ class _Expansion:
         return self._operations
 
     def _float_sums(self, whole: int, weights: NDArray, shape: Shape) -> int:
-        """The products of whole numbers and *weights*, added up."""
+        """The sums of products of whole numbers and *weights*."""
         inputs = [whole, self._constant(weights.astype(np.float32)), self._no_bias(weights)]
         attributes = {**self._operation.attributes, **NO_ACTIVATION}
         return self._make(self._operation.type, inputs, shape, attributes)
 
     def _scaled(self, sums: int, step: int, shape: Shape) -> int:
-        """*sums* by the scales of their weights and the step of their row."""
+        """*sums* times the scales of the weights and the step of the row."""
         quantization = self._operands[self._operation.inputs[1]].quantization
         scales = np.array(quantization.scales if quantization is not None else (1.0,), np.float32)
         scale = self._constant(scales if len(scales) > 1 else scales.reshape(()))
@@ -178,8 +183,8 @@ class _Expansion:
         return self._finish("MUL", [self._make("MUL", [sums, scale], shape), step], shape)
 
     def _integer_sums(self, whole: int, edges: Edges, weights: NDArray, shape: Shape) -> int:
-        """The products of whole numbers, which lie between *edges*, and *weights*, added up, by the
-        weights' scales.
+        """The sums of products of whole numbers between *edges* and *weights*, scaled by the
+        weights.
         """
         leading = self._shape[:-1]
         columns = [
@@ -201,7 +206,7 @@ class _Expansion:
             location=None,
             origin=None,
         )
-        # LiteRT's own kernels, where XNNPACK leaves the layer to them, find the same step.
+        # Where XNNPACK leaves the layer to LiteRT's own kernels, these find the same step.
         attributes = {**self._operation.attributes, **NO_ACTIVATION, "asymmetric_quantize_inputs": True}  # fmt: skip
         inputs = [whole, self._new(matrix), self._no_bias(weights)]
         return self._make(self._operation.type, inputs, shape, attributes)
@@ -214,16 +219,16 @@ class _Expansion:
         return len(inputs) > 2 and self._operands[inputs[2]].has_value
 
     def _finish(self, kind: str, inputs: list[int], shape: Shape, *, last: bool = False) -> int:
-        """An operation behind the sums; with the layer's activation where it is the last."""
+        """An operation on the sums, with the layer's activation if it is the last one."""
         if not last and self._has_bias():
             return self._make(kind, inputs, shape)
         activation = self._operation.attributes.text("fused_activation_function")
         return self._make(kind, inputs, shape, {"fused_activation_function": activation})
 
     def _symmetric(self) -> tuple[int, int, Edges]:
-        """Whole numbers up to 127, and the step of each row."""
+        """Whole numbers up to 127, the step of each row, and the edges."""
         source = self._source
-        size = source if self._positive else self._make("ABS", [source], self._shape)
+        size = source if self._non_negative else self._make("ABS", [source], self._shape)
         reach = self._make("MAXIMUM", [self._over_rows("REDUCE_MAX", size), self._number(LEAST_REACH)], self._row)  # fmt: skip
         greatest = self._number(127)
         inverse = self._make("DIV", [greatest, reach], self._row)
@@ -232,11 +237,11 @@ class _Expansion:
         return self._away_from_zero(scaled, self._shape), step, EDGES
 
     def _asymmetric(self) -> tuple[int, int, Edges]:
-        """Whole numbers less the row's offset, in a range of 255 around zero, and the step of each
-        row.
+        """Whole numbers less the row's offset, in a range of 255 around zero, the step of each row,
+        and the edges.
         """
         zero, row = self._number(0), self._row
-        if self._positive:
+        if self._non_negative:
             return self._from_zero()
         high = self._make("MAXIMUM", [self._over_rows("REDUCE_MAX", self._source), zero], row)
         low = self._make("MINIMUM", [self._over_rows("REDUCE_MIN", self._source), zero], row)
@@ -245,7 +250,7 @@ class _Expansion:
         steps = self._number(255)
         step = self._make("DIV", [reach, steps], row)
         inverse = self._make("DIV", [self._number(1), step], row)
-        # The offset is this less 128: how many steps the range reaches below zero.
+        # The number of steps below zero; the offset is 128 less.
         share = self._make("DIV", [low, reach], row)
         below = self._make("MUL", [share, self._number(-255)], row)
         centred = self._away_from_zero(self._make("SUB", [below, self._number(128)], row), row)
@@ -257,7 +262,7 @@ class _Expansion:
         return self._make("MINIMUM", [whole, most], self._shape), step, (least, most)
 
     def _from_zero(self) -> tuple[int, int, Edges]:
-        """`_asymmetric` of a range that begins at zero: the offset is -128, and nothing lies beyond
+        """`_asymmetric` for a range that begins at zero: the offset is -128, no value exceeds
         255.
         """
         reach = self._over_rows("REDUCE_MAX", self._source)
@@ -268,8 +273,8 @@ class _Expansion:
         return self._away_from_zero(scaled, self._shape), step, (0.0, 255.0)
 
     def _away_from_zero(self, value: int, shape: Shape) -> int:
-        """*value* rounded, halves away from zero: one half more, and the fraction cut off."""
-        if self._positive:
+        """*value* rounded, halves away from zero: adds one half and truncates."""
+        if self._non_negative:
             return self._make(
                 "FLOOR", [self._make("ADD", [value, self._number(0.5)], shape)], shape
             )
@@ -308,3 +313,103 @@ class _Expansion:
         content = np.ascontiguousarray(value).tobytes()
         self._operands.append(Operand(dtype, value.shape, Lifetime.CONSTANT_COPY, value=content))
         return len(self._operands) - 1
+
+
+SUMMING: Final = frozenset(
+    {"CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "FULLY_CONNECTED", "BATCH_MATMUL"}
+)
+FOLLOWING: Final = frozenset(
+    {"RELU", "RELU6", "LEAKY_RELU", "PRELU", "HARD_SWISH", "PAD", "RESHAPE", "SQUEEZE"}
+    | {"MAX_POOL_2D", "AVERAGE_POOL_2D", "MEAN", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"}
+)
+JOINING: Final = frozenset({"ADD", "MUL", "CONCATENATION"})
+"""Layers with float results, and operations that pass such values on: of the first input, and of
+all inputs.
+"""
+
+
+def is_hybrid(operation: Operation, operands: Sequence[Operand]) -> bool:
+    """Whether *operation* is a hybrid convolution."""
+    if operation.type != "CONV_2D":
+        return False
+    source, weights = (operands[i] for i in operation.inputs[:2])
+    return source.dtype is DType.FLOAT32 and weights.dtype is DType.INT8
+
+
+def is_quantized_alike(
+    operation: Operation, operands: Sequence[Operand], summed: frozenset[int]
+) -> bool:
+    """Whether *operation* is a hybrid convolution that XNNPACK rounds as TFLite does, except within
+    1e-5 of a half.
+
+    With weights of several scales, TFLite quantises images with an offset, as XNNPACK does. Inputs
+    of a network may all be halves, for example images in [-1, 1]; values in *summed* are not.
+    """
+    if not is_hybrid(operation, operands) or operation.inputs[0] not in summed:
+        return False
+    quantization = operands[operation.inputs[1]].quantization
+    if quantization is None or len(set(quantization.scales)) < 2:
+        return False
+    return not _is_of_pixels(operation, operands) or can_split_pixels(operation, operands)
+
+
+def can_split_pixels(operation: Operation, operands: Sequence[Operand]) -> bool:
+    """Whether *operation* is a hybrid convolution whose 1x1 kernel can become a 1x2 kernel."""
+    if not is_hybrid(operation, operands):
+        return False
+    shape = static_shape(operands[operation.inputs[0]].shape)
+    return _is_of_pixels(operation, operands) and shape is not None and shape[3] % 2 == 0
+
+
+def split_pixels(operands: list[Operand], operation: Operation) -> tuple[Operation, Operation]:
+    """A RESHAPE that halves the pixels, and *operation* with a 1x2 kernel. New operands are
+    appended to *operands*.
+    """
+    source, weights, *bias = operation.inputs
+    batch, height, width, channels = static_shape(operands[source].shape) or (1, 1, 1, 2)
+    halved = (batch, height, 2 * width, channels // 2)
+    shape = np.array(halved, np.int32)
+    first = len(operands)
+    filters = operands[weights]
+    operands += [
+        Operand(DType.INT32, shape.shape, Lifetime.CONSTANT_COPY, value=shape.tobytes()),
+        Operand(DType.FLOAT32, halved),
+        msgspec.structs.replace(
+            filters, shape=((filters.shape or (None,))[0], 1, 2, channels // 2), origin=None
+        ),
+    ]
+    reshaping = OPERATIONS["RESHAPE"].complete({})
+    convolving = {**operation.attributes, "stride_w": 2, "padding": "VALID"}
+    return (
+        Operation("RESHAPE", (source, first), (first + 1,), reshaping),
+        msgspec.structs.replace(
+            operation,
+            inputs=(first + 1, first + 2, *bias),
+            attributes=OPERATIONS["CONV_2D"].complete(convolving),
+        ),
+    )
+
+
+def summed_operands(operations: Sequence[Operation], operands: Sequence[Operand]) -> frozenset[int]:
+    """The results of float layers, and values that are computed only from such results."""
+    found: set[int] = set()
+    for operation in operations:
+        kind = operation.type
+        given = [i for i in operation.inputs if not operands[i].is_constant]
+        if kind in SUMMING:
+            made = operands[operation.outputs[0]].dtype is DType.FLOAT32
+        elif kind in FOLLOWING:
+            made = operation.inputs[0] in found
+        else:
+            made = kind in JOINING and found.issuperset(given)
+        if made:
+            found.update(operation.outputs)
+    return frozenset(found)
+
+
+def _is_of_pixels(operation: Operation, operands: Sequence[Operand]) -> bool:
+    """Whether the kernel is 1x1 with stride 1, so that XNNPACK computes a matrix product."""
+    shape = operands[operation.inputs[1]].shape or ()
+    attributes = operation.attributes
+    strides = {attributes.integer("stride_w"), attributes.integer("stride_h")}
+    return tuple(shape[1:3]) == (1, 1) and strides == {1}

@@ -1,4 +1,6 @@
-"""Whether LiteRT lays a segment's tensors out once and for all, and what helps it to."""
+"""Whether LiteRT allocates a segment's tensors once, and shapes folded to constants so that it
+does.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,25 @@ SHAPED_BY: Final[dict[str, tuple[int, ...]]] = {
     "TILE": (1,),
     "TOPK_V2": (1,),
 }
-"""Inputs whose values make the shape of a result, of the operations that may have them at
-run time.
+"""Inputs whose values determine the shape of a result, by operations that may get them at run time.
 """
 
 
-def cannot_shrink(model: Model) -> bool:
-    """Whether every shape of the entry subgraph is known, and none is made of values: LiteRT then
-    never moves a tensor, and views of its inputs and outputs stay good.
+def has_static_shapes(model: Model) -> bool:
+    """Whether every shape of the entry subgraph is known, and none depends on values. LiteRT then
+    never moves a tensor, and views of its inputs and outputs stay valid.
     """
     entry = model.entry
     if not all(is_static(o.shape) for o in entry.operands if o.has_value):
         return False
     return all(
-        is_shaped_once(operation, [entry.operands[i] for i in operation.inputs])
+        has_static_result(operation, [entry.operands[i] for i in operation.inputs])
         for operation in entry.operations
     )
 
 
-def is_shaped_once(operation: Operation, inputs: Sequence[Operand | None]) -> bool:
-    """Whether no value that *operation* reads at run time makes the shape of its result."""
+def has_static_result(operation: Operation, inputs: Sequence[Operand | None]) -> bool:
+    """Whether the shape of the result depends on no value that *operation* reads at run time."""
     for position in SHAPED_BY.get(operation.type, ()):
         operand = inputs[position] if position < len(inputs) else None
         if operand is not None and operand.has_value and not operand.is_constant:
@@ -47,16 +48,18 @@ def is_shaped_once(operation: Operation, inputs: Sequence[Operand | None]) -> bo
     return True
 
 
-def shaped_beforehand(flat: Unrolled) -> Unrolled:
-    """*flat* with constants where values that make shapes follow from other shapes, without the
-    operations that only those needed: what SHAPE, STRIDED_SLICE and PACK tell a RESHAPE of a
-    picture of known size is known, too. XNNPACK takes a RESHAPE to a constant shape alone.
+def fold_shapes(flat: Unrolled) -> Unrolled:
+    """*flat* with computed shapes folded to constants, without the operations that only they
+    needed.
+
+    For example, SHAPE, STRIDED_SLICE and PACK may compute the target of a RESHAPE from an image of
+    known size. XNNPACK supports RESHAPE only with a constant shape.
     """
     entry = flat.model.entry
     wanted = {
         i
         for operation in entry.operations
-        for i in _shaping(operation)
+        for i in _shape_inputs(operation)
         if entry.operands[i].has_value and not entry.operands[i].is_constant
     }
     if not wanted:
@@ -66,9 +69,9 @@ def shaped_beforehand(flat: Unrolled) -> Unrolled:
         if value.nbytes <= MAX_COPIED_VALUE:
             constants[index] = len(operands)
             operands.append(constant_of(value))
-    operations = [_reading(operation, constants) for operation in entry.operations]
-    superfluous = live(entry.operations, entry.outputs) - live(operations, entry.outputs)
-    kept = [i for i in range(len(operations)) if i not in superfluous]
+    operations = [_with_constants(operation, constants) for operation in entry.operations]
+    unused = live(entry.operations, entry.outputs) - live(operations, entry.outputs)
+    kept = [i for i in range(len(operations)) if i not in unused]
     shaped = replace(entry, operands=tuple(operands), operations=tuple(operations[i] for i in kept))
     subgraphs = list(flat.model.subgraphs)
     subgraphs[flat.model.main] = shaped
@@ -77,14 +80,14 @@ def shaped_beforehand(flat: Unrolled) -> Unrolled:
     )
 
 
-def _shaping(operation: Operation) -> list[int]:
-    """The operands of *operation* whose values make the shape of its result."""
+def _shape_inputs(operation: Operation) -> list[int]:
+    """The operands of *operation* whose values determine the shape of its result."""
     inputs = operation.inputs
     return [inputs[p] for p in SHAPED_BY.get(operation.type, ()) if p < len(inputs)]
 
 
-def _reading(operation: Operation, constants: Mapping[int, int]) -> Operation:
-    """*operation*, whose result is shaped by *constants* in the place of other operands."""
+def _with_constants(operation: Operation, constants: Mapping[int, int]) -> Operation:
+    """*operation* with *constants* in place of the operands that determine its result's shape."""
     places = SHAPED_BY.get(operation.type, ())
     inputs = tuple(
         constants.get(i, i) if position in places else i
