@@ -75,7 +75,7 @@ their calls.
 """
 
 
-RUNTIME: Final = ("execution/*.py", "memory/*.py", "ipc/*.py", "nnapi/[brs]*.py")
+RUNTIME: Final = ("execution/*.py", "memory/*.py", "ipc/*.py", "nnapi/[mrv]*.py")
 
 
 @pytest.fixture
