@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar
 
 from msgspec import Struct
 
@@ -39,10 +39,9 @@ _context: ContextVar[Mapping[str, object]] = ContextVar(
 class Knob(Struct, Generic[T], frozen=True):
     """One setting: its name, type, default and what it does. Call it to read it.
 
-    A value is one of *choices*, where there are any. A number is finite, no less than *least* and
-    no more than *most*, which every clock, counter and address that it becomes can hold. Of a
-    *directory* it is an absolute path, or one below a home: a program and the processes of its
-    drivers read it in directories of their own.
+    A value is one of *choices*, if there are any. A number is finite and from *least* to *most*. A
+    *directory* is an absolute path, or one below a home directory: the program and the host
+    processes read it from different working directories.
     """
 
     name: str
@@ -55,9 +54,7 @@ class Knob(Struct, Generic[T], frozen=True):
     directory: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
-        """The value in force, *argument* first. Raises `InputError` for a value that it cannot
-        have.
-        """
+        """The value in force, *argument* first. Raises `InputError` for an invalid value."""
         if argument is not None:
             return argument
         return self._parse(*self.source())
@@ -98,34 +95,22 @@ class Knob(Struct, Generic[T], frozen=True):
         return value
 
     def _beyond(self, value: float) -> str:
-        """The limit that *value* does not keep, in words."""
+        """The limit that *value* exceeds, in words; empty if none."""
         if self.least is not None and not self.least <= value:
             return f"{self.least:g} or more"
         return "" if abs(value) <= self.most else f"{self.most:,.0f} at most"
 
 
 def _is_anchored(path: str) -> bool:
-    """Whether *path* is the same directory wherever it is read; an empty one stands for the user's
-    own.
-    """
+    """Whether *path* names the same directory from any working directory; empty is the default."""
     return not path or path.startswith("~") or os.path.isabs(path)
 
 
 def _to_bool(raw: object) -> bool:
-    words = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
     text = str(raw).strip().lower()
-    if text not in words:
+    if text not in {"1", "true", "yes", "on", "0", "false", "no", "off"}:
         raise ValueError(text)
-    return words[text]
+    return text in {"1", "true", "yes", "on"}
 
 
 _CONVERT: Final[dict[type, Callable[[object], object]]] = {
@@ -157,13 +142,13 @@ def override(**values: object) -> Iterator[None]:
 
 
 def check() -> None:
-    """Raises `InputError` for the first knob that has a value which it cannot have."""
+    """Raises `InputError` for the first knob with an invalid value."""
     for knob in KNOBS.values():
         knob()
 
 
 def settings_file() -> Mapping[str, object]:
-    """The content of the settings file; empty when there is none. `InputError` when it is not TOML."""
+    """The content of the settings file; empty if there is none. `InputError` if it is not TOML."""
     if (path := settings_path()) is None:
         return MappingProxyType({})
     try:
@@ -186,8 +171,7 @@ _XDG_DEFAULTS: Final = {"cache": ".cache", "config": ".config", "state": ".local
 
 
 def user_directory(kind: Literal["cache", "config", "state"]) -> str:
-    """Where this system keeps what Penstock stores of that *kind* for the user, absolute; nothing
-    is created.
+    """The user's directory of that *kind* for Penstock, absolute. Nothing is created.
 
     Raises `Unreadable` for a user without a home directory.
     """
@@ -209,17 +193,17 @@ def user_directory(kind: Literal["cache", "config", "state"]) -> str:
     # Some versions of platformdirs leave the `~` of a user without a home as it is.
     if not os.path.isabs(found):
         raise Unreadable(
-            f"this user has no home directory, and so no {kind} directory: set HOME or XDG_{kind.upper()}_HOME to an "
-            "absolute path"
+            f"this user has no home directory, and so no {kind} directory: set HOME or "
+            f"XDG_{kind.upper()}_HOME to an absolute path"
         )
     return found
 
 
 def absolute(path: str) -> str:
-    """*path* from the root on, `~` the user's home, without empty parts. What `..` leads out of may
-    be a link, and stays.
+    """*path* made absolute, with `~` expanded and empty parts removed. `..` stays: it may lead out
+    of a link.
 
-    Raises `InputError` for the home of a user that there is none of.
+    Raises `InputError` for the home of an unknown user.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~"):
@@ -245,277 +229,221 @@ def _read_settings(path: str, _stamp: int) -> Mapping[str, object]:
         raise InputError(f"settings file {path} cannot be read: {error.strerror}") from None
 
 
-densify_limit_mib: Final = Knob(
+_knobs: Final[dict[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = {}
+
+KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
+    _knobs
+)
+"""Every knob by its name."""
+
+
+def _knob(name: str, default: T, doc: str, **limits: Any) -> Knob[T]:
+    """A knob that is in `KNOBS`; *limits* are further fields of `Knob`."""
+    knob = _knobs[name] = Knob(name, type(default), default, doc, **limits)
+    return knob
+
+
+densify_limit_mib: Final = _knob(
     "densify_limit_mib",
-    int,
     1024,
     "Most MiB that densifying sparse or decompressing packed constants may allocate.",
     least=0,
 )
-loading_limit_mib: Final = Knob(
+loading_limit_mib: Final = _knob(
     "loading_limit_mib",
-    int,
     0,
-    "Most MiB that the operations and other parts of a model file, without its weights, may take as it is loaded; 0 means "
-    "16 times the size of the file, and at least 64.",
+    "Most MiB that loading a model file may allocate, without its weights; 0 means 16 times the "
+    "size of the file, and at least 64.",
     least=0,
 )
-metadata_limit_mib: Final = Knob(
-    "metadata_limit_mib", int, 64, "Most MiB of associated files read from one model.", least=0
+metadata_limit_mib: Final = _knob(
+    "metadata_limit_mib", 64, "Most MiB of associated files read from one model.", least=0
 )
-stream_limit_mib: Final = Knob(
+stream_limit_mib: Final = _knob(
     "stream_limit_mib",
-    int,
     2048,
-    "Most MiB of a model that are read from what does not tell its size: a pipe, a socket, a file object.",
+    "Most MiB of a model read from a source of unknown size: a pipe, a socket, a file object.",
     least=1,
 )
-tensor_limit_mib: Final = Knob(
+tensor_limit_mib: Final = _knob(
     "tensor_limit_mib",
-    int,
     0,
-    "Most MiB of one array that the reference driver computes, and of all inputs and outputs that an interpreter "
-    "holds; 0 means half of the memory that the machine and its cgroup allow.",
+    "Most MiB of one array that the reference driver computes, and of all inputs and outputs that "
+    "an interpreter holds; 0 means half of the memory that the machine and its cgroup allow.",
     least=0,
 )
-max_run_mib: Final = Knob(
+max_run_mib: Final = _knob(
     "max_run_mib",
-    int,
     0,
-    "Most MiB of values that one run of a model may hold at a time, by its shapes; 0 means half of the memory that the "
-    "machine and its cgroup allow, and at least 1024.",
+    "Most MiB of values that one run of a model may hold at a time, by its shapes; 0 means half of "
+    "the memory that the machine and its cgroup allow, and at least 1024.",
     least=0,
 )
-max_in_process_ms: Final = Knob(
+max_in_process_ms: Final = _knob(
     "max_in_process_ms",
-    int,
     500,
-    "Most milliseconds that an operation may be estimated to take at worst on a driver in this process, and a tenth of what a "
-    "step may: for more the driver runs in a process of its own, where the system can isolate, which a timeout ends.",
+    "Most milliseconds that one operation may be estimated to take on a driver in this process, "
+    "and a tenth of the limit of a step. A driver over the limit runs in a host process, if the "
+    "system can isolate; a timeout then ends that process.",
     least=1,
     most=1000 * MOST_SECONDS,
 )
-max_in_process_operations: Final = Knob(
+max_in_process_operations: Final = _knob(
     "max_in_process_operations",
-    int,
     1000,
-    "Most operations of a step that an engine compiles in this process where the compile has a timeout or a cancel token: "
-    "more are compiled in a process of its own, where the system can isolate.",
+    "Most operations of a step that an engine compiles in this process if the compile has a "
+    "timeout or a cancel token. Larger steps are compiled in a host process, if the system can "
+    "isolate.",
     least=1,
 )
-num_threads: Final = Knob(
+num_threads: Final = _knob(
     "num_threads",
-    int,
     0,
     "Threads a driver may use; 0 means what cgroup, affinity and OMP_NUM_THREADS allow.",
 )
-devices: Final = Knob(
-    "devices", str, "", "Names of the devices to use, comma-separated, in order; empty means all."
+devices: Final = _knob(
+    "devices", "", "Names of the devices to use, comma-separated, in order; empty means all."
 )
-allow_fallback: Final = Knob(
-    "allow_fallback", bool, True, "Whether a failing step may be repeated on the reference device."
+allow_fallback: Final = _knob(
+    "allow_fallback", True, "Whether the reference device may repeat a step that failed."
 )
-random_seed: Final = Knob(
+random_seed: Final = _knob(
     "random_seed",
-    int,
     -1,
-    "Seed of random operations whose model gives none, so that runs repeat; negative means other numbers "
-    "each time.",
+    "Seed of random operations for which the model gives none; a negative one means other numbers "
+    "in each run.",
     most=2.0**63,
 )
-state_dir: Final = Knob(
+state_dir: Final = _knob(
     "state_dir",
-    str,
     "",
-    "Directory of the drivers' registries of what they cached, an absolute path; empty means the user's state directory.",
+    "Directory of the drivers' registries of what they cached, an absolute path; empty means the "
+    "user's state directory.",
     directory=True,
 )
-key_store: Final = Knob(
+key_store: Final = _knob(
     "key_store",
-    str,
     "auto",
-    "Where the key of the cache's seals lies: auto (the system's key store where it answers, else a file) or file.",
+    "Where the key of the cache's seals is stored: auto (the system's key store if there is one, "
+    "else a file) or file.",
     choices=("auto", "file"),
 )
-
-cache_dir: Final = Knob(
+cache_dir: Final = _knob(
     "cache_dir",
-    str,
     "",
-    "Directory of the compilation cache that cache=True uses, an absolute path; empty means the user's cache directory.",
+    "Directory of the compilation cache that cache=True uses, an absolute path; empty means the "
+    "user's cache directory.",
     directory=True,
 )
-cache_limit_mib: Final = Knob(
+cache_limit_mib: Final = _knob(
     "cache_limit_mib",
-    int,
     4096,
-    "Most MiB in one cache directory; the entries unused for longest go first. 0 means no limit.",
+    "Most MiB in one cache directory. The least recently used entries are evicted first. 0 means "
+    "no limit.",
     least=0,
 )
-lease_seconds: Final = Knob(
+lease_seconds: Final = _knob(
     "lease_seconds",
-    float,
     600.0,
-    "Longest that others wait for the process that compiles what they need, in seconds.",
+    "Most seconds that a process waits for another process that compiles the same entry.",
     least=0.0,
     most=MOST_SECONDS,
 )
-late_write_seconds: Final = Knob(
+late_write_seconds: Final = _knob(
     "late_write_seconds",
-    float,
     600.0,
-    "How long a driver that writes its cache files later keeps others from writing them, in seconds.",
+    "Seconds for which a driver that writes its cache files later keeps others from writing them.",
     least=0.0,
     most=MOST_SECONDS,
 )
-
-driver_verdicts: Final = Knob(
+driver_verdicts: Final = _knob(
     "driver_verdicts",
-    bool,
     True,
-    "Whether operations that shadow verification found wrong on a driver's version are refused there.",
+    "Whether to refuse operations that shadow verification found wrong on a driver's version.",
 )
-keep_failures: Final = Knob(
+keep_failures: Final = _knob(
     "keep_failures",
-    bool,
     True,
     "Whether the last failures of drivers are kept in the state directory, for doctor --capsule.",
 )
-keep_failure_data: Final = Knob(
-    "keep_failure_data",
-    bool,
-    False,
-    "Whether what is kept of a failure has the data of the failing step's inputs, too.",
+keep_failure_data: Final = _knob(
+    "keep_failure_data", False, "Whether a kept failure includes the data of the step's inputs."
 )
-driver_timeout_ms: Final = Knob(
+driver_timeout_ms: Final = _knob(
     "driver_timeout_ms",
-    int,
     5000,
-    "Milliseconds without a sign of life after which the process of an isolated driver counts as hung and is killed, and "
-    "that its answers about itself and about what it supports may take.",
+    "Milliseconds without a heartbeat after which the host process of a driver counts as hung and "
+    "is killed; also the time limit for its answers about itself and about what it supports.",
     least=100,
     most=1000 * MOST_SECONDS,
 )
-driver_start_ms: Final = Knob(
+driver_start_ms: Final = _knob(
     "driver_start_ms",
-    int,
     60_000,
-    "Milliseconds that the process of an isolated driver may take to import the driver and make its devices, before it is "
-    "killed.",
+    "Milliseconds that a host process may take to import its driver and make its devices before "
+    "it is killed.",
     least=100,
     most=1000 * MOST_SECONDS,
 )
-namespaces: Final = Knob(
+namespaces: Final = _knob(
     "namespaces",
-    bool,
     True,
-    "Whether the process of an isolated driver gets namespaces of its own, where the kernel lets this user have them "
-    "(Linux): a file system of what it may read, no processes but its own, no network.",
+    "Whether a host process gets namespaces of its own, if the kernel allows it (Linux): only the "
+    "files that it may read, only its own processes, no network.",
 )
-sandbox_log: Final = Knob(
+sandbox_log: Final = _knob(
     "sandbox_log",
-    bool,
     False,
-    "Whether the process of an isolated driver writes which system calls its sandbox refused, each kind once: for whoever "
-    "finds out what an engine needs. They are refused all the same.",
+    "Whether a host process logs the system calls that its sandbox refused, each kind once.",
 )
-isolate: Final = Knob(
+isolate: Final = _knob(
     "isolate",
-    str,
     "",
-    "Drivers that run in processes of their own, by name and comma-separated; NAME=no keeps one in this process. All "
-    "others: those of distributions other than Penstock do.",
+    "Drivers that run in host processes, by name and comma-separated; NAME=no keeps one in this "
+    "process. Drivers of other distributions than Penstock are isolated by default.",
 )
-
-driver_sources: Final = Knob(
+driver_sources: Final = _knob(
     "driver_sources",
-    str,
     "",
-    "Whose a driver or a device is that several distributions bring under one name: NAME=DISTRIBUTION, separated by "
-    "commas. A name that is Penstock's own stays so.",
+    "The distribution to use if several bring a driver or a device of the same name: "
+    "NAME=DISTRIBUTION, comma-separated. Penstock's own names cannot be replaced.",
 )
-
-lent_limit_mib: Final = Knob(
+lent_limit_mib: Final = _knob(
     "lent_limit_mib",
-    int,
     0,
-    "Most MiB of pools, rings, models and messages that one connection may have the process of an isolated driver hold; of a "
-    "service all connections of one user together. All connections of a process may have half as much again. 0 means half "
-    "of the memory that the machine, its cgroup and the process's limit of address space allow.",
+    "Most MiB of pools, rings, models and messages that one connection may have a host process "
+    "hold; for a service, all connections of one user together. All connections of a process may "
+    "use half as much again. 0 means half of the memory that the machine, its cgroup and the "
+    "process's limit of address space allow.",
     least=0,
 )
-
-concurrent_executions: Final = Knob(
+concurrent_executions: Final = _knob(
     "concurrent_executions",
-    int,
     0,
-    "Executions at a time on a device that does not say how many it takes; others wait, those of higher priority first. 0 "
-    "lets all of one priority go on at once, and as many as there are processors, two at least, where there are several.",
+    "Most concurrent executions on a device that declares no limit; further ones wait in a "
+    "priority queue. 0 means no limit while all have the same priority, else the number of "
+    "processors, at least two.",
     least=0,
     most=65_536,
 )
-
-openvino_compilation: Final = Knob(
+openvino_compilation: Final = _knob(
     "openvino_compilation",
-    str,
     "now",
-    "When the OpenVINO devices compile: now, first_run (when a model is first run), or staged (a baseline now, the "
-    "optimised form after some runs).",
+    "When the OpenVINO devices compile: now, first_run (when a model is first run), or staged (a "
+    "baseline now, the optimised form after some runs).",
     choices=("now", "first_run", "staged"),
 )
-
-services: Final = Knob(
-    "services",
-    str,
-    "",
-    "Drivers that a system service serves, and where it listens: NAME=/PATH/OF/ITS/SOCKET, separated by commas.",
-)
-ring_spin_us: Final = Knob(
+ring_spin_us: Final = _knob(
     "ring_spin_us",
-    int,
     200,
-    "Microseconds that a run on an isolated driver, and the driver's side of its ring, look for each other's words before "
-    "they sleep; 0 where processors are scarce.",
+    "Microseconds that both sides of an isolated driver's ring spin before they sleep; 0 if "
+    "processors are scarce.",
     least=0,
     most=1e6,
 )
-
-KNOBS: Final[Mapping[str, Knob[int] | Knob[str] | Knob[bool] | Knob[float]]] = MappingProxyType(
-    {
-        k.name: k
-        for k in (
-            densify_limit_mib,
-            loading_limit_mib,
-            metadata_limit_mib,
-            stream_limit_mib,
-            tensor_limit_mib,
-            max_run_mib,
-            max_in_process_ms,
-            max_in_process_operations,
-            num_threads,
-            devices,
-            allow_fallback,
-            random_seed,
-            state_dir,
-            key_store,
-            cache_dir,
-            cache_limit_mib,
-            lease_seconds,
-            late_write_seconds,
-            driver_verdicts,
-            keep_failures,
-            keep_failure_data,
-            driver_timeout_ms,
-            driver_start_ms,
-            namespaces,
-            sandbox_log,
-            isolate,
-            driver_sources,
-            lent_limit_mib,
-            concurrent_executions,
-            openvino_compilation,
-            ring_spin_us,
-            services,
-        )
-    }
+services: Final = _knob(
+    "services",
+    "",
+    "Drivers that a system service serves, and its socket: NAME=/PATH/OF/ITS/SOCKET, "
+    "comma-separated.",
 )
