@@ -59,10 +59,7 @@ UNWANTED: Final = (
         "PIL",
     ],
     # What writes, waits, evicts, explains or seals.
-    *(
-        f"penstock.cache.{name}"
-        for name in ["cache", "claim", "eviction", "index", "lease", "marks", "restoring"]
-    ),
+    *(f"penstock.cache.{name}" for name in ["cache", "claim", "eviction", "index", "lease"]),
     *(f"penstock.compilation.{name}" for name in ["background", "filling"]),
     *(
         f"penstock.sealed.{name}"

@@ -13,15 +13,14 @@ from penstock import knobs
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.eviction import Found, collect, scan
 from penstock.cache.index import IndexRecord
-from penstock.cache.info import checked_directory
+from penstock.cache.info import checked_directory, default_directory
 from penstock.cache.ingredients import (
     binding_of,
     changed_ingredients,
     derived_token,
     ingredients_of,
+    no_entry,
 )
-from penstock.cache.location import default_directory
-from penstock.cache.reasons import no_entry
 from penstock.errors import CacheError, InputError, NoEntry, Unreadable
 from penstock.hal import Device, PrepareConfig
 from penstock.ir import Model
@@ -164,7 +163,7 @@ class Cache:
             )
             defect = self._defect(seal, token, binding_of(ingredients), needed)
             return Explanation(token, ingredients, defect is None, str(defect or ""))
-        reason = str(no_entry(nearest, ingredients))
+        reason = str(no_entry(None if nearest is None else nearest.ingredients, ingredients))
         if nearest is None:
             return Explanation(token, ingredients, found=False, reason=reason)
         changed = tuple(changed_ingredients(nearest.ingredients, ingredients))

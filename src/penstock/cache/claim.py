@@ -1,17 +1,25 @@
-"""Who holds a lease, and whether that process still lives."""
+"""Claims of lease holders, marks of open lock files, and removing lock files that nobody uses."""
 
 from __future__ import annotations
 
 import os
+import re
+import struct
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
 
-from penstock.cache.index import Count
+from penstock import knobs
+from penstock.cache.naming import Count
+from penstock.errors import CacheError
 from penstock.processes import Process, namespace, started
+from penstock.sealed.files import FileSystem, open_cache_file, read_small
+from penstock.sealed.locks import lock, unlock
 
 MOST_CLAIM_BYTES: Final = 4096
 _MOST_PID: Final = (1 << 32) - 1
@@ -38,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     second since the epoch; it began when the system was *up* for so many seconds, 0 where that is
     not known. With *late* its driver will write the *models* and *datas* files some time before
     then; where it is also *marked* it has given that up once no opening of the entry's lock is
-    (`penstock.cache.marks`).
+    (`penstock.cache.claim`).
     """
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=_MOST_PID)]
@@ -112,3 +120,108 @@ def uptime() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     return 0.0
+
+
+if sys.platform == "linux":
+    import fcntl
+
+# struct flock of a 64-bit Linux: type, whence, start, length, process.
+_FLOCK: Final = struct.Struct("=hh4xqqi4x")
+_AT: Final = 1 << 40
+_SUPPORTED: Final = sys.maxsize > 1 << 32
+
+
+def mark(fd: int) -> bool:
+    """Marks the open file description of *fd*; False where there are no such marks.
+
+    Call it while another opening of the file is locked exclusively: on file systems where the two
+    kinds of lock are one (NFS) that refuses the mark, which nobody could tell from a reader's lock
+    there.
+    """
+    if sys.platform == "linux" and _SUPPORTED:
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_RDLCK, 0, _AT, 1, 0))
+            return True
+    return False
+
+
+def is_marked(fd: int, *, unknown: bool = True) -> bool:
+    """Whether another open file description of the same file is marked; *unknown* where that cannot
+    be told.
+    """
+    if sys.platform == "linux" and _SUPPORTED:
+        with suppress(OSError):
+            found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _AT, 1, 0))
+            kind: int = _FLOCK.unpack(found)[0]
+            return kind != fcntl.F_UNLCK
+    return unknown
+
+
+MOST_LOCK_FILES: Final = 1024
+"""Lock files in the directory; with one more, locks that nobody uses are removed."""
+
+MOST_REMOVED: Final = 256
+"""How far below that number a removal goes, and how many files beyond it are looked at."""
+
+_OURS: Final = re.compile(r"[0-9a-f]{64}\.(lock|lease)")
+
+
+def make_room(directory: str, files: FileSystem, now: Callable[[], Now]) -> None:
+    """Makes room for one more lock file in *directory*: leases that are over go, and beyond the
+    limit the oldest locks that nobody uses.
+
+    Those stay that somebody holds, whose opening is marked, or that say that a late writer will
+    still write its entry. Raises `OSError`.
+    """
+    found = files.names(directory, MOST_LOCK_FILES + MOST_REMOVED)
+    ours = [os.path.join(directory, name) for name in filter(_OURS.fullmatch, found)]
+    over = [path for path in ours if path.endswith(".lease")][:MOST_REMOVED]
+    if (many := len(found) - MOST_LOCK_FILES) >= 0:
+        over += _oldest([path for path in ours if path not in over], many + MOST_REMOVED, files)
+    for path in over:
+        with suppress(OSError, CacheError):
+            _remove_unused(path, files, now)
+
+
+def _oldest(paths: list[str], count: int, files: FileSystem) -> list[str]:
+    dated = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            dated.append((files.status_of(path).modified_ns, path))
+    return [path for _, path in sorted(dated)[:count]]
+
+
+def _remove_unused(path: str, files: FileSystem, now: Callable[[], Now]) -> None:
+    fd = open_cache_file(path, files=files)
+    try:
+        if not lock(fd, exclusive=True, timeout=0, locks=files):
+            return
+        try:
+            if not (is_marked(fd, unknown=False) or _is_awaited(path, fd, files, now)):
+                _unlink(path, fd, files)
+        finally:
+            unlock(fd, locks=files)
+    finally:
+        files.close(fd)
+
+
+def _is_awaited(path: str, fd: int, files: FileSystem, now: Callable[[], Now]) -> bool:
+    """Whether the claim of a late writer that may still write stands in a lease file."""
+    claim = Claim.unpack(read_small(files, fd, MOST_CLAIM_BYTES))
+    if claim is None or not claim.late or claim.expired(now(), knobs.late_write_seconds()):
+        return False
+    return not claim.dead() and (not claim.marked or _is_marked(path, files))
+
+
+def _is_marked(lease: str, files: FileSystem) -> bool:
+    fd = open_cache_file(lease.removesuffix(".lease") + ".lock", files=files)
+    try:
+        return is_marked(fd)
+    finally:
+        files.close(fd)
+
+
+def _unlink(path: str, fd: int, files: FileSystem) -> None:
+    """Removes the file unless another has taken its name since it was opened."""
+    if files.status_of(path).identity == files.status(fd).identity:
+        files.unlink(path)

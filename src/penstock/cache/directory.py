@@ -216,7 +216,7 @@ class CacheDirectory:
         written its index; the first cache file then notes that the entry was used. *record*'s
         `created` becomes the time of that file. Never raises.
         """
-        from penstock.cache.restoring import restore
+        from penstock.cache.lease import restore
 
         token = bytes.fromhex(record.token)
         if token not in self._seen:

@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from penstock import knobs
-from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
-from penstock.cache.marks import is_marked
+from penstock.cache.claim import MOST_CLAIM_BYTES, Claim, is_marked
 from penstock.cache.naming import (
     Role,
     file_names,

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hmac
 import time
-from typing import Annotated, Final, TypeAlias
+from typing import Final
 
 import msgspec
 
-from penstock.cache.sealing import sealed, unsealed
+from penstock.cache.naming import Count, Digits, sealed, unsealed
 from penstock.distribution import BY_THE_PROGRAM
-from penstock.hal import MAX_NUMBER_OF_CACHE_FILES
 
 MOST_INDEX_BYTES: Final = 1 << 20
-Digits: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 
 _DOMAIN: Final = b"penstock cache index\0"
 

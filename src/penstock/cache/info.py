@@ -1,4 +1,4 @@
-"""`CacheInfo`: where a compile's cache is, and what the caller says of it."""
+"""`CacheInfo`: where a compile's cache is, and the caller's token."""
 
 from __future__ import annotations
 
@@ -167,3 +167,12 @@ def _checked_token(token: object) -> bytes | None:
             f"a cache token has {BYTE_SIZE_OF_CACHE_TOKEN} bytes, and {len(data)} were given"
         )
     return data
+
+
+def default_directory() -> str:
+    """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the
+    user.
+    """
+    if chosen := knobs.cache_dir():
+        return knobs.absolute(chosen)
+    return os.path.join(knobs.user_directory("cache"), "compiled")

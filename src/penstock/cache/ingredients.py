@@ -12,17 +12,23 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, takewhile
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from penstock.distribution import origin_of
+from penstock.errors import NoEntry
 from penstock.hal import Device, ExtensionAttribute, PrepareConfig
 from penstock.ir import Model
-from penstock.ir.digest import digest_structure
+from penstock.ir.digest import Form, digest_structure
 
 CACHE_SCHEMA: Final = "1"
 """Raised when equal ingredients would no longer give equal artefacts, or entries are laid
 out anew.
 """
+
+PLACEMENT_SCHEMA: Final = "3"
+"""Raised if equal ingredients of a measured placement no longer mean equal plans."""
 
 MODEL_INGREDIENTS: Final = frozenset({"structure", "constants", "step"})
 """Those that say which model it is; they are left out where the caller's token is trusted."""
@@ -60,11 +66,8 @@ def ingredients_of(
     found = {} if trust_token else _model_ingredients(model, step)
     found["partition"] = describe_operations(operations, len(model.operations))
     declared = {position: operand.shape for position, operand in enumerate(model.inputs)}
-    found["shapes"] = " ".join(
-        f"{position}:{'x'.join(map(str, shape))}"
-        for position, shape in sorted((shapes or {}).items())
-        if tuple(shape) != declared.get(position)
-    )
+    given = {at: s for at, s in (shapes or {}).items() if tuple(s) != declared.get(at)}
+    found["shapes"] = _describe_shapes(given)
     found["device"] = device.name
     found["version"] = device.version
     found["source"] = origin_of(device)
@@ -84,6 +87,51 @@ def _model_ingredients(model: Model, step: Model | None) -> dict[str, str]:
     found = {"structure": digest.structure.hex(), "constants": digest.constants.hex()}
     found["step"] = digest_structure(model if step is None else step).hex()
     return found
+
+
+def placement_key(
+    model: Model,
+    devices: Sequence[Device],
+    config: PrepareConfig,
+    shapes: Mapping[int, Sequence[int]],
+    demands: Mapping[str, object],
+) -> str:
+    """The key, 64 digits, of the placement of *model* that was measured on *devices*.
+
+    *shapes* are the input shapes given for the compile; *demands* are what a policy asks for.
+    """
+    digest = model.digest
+    ingredients = {
+        "structure": digest.structure.hex(),
+        "constants": digest.constants.hex(),
+        "shapes": _describe_shapes(shapes),
+        "devices": "\n".join(f"{d.name}\t{d.version}" for d in devices),
+        "preference": config.preference,
+        "priority": config.priority,
+        "num_threads": str(config.num_threads),
+        "policy": msgspec.json.encode(demands, order="sorted").decode(),
+        "cpu_features": cpu_features(),
+        "schema": f"{CACHE_SCHEMA}.{PLACEMENT_SCHEMA}",
+    }
+    return record_key("placement verdict", ingredients)
+
+
+def driver_verdict_key(device: str, version: str, forms: Sequence[Form]) -> str:
+    """The key, 64 digits, of a verdict on operations of *forms* on that version of the device."""
+    described = msgspec.json.encode(forms).decode()
+    ingredients = {"device": device, "version": version, "forms": described}
+    return record_key("driver verdict", ingredients)
+
+
+def record_key(
+    kind: Literal["placement verdict", "driver verdict"], ingredients: Mapping[str, str]
+) -> str:
+    """The key, 64 digits, of a record of *kind* that depends on all *ingredients*."""
+    return derived_token({**ingredients, "kind": kind}).hex()
+
+
+def _describe_shapes(shapes: Mapping[int, Sequence[int]]) -> str:
+    return " ".join(f"{at}:{'x'.join(map(str, shape))}" for at, shape in sorted(shapes.items()))
 
 
 def describe_attributes(attributes: Iterable[ExtensionAttribute]) -> str:
@@ -224,3 +272,15 @@ def _features() -> list[str]:
 
 def _names_features(line: str) -> bool:
     return line.partition(":")[0].strip().lower() in {"flags", "features", "isa"}
+
+
+def no_entry(nearest: Mapping[str, str] | None, now: Mapping[str, str]) -> NoEntry:
+    """Why nothing is cached for the ingredients *now*; *nearest* are those of the nearest entry."""
+    changed = changed_ingredients(nearest or {}, now)
+    if nearest is None or not changed:
+        return NoEntry("nothing is cached here")
+    if "structure" in changed:
+        return NoEntry("nothing is cached for a model of this structure")
+    if changed == ["partition"]:
+        return NoEntry("this part of the model is not cached")
+    return NoEntry(f"the nearest entry differs in {describe_changes(nearest, now)}")

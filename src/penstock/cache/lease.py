@@ -8,11 +8,12 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Final
 
+from msgspec import structs
+
 from penstock import knobs
-from penstock.cache.claim import MOST_CLAIM_BYTES, Claim
+from penstock.cache.claim import MOST_CLAIM_BYTES, Claim, mark
 from penstock.cache.eviction import awaited_claim, collect
 from penstock.cache.index import IndexRecord
-from penstock.cache.marks import mark
 from penstock.cache.naming import file_names, index_name, lease_name, lock_name, temporary_name
 from penstock.cache.store import (
     LOCK_SECONDS,
@@ -355,3 +356,24 @@ class _Waiting:
                 "that it had"
             )
         return ""
+
+
+def restore(
+    store: Store, token: bytes, record: IndexRecord, first: str, seen: FileVersion | None
+) -> bool:
+    """See `CacheDirectory.restore`; *first* is a file of the entry, *seen* what stood there when it
+    was opened.
+    """
+    with suppress(OSError, CacheError):
+        held = store.locks.take(lock_name(token), exclusive=True, create=False, timeout=0)
+        if held is None:
+            return False
+        try:
+            if seen is None or store.version_of(first) != seen or store.read_record(token):
+                return False
+            store.unlink(index_name(token))
+            store.write_record(token, structs.replace(record, created=seen[2] / 1e9))
+        finally:
+            store.locks.release(held)
+        return True
+    return False

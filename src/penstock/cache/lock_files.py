@@ -177,7 +177,7 @@ class LockFiles:
             if not status.regular or status.links > 1:
                 self._files.unlink(path)
         with suppress(OSError, CacheError):
-            from penstock.cache.lock_sweep import make_room
+            from penstock.cache.claim import make_room
 
             make_room(os.path.dirname(path), self._files, self._now)
         try:

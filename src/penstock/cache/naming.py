@@ -1,16 +1,20 @@
-"""The names of the files of a cache directory."""
+"""The names and the sealed form of the files of a cache directory."""
 
 from __future__ import annotations
 
+import hmac
 import os
 import re
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Final, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from penstock.errors import InputError
 from penstock.hal import BYTE_SIZE_OF_CACHE_TOKEN, MAX_NUMBER_OF_CACHE_FILES
 
+Digits: TypeAlias = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NUMBER_OF_CACHE_FILES)]
 Role: TypeAlias = Literal["model", "data", "index", "lock", "lease"]
 
 VERDICTS: Final = "placements"
@@ -100,3 +104,30 @@ def parse_name(name: str) -> ParsedName | None:
         return None
     token = bytes.fromhex(letters.translate(_TO_DIGITS)).translate(_SWAPPED_HALVES)
     return ParsedName(token, _ROLES[kind or suffix], number, temporary is not None)
+
+
+_BEFORE_SEAL: Final = b',"seal":"'
+_END: Final = b'"}'
+_SEAL_DIGITS: Final = 64
+
+
+def sealed(name: str, record: bytes, seal: str) -> bytes:
+    """The file of the JSON value *record* under *name*; *seal* are 64 digits that authenticate it."""
+    return _beginning(name) + record + _BEFORE_SEAL + seal.encode() + _END
+
+
+def unsealed(name: str, content: bytes, seal: Callable[[bytes], str]) -> bytes | None:
+    """The record in *content*, if its seal is what *seal* makes of it; None for anything else.
+
+    White space at the end does not count.
+    """
+    content = content.rstrip()
+    begin, end = len(_beginning(name)), len(content) - len(_END) - _SEAL_DIGITS
+    record, digits = content[begin : end - len(_BEFORE_SEAL)], content[end : -len(_END)]
+    if content != _beginning(name) + record + _BEFORE_SEAL + digits + _END:
+        return None
+    return record if hmac.compare_digest(seal(record).encode(), digits) else None
+
+
+def _beginning(name: str) -> bytes:
+    return b'{"' + name.encode() + b'":'

@@ -7,17 +7,15 @@ from __future__ import annotations
 import hmac
 import os
 from collections.abc import Callable
-from typing import Annotated, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from penstock.cache.naming import temporary_name
-from penstock.cache.sealing import sealed, unsealed
+from penstock.cache.naming import sealed, temporary_name, unsealed
 from penstock.errors import CacheError, Unreadable
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, open_cache_file, read_exactly, write_all
 
 MOST_BYTES: Final = 4 << 20
-Digits = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Record(Protocol):

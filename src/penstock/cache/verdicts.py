@@ -1,35 +1,44 @@
-"""Which placement was measured to be best here: stored in the cache directory, sealed with the
-user's key.
-"""
+"""Verdicts kept here, sealed: the best measured placement, and what a driver computes wrongly."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 
-from penstock.cache.ingredients import derived_token
-from penstock.cache.naming import VERDICTS
-from penstock.cache.records import Digits, SealedRecords
+from penstock.cache.naming import DRIVER_VERDICTS, VERDICTS, Digits
+from penstock.cache.records import SealedRecords
 from penstock.hal import AccuracyClass
+from penstock.ir.digest import Form
 from penstock.sealed.files import SYSTEM_FILES, FileSystem
+from penstock.sealed.places import state_directory
 
 MOST_VERDICTS: Final = 1024
-"""Verdicts that are kept; the oldest go first."""
+MOST_DRIVER_VERDICTS: Final = 256
+"""Verdicts of each kind that are kept; the oldest go first."""
 
-_DOMAIN: Final = b"penstock placement verdict"
+SHORT: Final = 12
+"""Digits of a key that messages show."""
+
+Fault: TypeAlias = Literal["wrong", "not_finite", "not_repeatable"]
+Words = Annotated[str, msgspec.Meta(max_length=4096)]
+
+FAULTS: Final[dict[Fault, str]] = {
+    "wrong": "gives wrong results",
+    "not_finite": "gives results that are not finite",
+    "not_repeatable": "gives other results each time",
+}
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The device of each operation that measuring chose, under *key*, for who asks for the class
-    *accuracy*.
+    """The device of each operation in the fastest measured placement, for one accuracy class.
 
-    *report* is what was measured, as the writer encoded it, *created* seconds since the epoch,
-    *penstock* the version that wrote it, *model* the hexadecimal digest of the model before shapes
-    were put into it.
+    *report* is what was measured, as the writer encoded it. *created* is in seconds since the
+    epoch, *penstock* the version that wrote it. *model* is the hexadecimal digest of the model
+    before shapes were put into it.
     """
 
     key: Digits
@@ -41,17 +50,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""
 
 
-def verdict_key(ingredients: Mapping[str, str]) -> str:
-    """64 digits that stand for everything in *ingredients*."""
-    return derived_token({**ingredients, "kind": "placement verdict"}).hex()
-
-
 class Verdicts(SealedRecords[Verdict]):
-    """The verdicts below one cache directory. *key* gives the user's key; None takes the key
-    store's.
-
-    One that is altered, cut short, of another key or not readable counts as not there.
-    """
+    """The measured placements below one cache directory; as `SealedRecords`."""
 
     def __init__(
         self,
@@ -60,4 +60,62 @@ class Verdicts(SealedRecords[Verdict]):
         files: FileSystem = SYSTEM_FILES,
         key: Callable[[], bytes] | None = None,
     ) -> None:
-        super().__init__(directory, VERDICTS, Verdict, _DOMAIN, MOST_VERDICTS, files=files, key=key)
+        domain = b"penstock placement verdict"
+        super().__init__(directory, VERDICTS, Verdict, domain, MOST_VERDICTS, files=files, key=key)
+
+
+class DriverVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """*version* of *device* computes operations of these *forms* wrongly.
+
+    Several forms: only if all of them are compiled together. *types* are the operations' types, in
+    order. *accuracy* is the least class that the results break, *reason* what was measured, in
+    words. *created* is in seconds since the epoch, *penstock* the version that found it.
+    """
+
+    key: Digits
+    device: Words
+    version: Words
+    forms: Annotated[tuple[Form, ...], msgspec.Meta(min_length=1, max_length=65_536)]
+    types: tuple[Words, ...]
+    fault: Fault
+    accuracy: AccuracyClass
+    reason: Words
+    created: float = msgspec.field(default_factory=time.time)
+    penstock: str = ""
+
+    def covered(self, forms: Sequence[Form]) -> list[int]:
+        """The positions in *forms*, a model's operations, that it covers; none if it lacks one."""
+        found = [[at for at, form in enumerate(forms) if own.fits(form)] for own in self.forms]
+        return sorted({at for each in found for at in each}) if all(found) else []
+
+    @property
+    def short(self) -> str:
+        """The beginning of *key*."""
+        return self.key[:SHORT]
+
+    def show(self) -> str:
+        """The verdict in one sentence, without a full stop."""
+        what = self.types[0] if len(self.types) == 1 else f"{len(self.types)} operations together"
+        fault = FAULTS[self.fault]
+        return f"shadow verification found that {what} {fault} on this version: {self.reason}"
+
+
+class DriverVerdicts(SealedRecords[DriverVerdict]):
+    """The verdicts on drivers below *directory*, None for the state directory; as `SealedRecords`."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        files: FileSystem = SYSTEM_FILES,
+        key: Callable[[], bytes] | None = None,
+    ) -> None:
+        super().__init__(
+            state_directory() if directory is None else directory,
+            DRIVER_VERDICTS,
+            DriverVerdict,
+            b"penstock driver verdict",
+            MOST_DRIVER_VERDICTS,
+            files=files,
+            key=key,
+        )

@@ -17,7 +17,7 @@ from penstock.cli.output import Output, output_of, shortened
 from penstock.errors import CacheError, CapsuleError, counted
 
 if TYPE_CHECKING:
-    from penstock.cache.driver_verdicts import DriverVerdict
+    from penstock.cache.verdicts import DriverVerdict
     from penstock.capsules import Capsule
     from penstock.cli.output import Output
     from penstock.hal import AccuracyClass
@@ -264,7 +264,7 @@ def _brought_about(
 
 def verdicts() -> list[DriverVerdict]:
     """What shadow verification found here, the newest first; none where that cannot be read."""
-    from penstock.cache.driver_verdicts import DriverVerdicts
+    from penstock.cache.verdicts import DriverVerdicts
 
     try:
         return DriverVerdicts().every()
@@ -310,7 +310,7 @@ def forget(output: Output, beginning: str) -> None:
     """Removes the one verdict whose key begins so, or with "all" every one. Raises `UsageError` for
     none, or several.
     """
-    from penstock.cache.driver_verdicts import DriverVerdicts
+    from penstock.cache.verdicts import DriverVerdicts
 
     store = DriverVerdicts()
     if beginning == ALL:

@@ -31,7 +31,7 @@ def places() -> dict[str, str | None]:
 
     Nothing is made, in the system's store neither.
     """
-    from penstock.cache.location import default_directory
+    from penstock.cache.info import default_directory
     from penstock.sealed.places import SEALS, state_directory
 
     found: dict[str, str | None] = dict.fromkeys(
@@ -63,7 +63,7 @@ def unwritable_places() -> list[Unwritable]:
     tried with an empty file, in the nearest directory above where it is not there yet: permissions
     do not tell of quotas, mounts and special file systems.
     """
-    from penstock.cache.location import default_directory
+    from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
 
     found = []
@@ -111,7 +111,7 @@ def unknown_places() -> list[str]:
     """Why there is no cache directory or no state directory, for each that the system has no place
     for.
     """
-    from penstock.cache.location import default_directory
+    from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
 
     reasons = []

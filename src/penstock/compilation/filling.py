@@ -11,9 +11,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from penstock import knobs
-from penstock.cache.ingredients import MODEL_INGREDIENTS, changed_ingredients, describe_changes
+from penstock.cache.ingredients import (
+    MODEL_INGREDIENTS,
+    changed_ingredients,
+    describe_changes,
+    no_entry,
+)
 from penstock.cache.lease import Lease
-from penstock.cache.reasons import no_entry
 from penstock.cache.store import LEASE_SHARE, OpenFiles, seconds_left
 from penstock.compilation.background import token_while_waiting
 from penstock.compilation.calls import call_driver, call_driver_from_cache, describe, report_of
@@ -228,7 +232,7 @@ def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
         nearest = entry.directory.nearest(now)
         if nearest is None or not changed_ingredients(nearest.ingredients, now):
             return fault
-        return fault_of(no_entry(nearest, now))
+        return fault_of(no_entry(nearest.ingredients, now))
     if fault.code is not CacheCode.TOKEN_COLLISION:
         return fault
     config = entry.config

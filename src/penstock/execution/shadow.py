@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from penstock.cache.driver_verdicts import DriverVerdict
+    from penstock.cache.verdicts import DriverVerdict
 
 GOLDEN: Final = (math.sqrt(5) - 1) / 2
 POLL_SECONDS: Final = 0.01

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 from penstock import knobs
-from penstock.cache.driver_verdicts import DriverVerdict, DriverVerdicts
+from penstock.cache.verdicts import DriverVerdict, DriverVerdicts
 from penstock.errors import CacheError, Refusal, RefusalCode
 from penstock.hal import ACCURACY_RANK, AccuracyClass, Device, Support
 from penstock.ir import Model

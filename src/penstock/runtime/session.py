@@ -655,7 +655,7 @@ def _cache_info(cache: object) -> tuple[CacheInfo | None, str]:
     if isinstance(cache, CacheInfo):
         return cache, ""
     if cache is True:
-        from penstock.cache.location import default_directory
+        from penstock.cache.info import default_directory
 
         try:
             return CacheInfo(default_directory()), ""

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict, replace
 
-from penstock.cache.ingredients import CACHE_SCHEMA, cpu_features
-from penstock.cache.verdicts import Verdict, Verdicts, verdict_key
+from penstock.cache.ingredients import placement_key
+from penstock.cache.verdicts import Verdict, Verdicts
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import (
     CacheError,
@@ -35,9 +35,6 @@ from penstock.runtime.trial import (
 )
 
 log = logging.getLogger(__name__)
-
-VERDICT_SCHEMA: Final = "3"
-"""Raised when equal keys would no longer mean equal plans."""
 
 TOO_LATE: Final = "the compile's timeout had passed before the placements were measured: give a longer one, or do not tune"
 
@@ -192,28 +189,14 @@ def _is_without_some(plan: ExecutionPlan) -> bool:
 
 
 def _key(occasion: Occasion) -> str:
-    """Everything that a verdict depends on, named: the model's content, not its file."""
-    digest, config = occasion.source.digest, occasion.config
+    """The key of the verdict on *occasion*: the model's content counts, not its file."""
     policy = asdict(occasion.policy)
-    demands = {name: policy[name] for name in _DEMANDS}
-    return verdict_key(
-        {
-            "structure": digest.structure.hex(),
-            "constants": digest.constants.hex(),
-            "shapes": " ".join(
-                f"{position}:{'x'.join(map(str, shape))}"
-                for position, shape in sorted(occasion.shapes.items())
-            ),
-            "devices": "\n".join(f"{d.name}\t{d.version}" for d in occasion.devices),
-            "preference": config.preference,
-            "priority": config.priority,
-            "num_threads": str(config.num_threads),
-            "policy": msgspec.json.encode(
-                {name: _plain(value) for name, value in demands.items()}, order="sorted"
-            ).decode(),
-            "cpu_features": cpu_features(),
-            "schema": f"{CACHE_SCHEMA}.{VERDICT_SCHEMA}",
-        }
+    return placement_key(
+        occasion.source,
+        occasion.devices,
+        occasion.config,
+        occasion.shapes,
+        {name: _plain(policy[name]) for name in _DEMANDS},
     )
 
 

@@ -399,7 +399,7 @@ def test_a_late_writer_that_is_closed_is_not_waited_for(bench: Bench) -> None:
 def test_where_openings_cannot_be_marked_a_living_process_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.cache.marks._SUPPORTED", False)
+    monkeypatch.setattr("penstock.cache.claim._SUPPORTED", False)
     bench.compile_later(TOKEN).close()
     with leased(bench.directory, 0) as lease:
         assert lease.late_writer() is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.cache import lock_sweep
+from penstock.cache import claim
 from penstock.cache.eviction import collect
 from penstock.cache.naming import file_names, lease_name, lock_name, temporary_name
 from penstock.errors import NoEntry, Unreadable
@@ -31,8 +31,8 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_sweep, "MOST_LOCK_FILES", FEW)
-    monkeypatch.setattr(lock_sweep, "MOST_REMOVED", 3)
+    monkeypatch.setattr(claim, "MOST_LOCK_FILES", FEW)
+    monkeypatch.setattr(claim, "MOST_REMOVED", 3)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="symbolic links")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cache import marks
-from penstock.cache.marks import is_marked, mark
+from penstock.cache import claim
+from penstock.cache.claim import is_marked, mark
 from penstock.sealed.locks import lock
 
 pytestmark = [
@@ -60,6 +60,6 @@ def test_marks_and_locks_do_not_wait_for_each_other(openings: list[int]) -> None
 def test_what_cannot_be_told(monkeypatch: pytest.MonkeyPatch, openings: list[int]) -> None:
     assert not mark(-1 & 0x7FFFFFFF)
     assert is_marked(-1 & 0x7FFFFFFF)
-    monkeypatch.setattr(marks, "_SUPPORTED", False)
+    monkeypatch.setattr(claim, "_SUPPORTED", False)
     assert not mark(openings[0])
     assert is_marked(openings[0])

@@ -11,13 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.cache import Cache
+from penstock.cache.ingredients import record_key
 from penstock.cache.naming import VERDICTS
-from penstock.cache.verdicts import MOST_VERDICTS, Verdict, Verdicts, verdict_key
+from penstock.cache.verdicts import MOST_VERDICTS, Verdict, Verdicts
 from penstock.errors import Unreadable
 
 INGREDIENTS: Mapping[str, str] = {"structure": "aa", "devices": "gpu\t1"}
 VERDICT = Verdict(
-    key=verdict_key(INGREDIENTS),
+    key=record_key("placement verdict", INGREDIENTS),
     accuracy="faithful",
     devices=("gpu", "cpu"),
     report=msgspec.Raw(b'{"a":1}'),
@@ -47,10 +48,10 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_keys_depend_on_every_ingredient() -> None:
     keys = {
-        verdict_key(INGREDIENTS),
-        verdict_key({**INGREDIENTS, "devices": "gpu\t2"}),
-        verdict_key({**INGREDIENTS, "structure": "ab"}),
-        verdict_key({}),
+        record_key("placement verdict", INGREDIENTS),
+        record_key("placement verdict", {**INGREDIENTS, "devices": "gpu\t2"}),
+        record_key("placement verdict", {**INGREDIENTS, "structure": "ab"}),
+        record_key("placement verdict", {}),
     }
     assert len(keys) == 4
 
@@ -74,7 +75,7 @@ def test_anything_altered_is_not_there(tmp_path: Path) -> None:
 
 def test_a_verdict_under_another_key_is_not_there(tmp_path: Path) -> None:
     verdicts(tmp_path).save(VERDICT)
-    other = verdict_key({})
+    other = record_key("placement verdict", {})
     file_of(tmp_path).rename(tmp_path / VERDICTS / f"{other}.json")
     assert verdicts(tmp_path).load(other) is None
 
@@ -112,7 +113,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_VERDICTS >= 1000
     monkeypatch.setattr("penstock.cache.verdicts.MOST_VERDICTS", 3)
-    keys = [verdict_key({"n": str(n)}) for n in range(5)]
+    keys = [record_key("placement verdict", {"n": str(n)}) for n in range(5)]
     for key in keys:
         verdicts(tmp_path).save(replace(VERDICT, key=key))
     left = [verdicts(tmp_path).load(key) is not None for key in keys]

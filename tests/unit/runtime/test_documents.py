@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from penstock.cache.driver_verdicts import Fault
+from penstock.cache.verdicts import Fault
 from penstock.capsules import archive
 from penstock.capsules.evidence import MOST_KEPT, MOST_KEPT_BYTES
 from penstock.capsules.manifest import FORMAT, Manifest, Stage

@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock import knobs
-from penstock.cache.driver_verdicts import DriverVerdicts
+from penstock.cache.verdicts import DriverVerdicts
 from penstock.drivers.reference import create as reference
 from penstock.drivers.sample import create as sample
 from penstock.errors import PlacementError, StateError

@@ -249,7 +249,7 @@ def prewarm(
     All but the directory is part of the key: give what those programs give. Dimensions that a model
     leaves unknown are taken for 1 where no --shape says more, as 'run' does.
     """
-    from penstock.cache.location import default_directory
+    from penstock.cache.info import default_directory
     from penstock.cli import opening
 
     output = output_of(context)

@@ -12,13 +12,8 @@ import numpy as np
 from msgspec import Struct
 
 from penstock import knobs
-from penstock.cache.driver_verdicts import (
-    FAULTS,
-    DriverVerdict,
-    DriverVerdicts,
-    Fault,
-    driver_verdict_key,
-)
+from penstock.cache.ingredients import driver_verdict_key
+from penstock.cache.verdicts import FAULTS, DriverVerdict, DriverVerdicts, Fault
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import CacheError, DriverError
 from penstock.execution.run import Run
