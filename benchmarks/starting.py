@@ -110,7 +110,7 @@ WRAPPED: Final = (
     ("penstock.sealed.seal", "Seal", "_trust", "opening the registry"),
     ("penstock.sealed.file_registry", "FileRegistry", "find", "looking into the registry"),
     ("penstock.sealed.keys", "FileKeyStore", "key", "key file"),
-    ("penstock.sealed.keyring_store", "KeyringStore", "key", "key store"),
+    ("penstock.sealed.keys", "KeyringStore", "key", "key store"),
     ("penstock.cache.directory", "CacheDirectory", "open", "opening the entry"),
 )
 """Where the time of a warm start goes: functions by module and class, and what they are

@@ -26,7 +26,7 @@ from penstock.errors import (
     WrongLength,
 )
 from penstock.sealed import FileKeyStore, FileRegistry, MemoryKeyStore, Registry
-from penstock.sealed.registry_format import HEAD_BYTES, MOST_BYTES, Contents
+from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, Contents
 from penstock.testing.doubles import QUICK_FILES
 from tests.support_sealed import TOKEN, Rig, put_private
 

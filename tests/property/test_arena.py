@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from penstock.errors import InputError, ShapeOverflow
 from penstock.ir import DType, Operand, Shape
-from penstock.memory.arena import ArenaLayout, ArenaRequest, array_nbytes, plan_arena
+from penstock.memory.layout import ArenaLayout, ArenaRequest, array_nbytes, plan_arena
 
 powers = st.sampled_from([1, 2, 16, 64, 128, 4096])
 

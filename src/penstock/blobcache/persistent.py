@@ -1,4 +1,4 @@
-"""Blobs by key that outlive the process, in a file that several processes share."""
+"""A blob cache that keeps its entries in a file, which several processes may share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set as AbstractSet
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -14,14 +14,42 @@ from typing import Final, Self, TypeVar
 from penstock.arguments import path_of
 from penstock.blobcache import flat
 from penstock.blobcache.cache import BlobCache, Buffer, fill, fill_allocated
-from penstock.blobcache.clock import Clock, SystemClock
-from penstock.blobcache.files import Files, OsFiles
+from penstock.blobcache.files import Clock, Files, OsFiles, Store, SystemClock
 from penstock.blobcache.flat import MalformedBlobs, Version
-from penstock.blobcache.merge import merge
 from penstock.blobcache.policy import Limits, Policy, Select
-from penstock.blobcache.store import Store
 from penstock.errors import StateError
 from penstock.logs import Log
+
+
+def merge(
+    base: Mapping[bytes, bytes],
+    mine: Mapping[bytes, bytes],
+    theirs: Mapping[bytes, bytes],
+    used: AbstractSet[bytes],
+) -> dict[bytes, bytes]:
+    """What *mine* and *theirs* have become together since both were *base*.
+
+    A key that one side changed, added or removed is as that side has it. Where both did, mine has
+    precedence, but a value has precedence over none. All are in order of last use; *used* are those
+    of mine used since: they come last, in my order.
+    """
+    last = [key for key in mine if key in used or key not in theirs]
+    first = theirs.keys() - set(last)
+    merged: dict[bytes, bytes] = {}
+    for key in [*(key for key in theirs if key in first), *last]:
+        value = _decide(base.get(key), mine.get(key), theirs.get(key))
+        if value is not None:
+            merged[key] = value
+    return merged
+
+
+def _decide(base: bytes | None, mine: bytes | None, theirs: bytes | None) -> bytes | None:
+    if theirs == base:
+        return mine
+    if mine in {base, None}:
+        return theirs
+    return mine
+
 
 log = Log("penstock.blobcache")
 

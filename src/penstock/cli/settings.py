@@ -131,7 +131,7 @@ def settings_place() -> str | None:
 
 
 def _key_store() -> str:
-    from penstock.sealed.keyring_store import LIMIT_SECONDS, quiet_backend, within
+    from penstock.sealed.keys import LIMIT_SECONDS, quiet_backend, within
 
     if key_store() != "auto":
         return "file"

@@ -13,7 +13,7 @@ from penstock.errors import ResourceExhaustedTransient
 from penstock.hal import HostMemory, PaddedBytes, Request, RequestArgument
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import is_static, static_shape
-from penstock.memory.arena import MIN_ALIGNMENT, ArenaLayout
+from penstock.memory.layout import MIN_ALIGNMENT, ArenaLayout
 
 MOST_BESIDE: Final = 1 << 16
 """Bytes of an array that shares its memory with others: larger ones come and go by themselves."""

@@ -30,7 +30,7 @@ from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
-from penstock.memory.arena import lay_out
+from penstock.memory.layout import lay_out
 from penstock.partitioning.plan import Ports
 
 if TYPE_CHECKING:

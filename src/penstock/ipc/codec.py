@@ -46,7 +46,7 @@ from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.transforms import holds_large_values, pooled
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
-from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.mapping import OUT_OF_ROOM
 
 T = TypeVar("T")
 

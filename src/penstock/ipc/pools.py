@@ -40,8 +40,7 @@ from penstock.ipc.system import LINUX_ONLY, is_sealed
 from penstock.ir import ConstantPool, NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBufferHandle, MappedFd, MemoryPool
 from penstock.memory.copies import CopyReceipt
-from penstock.memory.mapping import HARDWARE_BUFFER, size_of
-from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.mapping import HARDWARE_BUFFER, OUT_OF_ROOM, size_of
 from penstock.memory.shared import sealed_fd
 
 if TYPE_CHECKING:

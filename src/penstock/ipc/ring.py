@@ -49,7 +49,7 @@ from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient, WireError
 from penstock.ipc.system import SHRINK, is_sealed
 from penstock.ipc.transport import close_all
-from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.mapping import OUT_OF_ROOM
 
 NS_PER_MS: Final = 1_000_000
 

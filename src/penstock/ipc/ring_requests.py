@@ -39,7 +39,7 @@ from penstock.ipc.ring_client import Pace, RingClient
 from penstock.ipc.shared_arrays import ALIGNMENT, LEAST_BYTES, Lent, lend
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
-from penstock.memory.regions import PoolPlace
+from penstock.memory.mapping import PoolPlace
 
 if TYPE_CHECKING:
     from penstock.ipc.remote import Channel, RemotePool, RemoteRing

@@ -32,7 +32,7 @@ from penstock.ipc.system import SHRINK, is_sealed
 from penstock.ir import DataLocation, DType, NDArray
 from penstock.ir.types import dtype_of
 from penstock.memory import MemoryPool, pool_of
-from penstock.memory.regions import region_of
+from penstock.memory.mapping import region_behind
 
 ALIGNMENT: Final = 64
 """Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device
@@ -151,7 +151,7 @@ class Staging:
         place = pool_of(array) if array.flags.aligned else None
         if place is None:
             return None
-        region = region_of(array)
+        region = region_behind(array)
         if region is None:
             return None
         with self._lock:

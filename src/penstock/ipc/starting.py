@@ -90,7 +90,7 @@ TAIL_BYTES: Final = 16_384
 
 
 class Place(NamedTuple):
-    """The driver of one entry point, *name* = *value*, of *origin* (`penstock.sealed.origin`)."""
+    """The driver of one entry point, *name* = *value*, of *origin* (`penstock.distribution`)."""
 
     name: str
     value: str

@@ -11,21 +11,23 @@ from penstock.memory.mapping import (
     PROT_WRITE,
     MappedFd,
     Mapping,
+    PoolPlace,
+    live_mappings,
     map_memory,
+    pool_of,
 )
-from penstock.memory.regions import PoolPlace, live_mappings, pool_of
 
 if TYPE_CHECKING:
     from penstock.memory.allocation import BufferDesc, InputRole, OutputRole, allocate
     from penstock.memory.buffer import DeviceBuffer
-    from penstock.memory.handles import (
+    from penstock.memory.hardware import HardwareBuffer
+    from penstock.memory.layout import PoolLayout
+    from penstock.memory.mapping import (
         HardwareBufferDescription,
         HardwareBufferFormat,
         HardwareBufferHandle,
         HardwareBufferUsage,
     )
-    from penstock.memory.hardware import HardwareBuffer
-    from penstock.memory.layout import PoolLayout
     from penstock.memory.pool import MemoryPool
 
 __all__ = [
@@ -57,7 +59,7 @@ __getattr__ = lazily(
     {
         "allocation": "BufferDesc InputRole OutputRole allocate",
         "buffer": "DeviceBuffer",
-        "handles": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
+        "mapping": "HardwareBufferDescription HardwareBufferFormat HardwareBufferHandle HardwareBufferUsage",
         "hardware": "HardwareBuffer",
         "layout": "PoolLayout",
         "pool": "MemoryPool",

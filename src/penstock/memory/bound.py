@@ -1,17 +1,28 @@
-"""What stands for a value of one run that is no array of the host: a device buffer, or a pool that
-drivers map.
+"""The caller's memory as the input or output of a run, passed to devices without a copy if they can
+map it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
-from penstock.errors import GeneralFailure
+from penstock.errors import GeneralFailure, InputError
+from penstock.hal import HostMemory, PoolArgument
+from penstock.hal.device import is_isolated, mappable_kinds
+from penstock.ir import DataLocation, DType
+from penstock.ir.types import static_shape
+from penstock.memory.mapping import ASHMEM, map_memory
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
     from penstock.errors import DeadObject
     from penstock.hal import Device, Memory, PreparedModel, RequestArgument
-    from penstock.ir import DType, NDArray, Operand
+    from penstock.ir import NDArray, Operand
+
 
 Kind: TypeAlias = Literal["input", "output"]
 
@@ -134,9 +145,6 @@ class BoundPool(BoundMemory):
         """As `BoundMemory.argument`; `GeneralFailure` where the device does not map this kind of
         memory.
         """
-        from penstock.hal import PoolArgument
-        from penstock.ir import DataLocation
-
         self.check(device)
         if self._memory in pools:
             at = pools.index(self._memory)
@@ -148,8 +156,6 @@ class BoundPool(BoundMemory):
 
     def check(self, device: Device) -> None:
         """Raises `GeneralFailure` where *device* does not map this kind of memory."""
-        from penstock.hal.device import mappable_kinds
-
         if self._memory.name not in mappable_kinds(device):
             raise GeneralFailure(f"device {device.name} maps no {self._memory.name} memory")
 
@@ -165,8 +171,96 @@ class BoundPool(BoundMemory):
         array[...] = value
 
     def _view(self) -> NDArray:
-        from penstock.memory.mapping import map_memory
-
         with map_memory(self._memory) as mapping:
             content = mapping.array[self._offset : self._offset + self._nbytes]
         return content.view(self._dtype.numpy).reshape(self.shape or ())
+
+
+class Viewed(Protocol):
+    """Memory that the host sees: a `MemoryPool`."""
+
+    def view(self, dtype: npt.DTypeLike, shape: int | Sequence[int], offset: int = 0) -> NDArray:
+        """An array over its bytes from *offset* on."""
+        ...
+
+
+class LentPool(BoundPool):
+    """A pool whose bytes the host may see, too: a device that takes memory of the host gets them
+    without mapping the pool anew. It must map the pool's kind all the same.
+    """
+
+    __slots__ = ("_pool",)
+
+    def __init__(
+        self,
+        owner: object,
+        pool: Viewed,
+        memory: Memory,
+        operand: Operand,
+        shape: tuple[int, ...] | None,
+        nbytes: int,
+    ) -> None:
+        super().__init__(owner, memory, operand.dtype, shape, nbytes=nbytes)
+        self._pool = pool
+
+    @property
+    def array(self) -> NDArray | None:
+        """The value where it lies."""
+        shape = self.shape
+        return None if shape is None else self._pool.view(self._dtype.numpy, shape)
+
+    @property
+    def result(self) -> Any:
+        """What the caller gets for an output: an array over the pool."""
+        return self.array
+
+    def argument(
+        self,
+        device: Device,
+        prepared: PreparedModel,
+        kind: Kind,
+        position: int,
+        pools: list[Memory],
+    ) -> RequestArgument | None:
+        self.check(device)
+        capabilities = device.capabilities
+        # Memory that may shrink is lent to another process by what it is, not by where it is mapped
+        # here.
+        elsewhere = self._memory.name != ASHMEM and is_isolated(device)
+        if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
+            return super().argument(device, prepared, kind, position, pools)
+        if self.shape is None:
+            return HostMemory(self._pool.view("u1", self._nbytes))
+        array = self._pool.view(self._dtype.numpy, self.shape)
+        if kind == "input":
+            array.flags.writeable = False
+        return HostMemory(array)
+
+    def written(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+def extent_of(memory: Memory, kind: Kind, operand: Operand) -> tuple[tuple[int, ...] | None, int]:
+    """The shape of the value, if it is known, and how many bytes of *memory* are for it."""
+    if operand.dtype is DType.STRING:
+        raise InputError(f"{place_of(kind, operand)} holds strings, which cannot lie in a pool")
+    shape = static_shape(operand.shape)
+    if shape is None:
+        if kind == "input":
+            raise InputError(
+                f"{place_of(kind, operand)} has an unknown shape: give a view of the pool, "
+                "pool.view(dtype, shape), which has one"
+            )
+        return None, memory.size
+    needed = math.prod(shape) * operand.dtype.numpy.itemsize
+    if needed > memory.size:
+        raise InputError(
+            f"{place_of(kind, operand)} takes {needed} bytes ({operand.dtype.value} of shape {shape}), "
+            f"{memory.size} bytes of {memory.name} memory were given"
+        )
+    return shape, needed
+
+
+def place_of(kind: Kind, operand: Operand) -> str:
+    """The input or output as errors name it."""
+    return f"{kind} {operand.name!r}"

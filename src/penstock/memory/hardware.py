@@ -1,5 +1,5 @@
-"""`HardwareBuffer`: memory that cameras, GPUs and drivers share: a dma-buf, or a memfd that stands
-in for one.
+"""Hardware buffers: plain bytes in dma-bufs or memory that stands in for them, and images with rows
+and planes.
 """
 
 from __future__ import annotations
@@ -9,23 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from penstock.closing import Closing
-from penstock.errors import ClosedError, InputError
+from penstock.errors import ClosedError, GeneralFailure, InputError
 from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.ir.types import static_shape
 from penstock.memory import dmabuf
-from penstock.memory.handles import (
+from penstock.memory.mapping import (
+    HARDWARE_BUFFER,
+    HARDWARE_BUFFER_BLOB,
     HardwareBufferDescription,
     HardwareBufferFormat as Format,
     HardwareBufferHandle,
     HardwareBufferUsage as Usage,
-)
-from penstock.memory.mapping import (
-    HARDWARE_BUFFER,
-    HARDWARE_BUFFER_BLOB,
+    Mapping,
     announce,
     mapped_once,
+    region_of,
     size_of,
 )
 from penstock.memory.shared import (
@@ -40,6 +42,7 @@ from penstock.memory.shared import (
 if TYPE_CHECKING:
     from penstock.ir import Operand
     from penstock.memory.bound import BoundMemory, Kind
+
 
 ROW_ALIGNMENT: Final = 64
 """Bytes that the rows of allocated images are a multiple of, where whole pixels allow."""
@@ -203,8 +206,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
         A BLOB is used from its first byte on and may be longer than the value; an image is given to
         the device as it is, which decides whether it fits.
         """
-        from penstock.memory.bound import BoundPool
-        from penstock.memory.lending import LentPool, extent_of, place_of
+        from penstock.memory.bound import BoundPool, LentPool, extent_of, place_of
         from penstock.memory.pool import MemoryPool
 
         memory = self.memory
@@ -281,3 +283,50 @@ def _needed(description: HardwareBufferDescription) -> int:
     if nbytes > MAX_POOL_BYTES:
         raise InputError(f"{d} takes {nbytes} bytes; {MAX_POOL_BYTES} are possible")
     return nbytes
+
+
+PIXELS: Final[dict[int, tuple[str, int]]] = {
+    Format.R8G8B8A8_UNORM: ("u1", 4),
+    Format.R8G8B8X8_UNORM: ("u1", 4),
+    Format.R8G8B8_UNORM: ("u1", 3),
+    Format.R16G16B16A16_FLOAT: ("<f2", 4),
+    Format.D16_UNORM: ("<u2", 1),
+    Format.D32_FLOAT: ("<f4", 1),
+    Format.S8_UINT: ("u1", 1),
+    Format.R8_UNORM: ("u1", 1),
+    Format.R16_UINT: ("<u2", 1),
+    Format.R16G16_UINT: ("<u2", 2),
+}
+"""Formats whose pixels are whole numbers side by side: their dtype, and how many make a pixel."""
+
+
+def map_image(memory: Memory) -> Mapping:
+    """Maps a `hardware_buffer`: an array of shape (layers, height, width, numbers a pixel), of the
+    format's dtype.
+
+    Its rows may lie apart. The CPU's use of a dma-buf is announced until the mapping is closed.
+    Raises `GeneralFailure` for other memory, a description at odds with the name or with the
+    buffer's size, a format whose pixels are no numbers side by side, and what cannot be mapped.
+    """
+    description: object = None
+    match memory.name, memory.handle:
+        case "hardware_buffer", (int(fd), HardwareBufferDescription() as description):
+            pass
+        case _:
+            raise GeneralFailure(
+                f"{memory.name!r} with the handle {memory.handle!r} is no {HARDWARE_BUFFER}"
+            )
+    if description.format not in PIXELS:
+        raise GeneralFailure(f"images of format {description.format:#x} cannot be read here")
+    name, numbers = PIXELS[description.format]
+    kind: np.dtype[np.generic] = np.dtype(name)
+    d, stride = description, description.stride or description.width
+    if min(d.width, d.height, d.layers) < 1 or stride < d.width:
+        raise GeneralFailure(f"{d} describes no image")
+    needed = d.layers * d.height * stride * numbers * kind.itemsize
+    if needed > memory.size:
+        raise GeneralFailure(f"{d} takes {needed} bytes of a memory of {memory.size}")
+    flat = region_of(memory, fd)[:needed].view(kind)
+    mapping = Mapping(flat.reshape(d.layers, d.height, stride, numbers)[:, :, : d.width])
+    mapping.ended = announce(mapping, fd)
+    return mapping

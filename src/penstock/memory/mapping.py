@@ -1,32 +1,240 @@
-"""Mapping `hal.Memory` by its name: how a driver reaches the bytes of a request's pools.
+"""Mapping `hal.Memory` by its name, which is how a driver reaches the bytes of a request's pools, and
+finding the pool that an array of this process lies in.
 
 | name | handle | size |
 |---|---|---|
-| `ashmem` | the descriptor of an anonymous shared region (a memfd, or the platform's nearest) | its bytes |
+| `ashmem` | the descriptor of an anonymous shared region (a memfd or similar) | its bytes |
 | `mmap_fd` | a `MappedFd`: descriptor, byte offset and protection | bytes from the offset on |
-| `hardware_buffer_blob` | a `HardwareBufferHandle` whose description has the format BLOB | its width |
-| `hardware_buffer` | a `HardwareBufferHandle` of any other format: an image, never mapped by the runtime | bytes of the buffer |
+| `hardware_buffer_blob` | a `HardwareBufferHandle` of the format BLOB | its width |
+| `hardware_buffer` | a `HardwareBufferHandle` of any other format: an image | bytes of the buffer |
 
-A descriptor is borrowed: a mapping holds its own reference to the region, so that the caller may
-close the descriptor as soon as `map_memory` has returned.
+A descriptor is borrowed: a mapping holds its own reference to the region, so the caller may close
+the descriptor as soon as `map_memory` has returned. The runtime never maps an image.
 """
 
 from __future__ import annotations
 
+import enum
+import errno
+import itertools
 import mmap
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Container
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from penstock.arguments import check_kind
 from penstock.closing import Closing
 from penstock.errors import ClosedError, GeneralFailure, InputError, ResourceExhaustedTransient
 from penstock.hal import Memory
 from penstock.ir import NDArray
-from penstock.memory.regions import OUT_OF_ROOM, map_region
+
+
+class HardwareBufferFormat(enum.IntEnum):
+    """Layouts of a hardware buffer, with Android's numbers (`AHardwareBuffer_Format`); a buffer may
+    have others.
+    """
+
+    R8G8B8A8_UNORM = 0x1
+    R8G8B8X8_UNORM = 0x2
+    R8G8B8_UNORM = 0x3
+    R5G6B5_UNORM = 0x4
+    R16G16B16A16_FLOAT = 0x16
+    BLOB = 0x21
+    Y8CB8CR8_420 = 0x23
+    R10G10B10A2_UNORM = 0x2B
+    D16_UNORM = 0x30
+    D24_UNORM = 0x31
+    D24_UNORM_S8_UINT = 0x32
+    D32_FLOAT = 0x33
+    D32_FLOAT_S8_UINT = 0x34
+    S8_UINT = 0x35
+    YCBCR_P010 = 0x36
+    R8_UNORM = 0x38
+    R16_UINT = 0x39
+    R16G16_UINT = 0x3A
+    R10G10B10A10_UNORM = 0x3B
+
+
+class HardwareBufferUsage(enum.IntFlag):
+    """What a hardware buffer is for, with Android's numbers (`AHardwareBuffer_UsageFlags`)."""
+
+    CPU_READ_RARELY = 2
+    CPU_READ_OFTEN = 3
+    CPU_READ_MASK = 0xF
+    CPU_WRITE_RARELY = 2 << 4
+    CPU_WRITE_OFTEN = 3 << 4
+    CPU_WRITE_MASK = 0xF << 4
+    GPU_SAMPLED_IMAGE = 1 << 8
+    GPU_FRAMEBUFFER = 1 << 9
+    PROTECTED_CONTENT = 1 << 14
+    VIDEO_ENCODE = 1 << 16
+    SENSOR_DIRECT_DATA = 1 << 23
+    GPU_DATA_BUFFER = 1 << 24
+
+
+class HardwareBufferDescription(Struct, frozen=True):
+    """The shape of a hardware buffer (`AHardwareBuffer_Desc`).
+
+    *width*, *height* and *stride* count pixels, *stride* from the start of one row to that of the
+    next; of a BLOB, *width* counts bytes and *height* and *layers* are 1. *format* is a
+    `HardwareBufferFormat` or a vendor's number, *usage* `HardwareBufferUsage` bits.
+    """
+
+    format: int
+    width: int
+    height: int = 1
+    layers: int = 1
+    stride: int = 0
+    usage: int = 0
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether the buffer is plain bytes."""
+        return self.format == HardwareBufferFormat.BLOB
+
+
+class HardwareBufferHandle(NamedTuple):
+    """Handle of a `hardware_buffer_blob` or `hardware_buffer` memory: the descriptor of a dma-buf,
+    or of the memfd that stands in for one, and what it holds.
+    """
+
+    fd: int
+    description: HardwareBufferDescription
+
+
+OUT_OF_ROOM: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors of the system that say that a descriptor, or address space, is not to be had now."""
+
+
+class PoolPlace(NamedTuple):
+    """Where an array lies: in *memory*, from byte *offset* of it on."""
+
+    memory: Memory
+    offset: int
+
+
+class _Placed(NamedTuple):
+    end: int
+    memory: Memory
+    region: weakref.ref[Region]
+
+
+class _Table:
+    """What lies where. A finalizer may change it in the middle of anything: each operation is one
+    step of the interpreter's, and none waits for a lock.
+    """
+
+    def __init__(self) -> None:
+        self.placed: dict[int, _Placed] = {}
+        self._change = itertools.count(1)
+        self._changed = 0
+        self._sorted: tuple[int, list[int]] = (0, [])
+
+    def add(self, start: int, placed: _Placed) -> None:
+        self.placed[start] = placed
+        self._changed = next(self._change)
+
+    def forget(self, start: int) -> None:
+        self.placed.pop(start, None)
+        self._changed = next(self._change)
+
+    def starts(self) -> list[int]:
+        """The addresses in order, sorted once after each change."""
+        changed = self._changed
+        known, starts = self._sorted
+        if known != changed:
+            starts = sorted(list(self.placed))  # noqa: C414  # a copy first: another thread may add meanwhile
+            self._sorted = changed, starts
+        return starts
+
+
+_live: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_table: Final = _Table()
+
+
+def pool_of(array: NDArray) -> PoolPlace | None:
+    """The place of *array* in a pool of this process: of a `MemoryPool`, or a hardware buffer, that
+    has been viewed.
+
+    None where its bytes are not all in one, where it has none, and where it is not C-contiguous.
+    The descriptor in the place's memory is good for as long as *array* lives, whether or not its
+    pool is closed meanwhile. Raises `InputError` for what is no array.
+    """
+    check_kind(array, np.ndarray, "the place of a NumPy array is looked for")
+    found = _placed(array)
+    return None if found is None else PoolPlace(found[0].memory, found[1])
+
+
+def region_behind(array: NDArray) -> Region | None:
+    """The mapping that *array* lies in, where `pool_of` knows its place: the same for all views,
+    however they were made.
+    """
+    found = _placed(array)
+    return None if found is None else found[0].region()
+
+
+def _placed(array: NDArray) -> tuple[_Placed, int] | None:
+    placed = _table.placed
+    if not placed or not array.nbytes or not array.flags.c_contiguous:
+        return None
+    address = array.__array_interface__["data"][0]
+    starts = _table.starts()
+    at = bisect_right(starts, address) - 1
+    if at < 0:
+        return None
+    found = placed.get(starts[at])
+    if found is None or address + array.nbytes > found.end:
+        return None
+    return found, address - starts[at]
+
+
+def live_mappings() -> int:
+    """How many regions this process has mapped by `map_memory` or a `MemoryPool` and still uses."""
+    return len(_live)
+
+
+class Region(mmap.mmap):
+    """A mapping of a descriptor's bytes from any offset on; it keeps *owner*."""
+
+    owner: object = None
+    skipped: int = 0
+    writable: bool = True
+
+    @property
+    def array(self) -> NDArray:
+        """The bytes that were asked for, flat uint8. The region lives for as long as any view of
+        it.
+        """
+        array: NDArray = np.frombuffer(self, np.uint8)[self.skipped :]
+        if not self.writable:
+            array.flags.writeable = False
+        return array
+
+
+def map_region(fd: int, nbytes: int, access: int, offset: int = 0, owner: object = None) -> Region:
+    """*nbytes* > 0 of *fd* from byte *offset* (any) on, mapped and counted. Raises `OSError`,
+    `ValueError` and `OverflowError` as `mmap` does.
+    """
+    skipped = offset % mmap.ALLOCATIONGRANULARITY
+    region = Region(fd, nbytes + skipped, access=access, offset=offset - skipped)
+    region.owner, region.skipped = owner, skipped
+    region.writable = access == mmap.ACCESS_WRITE
+    _live.add(region)
+    return region
+
+
+def place(region: Region, memory: Memory) -> None:
+    """Lets `pool_of` find what lies in *region*, which is all of *memory*."""
+    array = region.array
+    start: int = array.__array_interface__["data"][0]
+    _table.add(start, _Placed(start + array.nbytes, memory, weakref.ref(region)))
+    weakref.finalize(region, _table.forget, start)
+
 
 ASHMEM: Final = "ashmem"
 MMAP_FD: Final = "mmap_fd"
@@ -162,7 +370,7 @@ def size_of(fd: int) -> int:
 
 
 def _check_blob(memory: Memory) -> None:
-    from penstock.memory.handles import HardwareBufferDescription
+    from penstock.memory.mapping import HardwareBufferDescription
 
     description = memory.handle[1]
     if (

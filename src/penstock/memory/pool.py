@@ -221,8 +221,7 @@ class MemoryPool(Closing):
 
         The value is at the pool's first byte, and the pool may be longer.
         """
-        from penstock.memory.bound import BoundPool
-        from penstock.memory.lending import LentPool, extent_of, place_of
+        from penstock.memory.bound import BoundPool, LentPool, extent_of, place_of
 
         memory = self.memory
         if kind == "output" and self.readonly:

@@ -19,10 +19,10 @@ from penstock.errors import GeneralFailure, InputError, ResourceExhaustedTransie
 from penstock.hal import Memory
 from penstock.ir import NDArray
 from penstock.memory.limits import explained
-from penstock.memory.regions import Region, map_region, place
+from penstock.memory.mapping import Region, map_region, place
 
 if TYPE_CHECKING:
-    from penstock.memory.handles import HardwareBufferDescription
+    from penstock.memory.mapping import HardwareBufferDescription
 
 MAX_POOL_BYTES: Final = 2**40
 """No pool is larger: sizes beyond it are mistakes in the caller's arithmetic."""

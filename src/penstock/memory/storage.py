@@ -34,9 +34,9 @@ from penstock.memory.mapping import (
     MMAP_FD,
     MappedFd,
     map_memory,
+    pool_of,
 )
 from penstock.memory.pool import MemoryPool
-from penstock.memory.regions import pool_of
 
 if TYPE_CHECKING:
     from penstock.hal import Buffer, Device, PreparedModel, RequestArgument

@@ -15,7 +15,7 @@ from penstock.errors import InputError, PlacementError, Refusal, RefusalCode, co
 from penstock.hal import PREFERENCES, AccuracyClass, Device, Preference
 from penstock.interrupts import polled
 from penstock.ir import Model, Subgraph
-from penstock.memory.arena import ArenaLayout
+from penstock.memory.layout import ArenaLayout
 from penstock.partitioning.fallback import permit_fallback
 from penstock.partitioning.plan import (
     Alternative,

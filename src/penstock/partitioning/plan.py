@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 from penstock.errors import Refusal
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
-from penstock.memory.arena import ArenaLayout
+from penstock.memory.layout import ArenaLayout
 
 
 class Placement(Struct, frozen=True):

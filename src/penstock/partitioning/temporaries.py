@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from penstock.hal import Capabilities
 from penstock.ir import Model
-from penstock.memory.arena import MIN_ALIGNMENT, ArenaLayout, ArenaRequest, array_nbytes, plan_arena
+from penstock.memory.layout import (
+    MIN_ALIGNMENT,
+    ArenaLayout,
+    ArenaRequest,
+    array_nbytes,
+    plan_arena,
+)
 from penstock.partitioning.plan import ExecutionStep
 
 

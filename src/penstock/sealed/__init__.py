@@ -18,7 +18,7 @@ from penstock.sealed.files import (
 )
 from penstock.sealed.header import HEADER_BYTES, Header, Kind
 from penstock.sealed.keys import FileKeyStore, KeyStore, MemoryKeyStore
-from penstock.sealed.merkle import LEAF_BYTES, merkle_root
+from penstock.sealed.payload import LEAF_BYTES, merkle_root
 from penstock.sealed.places import registry_path, state_directory
 from penstock.sealed.registry import FileRecord, Owner, Registry, RegistryState, Row
 from penstock.sealed.seal import Seal

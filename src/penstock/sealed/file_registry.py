@@ -19,8 +19,16 @@ from penstock.sealed.files import (
     read_exactly,
 )
 from penstock.sealed.keys import KeyStore
-from penstock.sealed.registry import Measure, Measures, Owner, RegistryState, Row
-from penstock.sealed.registry_format import HEAD_BYTES, MOST_BYTES, Contents
+from penstock.sealed.registry import (
+    HEAD_BYTES,
+    MOST_BYTES,
+    Contents,
+    Measure,
+    Measures,
+    Owner,
+    RegistryState,
+    Row,
+)
 
 WAIT_SECONDS: Final = 5.0
 """Longest wait for another process that changes the registry."""

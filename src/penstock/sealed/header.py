@@ -130,7 +130,7 @@ def identity(text: str) -> bytes:
 
 def driver_identity(name: str, origin: str) -> bytes:
     """The 32-byte digest that stands for a driver of that name, of *origin*
-    (`penstock.sealed.origin`).
+    (`penstock.distribution`).
     """
     return hashlib.sha256(identity(name) + identity(origin)).digest()
 

@@ -1,10 +1,12 @@
-"""Where registries, the key and locks lie."""
+"""Where registries, the key and locks are stored."""
 
 from __future__ import annotations
 
 import os
 import stat
 import sys
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from penstock.arguments import check_kind
@@ -14,6 +16,35 @@ from penstock.sealed.registry import Owner
 if TYPE_CHECKING:
     from penstock.sealed.files import StrPath
     from penstock.sealed.keys import KeyStore
+
+
+MOST_NAMES: Final = 4096
+"""How many names of the directory are looked at."""
+_SUFFIXES: Final = (".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal")
+
+
+def remove_former(directory: str) -> None:
+    """Removes the key and the registries of earlier versions in *directory*, and the directory once
+    it is empty.
+
+    Anything else there stays, and what cannot be removed stays as well. A link is not followed.
+    """
+    if os.path.islink(directory):
+        return
+    with suppress(OSError):
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in islice(entries, MOST_NAMES)]
+        for name in filter(_is_ours, names):
+            with suppress(OSError):
+                os.unlink(os.path.join(directory, name))
+        os.rmdir(directory)
+
+
+def _is_ours(name: str) -> bool:
+    if name == "key" or (name.startswith("key.") and name.endswith(".tmp")):
+        return True
+    return name.endswith(_SUFFIXES)
+
 
 SEALS: Final = "seals"
 """The directory of key and registries in the state directory."""
@@ -43,7 +74,7 @@ def sealed_directory() -> str:
     """
     directory = _private(SEALS)
     if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):
-        from penstock.sealed.former import remove_former
+        from penstock.sealed.places import remove_former
 
         remove_former(former)
     return directory

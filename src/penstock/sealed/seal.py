@@ -19,6 +19,7 @@ from penstock.sealed.entry import (
     Trust,
     entry_of,
     keeper,
+    load_entry,
     reason_of,
 )
 from penstock.sealed.files import SYSTEM_FILES, FileSystem, Handle
@@ -26,7 +27,6 @@ from penstock.sealed.header import Kind
 from penstock.sealed.keys import KeyStore, default_key_store
 from penstock.sealed.places import registry_path, sealed_directory, state_directory
 from penstock.sealed.registry import MOST_FILES, Owner, Registry
-from penstock.sealed.verifying import load_entry
 
 if TYPE_CHECKING:
     from penstock.sealed.late import CacheConfig, LateWriter
@@ -36,7 +36,7 @@ class Seal:
     """Seals and verifies the cache entries of one version of one driver (docs/cache-format.md).
 
     *driver* and *version* are the device's name and version string, *files* its
-    `cache_files_needed()`. It is of the origin of now (`penstock.sealed.origin`): a device that
+    `cache_files_needed()`. It is of the origin of now (`penstock.distribution`): a device that
     makes it later than itself does so in `made_by`. The registry and the key lie under the knob
     `state_dir` unless *registry* and *keys* are given; a driver in a process of its own has
     neither: its host's parent seals for it, and says its origin. Thread-safe; nothing stays open

@@ -22,7 +22,7 @@ from penstock.sealed.entry import (
 )
 from penstock.sealed.files import FileStatus, require_regular, write_all
 from penstock.sealed.header import HEADER_BYTES, Header, file_digest
-from penstock.sealed.merkle import merkle_root
+from penstock.sealed.payload import merkle_root
 from penstock.sealed.registry import FileRecord, Row
 
 ENTRY_BYTES: Final = 16

@@ -7,7 +7,7 @@ import random
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.blobcache.checksum import _byte_table, checksum
+from penstock.blobcache.flat import _byte_table, checksum
 
 
 def bit_by_bit(data: bytes) -> int:

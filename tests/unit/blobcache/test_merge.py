@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from penstock.blobcache.merge import merge
+from penstock.blobcache.persistent import merge
 
 keys = st.sampled_from([b"a", b"b", b"c", b"d"])
 entries = st.dictionaries(keys, st.sampled_from([b"1", b"2", b"3"]))

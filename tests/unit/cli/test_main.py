@@ -391,7 +391,7 @@ def test_doctor_says_where_the_cache_its_registries_and_its_key_are(
     }
     assert str(state / "seals" / "key") in run("doctor").stdout
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "auto")
-    monkeypatch.setattr("penstock.sealed.keyring_store.quiet_backend", object)
+    monkeypatch.setattr("penstock.sealed.keys.quiet_backend", object)
     held = parsed(run("doctor", "--json"))["places"]
     assert (held["key_store"], held["key"]) == ("keyring", "the system's key store")
     monkeypatch.setenv("PENSTOCK_KEY_STORE", "drawer")

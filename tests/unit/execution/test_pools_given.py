@@ -20,7 +20,7 @@ from penstock.memory import (
     HardwareBufferFormat,
     MemoryPool,
 )
-from penstock.memory.images import map_image
+from penstock.memory.hardware import map_image
 from penstock.testing import assert_no_copies
 from penstock.testing.doubles import InterceptingDevice
 

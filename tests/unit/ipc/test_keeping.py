@@ -17,12 +17,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from penstock.distribution import made_by
 from penstock.errors import ForeignEntry, RolledBack, SealBroken, Unreadable
 from penstock.ipc.host import sealing
 from penstock.ipc.host.sealing import ParentKeeper, Sealer
 from penstock.sealed import FileRecord, Owner, Row, Seal, entry as keepers
 from penstock.sealed.header import HEADER_BYTES, Header
-from penstock.sealed.origin import made_by
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="hosts need Unix sockets")
 

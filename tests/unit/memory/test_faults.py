@@ -25,8 +25,8 @@ from penstock.memory import (
     HardwareBufferFormat,
     MemoryPool,
     map_memory,
+    mapping as mapping_module,
     pool_of,
-    regions,
 )
 from penstock.testing.resources import Resources
 
@@ -117,12 +117,12 @@ def fail_at_each(
             for name in CALLS:
                 patched.setattr(os, name, failing.around(getattr(os, name)))
 
-            class Region(regions.Region):
+            class Region(mapping_module.Region):
                 def __new__(cls, *args: Any, **kwargs: Any) -> Any:
                     failing.count()  # noqa: B023  # of this turn
                     return mmap.mmap.__new__(cls, *args, **kwargs)
 
-            patched.setattr(regions, "Region", Region)
+            patched.setattr(mapping_module, "Region", Region)
             with suppress(PenstockError, OSError):
                 use(place)
         if failing.left > 0:

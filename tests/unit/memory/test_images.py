@@ -14,8 +14,7 @@ from penstock.memory import (
     HardwareBufferFormat as Format,
     HardwareBufferHandle,
 )
-from penstock.memory.hardware import BITS_PER_PIXEL
-from penstock.memory.images import PIXELS, map_image
+from penstock.memory.hardware import BITS_PER_PIXEL, PIXELS, map_image
 from penstock.testing.resources import Resources
 
 

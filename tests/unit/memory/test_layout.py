@@ -12,8 +12,7 @@ from penstock.hal import Capabilities, MemoryPreference
 from penstock.hal.device import preferred_memory
 from penstock.ir import DType, Lifetime, Operand
 from penstock.memory import PoolLayout
-from penstock.memory.arena import lay_out
-from penstock.memory.layout import strictest
+from penstock.memory.layout import lay_out, strictest
 
 POWERS = st.sampled_from([1, 2, 4, 16, 64, 256, 4096])
 PREFERENCES = st.builds(MemoryPreference, POWERS, POWERS)

@@ -12,12 +12,11 @@ import pytest
 
 from penstock import knobs
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of
-from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION, origin_of
+from penstock.distribution import BY_THE_PROGRAM, DISTRIBUTION, current_origin, made_by, origin_of
 from penstock.errors import InputError, PlacementError
 from penstock.hal import Device, PrepareConfig
 from penstock.runtime.discovery import Manager, manager
 from penstock.runtime.entries import Source, source_of
-from penstock.sealed.origin import current_origin, made_by
 from tests.unit.execution.fakes import add_relu
 from tests.unit.runtime.test_discovery import FakeDevice
 

@@ -18,9 +18,14 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.errors import Unreadable
-from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keyring_store
-from penstock.sealed.keyring_store import KeyringStore, quiet_backend, system_key_store, within
-from penstock.sealed.keys import default_key_store
+from penstock.sealed import FileKeyStore, FileStatus, MemoryKeyStore, SystemFiles, keys
+from penstock.sealed.keys import (
+    KeyringStore,
+    default_key_store,
+    quiet_backend,
+    system_key_store,
+    within,
+)
 from penstock.testing.doubles import Crash, FaultyFiles
 from tests.support_sealed import FAULTS
 
@@ -57,8 +62,8 @@ class Backend:
 @pytest.fixture(autouse=True)
 def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process that has not asked the system's store yet."""
-    monkeypatch.setattr(keyring_store, "_asked", False)
-    monkeypatch.setattr(keyring_store, "_found", None)
+    monkeypatch.setattr(keys, "_asked", False)
+    monkeypatch.setattr(keys, "_found", None)
 
 
 def ring(module: str, kind: str) -> Backend:
@@ -293,7 +298,7 @@ def test_a_store_that_does_not_answer_in_time_is_not_waited_for(
     backend = ring("keyring.backends.Windows", "WinVaultKeyring")
     backend.hang_at = 0
     install(monkeypatch, backend)
-    monkeypatch.setattr(keyring_store, "LIMIT_SECONDS", 0.05)
+    monkeypatch.setattr(keys, "LIMIT_SECONDS", 0.05)
     assert default_key_store(tmp_path, lambda: "auto").name == "file"
     assert default_key_store(tmp_path, lambda: "auto").name == "file"
     assert backend.asked == 1

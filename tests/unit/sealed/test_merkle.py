@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from penstock import knobs
 from penstock.sealed import LEAF_BYTES, merkle_root
-from penstock.sealed.merkle import map_leaves
+from penstock.sealed.payload import map_leaves
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import knobs
 from penstock.errors import RegistryMissing, SealBroken
-from penstock.sealed import FileKeyStore, Seal, former, places
+from penstock.sealed import FileKeyStore, Seal, places
 from penstock.sealed.places import sealed_directory
 from tests.support_sealed import BINDING, TOKEN, Rig
 
@@ -88,7 +88,7 @@ def test_a_file_in_place_of_the_former_directory_stays(state: Path, tmp_path: Pa
 def test_of_a_former_directory_that_is_full_of_names_some_are_looked_at(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(former, "MOST_NAMES", 3)
+    monkeypatch.setattr(places, "MOST_NAMES", 3)
     sealed_directory()
     assert len(list((state / "sealed").iterdir())) == 2
     sealed_directory()

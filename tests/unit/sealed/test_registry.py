@@ -23,12 +23,10 @@ from penstock.sealed import (
     MemoryKeyStore,
     Owner,
     Row,
-    registry_format,
     replacing,
 )
 from penstock.sealed.locks import lock, unlock
-from penstock.sealed.registry import MOST_ROWS
-from penstock.sealed.registry_format import HEAD_BYTES, MOST_BYTES, Contents
+from penstock.sealed.registry import HEAD_BYTES, MOST_BYTES, MOST_ROWS, Contents
 from penstock.testing.doubles import QUICK_FILES, QuickFiles
 from tests.support_sealed import put_private
 
@@ -240,7 +238,7 @@ def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_oldest_rows_make_room(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_format, "MOST_ROWS", 3)
+    monkeypatch.setattr("penstock.sealed.registry.MOST_ROWS", 3)
     registry = make()
     for number in range(6):
         registry.begin(row(number))

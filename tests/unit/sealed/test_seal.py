@@ -24,7 +24,7 @@ from penstock.sealed import (
     Kind,
     Owner,
     Seal,
-    private,
+    payload as payload_module,
     read_header,
     state_directory,
 )
@@ -91,9 +91,9 @@ def test_without_sealed_memory_the_copy_is_private_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none() -> int:
-        raise private._NoSealedMemory
+        raise payload_module._NoSealedMemory
 
-    monkeypatch.setattr(private, "_create", none)
+    monkeypatch.setattr(payload_module, "_create", none)
     rig = Rig(tmp_path, weights=(bytes(range(256)) * 20_000,))
     assert rig.saved()
     loaded = rig.load()

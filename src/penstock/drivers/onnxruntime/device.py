@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from penstock.distribution import current_origin, made_by
 from penstock.driverkit.installation import derived_with
 from penstock.drivers.onnxruntime import engine
 from penstock.drivers.onnxruntime.installation import CPU, DERIVED_WITH, Installation, Provider
@@ -27,7 +28,6 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
-from penstock.sealed.origin import current_origin, made_by
 
 FILES: Final = (1, 0)
 """A model file with the model that ONNX Runtime has optimised."""

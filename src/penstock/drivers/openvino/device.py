@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from penstock.distribution import current_origin, made_by
 from penstock.driverkit.installation import derived_with
 from penstock.drivers.openvino import engine
 from penstock.drivers.openvino.installation import DERIVED_WITH, Installation, Plugin, sums_exactly
@@ -27,7 +28,6 @@ from penstock.hal import (
 )
 from penstock.ir import Model
 from penstock.sealed import Seal
-from penstock.sealed.origin import current_origin, made_by
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.prepared import OpenVinoPreparedModel

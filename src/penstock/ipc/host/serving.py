@@ -34,7 +34,7 @@ from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
 from penstock.ipc.system import SHRINK, begin, is_sealed
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
-from penstock.memory.regions import OUT_OF_ROOM
+from penstock.memory.mapping import OUT_OF_ROOM
 from penstock.memory.shared import is_write_sealed
 
 logger: Final = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from penstock.memory import (
     HardwareBufferHandle,
     MemoryPool,
 )
-from penstock.memory.arena import lay_out
-from penstock.memory.images import PIXELS, map_image
+from penstock.memory.hardware import PIXELS, map_image
+from penstock.memory.layout import lay_out
 from penstock.testing.contract.cases import Case, one_case, static_cases
 from penstock.testing.contract.promise import NotCovered, Suite, refused, require
 from penstock.testing.contract.trial import (

@@ -13,6 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from msgspec.structs import replace
 
 from penstock.blobcache import Capacity, Limits, PersistentBlobCache, Policy, Select
+from penstock.distribution import current_origin, made_by
 from penstock.errors import CacheError, GeneralFailure, InputError
 from penstock.hal import (
     Buffer,
@@ -36,7 +37,6 @@ from penstock.hal.capabilities import FEATURE_LEVELS
 from penstock.ir import Model
 from penstock.memory import MEMORY_KINDS
 from penstock.sealed import SYSTEM_FILES, FileSystem, KeyStore, Registry, SaveReport, Seal
-from penstock.sealed.origin import current_origin, made_by
 from penstock.testing.lab.compiler import compile_model, optimise, support
 from penstock.testing.lab.machine import LabDomain, Machine
 from penstock.testing.lab.prepared import LabPreparedModel

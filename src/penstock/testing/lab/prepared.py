@@ -46,7 +46,7 @@ from penstock.ir import Lifetime, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.memory import Mapping, map_memory
 from penstock.memory.domain import has_tokens
-from penstock.memory.images import map_image
+from penstock.memory.hardware import map_image
 from penstock.memory.mapping import HARDWARE_BUFFER
 from penstock.testing.lab.compiler import interface
 from penstock.testing.lab.machine import ROWS, LaidOut, Machine, Tiled, Value
