@@ -9,12 +9,6 @@ interpreter = penstock.tflite.Interpreter("net.tflite", experimental_delegates=[
 
 from __future__ import annotations
 
-from penstock.delegates.accelerators import (
-    CoreMLDelegate,
-    GpuDelegate,
-    GpuExperimentalFlags,
-    HexagonDelegate,
-)
 from penstock.delegates.api import (
     NULL_BUFFER_HANDLE,
     Delegate,
@@ -26,7 +20,10 @@ from penstock.delegates.api import (
 )
 from penstock.delegates.codes import BuiltinOperator
 from penstock.delegates.context import DelegateContext, DelegateTensor, PartitionModel
+from penstock.delegates.coreml import CoreMLDelegate
 from penstock.delegates.driver import DriverDelegate
+from penstock.delegates.gpu import GpuDelegate, GpuExperimentalFlags
+from penstock.delegates.hexagon import HexagonDelegate
 from penstock.delegates.native import DelegateNotLoaded, NativeDelegate, load_delegate
 from penstock.delegates.nnapi import NnapiDelegate
 from penstock.delegates.simple import DelegateKernel, SimpleDelegate

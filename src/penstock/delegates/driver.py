@@ -1,4 +1,4 @@
-"""Where delegates keep what their devices compiled. Experimental until 1.0. | `DriverDelegate`: any device, or the whole runtime, as a delegate. Experimental until 1.0."""
+"""`DriverDelegate`: any device, or the whole runtime, as a delegate. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -30,14 +30,22 @@ if TYPE_CHECKING:
     from penstock.execution import CompiledModel, Outputs
     from penstock.partitioning.plan import ExecutionPlan
 
-
 log = Log(__name__)
 
+AnyDevice = str | DeviceInfo | Device
 
-class Kept:
-    """The caller's *directory*, and his *token* (text or bytes of any length) where he has one;
-    *names* are what the delegate calls the two. None for both keeps nothing. `InputError` for a
-    token without a directory, for an empty one, and for what is neither a path nor a token.
+STRICT = Policy(allow_fallback=False)
+"""A delegate that fails is reported, and the interpreter goes on without it. No other device
+replaces its device silently.
+"""
+
+
+class CallerCache:
+    """A cache in the caller's *directory*, its entries named by the caller's *token* (text or
+    bytes of any length) if there is one. *names* are the delegate's options for the two. Without a
+    directory nothing is cached.
+
+    Raises `InputError` for a token without a directory, an empty token, and for a wrong type.
     """
 
     def __init__(
@@ -63,20 +71,8 @@ class Kept:
             raise InputError(f"{label} names entries in {place}, which is not given")
         self._token = hashlib.sha256(text).digest()
 
-    def tell(self, receipt: Receipt) -> None:
-        """Logs why a compile could not be kept in the caller's directory."""
-        for step in receipt.steps:
-            told = step.cache
-            if self._directory is not None and told.not_saved and not told.is_to_be_written:
-                log.warning(
-                    "%s %s keeps nothing: %s",
-                    self._place,
-                    os.fspath(self._directory),
-                    told.not_saved,
-                )
-
     def entry_of(self, part: PartitionModel) -> bool | CacheInfo:
-        """An entry of its own for each subset."""
+        """The *cache* argument of a compile of *part*: each subset has an entry of its own."""
         from penstock.cache.info import CacheInfo
 
         if self._directory is None:
@@ -84,40 +80,42 @@ class Kept:
         if self._token is None:
             return CacheInfo(self._directory)
         nodes = ",".join(map(str, part.nodes))
-        return CacheInfo(
-            self._directory, hashlib.sha256(self._token + nodes.encode("ascii")).digest()
-        )
+        key = hashlib.sha256(self._token + nodes.encode("ascii")).digest()
+        return CacheInfo(self._directory, key)
+
+    def log_unsaved(self, receipt: Receipt) -> None:
+        """Warns of each step that could not be saved in the caller's directory."""
+        for step in receipt.steps:
+            cache = step.cache
+            if self._directory is not None and cache.not_saved and not cache.is_to_be_written:
+                directory = os.fspath(self._directory)
+                log.warning("%s %s keeps nothing: %s", self._place, directory, cache.not_saved)
 
 
-AnyDevice = str | DeviceInfo | Device
-
-STRICT = Policy(allow_fallback=False)
-"""A delegate that fails is reported, and the interpreter goes on without it: nothing takes its
-device's place silently.
-"""
-
-
-class _Found(threading.local):
-    """What was found of the graph that one thread adds a delegate to; another may add it to another
-    graph meanwhile.
+class _Taken(threading.local):
+    """The nodes that the devices take of the graph to which one thread adds a delegate; another
+    thread may add it to another graph meanwhile.
     """
 
-    taken: frozenset[int] = frozenset()
+    nodes: frozenset[int] = frozenset()
 
 
 class DriverDelegate(SimpleDelegate):
-    """Hands the nodes that a device supports to that device: each subset is a model, compiled and
-    run by the runtime.
+    """Gives a device the nodes that it supports: each subset is a model, compiled and run by the
+    runtime.
 
     *device* is a device, its name or its `DeviceInfo`; several, in order of preference; or None for
-    every usable one, which is the whole runtime as a delegate. *policy*, *preference*, *priority*,
-    *cache* and *num_threads* are those of `penstock.compile`; without a policy nothing falls back
-    to another device. *num_threads* None takes the interpreter's.
+    every usable one: the whole runtime as a delegate. *policy*, *preference*, *priority*, *cache*
+    and *num_threads* are those of `penstock.compile`; without a policy there is no fallback to
+    another device. *num_threads* None takes the interpreter's.
 
-    A device that is not there, or cannot work here, raises `PlacementError` at once, with the
-    reason; an option that is none, or a *policy* that has rules about devices that do not exist,
-    `InputError`.
+    Raises `PlacementError` at once for a device that does not exist or cannot work here, with the
+    reason; `InputError` for a wrong option, and for a *policy* with rules about devices that do not
+    exist.
     """
+
+    caller_cache: CallerCache | None = None
+    """Where compiled subsets are kept instead of *cache*."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class DriverDelegate(SimpleDelegate):
         self.cache, self.num_threads = cache, num_threads
         names = ", ".join(d.name for d in self.devices)
         self.name = f"{type(self).__name__}({names})"
-        self._found = _Found()
+        self._found = _Taken()
         self._kernels: list[DriverKernel] = []
         self.reasons: dict[int, str] = {}
         """Why a node of the graph it was added to last was not taken, by node."""
@@ -169,13 +167,11 @@ class DriverDelegate(SimpleDelegate):
                     reasons[node] = refused
                 else:
                     taken.append(node)
-        self._found.taken = frozenset(id(context.node_and_registration(i)[0]) for i in taken)
+        self._found.nodes = frozenset(id(context.node_and_registration(i)[0]) for i in taken)
         self.reasons = reasons
 
     def refusals(self, model: Model) -> list[str]:
-        """For each operation of *model* why no device of this delegate takes it; empty where one
-        does.
-        """
+        """Why no device of this delegate supports each operation of *model*; "" if one does."""
         table = collect_support(model, trusted(self.devices, self.policy), self.policy)
         return [
             ""
@@ -187,42 +183,32 @@ class DriverDelegate(SimpleDelegate):
     def is_node_supported(
         self, registration: Registration, node: DelegateNode, context: DelegateContext
     ) -> bool:
-        """Whether any of its devices takes the node."""
-        return id(node) in self._taken
+        """Whether any of its devices supports the node."""
+        return id(node) in self._found.nodes
 
     def create_kernel(self) -> DelegateKernel:
         """A kernel that compiles its nodes for the devices."""
-        kernel = DriverKernel(self)
+        kernel = self.new_kernel()
         self._kernels.append(kernel)
         return kernel
 
-    def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
-        """The *cache* argument that one subset is compiled with."""
-        return self.cache  # type: ignore[no-any-return]  # compile checks it
-
-    def tell(self, receipt: Receipt) -> None:
-        """Told of the receipt of each node's compile."""
-
-    @property
-    def _taken(self) -> frozenset[int]:
-        """The nodes, by identity, that its devices take of the graph that this thread adds it to."""
-        return self._found.taken
+    def new_kernel(self) -> DriverKernel:
+        """The kernel that `create_kernel` keeps and returns."""
+        return DriverKernel(self)
 
     @property
     def plans(self) -> tuple[ExecutionPlan, ...]:
-        """What runs where in each delegate node that is prepared, in the order in which they were
-        made.
-        """
+        """The plan of each prepared delegate node, in the order in which they were made."""
         return tuple(k.compiled.plan for k in self._kernels if k.compiled is not None)
 
     @property
     def receipts(self) -> tuple[Receipt, ...]:
-        """The receipt of each prepared node's compile, likewise."""
+        """The receipt of each prepared node's compile, in the same order."""
         return tuple(k.compiled.receipt for k in self._kernels if k.compiled is not None)
 
     @property
     def run_receipts(self) -> tuple[Receipt, ...]:
-        """The receipt of each node's last run, likewise."""
+        """The receipt of each node's last run, in the same order."""
         return tuple(k.outputs.receipt for k in self._kernels if k.outputs is not None)
 
     def forget(self, kernel: DriverKernel) -> None:
@@ -243,12 +229,12 @@ class DriverKernel(DelegateKernel):
         self.outputs: Outputs | None = None
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Remembers which nodes."""
+        """Remembers the nodes."""
         self._params = params
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
         """Compiles for the present shapes. Raises what `penstock.compile` does."""
-        delegate = self._delegate
+        delegate, kept = self._delegate, self._delegate.caller_cache
         self._close()
         part = context.partition_model(() if self._params is None else self._params.nodes)
         threads = context.num_threads if delegate.num_threads is None else delegate.num_threads
@@ -258,10 +244,11 @@ class DriverKernel(DelegateKernel):
             preference=delegate.preference,
             priority=delegate.priority,
             num_threads=threads,
-            cache=delegate.cache_for(part),
+            cache=delegate.cache if kept is None else kept.entry_of(part),
             policy=delegate.policy,
         )
-        delegate.tell(self.compiled.receipt)
+        if kept is not None:
+            kept.log_unsaved(self.compiled.receipt)
         self._part = part
         self._static = tuple(
             static_shape(operand.shape) is not None
@@ -271,7 +258,7 @@ class DriverKernel(DelegateKernel):
         )
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Runs it on the tensors' own memory. Raises what `CompiledModel.run` does."""
+        """Runs on the tensors' own memory. Raises what `CompiledModel.run` does."""
         part, compiled = self._part, self.compiled
         if part is None or compiled is None:
             return
@@ -288,7 +275,7 @@ class DriverKernel(DelegateKernel):
                 context.tensor(tensor).data[...] = value
 
     def free(self) -> None:
-        """Releases what was compiled."""
+        """Closes the compiled model."""
         self._close()
         self._delegate.forget(self)
 
@@ -301,7 +288,7 @@ class DriverKernel(DelegateKernel):
 def _check_options(
     preference: object, priority: object, cache: object, num_threads: object
 ) -> None:
-    """Raises `InputError` for what a later compile would refuse."""
+    """Raises `InputError` for what a later compile would reject."""
     for name, value, known in (
         ("preference", preference, PREFERENCES),
         ("priority", priority, PRIORITIES),

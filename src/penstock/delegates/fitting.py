@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.delegates.accelerators import COREML, GPU, HEXAGON, missing, this_host
+from penstock.delegates.coreml import COREML, missing, this_host
+from penstock.delegates.gpu import GPU
+from penstock.delegates.hexagon import HEXAGON
 from penstock.delegates.kinds import Kind, find_device, is_relaxed_alone
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable

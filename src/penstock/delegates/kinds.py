@@ -9,9 +9,9 @@ from typing import Final
 from msgspec import Struct
 
 from penstock.delegates.context import DelegateContext
-from penstock.delegates.driver import AnyDevice, DriverDelegate
+from penstock.delegates.driver import AnyDevice, CallerCache, DriverDelegate
 from penstock.errors import DeviceUnavailable, InputError, PlacementError
-from penstock.hal import AccuracyClass, Capabilities, Device, Preference, Priority
+from penstock.hal import AccuracyClass, Capabilities, Device, Preference
 from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
@@ -20,11 +20,14 @@ from penstock.runtime.discovery import DeviceInfo, manager
 
 log = Log(__name__)
 
+FLOATS: Final = frozenset({"float32", "float16"})
+BYTES: Final = frozenset({"int8", "uint8"})
+
 
 class Kind(Struct, frozen=True):
     """What a delegate looks for: *title* in words, one of *types* (DeviceType's values; none: any),
-    and one of *families* (none: any). Of several the one that declares the least time for *dtype*
-    is taken.
+    and one of *families* (none: any). Of several devices, the one with the least declared time for
+    *dtype* is chosen.
     """
 
     title: str
@@ -33,7 +36,7 @@ class Kind(Struct, frozen=True):
     dtype: str = "float32"
 
     def mismatch(self, info: DeviceInfo) -> str:
-        """Why a device is not of this kind; empty where it is."""
+        """Why a device is not of this kind; "" if it is."""
         if self.types and info.type not in self.types:
             return f"its type is {info.type}"
         families = info.capabilities.families
@@ -43,7 +46,7 @@ class Kind(Struct, frozen=True):
 
     @property
     def sought(self) -> str:
-        """What was looked for, in words."""
+        """The kind in words."""
         parts = []
         if self.types:
             parts.append(f"of type {' or '.join(self.types)}")
@@ -52,15 +55,16 @@ class Kind(Struct, frozen=True):
         return f"{self.title} (a device {' and '.join(parts)})"
 
     def cost(self, capabilities: Capabilities) -> tuple[bool, float]:
-        """Hardware before what only stands for it, the faster before the slower."""
+        """A sort key: hardware before simulators, faster before slower."""
         declared = capabilities.performance_of(self.dtype)
         return capabilities.simulated, math.inf if declared is None else declared.execution_time
 
 
 def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Device, DeviceInfo]:
-    """The best usable device of *kind*, of every installed driver: one that computes in the class
-    *accuracy* before others. `DeviceUnavailable` says what was looked for, and what each device is
-    instead.
+    """The best usable device of *kind* of every installed driver; devices that compute in the class
+    *accuracy* come first.
+
+    Raises `DeviceUnavailable` with what was sought, and why each device does not fit.
     """
     infos = manager.infos()
     fitting = [i for i in infos if i.usable and not kind.mismatch(i)]
@@ -70,15 +74,15 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
         found.sort(key=lambda pair: (pair[1].capabilities.simulated, is_relaxed_alone(*pair)))
     if found:
         return found[0]
-    told = "; ".join(
+    reasons = "; ".join(
         f"{i.name}: {kind.mismatch(i) or i.reason or 'it is no longer there'}" for i in infos
     )
-    raise DeviceUnavailable(f"no {kind.sought} is usable; found: {told or 'no device at all'}")
+    raise DeviceUnavailable(f"no {kind.sought} is usable; found: {reasons or 'no device at all'}")
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device takes a plain operation in `relaxed` or `stepwise`, and in no class that
-    delegates ask for else.
+    """Whether the device supports a plain operation in the class `relaxed`, but not in the default
+    class of delegates.
     """
     dtype, quantization = DType.FLOAT32, None
     if info.capabilities.performance_of("float32") is None:
@@ -94,21 +98,15 @@ def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
 
 
 def given_device(kind: Kind, wanted: AnyDevice) -> tuple[Device, DeviceInfo]:
-    """The device that the caller named. `DeviceUnavailable` where there is none, where it cannot be
-    used, and where it is another kind of device.
+    """The device that the caller named.
+
+    Raises `DeviceUnavailable` if it does not exist, cannot be used, or is of another kind.
     """
     try:
         (device,) = manager.choose([wanted])
     except PlacementError as error:
         raise DeviceUnavailable(str(error)) from error
-    info = _info_of(device)
-    if reason := kind.mismatch(info):
-        raise DeviceUnavailable(f"{info.name} is no {kind.sought}: {reason}")
-    return device, info
-
-
-def _info_of(device: Device) -> DeviceInfo:
-    return DeviceInfo(
+    info = DeviceInfo(
         name=device.name,
         type=device.type.value,
         version=device.version,
@@ -119,14 +117,16 @@ def _info_of(device: Device) -> DeviceInfo:
         only_when_named=device.capabilities.only_when_named,
         driver=device.name,
     )
+    if reason := kind.mismatch(info):
+        raise DeviceUnavailable(f"{info.name} is no {kind.sought}: {reason}")
+    return device, info
 
 
 class KindDelegate(DriverDelegate):
-    """A delegate over the one device of its *kind*; a subclass says which tensors its engine
-    computes with.
+    """A delegate over one device of its *kind*. A subclass says which tensors its engine accepts.
 
-    *device* names a device, or is one; None takes the best of all installed drivers, those that
-    must be named too.
+    *device* is a device or its name; None takes the best of all installed drivers, including
+    devices that are otherwise used only by name. *max_delegated_partitions* 0 means all.
     """
 
     def __init__(
@@ -136,41 +136,43 @@ class KindDelegate(DriverDelegate):
         *,
         accuracy: AccuracyClass = "faithful",
         preference: Preference = "fast_single_answer",
-        priority: Priority = "medium",
         num_threads: int | None = None,
-        max_delegated_partitions: int | None = None,
-        min_nodes_per_partition: int | None = None,
+        max_delegated_partitions: int = 0,
+        min_nodes_per_partition: int = 0,
+        caller_cache: CallerCache | None = None,
     ) -> None:
+        most = checked_count("max_delegated_partitions", max_delegated_partitions)
+        least = checked_count("min_nodes_per_partition", min_nodes_per_partition)
         chosen, self.info = (
             find_device(kind, accuracy) if device is None else given_device(kind, device)
         )
         self.simulated = self.info.capabilities.simulated
-        """Whether no such hardware is there, and a test double or a simulator stands for it."""
+        """Whether a test double or a simulator stands for the hardware."""
+        self.caller_cache = caller_cache
         super().__init__(
             chosen,
             policy=Policy(accuracy=accuracy, allow_fallback=False),
             preference=preference,
-            priority=priority,
             num_threads=num_threads,
-            max_delegated_partitions=max_delegated_partitions,
-            min_nodes_per_partition=min_nodes_per_partition,
+            max_delegated_partitions=most or None,
+            min_nodes_per_partition=least,
         )
 
     def refuses(self, operand: Operand) -> str:
-        """Why the engine does not compute with a tensor that is no constant; empty where it does."""
+        """Why the engine rejects a tensor that is not constant; "" if it accepts it."""
         return ""
 
     def initialize(self, context: DelegateContext) -> None:
-        """As `DriverDelegate`; a graph of which nothing is taken is worth a warning."""
+        """As `DriverDelegate`; warns if no node of the graph is taken."""
         super().initialize(context)
-        if self.reasons and not self._taken:
+        if len(self.reasons) == len(context.execution_plan) > 0:
             first = next(iter(self.reasons.values()))
             text = "%s takes none of %d nodes; the first because: %s"
             log.warning(text, self.name, len(context.execution_plan), first)
 
     def refusals(self, model: Model) -> list[str]:
-        """For each operation why it is not taken: a tensor that the engine does not compute with,
-        else the device's reason.
+        """Why each operation is not taken: a tensor that the engine rejects, else the device's
+        reason.
         """
         own = [self._refused(model, at) for at in range(len(model.operations))]
         asked = super().refusals(model)
@@ -185,26 +187,22 @@ class KindDelegate(DriverDelegate):
         return ""
 
 
-def checked_count(name: str, value: int, least: int = 0) -> int:
-    """*value*, a whole number of at least *least*; else `InputError` that names the option."""
-    if type(value) is not int or value < least:
-        raise InputError(f"{name} is a whole number, {least} or more, not {value!r}")
+def checked_count(name: str, value: int) -> int:
+    """*value* if it is a whole number of at least 0; else raises `InputError` with the option."""
+    if type(value) is not int or value < 0:
+        raise InputError(f"{name} is a whole number, 0 or more, not {value!r}")
     return value
 
 
 def checked_choice(name: str, value: str, choices: Sequence[str]) -> str:
-    """*value*, one of *choices*; else `InputError` that names the option."""
+    """*value* if it is one of *choices*; else raises `InputError` with the option."""
     if value not in choices:
         raise InputError(f"{name} {value!r} is not one of {', '.join(choices)}")
     return value
 
 
-FLOATS: Final = frozenset({"float32", "float16"})
-BYTES: Final = frozenset({"int8", "uint8"})
-
-
 def is_quantised(operand: Operand) -> bool:
-    """Whether a tensor has 8-bit values that stand for real ones."""
+    """Whether a tensor has quantised 8-bit values."""
     return operand.dtype.value in BYTES and operand.quantization is not None
 
 

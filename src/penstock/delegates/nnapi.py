@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
-from penstock.delegates.driver import DriverDelegate, Kept
+from penstock.delegates.driver import CallerCache, DriverDelegate
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import DeviceUnavailable, InputError
 from penstock.hal import Device, Preference
 from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import manager
-
-if TYPE_CHECKING:
-    from penstock.cache.info import CacheInfo
-    from penstock.compilation import Receipt
-    from penstock.delegates.context import PartitionModel
 
 ExecutionPreference = Literal["undefined", "low_power", "fast_single_answer", "sustained_speed"]
 
@@ -33,21 +28,21 @@ PREFERENCE_OF: Final[Mapping[str, Preference]] = {
 log = Log(__name__)
 
 DEFAULT_PARTITIONS: Final = 3
-"""TFLite's: more subsets than that cost more to enter and leave than they save."""
+"""TFLite's default: entering and leaving more subsets costs more than they save."""
 
 
 class NnapiDelegate(DriverDelegate):
-    """Gives the runtime what its devices support, and leaves the rest to the interpreter.
+    """Gives the runtime the nodes that its devices support, and leaves the rest to the interpreter.
 
-    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones
-    where it is none of them. *cache_dir* is where compiled subsets are kept, under *model_token*
-    (text, or bytes) where one is given, under what they depend on otherwise; without *cache_dir*
-    nothing is kept, and where it cannot be written a warning is logged and every start compiles.
+    *accelerator_name* takes one device alone, by name; `DeviceUnavailable` lists the usable ones if
+    it is none of them. *cache_dir* is where compiled subsets are kept, under *model_token* (text,
+    or bytes) if one is given, else under a key of their ingredients. Without *cache_dir* nothing is
+    kept; if it cannot be written, a warning is logged and every start compiles.
     *execution_preference* "undefined" is "fast_single_answer". At most
     *max_number_delegated_partitions* subsets are taken, the largest first; 0 or less takes all.
-    *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes what
-    is left either way) leaves out that device, which stands for NNAPI's own CPU path, unless it is
-    named; `DeviceUnavailable` where it is the only one. It also turns fall-back off. *allow_fp16*
+    *disallow_nnapi_cpu* (TFLite's default, not Penstock's: here the reference device computes the
+    rest either way) leaves out the reference device, which stands for NNAPI's own CPU path, unless
+    it is named; `DeviceUnavailable` if it is the only one. It also turns fallback off. *allow_fp16*
     accepts reduced precision (the accuracy class `relaxed`).
     """
 
@@ -65,11 +60,9 @@ class NnapiDelegate(DriverDelegate):
         if execution_preference not in PREFERENCE_OF:
             known = ", ".join(PREFERENCE_OF)
             raise InputError(f"execution_preference {execution_preference!r} is not one of {known}")
-        if type(max_number_delegated_partitions) is not int:
-            raise InputError(
-                f"max_number_delegated_partitions is a whole number, not {max_number_delegated_partitions!r}"
-            )
         most = max_number_delegated_partitions
+        if type(most) is not int:
+            raise InputError(f"max_number_delegated_partitions is a whole number, not {most!r}")
         super().__init__(
             _devices(accelerator_name, disallow_nnapi_cpu),
             policy=Policy(
@@ -81,17 +74,9 @@ class NnapiDelegate(DriverDelegate):
             num_threads=num_threads,
             max_delegated_partitions=most if most > 0 else None,
         )
-        self._kept = Kept(cache_dir, model_token, ("cache_dir", "model_token"))
+        self.caller_cache = CallerCache(cache_dir, model_token, ("cache_dir", "model_token"))
         if cache_dir is not None and (reason := _unwritable(cache_dir)):
             log.warning("%s keeps nothing in cache_dir %s: %s", self.name, cache_dir, reason)
-
-    def cache_for(self, part: PartitionModel) -> bool | str | CacheInfo | None:
-        """An entry of its own for each subset, in the caller's directory."""
-        return self._kept.entry_of(part)
-
-    def tell(self, receipt: Receipt) -> None:
-        """Logs why the caller's directory keeps nothing, where it does not."""
-        self._kept.tell(receipt)
 
 
 def _devices(name: str | None, without_cpu: bool) -> list[Device]:
@@ -112,9 +97,7 @@ def _devices(name: str | None, without_cpu: bool) -> list[Device]:
 
 
 def _unwritable(directory: str | os.PathLike[str]) -> str:
-    """Why nothing can be kept in *directory*, which is made where it is missing; empty where
-    something can.
-    """
+    """Why *directory*, which is created if it is missing, cannot be written; "" if it can."""
     from penstock.cache.info import CacheInfo
 
     place = CacheInfo(directory).directory

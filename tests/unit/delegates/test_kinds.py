@@ -22,7 +22,7 @@ from penstock.delegates import (
     HexagonDelegate,
     NnapiDelegate,
 )
-from penstock.delegates.accelerators import Host, core_ml_missing, neural_engine_missing
+from penstock.delegates.coreml import Host, core_ml_missing, neural_engine_missing
 from penstock.delegates.fitting import Fit, fitting
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import DeviceUnavailable, InputError
@@ -476,12 +476,12 @@ class TestCoreMLOptions:
             (Host("darwin", "x86_64", release=(10, 14, 6)), "has no neural engine"),
             (Host("ios", "arm64", "iPhone10,6"), "too old: Core ML uses those of the A12"),
         ):
-            monkeypatch.setattr("penstock.delegates.accelerators.this_host", lambda host=host: host)
+            monkeypatch.setattr("penstock.delegates.coreml.this_host", lambda host=host: host)
             with pytest.raises(DeviceUnavailable, match=words):
                 CoreMLDelegate(device=device)
             assert not CoreMLDelegate("all", device=device).simulated
         monkeypatch.setattr(
-            "penstock.delegates.accelerators.this_host",
+            "penstock.delegates.coreml.this_host",
             lambda: Host("darwin", "x86_64", "", (10, 14)),
         )
         assert CoreMLDelegate("all", 2, device=device).info.name == "coreml"

@@ -1,0 +1,159 @@
+"""`GpuDelegate`: TensorFlow Lite's GPU delegate over the driver of any GPU. Experimental until
+1.0.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from penstock.delegates.driver import AnyDevice, CallerCache
+from penstock.delegates.kinds import (
+    FLOATS,
+    Kind,
+    KindDelegate,
+    checked_choice,
+    is_quantised,
+    shown_type,
+)
+from penstock.errors import InputError
+from penstock.hal import Preference
+from penstock.ir import Operand
+
+InferencePreference = Literal["fast_single_answer", "sustained_speed", "balanced"]
+InferencePriority = Literal["auto", "max_precision", "min_latency", "min_memory_usage"]
+
+PREFERENCES: Final[Mapping[str, Preference]] = {
+    "fast_single_answer": "fast_single_answer",
+    "sustained_speed": "sustained_speed",
+    "balanced": "fast_single_answer",
+}
+PRIORITIES: Final = ("auto", "max_precision", "min_latency", "min_memory_usage")
+
+GPU: Final = Kind("GPU", ("gpu",))
+ALL_FLAGS: Final = 15
+
+
+class GpuExperimentalFlags(enum.IntFlag):
+    """TFLite's flags. ENABLE_QUANT accepts quantised nodes; CL_ONLY and GL_ONLY require a GPU of
+    the family "opencl" or "opengl"; ENABLE_SERIALIZATION keeps compiled artefacts in
+    *serialization_dir*.
+    """
+
+    NONE = 0
+    ENABLE_QUANT = 1
+    CL_ONLY = 2
+    GL_ONLY = 4
+    ENABLE_SERIALIZATION = 8
+
+
+class GpuDelegate(KindDelegate):
+    """Runs nodes with float32, float16 and quantised 8-bit tensors on a GPU.
+
+    *is_precision_loss_allowed* True accepts the engine's own arithmetic and reduced precision
+    (accuracy class `relaxed`); False asks for `faithful`; None decides by the priorities: only
+    *inference_priority1* "max_precision" asks for `faithful`. "auto" leaves a priority open, and
+    all priorities after it. *inference_preference* "balanced" is "fast_single_answer".
+    *experimental_flags* are `GpuExperimentalFlags`. The delegate takes at most
+    *max_delegated_partitions* subsets, the largest first; TFLite's default is 1, and 0 takes all.
+    *serialization_dir* and *model_token* need ENABLE_SERIALIZATION. *device* is a device or its
+    name; None takes the fastest GPU of every installed driver, including devices that are otherwise
+    used only by name.
+
+    Raises `DeviceUnavailable` if there is no such device, with what was sought and found;
+    `InputError` for a wrong option.
+    """
+
+    def __init__(
+        self,
+        is_precision_loss_allowed: bool | None = None,
+        inference_preference: InferencePreference = "fast_single_answer",
+        inference_priority1: InferencePriority = "max_precision",
+        inference_priority2: InferencePriority = "auto",
+        inference_priority3: InferencePriority = "auto",
+        experimental_flags: int = GpuExperimentalFlags.ENABLE_QUANT,
+        max_delegated_partitions: int = 1,
+        serialization_dir: str | os.PathLike[str] | None = None,
+        model_token: str | bytes | None = None,
+        *,
+        device: AnyDevice | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        checked_choice("inference_preference", inference_preference, tuple(PREFERENCES))
+        priorities = (inference_priority1, inference_priority2, inference_priority3)
+        _check_priorities(priorities)
+        self.flags_of_gpu = _flags(experimental_flags)
+        reduced = (
+            inference_priority1 != "max_precision"
+            if is_precision_loss_allowed is None
+            else bool(is_precision_loss_allowed)
+        )
+        keeps = GpuExperimentalFlags.ENABLE_SERIALIZATION in self.flags_of_gpu
+        if keeps and serialization_dir is None:
+            raise InputError("ENABLE_SERIALIZATION needs a serialization_dir")
+        if not keeps and (serialization_dir is not None or model_token is not None):
+            raise InputError(
+                "serialization_dir and model_token need ENABLE_SERIALIZATION in experimental_flags"
+            )
+        caller_cache = CallerCache(
+            serialization_dir, model_token, ("serialization_dir", "model_token")
+        )
+        super().__init__(
+            _kind(self.flags_of_gpu),
+            device,
+            accuracy="relaxed" if reduced else "faithful",
+            preference=PREFERENCES[inference_preference],
+            num_threads=num_threads,
+            max_delegated_partitions=max_delegated_partitions,
+            caller_cache=caller_cache,
+        )
+
+    def refuses(self, operand: Operand) -> str:
+        """Accepts float32, float16 and, with ENABLE_QUANT, quantised 8-bit tensors."""
+        if operand.dtype.value in FLOATS:
+            return ""
+        if not is_quantised(operand):
+            return (
+                f"is {shown_type(operand)}; a GPU is given float32, float16 and quantised 8-bit "
+                "tensors"
+            )
+        if GpuExperimentalFlags.ENABLE_QUANT not in self.flags_of_gpu:
+            return (
+                f"is {shown_type(operand)}, and experimental_flags is without ENABLE_QUANT, "
+                "which takes quantised nodes"
+            )
+        return ""
+
+
+def _kind(flags: GpuExperimentalFlags) -> Kind:
+    if GpuExperimentalFlags.CL_ONLY in flags:
+        return Kind("GPU", ("gpu",), ("opencl",))
+    if GpuExperimentalFlags.GL_ONLY in flags:
+        return Kind("GPU", ("gpu",), ("opengl",))
+    return GPU
+
+
+def _flags(given: int) -> GpuExperimentalFlags:
+    if type(given) not in (int, GpuExperimentalFlags) or not 0 <= given <= ALL_FLAGS:
+        raise InputError(f"experimental_flags are GpuExperimentalFlags, not {given!r}")
+    flags = GpuExperimentalFlags(given)
+    if GpuExperimentalFlags.CL_ONLY in flags and GpuExperimentalFlags.GL_ONLY in flags:
+        raise InputError("experimental_flags has CL_ONLY and GL_ONLY, which leave no GPU")
+    return flags
+
+
+def _check_priorities(priorities: tuple[str, ...]) -> None:
+    """Raises `InputError` unless TFLite's rule holds: the first priority is given, none twice, and
+    none follows an "auto".
+    """
+    for number, priority in enumerate(priorities, 1):
+        checked_choice(f"inference_priority{number}", priority, PRIORITIES)
+    given = [p for p in priorities if p != "auto"]
+    if priorities[0] == "auto":
+        raise InputError('inference_priority1 is "auto"; only what comes after a priority can be')
+    if tuple(given) != priorities[: len(given)]:
+        raise InputError("an inference priority follows one that is left open")
+    if len(set(given)) != len(given):
+        raise InputError(f"an inference priority is given twice: {', '.join(given)}")
