@@ -22,7 +22,7 @@ from penstock.nnapi import (
 )
 from penstock.nnapi.codes import STATUS_CODES, code_of, translated
 from penstock.nnapi.lowering import rules
-from penstock.nnapi.lowering.site import ACTIVATIONS, PADDINGS
+from penstock.nnapi.lowering.operation import ACTIVATIONS, PADDINGS
 
 
 def test_result_codes_are_numbered_as_in_the_header() -> None:

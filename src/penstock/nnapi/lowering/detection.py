@@ -1,6 +1,6 @@
 """Boxes: regions of interest, proposals, suppression, detections and key points.
 
-Quantised, their corners have 16 bits, the scale 1/8 and the zero point 0.
+Corners of quantised boxes have 16 bits, the scale 1/8 and the zero point 0.
 """
 
 from __future__ import annotations
@@ -8,161 +8,100 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
+from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import lowers
-from penstock.nnapi.lowering.site import Site
 
 FLOAT: Final = "f32 f16"
 QUANT8: Final = "q8 q8s@4"
 CORNER_SCALE: Final = 0.125
 SUPPRESSIONS: Final = ("HARD", "LINEAR", "GAUSSIAN")
 
+
+def _forms(text: str) -> tuple[str, str]:
+    """*text* for real numbers, and for quantised ones: in it F is a value, C a corner of a box."""
+    real = text.replace(":C", ":F")
+    return real, text.replace(":F", ":Q").replace(":C", ":q16a")
+
+
+def _require_corners(op: OperationLowering, *names: str) -> None:
+    for name in names:
+        op.require_quantization(name, CORNER_SCALE, 0)
+
+
 _REGION: Final = (
-    "batch_indices:i32 output_height:i output_width:i height_ratio:real width_ratio:real"
+    "input:F/4 boxes:C/2 batch_indices:i32/1 output_height:i>0 output_width:i>0"
+    " height_ratio:real>0 width_ratio:real>0"
 )
-_POINTS: Final = "height_points:i width_points:i"
-
-
-def layout(site: Site) -> str:
-    """The layout of images that the argument `nchw` says."""
-    return "NCHW" if site.flag("nchw") else "NHWC"
-
-
-def _require_corners(site: Site, *names: str) -> None:
-    for name in names:
-        site.require_quantization(name, CORNER_SCALE, 0)
-
-
-def _require_positive(site: Site, *names: str) -> None:
-    for name in names:
-        if not site.real(name) > 0:
-            raise InvalidAttribute(f"{name} of {site.type} must be above 0, not {site.real(name)}")
-
-
-def _region(site: Site) -> dict[str, int | float | str]:
-    """The attributes that both operations on regions have, after their checks."""
-    site.require_rank("input", 4)
-    site.require_rank("boxes", 2)
-    site.require_rank("batch_indices", 1)
-    _require_positive(site, "height_ratio", "width_ratio")
-    if "F" not in site.types:
-        _require_corners(site, "boxes")
-    return {
-        "output_height": site.positive("output_height"),
-        "output_width": site.positive("output_width"),
-        "height_ratio": site.real("height_ratio"),
-        "width_ratio": site.real("width_ratio"),
-        "data_layout": layout(site),
-    }
-
-
-def _tensors(site: Site, *names: str) -> list[int]:
-    return [site.tensor(name) for name in names]
+_POINTS: Final = ("sampling_points_height", "sampling_points_width")
 
 
 @lowers(
     "ROI_ALIGN",
     level=3,
-    form=(
-        f"input:F boxes:F {_REGION} {_POINTS} nchw:b -> output:F",
-        f"input:Q boxes:q16a {_REGION} {_POINTS} nchw:b -> output:Q",
-    ),
+    form=_forms(f"{_REGION} {_POINTS[0]}:i {_POINTS[1]}:i nchw:b -> output:F"),
     F=FLOAT,
     Q=QUANT8,
 )
-def roi_align(site: Site) -> None:
-    attributes = _region(site)
-    points = [site.integer(f"{side}_points") for side in ("height", "width")]
+def roi_align(op: OperationLowering) -> None:
+    _require_corners(op, "boxes")
+    points = [op.integer(name) for name in _POINTS]
     if min(points) < 0:
         raise InvalidAttribute(f"{points} sampling points, which must not be negative")
-    site.finish(
-        "ROI_ALIGN",
-        _tensors(site, "input", "boxes", "batch_indices"),
-        sampling_points_height=points[0],
-        sampling_points_width=points[1],
-        **attributes,
-    )
+    op.pass_through()
 
 
 @lowers(
     "ROI_POOLING",
     level=3,
-    form=(
-        f"input:F boxes:F {_REGION} nchw:b -> output:F",
-        f"input:Q boxes:q16a {_REGION} nchw:b -> output:Q",
-    ),
+    form=_forms(f"{_REGION} nchw:b -> output:F"),
+    same="input output",
     F=FLOAT,
     Q=QUANT8,
 )
-def roi_pooling(site: Site) -> None:
-    site.require_same_quantization("input", "output")
-    attributes = _region(site)
-    site.finish("ROI_POOLING", _tensors(site, "input", "boxes", "batch_indices"), **attributes)
+def roi_pooling(op: OperationLowering) -> None:
+    _require_corners(op, "boxes")
+    op.pass_through()
 
 
 @lowers(
     "AXIS_ALIGNED_BBOX_TRANSFORM",
     level=3,
-    form=(
-        "boxes:F deltas:F batch_indices:i32 image_sizes:F -> output:F",
-        "boxes:q16a deltas:Q batch_indices:i32 image_sizes:q16a -> output:q16a",
-    ),
+    form=_forms("boxes:C/2 deltas:F/2 batch_indices:i32/1 image_sizes:C/2 -> output:C"),
     F=FLOAT,
     Q=QUANT8,
 )
-def axis_aligned_bbox_transform(site: Site) -> None:
-    for name, rank in (("boxes", 2), ("deltas", 2), ("batch_indices", 1), ("image_sizes", 2)):
-        site.require_rank(name, rank)
-    _require_corners(site, "boxes", "image_sizes", "output")
-    deltas = site.shape(site.tensor("deltas"))
-    columns = None if deltas is None else deltas[1]
+def axis_aligned_bbox_transform(op: OperationLowering) -> None:
+    _require_corners(op, "boxes", "image_sizes", "output")
+    columns = op.dimension(op.tensor("deltas"), 1)
     if columns is not None and (columns == 0 or columns % 4):
         raise ShapeMismatch(f"{columns} deltas a box, which are not 4 for each of some classes")
-    inputs = _tensors(site, "boxes", "deltas", "batch_indices", "image_sizes")
-    site.finish("AXIS_ALIGNED_BBOX_TRANSFORM", inputs)
-
-
-_LIMIT: Final = (
-    "batch_indices:i32 score_threshold:real max_boxes:i kernel:i iou_threshold:real sigma:real"
-    " nms_score_threshold:real"
-)
-_PLACES: Final = "classes:i32 best_batch_indices:i32"
+    op.pass_through()
 
 
 @lowers(
     "BOX_WITH_NMS_LIMIT",
     level=3,
-    form=(
-        f"scores:F boxes:F {_LIMIT} -> best_scores:F best_boxes:F {_PLACES}",
-        f"scores:Q boxes:q16a {_LIMIT} -> best_scores:Q best_boxes:q16a {_PLACES}",
+    form=_forms(
+        "scores:F/2 boxes:C/2 batch_indices:i32/1 score_threshold:real max_boxes:i nms_kernel:i"
+        " iou_threshold:real sigma:real nms_score_threshold:real"
+        " -> best_scores:F best_boxes:C classes:i32 best_batch_indices:i32"
     ),
+    same="scores best_scores",
     F=FLOAT,
     Q=QUANT8,
 )
-def box_with_nms_limit(site: Site) -> None:
-    for name, rank in (("scores", 2), ("boxes", 2), ("batch_indices", 1)):
-        site.require_rank(name, rank)
-    site.require_same_quantization("scores", "best_scores")
-    _require_corners(site, "boxes", "best_boxes")
-    _require_classes(site, 1)
-    kernel = site.integer("kernel")
+def box_with_nms_limit(op: OperationLowering) -> None:
+    _require_corners(op, "boxes", "best_boxes")
+    _require_classes(op, 1)
+    kernel = op.integer("nms_kernel")
     if not 0 <= kernel < len(SUPPRESSIONS):
         raise InvalidAttribute(f"suppression kernel {kernel} is not in [0, 2]")
-    site.finish(
-        "BOX_WITH_NMS_LIMIT",
-        _tensors(site, "scores", "boxes", "batch_indices"),
-        score_threshold=site.real("score_threshold"),
-        max_boxes=site.integer("max_boxes"),
-        nms_kernel=SUPPRESSIONS[kernel],
-        iou_threshold=site.real("iou_threshold"),
-        sigma=site.real("sigma"),
-        nms_score_threshold=site.real("nms_score_threshold"),
-    )
+    op.pass_through(nms_kernel=SUPPRESSIONS[kernel])
 
 
-def _require_classes(site: Site, axis: int) -> None:
-    """There is one class at least beside the background."""
-    scores = site.shape(site.tensor("scores"))
-    classes = None if scores is None else scores[axis]
+def _require_classes(op: OperationLowering, axis: int) -> None:
+    """There is at least one class beside the background."""
+    classes = op.dimension(op.tensor("scores"), axis)
     if classes is not None and classes < 2:
         raise ShapeMismatch(f"scores of {classes} classes, the first of which is the background")
 
@@ -170,92 +109,55 @@ def _require_classes(site: Site, axis: int) -> None:
 @lowers(
     "DETECTION_POSTPROCESSING",
     level=3,
-    form="scores:T boxes:T anchors:T scale_y:real scale_x:real scale_h:real scale_w:real"
-    " regular:b max_detections:i max_classes:i max_each:i score_threshold:real iou_threshold:real"
-    " background:b -> best_scores:T best_boxes:T classes:i32 count:i32",
+    form="scores:T/3 boxes:T/3 anchors:T/2"
+    " scale_y:real>0 scale_x:real>0 scale_h:real>0 scale_w:real>0"
+    " use_regular_nms:b max_detections:i>0 max_classes_per_detection:i detections_per_class:i"
+    " score_threshold:real iou_threshold:real background_in_labels:b"
+    " -> best_scores:T best_boxes:T classes:i32 count:i32",
     T=FLOAT,
 )
-def detection_postprocessing(site: Site) -> None:
-    for name, rank in (("scores", 3), ("boxes", 3), ("anchors", 2)):
-        site.require_rank(name, rank)
-    _require_positive(site, "scale_y", "scale_x", "scale_h", "scale_w")
-    for name in ("score_threshold", "iou_threshold"):
-        if not site.real(name) >= 0:
-            raise InvalidAttribute(f"{name} is {site.real(name)}, and must not be below 0")
-    _require_classes(site, 2)
-    boxes, regular = site.shape(site.tensor("boxes")), site.flag("regular")
-    if boxes is not None and boxes[2] is not None and boxes[2] < 4:
-        raise ShapeMismatch(f"boxes of {boxes[2]} numbers, where 4 are needed")
-    site.positive("max_each" if regular else "max_classes")
-    site.finish(
-        "DETECTION_POSTPROCESSING",
-        _tensors(site, "scores", "boxes", "anchors"),
-        scale_y=site.real("scale_y"),
-        scale_x=site.real("scale_x"),
-        scale_h=site.real("scale_h"),
-        scale_w=site.real("scale_w"),
-        use_regular_nms=regular,
-        max_detections=site.positive("max_detections"),
-        max_classes_per_detection=site.integer("max_classes"),
-        detections_per_class=site.integer("max_each"),
-        score_threshold=site.real("score_threshold"),
-        iou_threshold=site.real("iou_threshold"),
-        background_in_labels=site.flag("background"),
-    )
-
-
-_PROPOSAL: Final = (
-    "height_stride:real width_stride:real most_before:i most_after:i iou_threshold:real"
-    " least_size:real nchw:b"
-)
-_BEST: Final = "best_scores"
-_BATCHES: Final = "batch_indices:i32"
+def detection_postprocessing(op: OperationLowering) -> None:
+    op.not_negative("score_threshold")
+    op.not_negative("iou_threshold")
+    _require_classes(op, 2)
+    numbers = op.dimension(op.tensor("boxes"), 2)
+    if numbers is not None and numbers < 4:
+        raise ShapeMismatch(f"boxes of {numbers} numbers, where 4 are needed")
+    regular = op.flag("use_regular_nms")
+    op.positive("detections_per_class" if regular else "max_classes_per_detection")
+    op.pass_through()
 
 
 @lowers(
     "GENERATE_PROPOSALS",
     level=3,
-    form=(
-        f"scores:F deltas:F anchors:F image_sizes:F {_PROPOSAL} -> {_BEST}:F boxes:F {_BATCHES}",
-        f"scores:Q deltas:Q anchors:q16y image_sizes:q16a {_PROPOSAL} -> {_BEST}:Q boxes:q16a {_BATCHES}",
+    form=tuple(
+        form.replace("anchors:q16a", "anchors:q16y")
+        for form in _forms(
+            "scores:F/4 deltas:F/4 anchors:C/2 image_sizes:C/2 height_stride:real"
+            " width_stride:real pre_nms_max:i post_nms_max:i iou_threshold:real min_size:real nchw:b"
+            " -> best_scores:F boxes:C batch_indices:i32"
+        )
     ),
+    same="scores best_scores",
     F=FLOAT,
     Q=QUANT8,
 )
-def generate_proposals(site: Site) -> None:
-    for name, rank in (("scores", 4), ("deltas", 4), ("anchors", 2), ("image_sizes", 2)):
-        site.require_rank(name, rank)
-    site.require_same_quantization("scores", "best_scores")
-    _require_corners(site, "anchors", "image_sizes", "boxes")
-    site.finish(
-        "GENERATE_PROPOSALS",
-        _tensors(site, "scores", "deltas", "anchors", "image_sizes"),
-        height_stride=site.real("height_stride"),
-        width_stride=site.real("width_stride"),
-        pre_nms_max=site.integer("most_before"),
-        post_nms_max=site.integer("most_after"),
-        iou_threshold=site.real("iou_threshold"),
-        min_size=site.real("least_size"),
-        data_layout=layout(site),
-    )
+def generate_proposals(op: OperationLowering) -> None:
+    _require_corners(op, "anchors", "image_sizes", "boxes")
+    op.pass_through()
 
 
 @lowers(
     "HEATMAP_MAX_KEYPOINT",
     level=3,
-    form=(
-        "maps:F boxes:F nchw:b -> scores:F keypoints:F",
-        "maps:Q boxes:q16a nchw:b -> scores:Q keypoints:q16a",
-    ),
+    form=_forms("maps:F/4 boxes:C/2 nchw:b -> scores:F keypoints:C"),
     F=FLOAT,
     Q=QUANT8,
 )
-def heatmap_max_keypoint(site: Site) -> None:
-    site.require_rank("maps", 4)
-    site.require_rank("boxes", 2)
-    _require_corners(site, "boxes", "keypoints")
-    maps = site.shape(site.tensor("maps"))
-    size = None if maps is None else maps[2]
+def heatmap_max_keypoint(op: OperationLowering) -> None:
+    _require_corners(op, "boxes", "keypoints")
+    size = op.dimension(op.tensor("maps"), 2)
     if size is not None and size < 2:
         raise ShapeMismatch(f"heat maps of {size} pixels a side, where 2 are needed")
-    site.finish("HEATMAP_MAX_KEYPOINT", _tensors(site, "maps", "boxes"), data_layout=layout(site))
+    op.pass_through()

@@ -1,13 +1,18 @@
 """Forms: which operands an operation takes, written as one line each.
 
-    "input:T filter:W bias:B padding:i [nchw:b@3 [dilation_w:i dilation_h:i]] -> output:T"
+    "input:T filter:W/4 bias:B/1 padding:i [nchw:b@3 [dilation_w:i>0 dilation_h:i>0]] -> output:T"
 
 An argument is `name:kind`. A kind is a short name of an operand type (`KINDS`), `real` for the
 float scalar that goes with the first tensor's type (FLOAT16 beside TENSOR_FLOAT16, FLOAT32
-otherwise), or a variable whose types stand beside the form: arguments of one variable share one
-type. `@n` is the feature level from which the argument may be given; `?` allows it to be omitted
-(NO_VALUE); `*` stands for any number of arguments, `+` for one or more; brackets around the last
-arguments allow to leave them away, all of one pair of brackets together.
+otherwise), or a variable: arguments of one variable share one of the types listed beside the form.
+After the kind may stand:
+
+- `/2` or `/1-4`: the rank that a tensor must have, if it is known;
+- `>0`: a scalar must be above 0;
+- `@3`: the feature level that introduced the argument;
+- `?`: the argument may be omitted (NO_VALUE); `*`: any number of arguments; `+`: one or more.
+
+Arguments in brackets at the end may be left out, all of one pair of brackets together.
 """
 
 from __future__ import annotations
@@ -39,7 +44,10 @@ KINDS: Final[Mapping[str, OperandType]] = {
 REAL: Final = "real"
 EVERY: Final = "any"
 
-_ARGUMENT: Final = re.compile(r"(\w+):(\w+)(?:@(\d+))?([?*+]?)")
+_ARGUMENT: Final = re.compile(
+    r"(?P<name>\w+):(?P<kind>\w+)(?:/(?P<low>\d)(?:-(?P<high>\d))?)?(?P<positive>>0)?"
+    r"(?:@(?P<level>\d+))?(?P<mark>[?*+]?)"
+)
 
 Levels = Mapping[AnyType, int]
 """Operand types, each with the feature level from which it may stand there."""
@@ -55,6 +63,8 @@ class Argument:
     optional: bool = False
     repeated: bool = False
     least: int = 0
+    ranks: tuple[int, int] | None = None
+    positive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +75,12 @@ class Form:
     ends: frozenset[int]
     outputs: tuple[Argument, ...]
     output_ends: frozenset[int]
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How operands fill a form: the first place of each argument that is given, how many of the
-    repeated input there are, and the types of the variables.
+    """How operands fill a form: the first place of each given argument, how many operands the
+    repeated input has, and the types of the variables.
     """
 
     form: Form
@@ -82,7 +91,7 @@ class Match:
 
 
 class Misfit(Exception):  # never leaves this package's matching
-    """Why operands do not fill a form; *depth* tells how far they do."""
+    """Why operands do not fill a form; *depth* is how many of them do."""
 
     def __init__(self, message: str, depth: int) -> None:
         super().__init__(message)
@@ -96,7 +105,7 @@ def parse_form(text: str) -> Form:
         raise ValueError(f"form without outputs: {text!r}")
     inputs, ends = _parse_arguments(left)
     outputs, output_ends = _parse_arguments(right)
-    return Form(inputs, ends, outputs, output_ends, " ".join(text.split()))
+    return Form(inputs, ends, outputs, output_ends)
 
 
 def parse_types(text: str) -> Levels:
@@ -120,9 +129,19 @@ def _parse_arguments(text: str) -> tuple[tuple[Argument, ...], frozenset[int]]:
             found = _ARGUMENT.fullmatch(word)
             if found is None:
                 raise ValueError(f"no argument of a form: {word!r}")
-            name, kind, level, mark = found.groups()
+            low, mark = found["low"], found["mark"]
+            ranks = None if low is None else (int(low), int(found["high"] or low))
             arguments.append(
-                Argument(name, kind, int(level or 1), mark == "?", mark in {"*", "+"}, mark == "+")
+                Argument(
+                    found["name"],
+                    found["kind"],
+                    int(found["level"] or 1),
+                    optional=mark == "?",
+                    repeated=mark in {"*", "+"},
+                    least=int(mark == "+"),
+                    ranks=ranks,
+                    positive=found["positive"] is not None,
+                )
             )
     ends.add(len(arguments))
     return tuple(arguments), frozenset(ends)
@@ -217,6 +236,7 @@ def _check_level(
         level = max(level, variables[argument.kind].get(operand.type, 1))
     if level > feature_level:
         raise Misfit(
-            f"{what} as a {operand.type.name} needs feature level {level}, the model keeps to {feature_level}",
+            f"{what} as a {operand.type.name} needs feature level {level}, "
+            f"the model keeps to {feature_level}",
             10_000,
         )

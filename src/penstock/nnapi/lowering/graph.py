@@ -35,7 +35,7 @@ from penstock.ir.types import Shape
 ValueType: TypeAlias = "tuple[DType, Quantization | None]"
 
 
-class Assembly:
+class ModelAssembly:
     """The subgraphs and constants of one model being made. The first pools are those of the source."""
 
     def __init__(self, pools: Sequence[ConstantPool]) -> None:
@@ -92,9 +92,9 @@ class Assembly:
 
 @dataclass(slots=True)
 class Context:
-    """`ShapeContext` of one operation about to be appended to a `Graph`."""
+    """`ShapeContext` of one operation about to be appended to a `SubgraphBuilder`."""
 
-    graph: Graph
+    graph: SubgraphBuilder
     operation: Operation
     attributes: Attributes
     outputs: Sequence[ValueType]
@@ -134,10 +134,10 @@ class Context:
         return [target.operands[i].shape for i in target.outputs]
 
 
-class Graph:
+class SubgraphBuilder:
     """One IR subgraph being assembled: operands, operations, and what is known of values."""
 
-    def __init__(self, assembly: Assembly) -> None:
+    def __init__(self, assembly: ModelAssembly) -> None:
         self.assembly = assembly
         self.operands: list[Operand] = []
         self.operations: list[Operation] = []

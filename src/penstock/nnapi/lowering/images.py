@@ -1,4 +1,4 @@
-"""Image resizing, to a size or by a scale. | Operations over channels of images that only NNAPI has, and random classes."""
+"""Resizing and operations over the channels of images, and random classes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 
 from penstock.errors import InvalidAttribute, ShapeMismatch
 from penstock.ir import DType
-from penstock.nnapi.lowering.detection import layout
-from penstock.nnapi.lowering.registry import lowers
-from penstock.nnapi.lowering.site import Site
+from penstock.nnapi.lowering.operation import OperationLowering
+from penstock.nnapi.lowering.registry import lowers, maps
 from penstock.nnapi.lowering.windows import (
     PADS,
     bind_image,
@@ -20,54 +19,99 @@ from penstock.nnapi.lowering.windows import (
     strides_of,
 )
 
+maps(
+    "CHANNEL_SHUFFLE",
+    level=3,
+    form="input:T/1-4 groups:i>0 axis:i -> output:T",
+    same="input output",
+    T="f32 f16 q8 q8s@4",
+)
+maps(
+    "INSTANCE_NORMALIZATION",
+    level=3,
+    form="input:T/4 gamma:real beta:real epsilon:real nchw:b -> output:T",
+    T="f32 f16",
+)
+
+
+@lowers(
+    "GROUPED_CONV_2D",
+    level=3,
+    form=tuple(
+        f"input:T/4 filter:W/4 bias:B/1 {padding} stride_w:i stride_h:i groups:i>0 activation:i"
+        " nchw:b -> output:T"
+        for padding in (PADS, "padding:i")
+    ),
+    T="f32 f16 q8 q8s@4",
+    W="f32 f16 q8 pc q8s@4",
+    B="f32 i32 f16",
+)
+def grouped_conv_2d(op: OperationLowering) -> None:
+    check_weights(op, 0)
+    padding, strides = padding_of(op), strides_of(op)
+    (top, bottom), (left, right) = padding.sides
+    explicit = padding.scheme == "EXPLICIT"
+    op.finish(
+        "GROUPED_CONV_2D",
+        op.named_tensors(("input", "filter", "bias")),
+        padding=padding.scheme,
+        explicit_padding=(left, right, top, bottom) if explicit else (),
+        stride_w=strides[1],
+        stride_h=strides[0],
+        groups=op.integer("groups"),
+        fused_activation_function=op.activation(),
+        data_layout=op.layout,
+    )
+
+
+@lowers(
+    "RANDOM_MULTINOMIAL",
+    level=3,
+    form="logits:T/2 samples:i>0 seeds:i32/1 -> output:i32",
+    T="f32 f16",
+)
+def random_multinomial(op: OperationLowering) -> None:
+    if op.dimension(op.tensor("logits"), 1) == 0:
+        raise ShapeMismatch("logits of no class")
+    op.pass_through()
+
+
 BILINEAR = "[nchw:b@3 [align:b@4 [half:b@4]]] -> y:T"
 NEAREST = "nchw:b [align:b@4 [half:b@4]] -> y:T"
 
 
-def _size(site: Site, data: int) -> int:
+def _size(op: OperationLowering, data: int) -> int:
     """[height, width]: as given, or the image's times the scales, rounded down."""
-    if "width" in site.match.inputs:
-        return site.integers((site.positive("height"), site.positive("width")))
-    scales = site.real("scale_h"), site.real("scale_w")
+    if "width" in op.match.inputs:
+        return op.integers((op.positive("height"), op.positive("width")))
+    scales = op.real("scale_h"), op.real("scale_w")
     if not all(0 < s < math.inf for s in scales):
-        raise InvalidAttribute(f"a scale of {site.type} is not above 0, or infinite: {scales}")
-    shape = site.shape(data)
+        raise InvalidAttribute(f"a scale of {op.type} is not above 0, or infinite: {scales}")
+    shape = op.shape(data)
     if shape is None or shape[1] is None or shape[2] is None:
-        return _scaled_size(site, data, scales)
+        given = op.cast(op.sizes(data, 1, 3), DType.FLOAT32)
+        factors = op.graph.constant(np.array(scales, np.float32))
+        return op.cast(op.emit("MUL", [given, factors]), DType.INT32)
     height, width = (
         int(np.float32(n) * np.float32(s)) for n, s in zip(shape[1:3], scales, strict=True)
     )
-    site.require(height > 0 and width > 0, f"the scales {scales} leave no pixel of {shape[1:3]}")
-    return site.integers((height, width))
+    op.require(height > 0 and width > 0, f"the scales {scales} leave no pixel of {shape[1:3]}")
+    return op.integers((height, width))
 
 
-def _scaled_size(site: Site, data: int, scales: tuple[float, float]) -> int:
-    """The same for an image whose size only a run tells."""
-    real = (DType.FLOAT32, None)
-    given = site.emit("CAST", [site.sizes(data, 1, 3)], real, out_data_type="FLOAT32")
-    factors = site.graph.constant(np.array(scales, np.float32))
-    scaled = site.emit("MUL", [given, factors])
-    return site.emit("CAST", [scaled], (DType.INT32, None), out_data_type="INT32")
-
-
-def _resize(site: Site) -> None:
-    site.require_same_quantization("x", "y")
-    align, half = site.flag("align", default=False), site.flag("half", default=False)
-    site.require(not (align and half), "aligned corners and half-pixel centres exclude each other")
-    data = image(site, "x")
-    result = site.emit(
-        site.type,
-        [data, _size(site, data)],
-        align_corners=align,
-        half_pixel_centers=half,
-    )
-    bind_image(site, result)
+def _resize(op: OperationLowering) -> None:
+    align, half = op.flag("align", default=False), op.flag("half", default=False)
+    op.require(not (align and half), "aligned corners and half-pixel centres exclude each other")
+    data = image(op, "x")
+    size = _size(op, data)
+    bind_image(op, op.emit(op.type, [data, size], align_corners=align, half_pixel_centers=half))
 
 
 lowers(
     "RESIZE_BILINEAR",
     level=1,
     form=(f"x:T width:i height:i {BILINEAR}", f"x:T scale_w:real@3 scale_h:real@3 {BILINEAR}"),
+    same="x y",
     T="f32 q8@3 f16@3 q8s@4",
 )(_resize)
 
@@ -75,86 +119,6 @@ lowers(
     "RESIZE_NEAREST_NEIGHBOR",
     level=3,
     form=(f"x:T width:i height:i {NEAREST}", f"x:T scale_w:real scale_h:real {NEAREST}"),
+    same="x y",
     T="f16 f32 q8 q8s@4",
 )(_resize)
-
-
-@lowers(
-    "CHANNEL_SHUFFLE",
-    level=3,
-    form="input:T groups:i axis:i -> output:T",
-    T="f32 f16 q8 q8s@4",
-)
-def channel_shuffle(site: Site) -> None:
-    site.require_rank("input", 1, 4)
-    site.require_same_quantization("input", "output")
-    groups, axis = site.positive("groups"), site.integer("axis")
-    site.finish("CHANNEL_SHUFFLE", [site.tensor("input")], groups=groups, axis=axis)
-
-
-@lowers(
-    "INSTANCE_NORMALIZATION",
-    level=3,
-    form="input:T gamma:real beta:real epsilon:real nchw:b -> output:T",
-    T="f32 f16",
-)
-def instance_normalization(site: Site) -> None:
-    site.require_rank("input", 4)
-    site.finish(
-        "INSTANCE_NORMALIZATION",
-        [site.tensor("input")],
-        gamma=site.real("gamma"),
-        beta=site.real("beta"),
-        epsilon=site.real("epsilon"),
-        data_layout=layout(site),
-    )
-
-
-_STEPS = "stride_w:i stride_h:i groups:i activation:i nchw:b -> output:T"
-
-
-@lowers(
-    "GROUPED_CONV_2D",
-    level=3,
-    form=(
-        f"input:T filter:W bias:B {PADS} {_STEPS}",
-        f"input:T filter:W bias:B padding:i {_STEPS}",
-    ),
-    T="f32 f16 q8 q8s@4",
-    W="f32 f16 q8 pc q8s@4",
-    B="f32 i32 f16",
-)
-def grouped_conv_2d(site: Site) -> None:
-    for name, rank in (("input", 4), ("filter", 4), ("bias", 1)):
-        site.require_rank(name, rank)
-    check_weights(site, 0)
-    padding, strides = padding_of(site), strides_of(site)
-    (top, bottom), (left, right) = padding.sides
-    explicit = padding.scheme == "EXPLICIT"
-    site.finish(
-        "GROUPED_CONV_2D",
-        [site.tensor("input"), site.tensor("filter"), site.tensor("bias")],
-        padding=padding.scheme,
-        explicit_padding=(left, right, top, bottom) if explicit else (),
-        stride_w=strides[1],
-        stride_h=strides[0],
-        groups=site.positive("groups"),
-        fused_activation_function=site.activation(),
-        data_layout=layout(site),
-    )
-
-
-@lowers(
-    "RANDOM_MULTINOMIAL",
-    level=3,
-    form="logits:T samples:i seeds:i32 -> output:i32",
-    T="f32 f16",
-)
-def random_multinomial(site: Site) -> None:
-    site.require_rank("logits", 2)
-    site.require_rank("seeds", 1)
-    logits = site.shape(site.tensor("logits"))
-    if logits is not None and logits[1] == 0:
-        raise ShapeMismatch("logits of no class")
-    inputs = [site.tensor("logits"), site.tensor("seeds")]
-    site.finish("RANDOM_MULTINOMIAL", inputs, samples=site.positive("samples"))

@@ -1,4 +1,4 @@
-"""IF and WHILE. | `lower`: an NNAPI model into a model of the IR."""
+"""`lower`: an NNAPI model into a model of the IR; and IF and WHILE."""
 
 from __future__ import annotations
 
@@ -19,62 +19,62 @@ from penstock.nnapi.description import (
     NnapiSubgraph,
     ir_shape,
 )
-from penstock.nnapi.lowering.graph import Assembly, Graph
+from penstock.nnapi.lowering.graph import ModelAssembly, SubgraphBuilder
+from penstock.nnapi.lowering.operation import OperationLowering
 from penstock.nnapi.lowering.registry import lowers, rule_of
-from penstock.nnapi.lowering.site import Site
 from penstock.nnapi.lowering.validation import check_structure, ir_extension, ir_operand
 
 
 @lowers(
     "IF", level=4, form="condition:b8 then:model otherwise:model arguments:any* -> results:any*"
 )
-def if_else(site: Site) -> None:
-    shape = site.shape(site.tensor("condition"))
-    site.require(shape in {None, (1,), (None,)}, f"a condition of shape {shape}")
+def if_else(op: OperationLowering) -> None:
+    shape = op.shape(op.tensor("condition"))
+    op.require(shape in {None, (1,), (None,)}, f"a condition of shape {shape}")
     for name in ("then", "otherwise"):
-        site.require_takes(name, site.arguments("arguments"))
-        site.require_gives(name, site.results())
-        site.require(
-            len(site.interface(name)[1]) == len(site.results()),
-            f"{name} gives {len(site.interface(name)[1])} operands, not {len(site.results())}",
+        op.require_takes(name, op.arguments("arguments"))
+        op.require_gives(name, op.results())
+        op.require(
+            len(op.interface(name)[1]) == len(op.results()),
+            f"{name} gives {len(op.interface(name)[1])} operands, not {len(op.results())}",
         )
-    site.finish(
+    op.finish(
         "IF",
-        [site.tensor("condition"), *site.tensors("arguments")],
-        then_subgraph_index=site.subgraph("then"),
-        else_subgraph_index=site.subgraph("otherwise"),
+        [op.tensor("condition"), *op.tensors("arguments")],
+        then_subgraph_index=op.subgraph("then"),
+        else_subgraph_index=op.subgraph("otherwise"),
     )
 
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
-def while_loop(site: Site) -> None:
+def while_loop(op: OperationLowering) -> None:
     """What the body takes and does not give is handed through; state that is only the loop's stays
     inside.
     """
-    arguments, outputs = site.arguments("arguments"), site.results()
-    taken, given = site.interface("body")
+    arguments, outputs = op.arguments("arguments"), op.results()
+    taken, given = op.interface("body")
     passed = len(taken) - len(given)
-    site.require(passed >= 0, f"a body of {len(given)} outputs and {len(taken)} inputs")
-    site.require(
+    op.require(passed >= 0, f"a body of {len(given)} outputs and {len(taken)} inputs")
+    op.require(
         len(outputs) <= len(given), f"{len(outputs)} outputs of a body that gives {len(given)}"
     )
-    site.require_takes("condition", arguments)
-    site.require_takes("body", arguments)
-    site.require_gives("body", arguments[: len(given)])
-    site.require_gives("body", outputs)
-    values = site.tensors("arguments")
-    results = site.emit_many(
+    op.require_takes("condition", arguments)
+    op.require_takes("body", arguments)
+    op.require_gives("body", arguments[: len(given)])
+    op.require_gives("body", outputs)
+    values = op.tensors("arguments")
+    results = op.emit_many(
         "WHILE",
         values,
-        [site.value_type(v) for v in values],
-        cond_subgraph_index=site.subgraph("condition"),
-        body_subgraph_index=site.subgraph("body", passed),
+        [op.value_type(v) for v in values],
+        cond_subgraph_index=op.subgraph("condition"),
+        body_subgraph_index=op.subgraph("body", passed),
     )
     for value, result in zip(values, results, strict=True):
         # Of what stays inside the loop nothing else says so.
-        site.graph.annotate(result, site.ir(value).extension)
+        op.graph.annotate(result, op.ir(value).extension)
     for place in range(len(outputs)):
-        site.bind(place, results[place])
+        op.bind(place, results[place])
 
 
 NOTHING: Final[frozenset[int]] = frozenset()
@@ -110,7 +110,7 @@ def lower_traced(
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
             raise IndexOutOfRange(f"omitted input {position} of {len(model.main.inputs)}")
-    assembly = Assembly(model.pools)
+    assembly = ModelAssembly(model.pools)
     whole = ModelLowering(model, assembly, feature_level)
     left_out = frozenset(model.main.inputs[p] for p in omitted)
     main = SubgraphLowering(whole, model.main, "main", left_out)
@@ -121,7 +121,7 @@ def lower_traced(
 class ModelLowering:
     """What the subgraphs of one model share while they are lowered."""
 
-    def __init__(self, model: NnapiModel, assembly: Assembly, feature_level: int) -> None:
+    def __init__(self, model: NnapiModel, assembly: ModelAssembly, feature_level: int) -> None:
         self.model, self.assembly, self.feature_level = model, assembly, feature_level
         self._lowered: dict[tuple[int, int], int] = {}
         self._depth = 0
@@ -149,7 +149,7 @@ class SubgraphLowering:
         self, whole: ModelLowering, source: NnapiSubgraph, where: str, omitted: AbstractSet[int]
     ) -> None:
         self._whole, self._source, self._where, self._omitted = whole, source, where, omitted
-        self.graph = Graph(whole.assembly)
+        self.graph = SubgraphBuilder(whole.assembly)
         self.feature_level = whole.feature_level
         self.pools: tuple[ConstantPool, ...] = whole.model.pools
         self.ends: list[int] = []
@@ -182,9 +182,9 @@ class SubgraphLowering:
             for i in operation.inputs
         ]
         match = rule.match(inputs, [operands[i] for i in operation.outputs], self.feature_level)
-        site = Site(self, operation, match)
-        rule.lower(site)
-        if not site.complete:
+        op = OperationLowering(self, operation, match)
+        rule.lower(op)
+        if not op.complete:
             raise InvalidOperation(f"{operation.type} does not write all its outputs")
 
     def operand(self, index: int) -> NnapiOperand:

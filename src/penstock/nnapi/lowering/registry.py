@@ -1,11 +1,14 @@
 """The table of lowerings: one row for every NNAPI operation.
 
-    @lowers("LOGICAL_AND", level=3, form="a:b8 b:b8 -> result:b8")
-    def logical_and(site: Site) -> None:
-        site.finish("LOGICAL_AND", [site.tensor("a"), site.tensor("b")])
+    maps("LOGICAL_AND", level=3, form="a:b8 b:b8 -> result:b8")
 
-The decorated function checks what the form cannot say, and writes the operation with the IR's
-operations through its `Site`. Families are imported when the first operation is looked up.
+An operation that the IR does not have in the same form has a function, which checks what the form
+cannot say and writes the operation with operations of the IR:
+
+    @lowers("ELU", level=4, form="x:T alpha:real -> y:T", T="f16 f32")
+    def elu(op: OperationLowering) -> None: ...
+
+The modules of `FAMILIES` are imported when the first operation is looked up.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from penstock.nnapi.lowering.forms import (
     parse_form,
     parse_types,
 )
-from penstock.nnapi.lowering.site import Site
+from penstock.nnapi.lowering.operation import OperationLowering
 
-Lowering: TypeAlias = Callable[[Site], None]
+Lower: TypeAlias = Callable[[OperationLowering], None]
 
 FAMILIES: Final = (
     "convolution",
@@ -49,13 +52,13 @@ FAMILIES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One NNAPI operation: the feature level that introduced it, its forms, and how it is lowered."""
+    """One NNAPI operation: the feature level that introduced it, its forms, and its lowering."""
 
     name: str
     level: int
     forms: tuple[Form, ...]
     variables: Mapping[str, Levels]
-    lower: Lowering
+    lower: Lower
 
     def match(
         self, inputs: Sequence[NnapiOperand], outputs: Sequence[NnapiOperand], feature_level: int
@@ -80,23 +83,39 @@ _RULES: Final[dict[str, Rule]] = {}
 
 
 def lowers(
-    name: str, *, level: int, form: str | Sequence[str], **types: str
-) -> Callable[[Lowering], Lowering]:
+    name: str, *, level: int, form: str | Sequence[str], same: str = "", **types: str
+) -> Callable[[Lower], Lower]:
     """Registers the decorated function as the lowering of *name*.
 
     *form* is one form or several (`penstock.nnapi.lowering.forms`); *types* are the variables of
-    the forms with the types each admits.
+    the forms with the types each admits. *same* names arguments and outputs that must have one
+    scale and zero point.
     """
     texts = (form,) if isinstance(form, str) else tuple(form)
     variables = {variable: parse_types(text) for variable, text in types.items()}
 
-    def register(function: Lowering) -> Lowering:
+    def register(function: Lower) -> Lower:
         if name in _RULES:
             raise ValueError(f"{name} has a lowering already")
-        _RULES[name] = Rule(name, level, tuple(map(parse_form, texts)), variables, function)
+
+        def lower(op: OperationLowering) -> None:
+            op.check(same.split())
+            function(op)
+
+        _RULES[name] = Rule(name, level, tuple(map(parse_form, texts)), variables, lower)
         return function
 
     return register
+
+
+def maps(
+    *names: str, to: str = "", level: int, form: str | Sequence[str], same: str = "", **types: str
+) -> None:
+    """Registers operations that become one IR operation, *to* or one of the same name: it takes the
+    form's tensors in order, and its scalars as attributes (`OperationLowering.pass_through`).
+    """
+    for name in names:
+        lowers(name, level=level, form=form, same=same, **types)(lambda op: op.pass_through(to))
 
 
 def rules() -> Mapping[str, Rule]:
@@ -107,18 +126,18 @@ def rules() -> Mapping[str, Rule]:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of one operation, of an extension's by its key; `UnknownOperator` where NNAPI has
-    none of that name.
+    """The rule of one operation, of an extension's by its key; `UnknownOperator` if NNAPI has no
+    operation of that name.
     """
     if split_key(name) is not None:
-        return _rule_of_extension(name)
+        return Rule(name, _EXTENSION_LEVEL, (_ANYTHING,), {}, _lower_extension)
     found = _RULES.get(name) or rules().get(name)
     if found is None:
         raise UnknownOperator(f"{name!r} is not an operation of NNAPI")
     return found
 
 
-# Operations of vendors' extensions go to the IR as they are: only a driver knows their rules (NNAPI
+# Operations of vendors' extensions go to the IR unchanged: only a driver knows their rules (NNAPI
 # section 8.4).
 _EXTENSION_LEVEL: Final = 3
 
@@ -127,25 +146,14 @@ _ANYTHING: Final = Form(
     frozenset({1}),
     (Argument("results", EVERY, repeated=True),),
     frozenset({1}),
-    "operands:any* -> results:any*",
 )
 
 
-def _rule_of_extension(key: str) -> Rule:
-    """The rule of the operation with that key: it takes and gives any operands."""
-    return Rule(key, _EXTENSION_LEVEL, (_ANYTHING,), {}, _lower_extension)
-
-
-def _lower_extension(site: Site) -> None:
-    """One EXTENSION operation of the same operands. Raises `NotLowerable` for one that stands for a
-    model.
+def _lower_extension(op: OperationLowering) -> None:
+    """One EXTENSION operation of the same operands. Raises `NotLowerable` for an operand that
+    stands for a model.
     """
-    name, code = split_key(site.type) or ("", 0)
-    for operand in site.arguments("operands"):
-        _check_operand(operand, site.type)
-    site.finish(EXTENSION, site.tensors("operands"), extension=name, code=code)
-
-
-def _check_operand(operand: NnapiOperand, kind: str) -> None:
-    if operand.type is OperandType.SUBGRAPH:
-        raise NotLowerable(f"{kind} has an operand that stands for a model")
+    name, code = split_key(op.type) or ("", 0)
+    if any(operand.type is OperandType.SUBGRAPH for operand in op.arguments("operands")):
+        raise NotLowerable(f"{op.type} has an operand that stands for a model")
+    op.finish(EXTENSION, op.tensors("operands"), extension=name, code=code)

@@ -1,6 +1,4 @@
-"""NNAPI's rules for a single operand, and its counterpart in the IR (NNAPI section 8.1). | NNAPI's rules for the structure of a model, before any operation is looked at (NNAPI section
-8.4).
-"""
+"""NNAPI's rules for operands and structure (NNAPI sections 8.1 and 8.4), and the IR's operands."""
 
 from __future__ import annotations
 

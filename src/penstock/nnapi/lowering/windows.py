@@ -1,4 +1,4 @@
-"""What operations over image windows share: layouts, implicit and explicit padding, weights."""
+"""Shared by operations over image windows: layouts, implicit and explicit padding, weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.ir import DType, Quantization
 from penstock.ir.types import Shape
 from penstock.nnapi.description import NnapiOperand, OperandType
 from penstock.nnapi.lowering.graph import ValueType
-from penstock.nnapi.lowering.site import Site
+from penstock.nnapi.lowering.operation import OperationLowering
 
 PADS: Final = "left:i right:i top:i bottom:i"
 LAYOUT: Final = "nchw:b@3"
@@ -29,12 +29,19 @@ class Padding:
     scheme: Literal["SAME", "VALID", "EXPLICIT"]
     sides: Sides = ((0, 0), (0, 0))
 
-    def resolved(self, image: Shape, extents: tuple[int | None, ...], strides: tuple[int, int],
-                 dilations: tuple[int, int] = (1, 1)) -> Padding:  # fmt: skip
-        """Explicit padding as the implicit scheme that comes to the same, where one does.
+    @property
+    def implicit(self) -> Literal["SAME", "VALID"]:
+        """The implicit scheme that remains once explicit padding has been added."""
+        return "SAME" if self.scheme == "SAME" else "VALID"
 
-        *image* is NHWC.
-        """
+    def resolved(
+        self,
+        image: Shape,
+        extents: tuple[int | None, ...],
+        strides: tuple[int, int],
+        dilations: tuple[int, int] = (1, 1),
+    ) -> Padding:
+        """Explicit padding as the equivalent implicit scheme, if there is one. *image* is NHWC."""
         if self.scheme != "EXPLICIT":
             return self
         if self.sides == ((0, 0), (0, 0)):
@@ -49,80 +56,78 @@ class Padding:
 
 
 def same_padding(size: int, extent: int, stride: int, dilation: int = 1) -> tuple[int, int]:
-    """What the scheme SAME puts before and after *size* elements (NNAPI section 8.1)."""
+    """The padding of SAME before and after *size* elements (NNAPI section 8.1)."""
     reach = (extent - 1) * dilation + 1
     total = max(0, (-(-size // stride) - 1) * stride + reach - size)
     return total // 2, total - total // 2
 
 
-def padding_of(site: Site) -> Padding:
-    """The padding that the operation's arguments say."""
-    if "left" not in site.match.inputs:
-        return Padding(site.padding())
-    left, right, top, bottom = (site.integer(n) for n in ("left", "right", "top", "bottom"))
+def padding_of(op: OperationLowering) -> Padding:
+    """The padding by the operation's arguments."""
+    if "left" not in op.match.inputs:
+        return Padding(op.padding())
+    left, right, top, bottom = (op.integer(n) for n in ("left", "right", "top", "bottom"))
     if min(left, right, top, bottom) < 0:
-        raise InvalidAttribute(
-            f"padding {left}, {right}, {top}, {bottom} of {site.type} is negative"
-        )
+        raise InvalidAttribute(f"padding {left}, {right}, {top}, {bottom} of {op.type} is negative")
     return Padding("EXPLICIT", ((top, bottom), (left, right)))
 
 
-def strides_of(site: Site) -> tuple[int, int]:
+def strides_of(op: OperationLowering) -> tuple[int, int]:
     """(height, width) strides."""
-    return site.positive("stride_h"), site.positive("stride_w")
+    return op.positive("stride_h"), op.positive("stride_w")
 
 
-def image(site: Site, name: str = "input") -> int:
-    """The image in the layout NHWC, whichever it comes in."""
-    site.require_rank(name, 4)
-    index = site.tensor(name)
-    return site.transpose(index, (0, 2, 3, 1)) if is_nchw(site) else index
+def image(op: OperationLowering, name: str = "input") -> int:
+    """The image in the layout NHWC."""
+    op.require_rank(name, 4)
+    index = op.tensor(name)
+    return op.transpose(index, (0, 2, 3, 1)) if is_nchw(op) else index
 
 
-def is_nchw(site: Site) -> bool:
-    """Whether images stand with their channels first."""
-    return site.flag("nchw", default=False)
+def is_nchw(op: OperationLowering) -> bool:
+    """Whether images have their channels first."""
+    return op.flag("nchw", default=False)
 
 
-def bind_image(site: Site, result: int, output: int | str = 0) -> None:
-    """*result*, NHWC, is an output, in the layout that the operation is asked for."""
-    site.bind(output, site.transpose(result, (0, 3, 1, 2)) if is_nchw(site) else result)
+def bind_image(op: OperationLowering, result: int, output: int | str = 0) -> None:
+    """Binds *result*, NHWC, as an output in the operation's layout."""
+    op.bind(output, op.transpose(result, (0, 3, 1, 2)) if is_nchw(op) else result)
 
 
-def padded(site: Site, index: int, sides: Sides) -> int:
+def padded(op: OperationLowering, index: int, sides: Sides) -> int:
     """An NHWC image with zeros around it: stored, the zero point."""
     (top, bottom), (left, right) = sides
     if not any((top, bottom, left, right)):
         return index
-    return site.emit("PAD", [index, site.table([(0, 0), (top, bottom), (left, right), (0, 0)])])
+    return op.emit("PAD", [index, op.table([(0, 0), (top, bottom), (left, right), (0, 0)])])
 
 
-def check_weights(site: Site, channels: int) -> None:
-    """Filter and bias fit the input: types, dimension of channel scales, scale of the bias.
-
-    *channels* is the filter's dimension of output channels.
+def check_weights(op: OperationLowering, channels: int) -> None:
+    """Checks that filter and bias fit the input: types, dimension of channel scales, scale of the
+    bias. *channels* is the filter's dimension of output channels.
     """
-    data, weights, bias = (site.operand(n) for n in ("input", "filter", "bias"))
+    data, weights, bias = (op.operand(n) for n in ("input", "filter", "bias"))
     per_channel = weights.type is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
     if data.type not in QUANT8:
-        site.require(
+        op.require(
             weights.type is data.type and bias.type is data.type,
-            f"filter {weights.type.name} and bias {bias.type.name} beside an input {data.type.name}",
+            f"filter {weights.type.name} and bias {bias.type.name} beside an input "
+            f"{data.type.name}",
         )
         return
-    site.require(
+    op.require(
         per_channel or weights.type is data.type,
         f"a filter {weights.type.name} beside an input {data.type.name}",
     )
-    site.require(
+    op.require(
         bias.type is OperandType.TENSOR_INT32,
         f"a bias {bias.type.name} beside an input {data.type.name}",
     )
     if not per_channel:
-        check_bias_scale(site, data, weights, bias)
-        if site.feature_level < 3:
-            result = site.output("output")
-            site.require(
+        check_bias_scale(op, data, weights, bias)
+        if op.feature_level < 3:
+            result = op.output("output")
+            op.require(
                 result.scale > data.scale * weights.scale,
                 "below feature level 3 the output's scale must be above that of input times filter",
             )
@@ -134,30 +139,30 @@ def check_weights(site: Site, channels: int) -> None:
     quantization = weights.channel_quantization
     if quantization is not None and quantization.dimension != channels:
         raise InvalidQuantization(
-            f"scales along dimension {quantization.dimension} of the filter of {site.type}, "
+            f"scales along dimension {quantization.dimension} of the filter of {op.type}, "
             f"where {channels} is needed"
         )
 
 
 def check_bias_scale(
-    site: Site, data: NnapiOperand, weights: NnapiOperand, bias: NnapiOperand
+    op: OperationLowering, data: NnapiOperand, weights: NnapiOperand, bias: NnapiOperand
 ) -> None:
-    """The bias has the scale of input times filter."""
+    """Checks that the bias has the scale of input times filter."""
     product = data.scale * weights.scale
     if abs(bias.scale - product) > BIAS_TOLERANCE * max(bias.scale, product):
         raise InvalidQuantization(
-            f"the bias of {site.type} has scale {bias.scale:g}, input times filter have {product:g}"
+            f"the bias of {op.type} has scale {bias.scale:g}, input times filter have {product:g}"
         )
 
 
-def needs_signed(site: Site) -> bool:
-    """Whether unsigned activations meet a filter with scales for channels, which the IR has for
+def needs_signed(op: OperationLowering) -> bool:
+    """Whether unsigned activations meet a filter with scales for channels: the IR has that for
     signed ones only.
     """
-    weights = site.operand("filter").type
+    weights = op.operand("filter").type
     return (
         weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
-        and site.operand("input").type is OperandType.TENSOR_QUANT8_ASYMM
+        and op.operand("input").type is OperandType.TENSOR_QUANT8_ASYMM
     )
 
 
@@ -169,24 +174,22 @@ def signed_type(kind: ValueType) -> ValueType:
     return DType.INT8, Quantization(quantization.scales, (quantization.zero_point - 128,))
 
 
-def signed(site: Site, index: int) -> int:
-    """Unsigned 8-bit values as signed ones of the same real values; others as they are."""
-    kind = site.value_type(index)
+def signed(op: OperationLowering, index: int) -> int:
+    """Unsigned 8-bit values as signed ones of the same real values; others unchanged."""
+    kind = op.value_type(index)
     moved = signed_type(kind)
-    return index if moved == kind else site.emit("QUANTIZE", [index], moved)
+    return index if moved == kind else op.emit("QUANTIZE", [index], moved)
 
 
 def finish_weighted(
-    site: Site, kind: str, inputs: list[int], data: int, **attributes: str | int | bool
+    op: OperationLowering, kind: str, inputs: list[int], data: int, **attributes: str | int | bool
 ) -> int:
-    """The operation with weights, over signed values where `needs_signed`: its result, of the
-    output's type.
-
-    *data* is the place of the image among *inputs*.
+    """Appends the operation with weights, over signed values if `needs_signed`; returns its result,
+    of the output's type. *data* is the place of the image among *inputs*.
     """
-    result = site.result_type()
-    if not needs_signed(site):
-        return site.emit(kind, inputs, result, **attributes)
-    inputs = [signed(site, x) if at == data else x for at, x in enumerate(inputs)]
-    moved = site.emit(kind, inputs, signed_type(result), **attributes)
-    return site.emit("QUANTIZE", [moved], result)
+    result = op.result_type()
+    if not needs_signed(op):
+        return op.emit(kind, inputs, result, **attributes)
+    inputs = [signed(op, x) if at == data else x for at, x in enumerate(inputs)]
+    moved = op.emit(kind, inputs, signed_type(result), **attributes)
+    return op.emit("QUANTIZE", [moved], result)

@@ -26,15 +26,15 @@ def align(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
         "output_width": i(5),
         "height_ratio": real(2.0),
         "width_ratio": real(2.0),
-        "height_points": i(0),
-        "width_points": i(2),
+        "sampling_points_height": i(0),
+        "sampling_points_width": i(2),
         "nchw": b(False),
     }, [t(kind, 6, 7, 5, 3, scale=0.25 if kind.startswith("q") else 0.0)]
 
 
 def pooling(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
     arguments, _ = align(kind)
-    del arguments["height_points"], arguments["width_points"]
+    del arguments["sampling_points_height"], arguments["sampling_points_width"]
     return arguments, [t(kind, 6, 7, 5, 3)]
 
 
@@ -59,7 +59,7 @@ def limit(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
         "batch_indices": t("i32", 5),
         "score_threshold": real(0.5),
         "max_boxes": i(-1),
-        "kernel": i(2),
+        "nms_kernel": i(2),
         "iou_threshold": real(0.5),
         "sigma": real(0.5),
         "nms_score_threshold": real(0.5),
@@ -81,13 +81,13 @@ def detections(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
         "scale_x": real(10.0),
         "scale_h": real(5.0),
         "scale_w": real(5.0),
-        "regular": b(False),
+        "use_regular_nms": b(False),
         "max_detections": i(3),
-        "max_classes": i(2),
-        "max_each": i(1),
+        "max_classes_per_detection": i(2),
+        "detections_per_class": i(1),
         "score_threshold": real(0.0),
         "iou_threshold": real(0.5),
-        "background": b(True),
+        "background_in_labels": b(True),
     }, [t(kind, 2, 6), t(kind, 2, 6, 4), t("i32", 2, 6), t("i32", 2)]
 
 
@@ -100,10 +100,10 @@ def proposals(kind: str = "f32") -> tuple[dict[str, NnapiOperand], Outputs]:
         "image_sizes": t("q16a", 2, 2, **BOX) if quantised else t(kind, 2, 2),
         "height_stride": real(4.0),
         "width_stride": real(4.0),
-        "most_before": i(0),
-        "most_after": i(0),
+        "pre_nms_max": i(0),
+        "post_nms_max": i(0),
         "iou_threshold": real(0.5),
-        "least_size": real(1.0),
+        "min_size": real(1.0),
         "nchw": b(False),
     }, [
         t(kind, None),
@@ -174,7 +174,7 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("ROI_ALIGN", "f32", {"output_height": i(0)}, "output_height of ROI_ALIGN must be above 0"),
     ("ROI_ALIGN", "f32", {"width_ratio": f(0)}, "width_ratio of ROI_ALIGN must be above 0"),
     ("ROI_ALIGN", "f32", {"width_ratio": f(float("nan"))}, "width_ratio"),
-    ("ROI_ALIGN", "f32", {"height_points": i(-1)}, "sampling points"),
+    ("ROI_ALIGN", "f32", {"sampling_points_height": i(-1)}, "sampling points"),
     ("ROI_ALIGN", "f32", {"width_ratio": h(2)}, "where a FLOAT32 is needed"),
     ("ROI_ALIGN", "f32", {"input": t("f32", 8, 8, 3)}, "has rank 3"),
     ("ROI_ALIGN", "f32", {"boxes": t("f32", 6, 5)}, "numbers a box"),
@@ -189,18 +189,28 @@ BAD: list[tuple[str, str, dict[str, Any], str]] = [
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "f32", {"deltas": t("f32", 4, 8)}, "boxes and deltas"),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "f32", {"image_sizes": t("f32", 2, 3)}, "image's size"),
     ("AXIS_ALIGNED_BBOX_TRANSFORM", "q8", {"image_sizes": t("q16a", 2, 2)}, "has scale 0.125"),
-    ("BOX_WITH_NMS_LIMIT", "f32", {"kernel": i(3)}, r"kernel 3 is not in \[0, 2\]"),
+    ("BOX_WITH_NMS_LIMIT", "f32", {"nms_kernel": i(3)}, r"kernel 3 is not in \[0, 2\]"),
     ("BOX_WITH_NMS_LIMIT", "f32", {"scores": t("f32", 5, 1)}, "first of which is the background"),
     ("BOX_WITH_NMS_LIMIT", "f32", {"boxes": t("f32", 5, 11)}, "four times the classes"),
     ("BOX_WITH_NMS_LIMIT", "q8", {"scores": t("q8", 5, 3, scale=0.3)}, "needs one scale"),
     ("DETECTION_POSTPROCESSING", "f32", {"scale_h": f(0)}, "scale_h"),
     ("DETECTION_POSTPROCESSING", "f32", {"iou_threshold": f(-0.1)}, "iou_threshold"),
     ("DETECTION_POSTPROCESSING", "f32", {"max_detections": i(0)}, "max_detections"),
-    ("DETECTION_POSTPROCESSING", "f32", {"max_classes": i(0)}, "max_classes"),
-    ("DETECTION_POSTPROCESSING", "f32", {"regular": b(True), "max_each": i(0)}, "max_each"),
+    (
+        "DETECTION_POSTPROCESSING",
+        "f32",
+        {"max_classes_per_detection": i(0)},
+        "max_classes_per_detection",
+    ),
+    (
+        "DETECTION_POSTPROCESSING",
+        "f32",
+        {"use_regular_nms": b(True), "detections_per_class": i(0)},
+        "detections_per_class",
+    ),
     ("DETECTION_POSTPROCESSING", "f32", {"boxes": t("f32", 2, 9, 3)}, "3 numbers"),
     ("DETECTION_POSTPROCESSING", "f32", {"scores": t("f32", 2, 9, 1)}, "background"),
-    ("DETECTION_POSTPROCESSING", "f32", {"regular": b(True)}, "an output is declared"),
+    ("DETECTION_POSTPROCESSING", "f32", {"use_regular_nms": b(True)}, "an output is declared"),
     ("GENERATE_PROPOSALS", "f32", {"deltas": t("f32", 2, 6, 7, 11)}, "four times the anchors"),
     ("GENERATE_PROPOSALS", "q8", {"anchors": t("q16y", 3, 4)}, "has scale 0.125"),
     ("GENERATE_PROPOSALS", "q8", {"anchors": t("q16a", 3, 4, **BOX)}, "TENSOR_QUANT16_SYMM"),

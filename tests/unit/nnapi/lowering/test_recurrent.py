@@ -300,7 +300,7 @@ BAD: list[tuple[str, Case, dict[str, NnapiOperand], str]] = [
         {"input_to_cell": t("q8", CELLS, DEPTH, zero=99)},
         "needs one scale",
     ),
-    ("QUANTIZED_LSTM", integer(), {"cell_clip": f(-1)}, "cell_clip is -1"),
+    ("QUANTIZED_LSTM", integer(), {"cell_clip": f(-1)}, "cell_clip of QUANTIZED_LSTM is -1"),
     ("QUANTIZED_LSTM", integer(), {"projection": nothing("q8y")}, "bias without its weights"),
     ("QUANTIZED_LSTM", integer(), {"output_state": t("q8s", 2, 5, zero=3)}, "needs one scale"),
 ]

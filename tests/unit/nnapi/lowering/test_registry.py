@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import ModelError, UnknownOperator
 from penstock.ir.operations import OPERATIONS
 from penstock.nnapi.description import EXPERIMENTAL
-from penstock.nnapi.lowering import Site, lower, rules
+from penstock.nnapi.lowering import OperationLowering, lower, rules
 from penstock.nnapi.lowering.registry import lowers, rule_of
 from tests.unit.nnapi.lowering.one import lowered, model_of, run, t
 from tests.unit.nnapi.lowering.samples import SAMPLES
@@ -70,7 +70,7 @@ def test_the_example_of_the_page_runs() -> None:
     assert [o.type for o in names["model"].operations] == ["ABS"]
 
 
-def _nothing(site: Site) -> None:
+def _nothing(op: OperationLowering) -> None:
     """Lowers to nothing."""
 
 

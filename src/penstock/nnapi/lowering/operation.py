@@ -1,8 +1,8 @@
-"""`Arguments`: what one NNAPI operation is given and must give, and NNAPI's rules for it. | `Site`: one NNAPI operation in its place, and the IR operations that it becomes."""
+"""`OperationLowering`: one NNAPI operation, its arguments, and the IR operations that it becomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 import numpy as np
@@ -19,12 +19,11 @@ from penstock.ir import AttributeValue, ConstantPool, DType, NDArray, Operand, Q
 from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
 from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation, NnapiSubgraph
-from penstock.nnapi.lowering.graph import Graph, ValueType, show
+from penstock.nnapi.lowering.graph import SubgraphBuilder, ValueType, show
 from penstock.nnapi.lowering.validation import ir_operand, value_type
 
 if TYPE_CHECKING:
     from penstock.nnapi.lowering.forms import Match
-
 
 ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 """Fuse codes by number (NNAPI section 1.1)."""
@@ -32,13 +31,14 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")
 PADDINGS: Final[Mapping[int, Literal["SAME", "VALID"]]] = {1: "SAME", 2: "VALID"}
 """Implicit padding schemes by number."""
 
+SCALARS: Final = frozenset({"i", "b", "f", "h", "real"})
+"""Kinds of a form's arguments that are scalars."""
 
-class Lowering(Protocol):
-    """One NNAPI subgraph while it is lowered, as its operations see it
-    (`lowering.model.SubgraphLowering`).
-    """
 
-    graph: Graph
+class Scope(Protocol):
+    """The subgraph that an operation is part of (`lowering.model.SubgraphLowering`)."""
+
+    graph: SubgraphBuilder
     feature_level: int
     pools: tuple[ConstantPool, ...]
 
@@ -67,17 +67,17 @@ class Lowering(Protocol):
         ...
 
 
-class Arguments:
-    """The operands of one NNAPI operation, asked for by the names of its form.
-
-    IR operands are the indexes of `graph`.
+class OperationLowering:
+    """One NNAPI operation being lowered. Arguments and outputs go by the names of its form; IR
+    operands are indexes of `graph`.
     """
 
-    def __init__(self, lowering: Lowering, operation: NnapiOperation, match: Match) -> None:
-        self._lowering, self.operation, self.match = lowering, operation, match
-        self.graph: Graph = lowering.graph
+    def __init__(self, scope: Scope, operation: NnapiOperation, match: Match) -> None:
+        self._scope, self.operation, self.match = scope, operation, match
+        self.graph: SubgraphBuilder = scope.graph
         self.type = operation.type
-        self.feature_level = lowering.feature_level
+        self.feature_level = scope.feature_level
+        self._bound: set[int] = set()
 
     @property
     def types(self) -> Mapping[str, AnyType]:
@@ -85,21 +85,25 @@ class Arguments:
         return self.match.types
 
     def given(self, name: str) -> bool:
-        """Whether the argument is there and not omitted."""
+        """Whether the argument is given and not omitted."""
         place = self.match.inputs.get(name)
-        return place is not None and not self._lowering.is_omitted(self.operation.inputs[place])
+        return place is not None and not self._scope.is_omitted(self.operation.inputs[place])
 
     def operand(self, name: str) -> NnapiOperand:
-        """The NNAPI operand of an input that is given."""
-        return self._lowering.operand(self.operation.inputs[self.match.inputs[name]])
+        """The NNAPI operand of a given input."""
+        return self._scope.operand(self.operation.inputs[self.match.inputs[name]])
 
     def tensor(self, name: str) -> int:
-        """The IR operand of an input, a scalar as one without dimensions; that of omission where it
-        is not given.
+        """The IR operand of an input, a scalar as a tensor without dimensions. An omitted input is
+        the operand that stands for omission.
         """
         if not self.given(name):
             return self.graph.omitted()
-        return self._lowering.value(self.operation.inputs[self.match.inputs[name]])
+        return self._scope.value(self.operation.inputs[self.match.inputs[name]])
+
+    def named_tensors(self, names: Iterable[str], prefix: str = "") -> list[int]:
+        """The IR operands of several inputs."""
+        return [self.tensor(f"{prefix}{name}") for name in names]
 
     def tensors(self, name: str) -> list[int]:
         """The IR operands of a repeated argument."""
@@ -108,12 +112,18 @@ class Arguments:
             return []
         given = self.operation.inputs[first : first + self.match.repeats]
         return [
-            self.graph.omitted() if self._lowering.is_omitted(i) else self._lowering.value(i)
+            self.graph.omitted() if self._scope.is_omitted(i) else self._scope.value(i)
             for i in given
         ]
 
+    def arguments(self, name: str) -> list[NnapiOperand]:
+        """The NNAPI operands of a repeated argument."""
+        first = self.match.inputs.get(name, 0)
+        count = self.match.repeats
+        return [self._scope.operand(i) for i in self.operation.inputs[first : first + count]]
+
     def constant(self, name: str) -> NDArray | None:
-        """The value of an input where it is known before running."""
+        """The value of an input if it is known before the run."""
         return self.graph.value(self.tensor(name)) if self.given(name) else None
 
     def integer(self, name: str, default: int | None = None) -> int:
@@ -128,21 +138,31 @@ class Arguments:
         """The value of a FLOAT32 or FLOAT16 scalar."""
         return float(self._scalar(name, default))
 
-    def _scalar(self, name: str, default: float | None) -> float:
+    def _scalar(self, name: str, default: float | None = None) -> float:
         if default is not None and not self.given(name):
             return default
         operand = self.operand(name)
         if not operand.lifetime.is_constant:
             raise NotLowerable(f"{name} of {self.type} is known only when the model runs")
-        value = constant_array(self._lowering.pools, ir_operand(operand)).reshape(-1)[0]
+        value = constant_array(self._scope.pools, ir_operand(operand)).reshape(-1)[0]
         number: float = value.item()
         return number
 
     def positive(self, name: str, default: int | None = None) -> int:
         """An INT32 scalar that must be above 0."""
         value = self.integer(name, default)
-        if value <= 0:
+        self._require_positive(name, value)
+        return value
+
+    def _require_positive(self, name: str, value: float) -> None:
+        if not value > 0:
             raise InvalidAttribute(f"{name} of {self.type} must be above 0, not {value}")
+
+    def not_negative(self, name: str) -> float:
+        """A real scalar that must be at least 0."""
+        value = self.real(name)
+        if not value >= 0:
+            raise InvalidAttribute(f"{name} of {self.type} is {value}, and must not be below 0")
         return value
 
     def activation(self, name: str = "activation") -> str:
@@ -161,10 +181,18 @@ class Arguments:
             )
         return PADDINGS[code]
 
-    def axis(self, axis: int, rank: int, *, negative: bool = True) -> int:
-        """*axis* counted from the front; `InvalidAttribute` outside [-rank, rank), or below 0
-        unless *negative*.
+    @property
+    def layout(self) -> str:
+        """The layout of images, by the argument `nchw`."""
+        return "NCHW" if self.flag("nchw") else "NHWC"
+
+    def axis(self, axis: int, rank: int | None, *, negative: bool = True) -> int:
+        """*axis* counted from the front; *axis* itself for an unknown *rank*.
+
+        Raises `InvalidAttribute` outside [-rank, rank), and below 0 unless *negative*.
         """
+        if rank is None:
+            return axis
         if not (-rank if negative else 0) <= axis < rank:
             raise InvalidAttribute(f"axis {axis} of {self.type} for an operand of rank {rank}")
         return axis % rank
@@ -172,12 +200,21 @@ class Arguments:
     def shape(self, index: int) -> Shape:
         return self.graph.operands[index].shape
 
+    def shape_of(self, name: str) -> Shape:
+        """The shape of an input."""
+        return self.shape(self.tensor(name))
+
+    def dimension(self, index: int, axis: int) -> int | None:
+        """One dimension of an operand; None if it is unknown."""
+        shape = self.shape(index)
+        return None if shape is None else shape[axis]
+
     def rank(self, index: int) -> int | None:
         shape = self.shape(index)
         return None if shape is None else len(shape)
 
     def known_rank(self, index: int) -> int:
-        """The rank of an operand; `NotLowerable` where only a run tells it."""
+        """The rank of an operand; `NotLowerable` if only a run determines it."""
         rank = self.rank(index)
         if rank is None:
             raise NotLowerable(
@@ -201,7 +238,7 @@ class Arguments:
 
     def output(self, name: str) -> NnapiOperand:
         """The NNAPI operand of an output."""
-        return self._lowering.operand(self.operation.outputs[self.match.outputs[name]])
+        return self._scope.operand(self.operation.outputs[self.match.outputs[name]])
 
     def wants(self, name: str) -> bool:
         """Whether the operation has that output."""
@@ -209,43 +246,43 @@ class Arguments:
 
     def results(self) -> list[NnapiOperand]:
         """The NNAPI operands of all outputs."""
-        return [self._lowering.operand(i) for i in self.operation.outputs]
+        return [self._scope.operand(i) for i in self.operation.outputs]
+
+    def _result(self, at: int | str) -> NnapiOperand:
+        place = self.match.outputs[at] if isinstance(at, str) else at
+        return self._scope.operand(self.operation.outputs[place])
 
     def result_type(self, at: int | str = 0) -> ValueType:
         """Element type and quantisation of an output, by its place or name."""
-        place = self.match.outputs[at] if isinstance(at, str) else at
-        return value_type(self._lowering.operand(self.operation.outputs[place]))
+        return value_type(self._result(at))
 
     def declared(self, at: int | str = 0) -> Shape:
         """The shape that the model declares for an output."""
-        place = self.match.outputs[at] if isinstance(at, str) else at
-        return self._lowering.operand(self.operation.outputs[place]).dimensions
+        return self._result(at).dimensions
 
     def result_types(self) -> list[ValueType]:
         return [self.result_type(i) for i in range(len(self.operation.outputs))]
 
-    def arguments(self, name: str) -> list[NnapiOperand]:
-        """The NNAPI operands of a repeated argument."""
-        first = self.match.inputs.get(name, 0)
-        count = self.match.repeats
-        return [self._lowering.operand(i) for i in self.operation.inputs[first : first + count]]
-
     def interface(self, name: str) -> tuple[list[NnapiOperand], list[NnapiOperand]]:
         """Inputs and outputs of the subgraph that a SUBGRAPH argument names."""
-        target = self._lowering.referenced(self.operand(name).subgraph)
+        target = self._scope.referenced(self.operand(name).subgraph)
         return (
             [target.operands[i] for i in target.inputs],
             [target.operands[i] for i in target.outputs],
         )
 
-    def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
-        """The subgraph's inputs are of the arguments' types, quantisation and, where known,
-        dimensions.
+    def subgraph(self, name: str, passed: int = 0) -> int:
+        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs
+        become further outputs.
         """
+        return self._scope.subgraph(self.operand(name).subgraph, passed)
+
+    def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:
+        """The subgraph's inputs have the arguments' types, quantisation and known dimensions."""
         self._require_alike(name, "takes", self.interface(name)[0], arguments)
 
     def require_gives(self, name: str, results: Sequence[NnapiOperand]) -> None:
-        """As `require_takes`, of the subgraph's first outputs."""
+        """The same for the subgraph's first outputs."""
         self._require_alike(name, "gives", self.interface(name)[1][: len(results)], results)
 
     def _require_alike(
@@ -264,31 +301,45 @@ class Arguments:
                 )
             self.require(alike, f"operand {place} that {name} {verb} is of another type")
 
+    def check(self, same: Sequence[str]) -> None:
+        """Checks the ranks and signs that the form states, and that the arguments and outputs *same*
+        have one scale and zero point.
+        """
+        if same:
+            self.require_same_quantization(*same)
+        for argument in self.match.form.inputs:
+            if not self.given(argument.name):
+                continue
+            if argument.ranks is not None:
+                self.require_rank(argument.name, *argument.ranks)
+            if argument.positive:
+                self._require_positive(argument.name, self._scalar(argument.name))
+
     def require(self, condition: bool, reason: str) -> None:
         """Raises `InvalidOperation` with *reason* unless *condition* holds."""
         if not condition:
             raise InvalidOperation(f"{self.type}: {reason}")
 
     def require_rank(self, name: str, low: int, high: int | None = None) -> None:
-        """The rank of an input, where it is known, is *low*, or between *low* and *high*."""
+        """The rank of an input, if it is known, is *low*, or between *low* and *high*."""
         rank, high = self.rank(self.tensor(name)), low if high is None else high
         if rank is not None and not low <= rank <= high:
             wanted = str(low) if low == high else f"{low} to {high}"
             raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
 
     def require_numbers(self, name: str, of: str) -> None:
-        """An input is a vector of one number for each dimension of input *of*, where both are
+        """An input is a vector with one number for each dimension of input *of*, if both are
         known.
         """
         self.require_rank(name, 1)
-        shape, rank = self.shape(self.tensor(name)), self.rank(self.tensor(of))
+        shape, rank = self.shape_of(name), self.rank(self.tensor(of))
         if shape is not None and rank is not None and shape[0] not in {None, rank}:
             raise ShapeMismatch(
                 f"{name} of {self.type} has {shape[0]} numbers for an operand of rank {rank}"
             )
 
     def require_same_quantization(self, *names: str) -> None:
-        """Inputs and outputs of these names have one scale and zero point, where their type has
+        """Inputs and outputs of these names have one scale and zero point, if their type has
         any.
         """
         found = [(n, o) for n in names for o in self._named(n)]
@@ -318,15 +369,7 @@ class Arguments:
         count = 1
         if argument.repeated:
             count = len(side) - first if written else self.match.repeats
-        return [self._lowering.operand(i) for i in side[first : first + count]]
-
-
-class Site(Arguments):
-    """One NNAPI operation being lowered: its arguments, and the IR operations it is written with."""
-
-    def __init__(self, lowering: Lowering, operation: NnapiOperation, match: Match) -> None:
-        super().__init__(lowering, operation, match)
-        self._bound: set[int] = set()
+        return [self._scope.operand(i) for i in side[first : first + count]]
 
     def emit(
         self,
@@ -336,8 +379,8 @@ class Site(Arguments):
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """Appends an IR operation of one output (by default of the first input's type) and returns
-        that.
+        """Appends an IR operation of one output, by default of the first input's type, and returns
+        the output.
         """
         wanted = self.value_type(inputs[0]) if output is None else output
         return self.emit_many(kind, inputs, [wanted], **attributes)[0]
@@ -361,7 +404,7 @@ class Site(Arguments):
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """As `emit`, for shape computations: a constant where the value is known already."""
+        """As `emit`, for shape computations: a constant if the value is known already."""
         return self.graph.folded(self.emit(kind, inputs, output, **attributes))
 
     def finish(self, kind: str, inputs: Sequence[int], /, **attributes: AttributeValue) -> None:
@@ -370,32 +413,51 @@ class Site(Arguments):
         for place, result in enumerate(results):
             self.bind(place, result)
 
+    def pass_through(self, kind: str = "", /, **changed: AttributeValue) -> None:
+        """Finishes with the IR operation *kind*, by default of the same name: the form's tensors in
+        order are its inputs, the scalars its attributes, apart from those *changed*. An
+        `activation` is the fused one, `nchw` the data layout.
+        """
+        inputs: list[int] = []
+        attributes: dict[str, AttributeValue] = {}
+        for argument in self.match.form.inputs:
+            name = argument.name
+            if argument.kind not in SCALARS:
+                inputs.append(self.tensor(name))
+            elif name == "activation":
+                attributes["fused_activation_function"] = self.activation()
+            elif name == "nchw":
+                attributes["data_layout"] = self.layout
+            elif name not in changed:
+                attributes[name] = self._scalar(name)
+        self.finish(kind or self.type, inputs, **attributes, **changed)
+
     def bind(self, at: int | str, result: int) -> None:
         """An output of the NNAPI operation, by place or name, is the IR operand *result*.
 
-        `ShapeMismatch` where its shape is not the one that the model declares.
+        Raises `ShapeMismatch` if its shape is not the one that the model declares.
         """
         place = self.match.outputs[at] if isinstance(at, str) else at
-        self._lowering.bind(self.operation.outputs[place], result)
+        self._scope.bind(self.operation.outputs[place], result)
         self._bound.add(place)
+
+    def bind_wanted(self, names: Sequence[str], results: Sequence[int]) -> None:
+        """Binds *results* to the outputs of these names, except those that the operation lacks."""
+        for name, result in zip(names, results, strict=True):
+            if self.wants(name):
+                self.bind(name, result)
 
     @property
     def complete(self) -> bool:
         """Whether every output is bound."""
         return len(self._bound) == len(self.operation.outputs)
 
-    def subgraph(self, name: str, passed: int = 0) -> int:
-        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs
-        become further outputs.
-        """
-        return self._lowering.subgraph(self.operand(name).subgraph, passed)
-
     def integers(self, values: Sequence[int]) -> int:
-        """A constant int32 vector; `ShapeOverflow` where a value needs more bits."""
+        """A constant int32 vector; `ShapeOverflow` if a value needs more bits."""
         return self.graph.constant(self._int32(values).reshape(len(values)))
 
     def table(self, rows: Sequence[tuple[int, int]]) -> int:
-        """A constant int32 matrix of two columns; `ShapeOverflow` where a value needs more bits."""
+        """A constant int32 matrix of two columns; `ShapeOverflow` if a value needs more bits."""
         return self.graph.constant(self._int32(rows).reshape(len(rows), 2))
 
     def _int32(self, values: Sequence[int] | Sequence[tuple[int, int]]) -> NDArray:
@@ -410,7 +472,7 @@ class Site(Arguments):
 
     def sizes(self, index: int, first: int, last: int) -> int:
         """The dimensions *first* to *last* (excluded) of an operand as an int32 vector: a constant
-        where they are known.
+        if they are known.
         """
         shape = self.shape(index)
         known = None if shape is None else shape[first:last]
@@ -420,7 +482,7 @@ class Site(Arguments):
         return self.emit("STRIDED_SLICE", [whole, *map(self.integers, ((first,), (last,), (1,)))])
 
     def requantized(self, index: int, kind: ValueType) -> int:
-        """Quantised values as those of another scale and zero point; others as they are."""
+        """Quantised values with another scale and zero point; others unchanged."""
         if self.value_type(index) == kind or kind[1] is None:
             return index
         return self.emit("QUANTIZE", [index], kind)
@@ -432,22 +494,22 @@ class Site(Arguments):
         return self.emit("CAST", [index], (dtype, None))
 
     def transpose(self, index: int, order: Sequence[int]) -> int:
-        """The axes in another order; a constant stays one."""
+        """The axes in another order; a constant stays constant."""
         if list(order) == list(range(len(order))):
             return index
         value = self.graph.value(index) if self.ir(index).is_constant else None
-        if value is not None:
-            operand = self.ir(index)
-            quantization = operand.quantization
-            if quantization is not None and quantization.dimension is not None:
-                quantization = Quantization(
-                    quantization.scales,
-                    quantization.zero_points,
-                    list(order).index(quantization.dimension),
-                )
-            moved = np.ascontiguousarray(value.transpose(order))
-            return self.graph.constant(moved, quantization, operand.dtype, operand.name)
-        return self.emit("TRANSPOSE", [index, self.integers(order)])
+        if value is None:
+            return self.emit("TRANSPOSE", [index, self.integers(order)])
+        operand = self.ir(index)
+        quantization = operand.quantization
+        if quantization is not None and quantization.dimension is not None:
+            quantization = Quantization(
+                quantization.scales,
+                quantization.zero_points,
+                list(order).index(quantization.dimension),
+            )
+        moved = np.ascontiguousarray(value.transpose(order))
+        return self.graph.constant(moved, quantization, operand.dtype, operand.name)
 
     def reshape(self, index: int, shape: Sequence[int]) -> int:
         """The elements in another shape, one dimension of which may be -1."""
