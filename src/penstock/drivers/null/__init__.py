@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from penstock import hal
 from penstock.errors import InvalidArgument
+from penstock.hal.request import ProvenRequest
 from penstock.ir import Model
 from penstock.ir.types import is_static
 from penstock.memory import map_memory
@@ -45,7 +46,7 @@ class NullPreparedModel(hal.PreparedModelBase):
 
     def execute(self, request: hal.Request, config: hal.ExecutionConfig) -> hal.ExecutionResult:
         hal.validate_request(self.model, request, config)
-        if type(request) is not hal.ProvenRequest and any(
+        if type(request) is not ProvenRequest and any(
             isinstance(a, hal.TokenArgument) for a in (*request.inputs, *request.outputs)
         ):
             raise InvalidArgument("the null device has no buffers; a token means nothing to it")
