@@ -43,6 +43,7 @@ from penstock.testing.doubles import (
     METHODS,
     FaultyDevice,
     InterceptingDevice,
+    LabDevice,
     Lie,
     LyingDevice,
     RecordingDevice,
@@ -154,7 +155,7 @@ class TestRecording:
         assert sorted(failed) == ["allocate", "prepare_model_from_cache"]
 
     def test_arguments_and_results_are_kept(self) -> None:
-        device = RecordingDevice(sample())
+        device = RecordingDevice(LabDevice())
         exercise(device)
         (run,) = [c for c in device.calls if c.method == "execute"]
         assert isinstance(run.arguments[0], Request)
