@@ -79,11 +79,8 @@ UNWANTED: Final = (
         for name in ["adapters", "asynchronous", "burst", "fenced", "recovery", "series"]
     ),
     # What more than one device, or several steps, need; tuning, showing, tracing.
-    *(
-        f"penstock.partitioning.{name}"
-        for name in ["arrangement", "cost", "dynamic", "greedy", "limits"]
-    ),
-    *(f"penstock.partitioning.{name}" for name in ["reasons", "show", "temporaries"]),
+    *(f"penstock.partitioning.{name}" for name in ["arrangement", "dynamic", "greedy"]),
+    "penstock.partitioning.show",
     *("penstock.runtime.devices", "penstock.runtime.progress", "penstock.runtime.tuning"),
     *(
         f"penstock.{name}"

@@ -110,7 +110,7 @@ def refusals(
     do not. Also returns a remedy, "" if none is known.
     """
     from penstock.ir import infer_shapes
-    from penstock.partitioning.limits import laxer_class
+    from penstock.partitioning.greedy import laxer_class
     from penstock.partitioning.policy import Policy
     from penstock.partitioning.support import collect_support
     from penstock.runtime import manager

@@ -35,9 +35,8 @@ from penstock.nnapi.description import (
 from penstock.nnapi.devices import Device, choose_devices, identifier, operand_type, operation_type
 from penstock.nnapi.lowering import lower_traced
 from penstock.nnapi.values import constant_pool, value_bytes
-from penstock.partitioning.extensions import uses_extensions
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import collect_support
+from penstock.partitioning.support import collect_support, uses_extensions
 from penstock.runtime.planning import trusted
 
 

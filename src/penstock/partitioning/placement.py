@@ -139,7 +139,7 @@ class _Ground(Struct, frozen=True):
     ) -> ExecutionPlan:
         """The plan of *arrangement*, whose *reasons* are those of its cost where none are given."""
         if reasons is None:
-            from penstock.partitioning.reasons import all_reasons
+            from penstock.partitioning.arrangement import all_reasons
 
             reasons = all_reasons(arrangement, self.judge, energy=self.energy)
         operations = tuple(self._placements(arrangement, reasons))
@@ -234,7 +234,7 @@ class _Ground(Struct, frozen=True):
     def _temporaries(self, steps: Sequence[ExecutionStep]) -> ArenaLayout:
         if len(steps) < 2:
             return ArenaLayout()
-        from penstock.partitioning.temporaries import plan_temporaries
+        from penstock.partitioning.split import plan_temporaries
 
         capabilities = {c.name: c.capabilities for c in self.table.candidates}
         return plan_temporaries(self.table.model, steps, capabilities)
@@ -309,9 +309,7 @@ def _place(ground: _Ground) -> ExecutionPlan:
         from penstock.partitioning.arrangement import arrange_by_cost
 
         return ground.plan(arrange_by_cost(ground.table, ground.judge, policy))
-    from penstock.partitioning.cost import measure
-    from penstock.partitioning.greedy import explain
-    from penstock.partitioning.limits import arrange
+    from penstock.partitioning.greedy import arrange, explain, measure
 
     costs = measure(ground.table, ground.preference)
     chosen = arrange(ground.table, costs, policy)

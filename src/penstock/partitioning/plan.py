@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
+import msgspec
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
@@ -250,19 +251,17 @@ class ExecutionPlan(Struct, frozen=True):
         `forwards`, `temporaries`, `predicted_ns`, `predicted_energy`, `alternatives`, `tuned`,
         `accuracy`, `doubts`, `apart`.
         """
-        from penstock.partitioning.encoding import plan_to_json
-
-        return plan_to_json(self)
+        return msgspec.json.encode(_as_builtins(self)).decode()
 
     def to_dot(self) -> str:
         """The graph of operations as a Graphviz digraph, coloured by device, with a cluster a step."""
-        from penstock.partitioning.drawing.dot import plan_to_dot
+        from penstock.partitioning.drawing import plan_to_dot
 
         return plan_to_dot(self)
 
     def to_svg(self) -> str:
         """The same graph as an SVG picture."""
-        from penstock.partitioning.drawing.svg import plan_to_svg
+        from penstock.partitioning.drawing import plan_to_svg
 
         return plan_to_svg(self)
 
@@ -285,3 +284,55 @@ def ports_of(step: ExecutionStep) -> Ports:
         tuple(zip(step.inputs, (entry.operands[i] for i in entry.inputs), strict=True)),
         tuple(zip(step.outputs, (entry.operands[i] for i in entry.outputs), strict=True)),
     )
+
+
+def _as_builtins(plan: ExecutionPlan) -> dict[str, Any]:
+    return {
+        "devices": plan.devices,
+        "steps": [
+            {
+                "index": step.index,
+                "device": step.device,
+                "operations": step.operations,
+                "inputs": step.inputs,
+                "outputs": step.outputs,
+                "fallbacks": step.fallbacks,
+                "no_fallback": step.no_fallback,
+                "predicted_ns": step.predicted_ns,
+                "control": _control_as_builtins(step.control),
+            }
+            for step in plan.steps
+        ],
+        "operations": [
+            {
+                "index": placement.index,
+                "type": placement.type,
+                "name": placement.name,
+                "device": placement.device,
+                "accuracy": placement.accuracy,
+                "reasons": dict(placement.reasons),
+                "codes": {name: why.code for name, why in placement.refusals.items()},
+            }
+            for placement in plan.operations
+        ],
+        "forwards": plan.forwards,
+        "temporaries": {
+            "nbytes": plan.temporaries.nbytes,
+            "alignment": plan.temporaries.alignment,
+            "offsets": {str(key): place for key, place in plan.temporaries.offsets.items()},
+            "dynamic": plan.temporaries.dynamic,
+        },
+        "predicted_ns": plan.predicted_ns,
+        "predicted_energy": plan.predicted_energy,
+        "alternatives": plan.alternatives,
+        "tuned": plan.tuned,
+        "accuracy": plan.accuracy,
+        "doubts": dict(plan.doubts),
+        "apart": dict(plan.apart),
+    }
+
+
+def _control_as_builtins(control: Control | None) -> dict[str, Any] | None:
+    if control is None:
+        return None
+    return {"kind": control.kind, "branches": [_as_builtins(branch) for branch in control.branches]}

@@ -217,7 +217,7 @@ def _column(
         graph = model.subgraphs[index]
         prices = []
         for operation, ns in polled(zip(graph.operations, base[index], strict=True)):
-            factor = _factor(model, index, operation, capabilities, energy)
+            factor = declared_cost(model, index, operation, capabilities, energy=energy)
             prices.append(min(UNDECLARED, ns * factor))
         for at, operation in enumerate(polled(graph.operations)):
             for target in subgraph_references(operation):
@@ -233,12 +233,10 @@ def _column(
     return prices
 
 
-def _factor(
-    model: Model, subgraph: int, operation: Operation, capabilities: Capabilities, energy: bool
+def declared_cost(
+    model: Model, subgraph: int, operation: Operation, capabilities: Capabilities, *, energy: bool
 ) -> float:
-    """The declared cost of *operation* in relation to the reference; infinite where none is
-    declared.
-    """
+    """The declared cost of *operation* relative to the reference; infinite if none is declared."""
     performance: PerformanceInfo | None
     if operation.type == "IF":
         performance = capabilities.if_performance

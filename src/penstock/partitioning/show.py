@@ -16,7 +16,6 @@ from msgspec import Struct
 from penstock.errors import counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
 from penstock.partitioning.plan import PREDICTED
-from penstock.partitioning.reasons import duration
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement, Tuned
@@ -240,6 +239,14 @@ def types_of(plan: ExecutionPlan, operations: Sequence[int]) -> str:
     if len(kinds) > SHOWN_TYPES:
         shown.append(counted(len(kinds) - SHOWN_TYPES, "more type"))
     return ", ".join(shown)
+
+
+def duration(ns: float) -> str:
+    """Nanoseconds for people: "1.2 ms"."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}"
+    return f"{ns:.3g} ns"
 
 
 def ranges(indexes: Iterable[int]) -> str:

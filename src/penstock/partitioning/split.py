@@ -8,16 +8,19 @@ for other cuts. Within each group it is the model's own order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import LimitExceeded
+from penstock.hal import Capabilities
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Operand, Subgraph
 from penstock.ir.transforms import carried, refer_anew, referenced_by
+from penstock.memory.arena import MIN_ALIGNMENT, ArenaLayout, ArenaRequest, array_nbytes, plan_arena
+from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
 """Operands and operations of subgraphs that the cuts of one model may carry together, beyond those
@@ -140,3 +143,33 @@ def _with_lifetime(operand: Operand, lifetime: Lifetime | None) -> Operand:
     if lifetime is None or operand.lifetime is lifetime:
         return operand
     return replace(operand, lifetime=lifetime)
+
+
+def plan_temporaries(
+    model: Model, steps: Sequence[ExecutionStep], capabilities: Mapping[str, Capabilities]
+) -> ArenaLayout:
+    """A place for each operand that a step writes and a later one reads, save entry outputs.
+
+    It lives from the step that writes it to the last that reads it, is aligned as the most
+    demanding of these steps' devices prefers (*capabilities*, by name), and padded likewise (NNAPI
+    section 6.8).
+    """
+    users: dict[int, list[ExecutionStep]] = {}
+    outputs = frozenset(model.entry.outputs)
+    for step in steps:
+        users |= {operand: [step] for operand in step.outputs if operand not in outputs}
+        for operand in step.inputs:
+            if operand in users:
+                users[operand].append(step)
+    requests, dynamic = [], []
+    for operand, involved in users.items():
+        nbytes = array_nbytes(model.operands[operand])
+        if nbytes is None:
+            dynamic.append(operand)
+            continue
+        wishes = [capabilities[step.device] for step in involved]
+        alignment = max(MIN_ALIGNMENT, *(wish.alignment for wish in wishes))
+        padding = max(wish.padding for wish in wishes)
+        first, last = involved[0].index, involved[-1].index
+        requests.append(ArenaRequest(operand, nbytes, first, last, alignment, padding))
+    return plan_arena(requests, dynamic)

@@ -1,24 +1,25 @@
-"""How much an operation computes and touches, from its shapes, and how long the reference takes for
-that.
+"""How much an operation computes and touches, by its shapes: the reference's time for it, and the memory of a run.
 
 Devices declare their cost relative to the reference (NNAPI section 4.3); dispatch and transfer are
-in nanoseconds and bytes. What joins them is an estimate of the reference's own time for each
-operation.
+in nanoseconds and bytes. An estimate of the reference's own time for each operation joins them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
+from penstock import knobs
+from penstock.errors import LimitExceeded, Place
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, Operand, Operation, Subgraph
 from penstock.ir.transforms import entered_from
 from penstock.ir.types import Shape, is_static, static_shape
 from penstock.ir.validate import subgraph_references
+from penstock.memory.limits import MIB, available_memory
 
 LEAST_LIMIT: Final = 1 << 30
 """Bytes that the values of a run may take on the smallest machine, unless the knob `max_run_mib`
@@ -264,6 +265,12 @@ def _normalised(site: Site) -> float:
     return _count(site.outputs) * (2 * site.operation.attributes.integer("radius") + 1)
 
 
+POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
+_RECURRENT: Final = (
+    "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_LSTM QUANTIZED_LSTM QUANTIZED_16BIT_LSTM "
+    "RNN UNIDIRECTIONAL_SEQUENCE_RNN BIDIRECTIONAL_SEQUENCE_RNN SVDF"
+)
+
 RULES: Final[dict[str, Rule]] = {
     "CONV_2D": _filtered(0),
     "GROUPED_CONV_2D": _filtered(0),
@@ -277,28 +284,14 @@ RULES: Final[dict[str, Rule]] = {
     "STABLEHLO_DOT_GENERAL": _dot,
     "BATCH_MATMUL": _matmul,
     "CUSTOM:odml.scaled_dot_product_attention": _attention,
-    **dict.fromkeys(
-        (
-            "LSTM",
-            "UNIDIRECTIONAL_SEQUENCE_LSTM",
-            "BIDIRECTIONAL_SEQUENCE_LSTM",
-            "QUANTIZED_LSTM",
-            "QUANTIZED_16BIT_LSTM",
-            "RNN",
-            "UNIDIRECTIONAL_SEQUENCE_RNN",
-            "BIDIRECTIONAL_SEQUENCE_RNN",
-            "SVDF",
-        ),
-        _recurrent,
-    ),
-    **dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"), _pooled),
+    **dict.fromkeys(_RECURRENT.split(), _recurrent),
+    **dict.fromkeys(POOLS, _pooled),
     "STABLEHLO_REDUCE_WINDOW": _windowed,
     "LOCAL_RESPONSE_NORMALIZATION": _normalised,
 }
 """Operations whose work is a product of dimensions."""
 
 PLACE_BYTES: Final = 8
-POOLS: Final = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"})
 CONVOLUTIONS: Final = {
     "CONV_2D": 0,
     "DEPTHWISE_CONV_2D": 0,
@@ -307,19 +300,11 @@ CONVOLUTIONS: Final = {
 }
 """Operations whose kernels go over pictures, and which input the picture is."""
 
-WINDOWED: Final = frozenset(
-    {
-        "AVERAGE_POOL_2D",
-        "MAX_POOL_2D",
-        "L2_POOL_2D",
-        "STABLEHLO_REDUCE_WINDOW",
-        "LOCAL_RESPONSE_NORMALIZATION",
-    }
-)
+WINDOWED: Final = POOLS | {"STABLEHLO_REDUCE_WINDOW", "LOCAL_RESPONSE_NORMALIZATION"}
 """Operations of `RULES` that are no matrix products."""
 
 VIEWS: Final = frozenset(
-    {
+    [
         "RESHAPE",
         "STABLEHLO_RESHAPE",
         "SQUEEZE",
@@ -339,12 +324,12 @@ VIEWS: Final = frozenset(
         "STABLEHLO_WHILE",
         "STABLEHLO_CASE",
         "STABLEHLO_COMPOSITE",
-    }
+    ]
 )
 """Operations that touch no element themselves."""
 
 PICKING: Final = frozenset(
-    {
+    [
         "SLICE",
         "STRIDED_SLICE",
         "STABLEHLO_SLICE",
@@ -353,7 +338,7 @@ PICKING: Final = frozenset(
         "GATHER_ND",
         "STABLEHLO_GATHER",
         "EMBEDDING_LOOKUP",
-    }
+    ]
 )
 """Operations that read no more than they write."""
 
@@ -437,3 +422,78 @@ def unbounded_operations(subgraph: Subgraph) -> list[bool]:
             endless.update(open_outputs)
         found.append(reads or grows)
     return found
+
+
+class Peak(Struct, frozen=True):
+    """The most *nbytes* that values of a model take at a time, constants left out, and the
+    operation of its entry subgraph that runs then; None where its inputs and outputs alone take
+    most.
+    """
+
+    nbytes: int = 0
+    operation: int | None = None
+
+
+def run_limit() -> int:
+    """Bytes that the values of one run may take at a time: the knob `max_run_mib`, else half of
+    `available_memory`, and `LEAST_LIMIT` at least.
+    """
+    wanted = knobs.max_run_mib()
+    return wanted * MIB if wanted else max(LEAST_LIMIT, available_memory() // 2)
+
+
+def check_memory(model: Model) -> None:
+    """Raises `LimitExceeded`, with the operation, where a run of *model* would hold more bytes than
+    `run_limit` at a time.
+    """
+    limit, peak = run_limit(), peak_of(model)
+    if peak.nbytes <= limit:
+        return
+    where = None
+    if peak.operation is not None:
+        operation = model.operations[peak.operation]
+        name = model.entry.operation_name(peak.operation)
+        where = Place(model.main, peak.operation, type=operation.type, name=name)
+    raise LimitExceeded(
+        f"a run would hold {peak.nbytes} bytes of values at a time; the limit is {limit} (knob max_run_mib)",
+        where=where,
+    )
+
+
+def peak_of(model: Model) -> Peak:
+    """What a run holds where each value is dropped after its last reader, and inputs and outputs
+    are held throughout.
+    """
+    inner: dict[int, int] = {}
+    for index in entered_from(model, model.main):
+        inner[index] = _peak(model.subgraphs[index], inner).nbytes
+    return _peak(model.entry, inner)
+
+
+def _peak(subgraph: Subgraph, inner: dict[int, int]) -> Peak:
+    kept = {*subgraph.inputs, *subgraph.outputs}
+    last: dict[int, int] = {}
+    for at, operation in enumerate(polled(subgraph.operations)):
+        last.update(dict.fromkeys((*operation.inputs, *operation.outputs), at))
+    held = peak = _total(subgraph, kept)
+    where = None
+    for at, operation in enumerate(polled(subgraph.operations)):
+        held += _total(subgraph, set(operation.outputs) - kept)
+        within = max((inner.get(t, 0) for t in subgraph_references(operation)), default=0)
+        if held + within > peak:
+            peak, where = held + within, at
+        ports = {*operation.inputs, *operation.outputs} - kept
+        held -= _total(subgraph, {i for i in ports if last[i] == at})
+    return Peak(peak, where)
+
+
+def _total(subgraph: Subgraph, operands: Iterable[int]) -> int:
+    return sum(known_nbytes(subgraph.operands[index]) for index in operands)
+
+
+def known_nbytes(operand: Operand) -> int:
+    """Bytes of a variable value of known shape; 0 for constants and unknown shapes."""
+    if operand.is_constant or not operand.has_value:
+        return 0
+    shape = static_shape(operand.shape)
+    return 0 if shape is None else math.prod(shape) * max(8, operand.dtype.bits or 8) // 8

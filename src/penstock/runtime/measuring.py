@@ -15,7 +15,7 @@ from msgspec import Struct
 from penstock.compilation.failing import driver_message
 from penstock.errors import PenstockError
 from penstock.partitioning.plan import Measured
-from penstock.partitioning.reasons import duration
+from penstock.partitioning.show import duration
 
 LEAST_ROUNDS: Final = 9
 MOST_ROUNDS: Final = 51

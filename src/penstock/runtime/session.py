@@ -540,7 +540,7 @@ def _check_memory(model: Model) -> None:
     is room.
     """
     if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
-        from penstock.partitioning.demand import check_memory
+        from penstock.partitioning.work import check_memory
 
         check_memory(model)
 

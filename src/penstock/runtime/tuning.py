@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.hal import PrepareConfig
 from penstock.partitioning.plan import PREDICTED, ExecutionPlan, Measured, Tuned
-from penstock.partitioning.reasons import duration
+from penstock.partitioning.show import duration
 from penstock.runtime.measuring import choose, joules
 from penstock.runtime.trial import (
     Occasion,

@@ -6,9 +6,15 @@ import penstock
 from penstock import knobs
 from penstock.errors import LimitExceeded
 from penstock.memory import limits
-from penstock.partitioning.demand import check_memory, peak_of, run_limit
 from penstock.partitioning.placement import place
-from penstock.partitioning.work import LEAST_LIMIT, times_of, workspace_of
+from penstock.partitioning.work import (
+    LEAST_LIMIT,
+    check_memory,
+    peak_of,
+    run_limit,
+    times_of,
+    workspace_of,
+)
 from penstock.runtime.discovery import manager
 from tests.support_bounds import broadcast, chain, convolution, doubling, pool, product, summed
 from tests.unit.loaders.files import FileBuilder
@@ -74,10 +80,10 @@ def test_model_beyond_the_limit_is_refused_with_bytes_and_knob() -> None:
 def test_limit_is_half_of_the_memory_and_a_gibibyte_at_least(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from penstock.partitioning import demand
+    from penstock.partitioning import work
 
     assert run_limit() == max(LEAST_LIMIT, limits.available_memory() // 2)
-    monkeypatch.setattr(demand, "available_memory", lambda: 1 << 20)
+    monkeypatch.setattr(work, "available_memory", lambda: 1 << 20)
     assert run_limit() == 1 << 30
 
 

@@ -26,7 +26,7 @@ from penstock.execution.availability import lists_unavailable, refuse_unavailabl
 from penstock.hal import Support
 from penstock.ir import Model
 from penstock.partitioning import Policy, place
-from penstock.partitioning.limits import laxer_class
+from penstock.partitioning.greedy import laxer_class
 from penstock.partitioning.support import collect_support
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 from tests.unit.partitioning.models import chain

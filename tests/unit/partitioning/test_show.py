@@ -14,7 +14,7 @@ from penstock.errors import Refusal, RefusalCode
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
 from penstock.partitioning import ExecutionPlan, Policy, place
-from penstock.partitioning.drawing.layout import lay_out
+from penstock.partitioning.drawing import lay_out
 from penstock.partitioning.plan import Alternative, Control
 from penstock.partitioning.show import WIDTH, describe_prediction, groups_of, ranges
 from tests.support_devices import NumpyDevice

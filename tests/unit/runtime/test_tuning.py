@@ -35,7 +35,7 @@ from penstock.hal import (
 )
 from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
-from penstock.partitioning.reasons import duration
+from penstock.partitioning.show import duration
 from penstock.runtime.explain import explain_model
 from penstock.runtime.trial import Occasion
 from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, stored_plan, tuned_plan

@@ -1,1 +1,0 @@
-"""Pictures of a plan: the graph of its operations, coloured by device."""
