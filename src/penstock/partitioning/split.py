@@ -19,7 +19,13 @@ from penstock.hal import Capabilities
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Operand, Subgraph
 from penstock.ir.transforms import carried, refer_anew, referenced_by
-from penstock.memory.arena import MIN_ALIGNMENT, ArenaLayout, ArenaRequest, array_nbytes, plan_arena
+from penstock.memory.layout import (
+    MIN_ALIGNMENT,
+    ArenaLayout,
+    ArenaRequest,
+    array_nbytes,
+    plan_arena,
+)
 from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
