@@ -52,6 +52,15 @@ class Receipt(msgspec.Struct, frozen=True):
         """A few readable lines."""
         return show_receipt(self)
 
+    def __repr__(self) -> str:
+        from penstock.partitioning.show import line_of
+
+        return line_of("Receipt", f"{self.stage}, {summary_of(self)}")
+
+    def _repr_html_(self) -> str:
+        """The table of steps and copies that a notebook shows."""
+        return html_of_receipt(self)
+
     def to_json(self) -> str:
         """The same as one JSON object."""
         return msgspec.json.encode(self).decode()
@@ -65,11 +74,18 @@ class Receipt(msgspec.Struct, frozen=True):
         return chrome_trace([self], plan)
 
 
+def summary_of(receipt: Receipt) -> str:
+    """Time, compiles and bytes copied, in one line."""
+    copied = counted(sum(copy.nbytes for copy in receipt.copies), "byte")
+    return (
+        f"{receipt.wall_ns / 1e6:.3f} ms, {counted(receipt.compiles, 'compile')}, {copied} copied"
+    )
+
+
 def show_receipt(receipt: Receipt) -> str:
     """`Receipt.show`."""
-    copied = sum(copy.nbytes for copy in receipt.copies)
     lines = [
-        f"{receipt.wall_ns / 1e6:.3f} ms, {counted(receipt.compiles, 'compile')}, {counted(copied, 'byte')} copied",
+        summary_of(receipt),
         *(
             line
             for place, step in enumerate(receipt.steps)
@@ -79,6 +95,28 @@ def show_receipt(receipt: Receipt) -> str:
         *(f"  note: {note}" for note in receipt.notes),
     ]
     return "\n".join(lines) + "\n"
+
+
+def html_of_receipt(receipt: Receipt) -> str:
+    """The receipt as an HTML table: its steps, then its notes, then its copies."""
+    from penstock.ir.show import html_table
+
+    rows: list[Sequence[str]] = [("step", "device", "operations", "ms", "cache", "fell back from")]
+    for place, step in enumerate(receipt.steps):
+        tried = "; ".join(f"{f.device}: {f.error}" for f in step.failures)
+        rows.append(
+            (
+                str(place if step.step is None else step.step),
+                step.device,
+                str(len(step.operations)),
+                f"{step.wall_ns / 1e6:.3f}",
+                str(step.cache),
+                tried or step.fallback_from or "",
+            )
+        )
+    rows += [("note", note) for note in receipt.notes]
+    rows += [("copy", _copy(copy).strip()) for copy in receipt.copies]
+    return html_table(f"{receipt.stage}: {summary_of(receipt)}", rows)
 
 
 def _step(place: int, step: StepReceipt) -> str:

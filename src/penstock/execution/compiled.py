@@ -295,7 +295,13 @@ class CompiledModel(Closing):
         return self._recipe
 
     def __repr__(self) -> str:
-        return f"<CompiledModel: {self.plan.summary()}>"
+        from penstock.partitioning.show import line_of
+
+        return line_of("CompiledModel", self.plan.summary())
+
+    def _repr_html_(self) -> str:
+        """The plan's table of steps, for a notebook."""
+        return self.plan._repr_html_()  # the protocol of notebooks
 
     def _preferences(
         self, operands: Sequence[int], positions: Sequence[int]

@@ -5,7 +5,8 @@ one run returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from itertools import islice
+from typing import Any, Final, overload
 
 import numpy as np
 from msgspec import Struct
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 from numpy import ndarray
 
 from penstock.compilation.receipt import Receipt
-from penstock.errors import InputError, InvalidSignature, UnknownSignature, there_are
+from penstock.errors import InputError, InvalidSignature, UnknownSignature, counted, there_are
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 
@@ -120,6 +121,11 @@ def ready_inputs(
     return Ready(names if len(set(names)) == len(names) else (), kinds, full)
 
 
+FIRST_VALUES: Final = 4
+SHOWN: Final = 40
+"""Values of an output that a notebook shows, and bytes of a string among them."""
+
+
 class Outputs(Sequence[NDArray]):
     """The arrays of one run, in the order of the model's outputs, each also under its name.
 
@@ -175,11 +181,19 @@ class Outputs(Sequence[NDArray]):
         return Outputs, (list(self._arrays), tuple(self._names), self.receipt)
 
     def __repr__(self) -> str:
-        parts = (
-            f"{n!r}: {a.dtype}{list(a.shape)}"
-            for n, a in zip(self._names, self._arrays, strict=True)
-        )
-        return f"Outputs({', '.join(parts)})"
+        from penstock.partitioning.show import line_of
+
+        pairs = zip(self._names, self._arrays, strict=True)
+        return line_of("Outputs", ", ".join(f"{n!r}: {a.dtype}{list(a.shape)}" for n, a in pairs))
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows: type, shape and first values of each output."""
+        from penstock.ir.show import html_table
+
+        rows = [("output", "type", "shape", "first values")]
+        for name, array in zip(self._names, self._arrays, strict=True):
+            rows.append((name, str(array.dtype), str(list(array.shape)), _first_values(array)))
+        return html_table(counted(len(self._names), "output"), rows)
 
     def as_dict(self) -> dict[str, NDArray]:
         """Name -> array. Raises `InputError` when two outputs share a name."""
@@ -194,6 +208,13 @@ class Outputs(Sequence[NDArray]):
         if not isinstance(receipt, Receipt):
             receipt = self._receipt = receipt()
         return receipt
+
+
+def _first_values(array: object) -> str:
+    if not isinstance(array, ndarray):
+        return ""
+    values = (v[:SHOWN] if isinstance(v, bytes) else v for v in islice(array.flat, FIRST_VALUES))
+    return ", ".join(map(str, values))
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:

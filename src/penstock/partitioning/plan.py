@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from penstock.errors import Refusal
+from penstock.errors import Refusal, counted
 from penstock.hal import AccuracyClass
 from penstock.ir import Model, Operand
 from penstock.memory.layout import ArenaLayout
@@ -127,6 +127,12 @@ class ExecutionStep(Struct, frozen=True):
     """Why *fallbacks* is empty, in words; empty where it is not."""
     worst: Worst | None = None
     """What it may take at worst; None where that was not asked."""
+
+    def __repr__(self) -> str:
+        from penstock.partitioning.show import line_of
+
+        operations = counted(len(self.operations), "operation")
+        return line_of("ExecutionStep", f"step {self.index} on {self.device}, {operations}")
 
 
 class Alternative(Struct, frozen=True):
@@ -245,6 +251,17 @@ class ExecutionPlan(Struct, frozen=True):
         from penstock.partitioning.show import summarize_plan
 
         return summarize_plan(self)
+
+    def __repr__(self) -> str:
+        from penstock.partitioning.show import line_of
+
+        return line_of("ExecutionPlan", self.summary())
+
+    def _repr_html_(self) -> str:
+        """The table of steps that a notebook shows."""
+        from penstock.partitioning.show import html_of_plan
+
+        return html_of_plan(self)
 
     def to_json(self) -> str:
         """Everything but the models, as one JSON object: `devices`, `steps`, `operations`,

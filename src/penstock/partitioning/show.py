@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from penstock.errors import counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
+from penstock.ir.show import MAX_LINE, MAX_ROWS, html_table, shortened
 from penstock.partitioning.plan import PREDICTED
 
 if TYPE_CHECKING:
@@ -119,6 +120,19 @@ def describe_accuracy(plan: ExecutionPlan) -> str:
 def show_plan(plan: ExecutionPlan) -> str:
     """`ExecutionPlan.show`."""
     return "\n".join(_lines(plan, WIDTH)) + "\n"
+
+
+def line_of(kind: str, text: str) -> str:
+    """`<kind: text>` in one line of bounded length, as `repr` of large values gives it."""
+    words = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+    return shortened(f"<{kind}: {words}", MAX_LINE - 1) + ">"
+
+
+def html_of_plan(plan: ExecutionPlan) -> str:
+    """The plan as an HTML table of its steps."""
+    rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps[: MAX_ROWS + 1])]
+    title = f"{plan.summary()}; {describe_prediction(plan)}".removesuffix("; ")
+    return html_table(title, rows)
 
 
 def _lines(plan: ExecutionPlan, width: int) -> list[str]:
