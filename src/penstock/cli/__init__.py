@@ -1,3 +1,1 @@
-"""The command line: `penstock` or `python -m penstock`. Typer, rich and Pillow are imported here
-alone.
-"""
+"""The command line, `penstock`. Only this package imports Typer, rich and Pillow."""

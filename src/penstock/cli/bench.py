@@ -1,4 +1,4 @@
-"""`penstock bench`: how fast a model runs here."""
+"""`penstock bench`: latency and throughput of a model on this machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import options
-from penstock.cli.options import parse_shapes, shaped
+from penstock.cli.options import parse_shapes
 from penstock.cli.output import (
     Output,
-    compile_bar,
     milliseconds,
     output_of,
     show_cache,
@@ -60,35 +59,20 @@ def bench(
     from msgspec import to_builtins
 
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
-    from penstock.execution.interface import interface_of
+    from penstock.cli.feed import Wishes, parse_normalization
 
     output = output_of(context)
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
-    shapes = parse_shapes(shape)
-    loaded = opening.load(model)
-    opening.warn_of_settings(output)
-    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    interface = interface_of(entered, signature)
-    operands = shaped(interface.inputs, shapes)
-    given = inputs or (["random"] if operands else [])
-    fed = feed(given, slots_of(entered, interface, operands), wishes)
-    with compile_bar(output) as progress:
-        compiled, compile_ns = opening.compile_model(
-            entered,
-            loaded.path,
-            devices=device,
-            signature=signature,
-            threads=threads,
-            accuracy=accuracy,
-            operands=operands,
-            shapes=shapes,
-            arrays=fed.arrays,
-            assumed=fed.assumed,
-            cache=not no_cache,
-            tune=tune,
-            progress=progress,
-        )
+    opened = opening.open_fed(output, model, inputs, wishes, signature, parse_shapes(shape))
+    fed = opened.fed
+    compiled, compile_ns = opened.compile(
+        output,
+        devices=device,
+        threads=threads,
+        accuracy=accuracy,
+        cache=not no_cache,
+        tune=tune,
+    )
     with compiled:
         durations, last = measure(
             output, compiled, fed.arrays, runs=runs, seconds=seconds, warmup=warmup
@@ -100,7 +84,7 @@ def bench(
     statistics = summarise(durations)
     memory = peak_memory()
     data = {
-        "load_ns": loaded.load_ns,
+        "load_ns": opened.loaded.load_ns,
         "compile_ns": compile_ns,
         "warmup": warmup,
         **statistics,
@@ -128,7 +112,7 @@ def bench(
 
 
 def show_tuned(output: Output, tuned: Tuned) -> None:
-    """What measuring placements gave, by candidate."""
+    """Prints the measured placements, by candidate."""
     from penstock.partitioning.plan import PREDICTED
     from penstock.partitioning.show import reasons_against
 
@@ -160,8 +144,8 @@ def measure(
     seconds: float,
     warmup: int,
 ) -> tuple[list[int], Receipt]:
-    """Nanoseconds of each measured run: *runs* of them, or fewer when *seconds* are over after one;
-    and the last one's receipt.
+    """Nanoseconds of each measured run, and the last run's receipt. There are *runs*, or fewer (at
+    least one) if *seconds* are over.
     """
     durations: list[int] = []
     with output.progress() as progress:
@@ -214,7 +198,7 @@ def table_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def peak_memory() -> int | None:
-    """The most memory this process has held at once, in bytes; None where the system does not say."""
+    """The process's peak memory in bytes; None if the system does not report it."""
     if sys.platform == "win32":
         return None
     import resource

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 SHOWN_OPERATIONS: Final = 4
 LONGEST_NAME: Final = 60
-"""Characters of an operation in the list of those that a call had."""
+"""Characters of an operation's name in the list of a crashed call."""
 
 
 def show_last_crash(output: Output) -> None:
-    """Prints the newest crash that was kept, or that there is none."""
+    """Prints the newest stored crash, or that there is none."""
     from penstock.ipc.crash_records import crash_directory, last_crash
 
     crash = last_crash()
@@ -67,7 +67,7 @@ def show_last_crash(output: Output) -> None:
 
 
 def _few(operations: Sequence[str]) -> str:
-    """The first of *operations*, and how many more there are."""
+    """The first *operations*, and how many more there are."""
     from penstock.ipc.crash_records import MOST_OPERATIONS
 
     text = ", ".join(shortened(one, LONGEST_NAME) for one in operations[:SHOWN_OPERATIONS])
@@ -79,26 +79,26 @@ def _few(operations: Sequence[str]) -> str:
 
 
 def described(crash: Crash) -> dict[str, Any]:
-    """What `--json` says of a crash."""
-    told: dict[str, Any] = msgspec.to_builtins(crash)
-    return told
+    """A crash for `--json`."""
+    data: dict[str, Any] = msgspec.to_builtins(crash)
+    return data
 
 
 def last_in_words() -> str | None:
-    """The newest crash in one line; None where there is none."""
+    """The newest crash in one line; None if there is none."""
     from penstock.ipc.crash_records import last_crash
 
     crash = last_crash()
     if crash is None:
         return None
-    told = f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)}"
+    text = f"the last crash: driver {crash.driver} {crash.how}, {_when(crash.when)}"
     if crash.quarantined:
-        told += f", quarantined: {_quarantine(crash)}"
-    return f"{told} (doctor --last-crash says more)"
+        text += f", quarantined: {_quarantine(crash)}"
+    return f"{text} (doctor --last-crash says more)"
 
 
 def _quarantine(crash: Crash) -> str:
-    """Whether it brought a quarantine: whose, and how long that lasts."""
+    """Whether the crash caused a quarantine, of which process, and for how long."""
     if not crash.quarantined:
         return "no"
     from penstock.ipc.supervision import QUARANTINE_SECONDS
@@ -111,8 +111,8 @@ def _quarantine(crash: Crash) -> str:
     ended = crash.program.ended() if crash.program else None
     if ended:
         return f"no longer: it was of {whose} alone, which has ended"
-    told = f"until {until}, {max(1, round(left))} s more, in {whose} alone"
-    return f"{told}; ending that lifts it" if ended is False else f"{told}, unless that has ended"
+    text = f"until {until}, {max(1, round(left))} s more, in {whose} alone"
+    return f"{text}; ending that lifts it" if ended is False else f"{text}, unless that has ended"
 
 
 def _when(when: float) -> str:
@@ -138,8 +138,8 @@ def write_capsule(
     names: bool,
     seed: int | None,
 ) -> None:
-    """Writes the capsule *name*: of the failure kept last, or with *model* and *device* of one
-    brought about now.
+    """Writes the capsule *name*: of the last stored failure, or with *model* and *device* of a
+    failure that is reproduced now.
     """
     target = files.target("--capsule", name)
     if target is None:
@@ -177,14 +177,14 @@ def write_capsule(
 
 
 def describe(capsule: Capsule) -> dict[str, Any]:
-    """What `--json` says of a capsule: its manifest, without plan and receipt."""
+    """The capsule for `--json`: its manifest without plan and receipt."""
     import msgspec
 
     # Neither is decoded: a capsule may come from anywhere, and they from whoever made it.
     left_out = dict.fromkeys(("plan", "receipt"), msgspec.Raw(b"null"))
     manifest = msgspec.structs.replace(capsule.manifest, **left_out)
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
-    return {key: value for key, value in told.items() if key not in left_out}
+    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))
+    return {key: value for key, value in data.items() if key not in left_out}
 
 
 def _write(target: Path, capsule: Capsule) -> None:
@@ -197,7 +197,7 @@ def _write(target: Path, capsule: Capsule) -> None:
 
 
 def _last() -> tuple[Capsule, str]:
-    """The failure or crash that was kept last. Raises `Unfinished` where there is none."""
+    """The last stored failure or crash. Raises `Unfinished` if there is none."""
     from penstock import capsules, knobs
     from penstock.capsules import evidence
     from penstock.capsules.crashes import with_crash
@@ -263,7 +263,7 @@ def _brought_about(
 
 
 def verdicts() -> list[DriverVerdict]:
-    """What shadow verification found here, the newest first; none where that cannot be read."""
+    """The verdicts of shadow verification, newest first; none if they cannot be read."""
     from penstock.cache.verdicts import DriverVerdicts
 
     try:
@@ -273,7 +273,7 @@ def verdicts() -> list[DriverVerdict]:
 
 
 def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
-    """A table of the verdicts, where there are any."""
+    """Prints a table of the verdicts, if there are any."""
     if found:
         output.table(
             ("verdict", "device", "version", "operation", "what", "found"),
@@ -293,22 +293,22 @@ def show_verdicts(output: Output, found: Sequence[DriverVerdict]) -> None:
 
 
 def in_words(types: Sequence[str]) -> str:
-    """The first few types of operations, and how many more there are."""
+    """The first few operation types, and how many more there are."""
     more = len(types) - MOST_TYPES
     return ", ".join(types[:MOST_TYPES]) + (f" and {more} more" if more > 0 else "")
 
 
 def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
-    """What `--json` says of a verdict."""
+    """A verdict for `--json`."""
     import msgspec
 
-    told: dict[str, Any] = msgspec.to_builtins(verdict)
-    return told
+    data: dict[str, Any] = msgspec.to_builtins(verdict)
+    return data
 
 
 def forget(output: Output, beginning: str) -> None:
-    """Removes the one verdict whose key begins so, or with "all" every one. Raises `UsageError` for
-    none, or several.
+    """Removes the verdict whose key begins with *beginning*, or with "all" every one. Raises
+    `UsageError` unless exactly one matches.
     """
     from penstock.cache.verdicts import DriverVerdicts
 
@@ -370,15 +370,15 @@ def replay(
     except CapsuleError as error:
         raise FileError(file, str(error)) from error
     output.line(found.show(), "red" if found.repeats else "")
-    told = msgspec.structs.asdict(found)
-    told["distance"] = None if found.distance is None else distance_to_builtins(found.distance)
-    output.json({**told, "capsule": describe(capsule)})
+    data = msgspec.structs.asdict(found)
+    data["distance"] = None if found.distance is None else distance_to_builtins(found.distance)
+    output.json({**data, "capsule": describe(capsule)})
     if found.repeats:
         raise Unfinished(f"the failure repeats on {found.device}")
 
 
 def read(file: str) -> Capsule:
-    """Raises `FileError` for what is no capsule."""
+    """The capsule in *file*. Raises `FileError` if it is none."""
     from penstock import capsules
 
     if not file:
@@ -392,7 +392,7 @@ def read(file: str) -> Capsule:
 
 
 def check_device(name: str, *, named: bool) -> None:
-    """Raises `UsageError` where no device has that name."""
+    """Raises `UsageError` if no device has that name."""
     from penstock.cli import opening
 
     try:

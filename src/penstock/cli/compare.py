@@ -1,4 +1,4 @@
-"""`penstock compare`: the first operation whose result departs, device by device."""
+"""`penstock compare`: the first operation whose result on a device differs from the reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import files, options
 from penstock.cli.failures import FileError, Unfinished, UsageError
-from penstock.cli.options import parse_shapes, shaped, with_remedy
+from penstock.cli.options import parse_shapes, with_remedy
 from penstock.cli.output import Output, output_of
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import NotExportable, ShapeMismatch
@@ -56,17 +56,16 @@ def compare(
 ) -> None:
     """Find the first operation of MODEL whose result on a device departs from the reference's.
 
-    The model is cut at its operations, each part is fed the real values that INPUT leads to, and a
-    part that departs is halved. Exit code 1 when an operation departs, alone or compiled with its
-    neighbours, or nothing could be compared. Exit code 0 where none does: also where their
-    roundings, each within its class, add up to outputs of the whole model that are farther off,
-    which the verdict says (--json: outputs.departs). Dimensions that the model leaves unknown are
-    those of INPUT, and 1 in random ones where --shape does not say.
+    The model is cut at its operations. Each part gets the real values that INPUT leads to, and a
+    part that departs is halved. Exit code 1: an operation departs, alone or compiled with its
+    neighbours, or nothing could be compared. Exit code 0: no operation departs. Roundings that are
+    each within their class may still add up in the outputs of the whole model; the verdict reports
+    that (--json: outputs.departs). Unknown dimensions take the shape of INPUT; for random inputs
+    they are 1 unless --shape sets them.
     """
     from penstock.cli import opening
-    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
+    from penstock.cli.feed import Wishes, parse_normalization
     from penstock.execution.inputs import in_order
-    from penstock.execution.interface import interface_of
 
     output = output_of(context)
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed)
@@ -75,24 +74,19 @@ def compare(
     opening.policy_of(accuracy)
     opening.check_devices([*(device or ()), against])
     names = _chosen(device, against)
-    loaded = opening.load(model)
-    opening.warn_of_settings(output)
-    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    interface = interface_of(entered, signature)
-    operands = shaped(interface.inputs, shapes)
-    given = inputs or (["random"] if operands else [])
-    fed = feed(given, slots_of(entered, interface, operands), wishes)
+    opened = opening.open_fed(output, model, inputs, wishes, signature, shapes)
+    fed = opened.fed
     notes = [*fed.notes, *fed.assumption()]
-    arrays = in_order(fed.arrays, interface)
+    arrays = in_order(fed.arrays, opened.interface)
     kind = cast("AccuracyClass", accuracy or DEFAULT_CLASS)
     found = []
     written: list[str] = []
     for name in names:
-        with _told(output, name) as progress:
+        with _progress(output, name) as progress:
             try:
-                result = _compare(entered, arrays, name, against, kind, progress)
+                result = _compare(opened.model, arrays, name, against, kind, progress)
             except ShapeMismatch as error:
-                raise FileError(loaded.path, with_remedy(error, fed.assumed)) from error
+                raise FileError(opened.loaded.path, with_remedy(error, fed.assumed)) from error
         output.line(result.show(), _colour(result))
         found.append(result)
         if target is not None and result.departure is not None and not written:
@@ -117,7 +111,7 @@ def compare(
 
 
 def _colour(found: Comparison) -> str:
-    """Red where an operation departs, yellow where the whole alone does."""
+    """Red if an operation departs, yellow if only the whole model does."""
     if found.departs:
         return "red"
     return "yellow" if found.outputs.departs else ""
@@ -137,8 +131,8 @@ def _compare(
 
 
 def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
-    """The devices to compare. Raises `UsageError` where there is none, or one would be compared
-    with itself.
+    """The devices to compare. Raises `UsageError` if there is none, or one would be compared with
+    itself.
     """
     import penstock
 
@@ -157,17 +151,16 @@ def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
 
 
 @contextmanager
-def _told(output: Output, device: str) -> Iterator[Callable[[str], None]]:
-    """Shows on a terminal which part of the model is being tried."""
+def _progress(output: Output, device: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal which part of the model is being tested."""
     with output.progress() as bar:
         task = bar.add_task(f"{device}: computing the reference", total=None)
         yield lambda part: bar.update(task, description=f"{device}: {part}")
 
 
 def write_case(path: Path, departure: Departure) -> list[str]:
-    """Writes the cut-out operations, and their arrays beside them; returns the files' names.
-
-    Operations that have no form in TFLite leave the arrays alone to be written.
+    """Writes the cut-out operations, and their arrays beside them; returns the file names.
+    Operations that TFLite cannot express are left out, and only the arrays are written.
     """
     import numpy as np
 
@@ -190,7 +183,7 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* as a `.npz` file holds it without pickling: strings of a fixed length, types NumPy
+    """*array* without pickling, for a `.npz` file: strings of a fixed length, types that NumPy
     lacks as bytes.
     """
     import numpy as np

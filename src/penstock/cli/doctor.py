@@ -1,4 +1,6 @@
-"""`penstock devices`: every device that a driver offers, usable or not. | `penstock doctor`: what is here, what works, and what holds it back."""
+"""`penstock doctor` and `penstock devices`: what is installed, what works, and why the rest does
+not.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def devices(context: typer.Context) -> None:
-    """List every device, and why it cannot be used where it cannot."""
+    """List every device, and why it cannot be used if it cannot."""
     output = output_of(context)
     found = penstock.devices()
     output.table(
@@ -54,7 +56,7 @@ def devices(context: typer.Context) -> None:
 
 
 def usable(device: DeviceInfo) -> str:
-    """`yes`, `when named`, either with `(simulated)`, or `no: ` and the reason."""
+    """`yes` or `when named`, each perhaps with `(simulated)`, or `no: ` and the reason."""
     if not device.usable:
         return f"no: {device.reason}"
     named = "when named" if device.only_when_named else "yes"
@@ -62,7 +64,7 @@ def usable(device: DeviceInfo) -> str:
 
 
 def brought_by(device: DeviceInfo) -> str:
-    """The device's driver, with the distribution that it is of where that is not Penstock."""
+    """The device's driver, with its distribution unless that is Penstock."""
     source = device.source
     if source.distribution in {"", DISTRIBUTION}:
         return device.driver
@@ -70,12 +72,12 @@ def brought_by(device: DeviceInfo) -> str:
 
 
 def runs_in(device: DeviceInfo) -> str:
-    """Which process the device's driver runs in."""
+    """The process that the device's driver runs in."""
     return "a process of its own" if device.isolated else "this process"
 
 
 def describe(device: DeviceInfo) -> dict[str, Any]:
-    """What `--json` says about a device."""
+    """A device for `--json`."""
     import msgspec
 
     return {
@@ -106,10 +108,10 @@ PACKAGES: Final = (
     "rich",
     "pillow",
 )
-"""What Penstock needs."""
+"""The packages that Penstock requires."""
 
 ENGINES: Final = ("ai-edge-litert", "onnxruntime", "openvino", "llvmlite", "onnx")
-"""Engines that a driver or a comparison may use when they are installed."""
+"""Optional engines for drivers and comparisons."""
 
 
 def doctor(
@@ -249,7 +251,7 @@ def doctor(
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `--json` prints."""
+    """The report for `--json`."""
     from penstock.runtime.discovery import manager
 
     every = [describe_knob(name) for name in knobs.KNOBS]
@@ -288,8 +290,8 @@ def examine() -> dict[str, Any]:
 
 
 def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it fits this machine, and why; the first that
-    fits is the best.
+    """Each built-in delegate, its device, whether it fits this machine, and why; the best fit
+    first.
     """
     from penstock.delegates.fitting import fitting
 
@@ -299,9 +301,7 @@ def fits() -> list[dict[str, Any]]:
 
 
 def doubts(found: Sequence[DeviceInfo]) -> list[str]:
-    """The devices whose declared accuracy classes may not hold with the version of the engine that
-    is installed.
-    """
+    """Devices whose declared accuracy classes may not hold with the installed engine version."""
     return [
         f"device {d.name}: {d.capabilities.accuracy_doubt}"
         for d in found
@@ -310,10 +310,8 @@ def doubts(found: Sequence[DeviceInfo]) -> list[str]:
 
 
 def foreign_distribution() -> list[str]:
-    """The problem of another project's distribution that installs into the same import package;
-    empty without one.
-
-    Where its files have replaced this module too, nothing of Penstock is left that could report it.
+    """A problem if another project's distribution installs the same import package. It cannot be
+    reported if that distribution has overwritten this module.
     """
     if (found := installed(FOREIGN)) is None:
         return []
@@ -334,10 +332,9 @@ def installed(package: str) -> str | None:
 
 
 def limits(cgroup: Path = Path("/sys/fs/cgroup")) -> dict[str, Any]:
-    """Processors, threads and memory this process may use; None where nothing limits them, or where
-    a setting keeps that from being known.
-
-    Reads cgroup v2 files (`cpu.max`, `memory.max`), else those of v1.
+    """Processors, threads and memory that this process may use; None if there is no limit, or a
+    setting keeps it from being known. Reads cgroup v2 files (`cpu.max`, `memory.max`), else those
+    of v1.
     """
     from penstock.runtime import allowed_threads
 

@@ -1,4 +1,4 @@
-"""What the command line itself finds wrong, and which exit code each error means."""
+"""Errors of the command line itself, and the exit code of every error."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ INTERRUPTED: Final = 130
 
 
 class UsageError(PenstockError):
-    """The command was called in a way it cannot answer."""
+    """The command line is wrong."""
 
 
 class FileError(InputError):
-    """A file given on the command line is missing, unreadable, or does not fit the model."""
+    """A file named on the command line is missing, unreadable, or does not fit the model."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
 
 
 class OutputError(PenstockError):
-    """What was asked for cannot be written."""
+    """A result cannot be written."""
 
     def __init__(self, target: object, reason: str) -> None:
         super().__init__(f"cannot write {target}: {reason}")
 
 
 class Unfinished(PenstockError):
-    """The command has printed all it has, its JSON object too, and still failed with *code*."""
+    """The command has printed everything, its JSON object too, and still fails with *code*."""
 
     def __init__(self, text: str, code: int = WORK_FAILED) -> None:
         super().__init__(text)
@@ -57,7 +57,7 @@ class Interrupted(PenstockError):
 
 
 UNWRITABLE: Final = frozenset({errno.ENOSPC, errno.EIO, errno.EBADF, errno.EDQUOT, errno.EFBIG})
-"""What the system says when a stream takes no more."""
+"""Errors of a stream that accepts no more output."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -74,7 +74,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def message(error: BaseException) -> str:
-    """The error in one line. Errors that are nobody's on purpose are named with their class."""
+    """The error in one line. The class is named if Penstock did not raise it deliberately."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
@@ -90,33 +90,27 @@ def message(error: BaseException) -> str:
 
 
 def of_descriptors(error: BaseException) -> bool:
-    """Whether *error* says that no file can be opened any more: modules are files too, which Python
-    imports when first used.
-    """
+    """Whether no file descriptor is left. Importing a module opens a file, too."""
     if isinstance(error, OSError):
         return error.errno in NO_DESCRIPTOR
     return isinstance(error, ImportError) and os.strerror(errno.EMFILE) in str(error)
 
 
 def of_the_output(error: BaseException) -> bool:
-    """Whether *error* is the standard output's: a file that cannot be written is named in its own
-    error.
-    """
+    """Whether *error* is about the standard output; an error about a file names the file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
 def name(error: BaseException) -> str:
-    """The class of the defect: a `FileError` about a model's content is named for what it found
-    there.
-    """
+    """The class of the defect; for a `FileError` the class of its `ModelError`."""
     cause = error.__cause__
     return type(cause if isinstance(cause, ModelError) else error).__name__
 
 
 @contextmanager
 def reading(path: object, unreadable: str) -> Iterator[None]:
-    """Turns whatever a library makes of a damaged file into a `FileError` that begins with
-    *unreadable*, and keeps its warnings off the terminal.
+    """Turns any exception of a library about a damaged file into a `FileError` that begins with
+    *unreadable*. Silences the library's warnings.
     """
     try:
         with warnings.catch_warnings():
@@ -132,9 +126,7 @@ def reading(path: object, unreadable: str) -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """Why a file could not be opened or read: in the system's words, unless these do not say what
-    to do.
-    """
+    """The system's reason why a file could not be read, or a plainer one."""
     if error.errno == errno.EISDIR:
         return "is a directory; name a file"
     return error.strerror or str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""`penstock inspect`: what is in a model file."""
+"""`penstock inspect`: the contents of a model file."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def inspect(context: typer.Context, model: options.ModelFile) -> None:
 
 
 def describe(model: Model) -> dict[str, Any]:
-    """What `--json` prints."""
+    """The model for `--json`."""
     metadata = model.metadata
     return {
         "digest": model.digest.hex(),

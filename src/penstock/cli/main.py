@@ -1,4 +1,4 @@
-"""The application: the root options, the commands, and what an error looks like from outside."""
+"""The application: root options, commands, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.cli.settings import knobs
 from penstock.ipc.text import printable
 
 EVERYWHERE: Final = ("--json", "--debug")
-"""Options of the root that may stand anywhere on the line."""
+"""Root options that are accepted anywhere on the line."""
 
 EPILOG: Final = (
     "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with errors). "
@@ -35,7 +35,7 @@ EPILOG: Final = (
 
 
 class PenstockGroup(TyperGroup):
-    """The root command: lets `EVERYWHERE` stand anywhere, and turns errors into one line and a
+    """The root command. Accepts `EVERYWHERE` anywhere, and reports errors as one line and an exit
     code.
     """
 
@@ -69,7 +69,7 @@ class PenstockGroup(TyperGroup):
 
 
 def hoist(args: list[str]) -> list[str]:
-    """*args* with the options of `EVERYWHERE` in front; what follows `--` stays as it is."""
+    """*args* with the options of `EVERYWHERE` first; anything after `--` is unchanged."""
     end = args.index("--") if "--" in args else len(args)
     front = [a for a in args[:end] if a in EVERYWHERE]
     return [*dict.fromkeys(front), *(a for a in args[:end] if a not in EVERYWHERE), *args[end:]]
@@ -104,9 +104,7 @@ def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
 
 
 def abandon_stdout() -> None:
-    """Sends what is still unwritten nowhere: Python would complain once more while it flushes at
-    exit.
-    """
+    """Discards unwritten output, so that Python's flush at exit does not fail again."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

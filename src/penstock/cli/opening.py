@@ -1,7 +1,6 @@
-"""Loading and compiling for the commands, each timed.
+"""Loads and compiles models for the commands, and measures how long that takes.
 
-What is imported or found once a process (the loaders, the runtime, the devices) is there before a
-clock starts.
+Imports and the discovery of devices happen before a clock starts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, cast, get_args
 import penstock
 from penstock import knobs
 from penstock.cli.failures import FileError, UsageError, os_reason
-from penstock.cli.options import shapes_of, with_remedy
+from penstock.cli.options import shaped, shapes_of, with_remedy
+from penstock.cli.output import compile_bar
 from penstock.errors import ModelError
 from penstock.hal import AccuracyClass
 from penstock.ir import Model
@@ -25,16 +25,16 @@ from penstock.partitioning.policy import Policy
 
 if TYPE_CHECKING:
     from penstock import CompiledModel
+    from penstock.cli.feed import Fed, Wishes
     from penstock.cli.output import Output
+    from penstock.execution.interface import Interface
     from penstock.hal.config import ProgressCallback
     from penstock.ir import NDArray, Operand
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, the file it came from, how long loading took, and when it began
-    (`time.perf_counter_ns`).
-    """
+    """A model, its file, how long loading took, and when it began (`time.perf_counter_ns`)."""
 
     model: Model
     path: str
@@ -43,8 +43,8 @@ class Loaded:
 
 
 def load(path: str) -> Loaded:
-    """Raises `FileError`, from the `ModelError` where the content is at fault; `UsageError` for no
-    name.
+    """Raises `FileError`, caused by the `ModelError` if the content is wrong; `UsageError` for an
+    empty name.
     """
     if not path:
         raise UsageError("MODEL is empty; it must be the name of a model file")
@@ -57,6 +57,74 @@ def load(path: str) -> Loaded:
     except ModelError as error:
         raise FileError(path, str(error)) from error
     return Loaded(model, path, time.perf_counter_ns() - began, began)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model entered through a signature, and the arrays to run it on."""
+
+    loaded: Loaded
+    model: Model
+    signature: str | None
+    interface: Interface
+    operands: tuple[Operand, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    fed: Fed
+
+    def compile(
+        self,
+        output: Output,
+        *,
+        devices: Sequence[str] | None,
+        threads: int | None,
+        accuracy: str | None,
+        cache: bool,
+        tune: bool = False,
+    ) -> tuple[CompiledModel, int]:
+        """As `compile_model`, with a progress bar."""
+        with compile_bar(output) as progress:
+            return compile_model(
+                self.model,
+                self.loaded.path,
+                devices=devices,
+                signature=self.signature,
+                threads=threads,
+                accuracy=accuracy,
+                operands=self.operands,
+                shapes=self.shapes,
+                arrays=self.fed.arrays,
+                assumed=self.fed.assumed,
+                cache=cache,
+                tune=tune,
+                progress=progress,
+            )
+
+
+def open_fed(
+    output: Output,
+    model: str,
+    inputs: Sequence[str] | None,
+    wishes: Wishes,
+    signature: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    random: bool = True,
+) -> Opened:
+    """Loads *model* and reads *inputs*; without any they are drawn, if *random*.
+
+    Raises `FileError` and `UsageError`.
+    """
+    from penstock.cli.feed import feed, slots_of
+    from penstock.execution.interface import interface_of
+
+    loaded = load(model)
+    warn_of_settings(output)
+    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
+    interface = interface_of(entered, signature)
+    operands = shaped(interface.inputs, shapes)
+    given = inputs or (["random"] if operands and random else [])
+    fed = feed(given, slots_of(entered, interface, operands), wishes)
+    return Opened(loaded, entered, signature, interface, operands, shapes, fed)
 
 
 def compile_model(
@@ -75,12 +143,12 @@ def compile_model(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     assumed: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[CompiledModel, int]:
-    """The compiled model and how long that took, in nanoseconds.
+    """The compiled model, and the nanoseconds that compiling took.
 
-    Where the model leaves dimensions unknown it is compiled for the shapes of *arrays*, which stand
-    for *operands*, and for *shapes*, by input name; *assumed* are those that nobody gave. *cache*,
-    *tune* and *progress* are `penstock.compile`'s. Raises `UsageError` for a device or an accuracy
-    class that does not exist, and `FileError` about the file at *path* from a `ModelError`.
+    Unknown dimensions get the shapes of *arrays*, which stand for *operands*, and *shapes* by input
+    name; *assumed* are those that nobody gave. *cache*, *tune* and *progress* are
+    `penstock.compile`'s. Raises `UsageError` for a device or an accuracy class that does not exist,
+    and `FileError` about the file at *path* from a `ModelError`.
     """
     known = {**shapes_of(operands, arrays), **(shapes or {})}
     check_devices(devices or ())
@@ -111,8 +179,8 @@ def compile_model(
 
 
 def warn_of_settings(output: Output) -> None:
-    """Says which drivers the knob `isolate` names that are not here: what compiles isolates nothing
-    by those names. Says too where there is no directory to keep what is compiled.
+    """Warns of drivers that the knob `isolate` names and that are not installed, and if there is no
+    directory for the cache.
     """
     from penstock.cli.settings import unknown_drivers, unknown_places
     from penstock.runtime.discovery import manager
@@ -122,9 +190,8 @@ def warn_of_settings(output: Output) -> None:
 
 
 def check_devices(names: Iterable[str]) -> None:
-    """Raises `UsageError` for the first that no device has, `InputError` before that for a knob
-    with a value that it cannot have: a driver that could not start for it would seem not to be
-    there.
+    """Raises `UsageError` for the first name that no device has. Raises `InputError` before that
+    for a knob with an impossible value: it may be why a driver did not start.
     """
     from penstock.runtime.discovery import unknown_device
 
@@ -136,7 +203,7 @@ def check_devices(names: Iterable[str]) -> None:
 
 
 def check_knob() -> None:
-    """Raises `UsageError` where the knob `devices` names a device that there is not."""
+    """Raises `UsageError` if the knob `devices` names a device that does not exist."""
     names = knobs.devices()
     try:
         check_devices(name for n in names.split(",") if (name := n.strip()))
@@ -145,9 +212,7 @@ def check_knob() -> None:
 
 
 def policy_of(accuracy: str | None) -> Policy | None:
-    """The policy that asks for this class; None for none. Raises `UsageError` for a word that is no
-    class.
-    """
+    """The policy with this accuracy class; None for None. Raises `UsageError` for another word."""
     if accuracy is None:
         return None
     classes = get_args(AccuracyClass)

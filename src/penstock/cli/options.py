@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share. | Which shapes a model is compiled for where it leaves dimensions unknown."""
+"""Options that several commands share, and the shapes that `--shape` sets."""
 
 from __future__ import annotations
 
@@ -117,14 +117,12 @@ Shapes: TypeAlias = Annotated[
 
 
 UNKNOWN_DIMENSION: Final = 1
-"""What stands for a dimension that the model leaves unknown and no file gives: one picture, one
-sentence.
-"""
+"""The value of an unknown dimension that no file sets: one picture, one sentence."""
 
 
 def assumed(operand: Operand) -> tuple[int, ...] | None:
-    """The shape that `random` gives an input: its own, unknown dimensions being 1; None where its
-    rank is unknown.
+    """The input's shape with unknown dimensions as 1, as `random` fills it; None for an unknown
+    rank.
     """
     if operand.shape is None:
         return None
@@ -132,9 +130,7 @@ def assumed(operand: Operand) -> tuple[int, ...] | None:
 
 
 def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[str, tuple[int, ...]]:
-    """What to compile for before *arrays* are run: the shapes of those inputs that leave dimensions
-    unknown.
-    """
+    """The shapes of *arrays* whose inputs have unknown dimensions, by input name."""
     from penstock.ir.types import is_static
 
     return {
@@ -145,9 +141,7 @@ def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[st
 def assumed_shapes(
     model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The same without arrays: for each input that leaves dimensions unknown, and has no shape
-    *given*, the one that it is most likely to be run with, which is also that of `random`.
-
+    """For each input with unknown dimensions and no *given* shape, the shape that `random` has.
     Raises `UnknownSignature`.
     """
     from penstock.execution.interface import interface_of
@@ -163,17 +157,17 @@ def assumed_shapes(
 
 
 def in_words(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """`x=1,28,28,1`, as the option `--shape` takes them."""
+    """`x=1,28,28,1`, in the syntax of `--shape`."""
     return " ".join(f"{name}={','.join(map(str, shape))}" for name, shape in shapes.items())
 
 
 def parse_shapes(options: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
-    """What `--shape NAME=N,N,...` gives, by input name. Raises `UsageError`."""
+    """The values of `--shape NAME=N,N,...`, by input name. Raises `UsageError`."""
     return dict(map(_shape, options or ()))
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    """`name=1,2` as a pair; a name may hold a `=` itself."""
+    """`name=1,2` as a pair; a name may contain `=`."""
     name, equals, numbers = text.rpartition("=")
     parts = [part.strip() for part in numbers.split(",")] if numbers.strip() else []
     if not equals or not name or not all(part.isdecimal() for part in parts):
@@ -184,9 +178,8 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def shaped(
     operands: Sequence[Operand], given: Mapping[str, tuple[int, ...]]
 ) -> tuple[Operand, ...]:
-    """*operands* with the shapes *given*, by input name.
-
-    Raises `UsageError` for a name that no input has, and a shape that its input cannot have.
+    """*operands* with the shapes *given*, by input name. Raises `UsageError` for an unknown name,
+    and for a shape that does not fit.
     """
     from msgspec.structs import replace
 
@@ -206,9 +199,7 @@ def shaped(
 
 
 def with_remedy(reason: object, assumed: Mapping[str, tuple[int, ...]]) -> str:
-    """*reason*, why a model cannot be compiled, with what was *assumed* and how to give other
-    shapes.
-    """
+    """*reason*, why a model cannot be compiled, and the remedy if shapes were *assumed*."""
     if not assumed:
         return str(reason)
     return f"{reason} (taken for {in_words(assumed)}; --shape gives another shape)"

@@ -1,6 +1,6 @@
 """What commands print: tables and lines for people, one JSON object for programs.
 
-Names and labels come from files of strangers: no character of them may command a terminal. | A bar while drivers compile, on a terminal only. | What the compilation cache did, in a line for each thing it did.
+Names and labels come from untrusted files: none of their characters may control a terminal.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
 
 
 PIPE_WIDTH: Final = 2000
-"""Columns assumed where no terminal says how wide it is, so that nothing is wrapped or cut."""
+"""Columns if no terminal reports its width, so that nothing is wrapped or cut."""
 
 NUMBER: Final = re.compile(r"-?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?%| [a-zA-Z/]+)?")
-"""A number, possibly with a unit: what a column must hold to be right-aligned."""
+"""A number, perhaps with a unit. A column of numbers is right-aligned."""
 
 FONT_FACE: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
-"""rich's pictures ask the network for their font; without that a viewer takes its own monospaced
-one.
+"""rich's pictures load a font from the network; without it a viewer takes its own monospaced font.
 """
 
 
 class Output:
-    """Where the answer of one command goes. Lines and tables are silent with `--json`."""
+    """Prints the result of one command. Lines and tables are silent with `--json`."""
 
     def __init__(self, *, as_json: bool = False, console: Console | None = None) -> None:
         self.as_json = as_json
@@ -54,22 +53,22 @@ class Output:
         return self._console
 
     def line(self, text: str = "", style: str = "") -> None:
-        """One line for people; what of *text* is no character to be seen is escaped."""
+        """Prints a line; characters that are not printable are escaped."""
         if not self.as_json:
             self._console.print(Text(printable(text), style=style), soft_wrap=True)
 
     def notes(self, notes: Iterable[str]) -> None:
-        """What the user should know about how the answer came about."""
+        """Prints notes on how the answer was obtained."""
         for note in notes:
             self.line(f"note: {note}", "yellow")
 
     def warnings(self, warnings: Iterable[str]) -> None:
-        """What the user should know whatever the answer is: on stderr, also with `--json`."""
+        """Prints warnings on stderr, also with `--json`."""
         for warning in warnings:
             typer.echo(f"penstock: warning: {printable(warning)}", err=True)
 
     def problems(self, problems: Iterable[str]) -> None:
-        """What is wrong here."""
+        """Prints problems of this installation."""
         for problem in problems:
             self.line(f"problem: {problem}", "red")
 
@@ -80,9 +79,7 @@ class Output:
         title: str = "",
         whole: Sequence[str] = (),
     ) -> None:
-        """A table: boxed on a terminal, plain aligned columns elsewhere. The columns *whole* never
-        wrap.
-        """
+        """Prints a table, boxed on a terminal. Columns in *whole* never wrap."""
         if not self.as_json:
             boxed = self._console.is_terminal
             table = make_table(columns, rows, title, boxed=boxed, whole=whole)
@@ -96,7 +93,7 @@ class Output:
                 self._console.print(Text(line.rstrip()), soft_wrap=True)
 
     def json(self, value: Mapping[str, Any]) -> None:
-        """The one object a command prints with `--json`; nothing otherwise."""
+        """Prints the command's one JSON object with `--json`; nothing otherwise."""
         if self.as_json:
             encoded = json.dumps(jsonable(value), ensure_ascii=False, allow_nan=False)
             typer.echo(printable_json(encoded))
@@ -140,7 +137,7 @@ def make_table(
     boxed: bool = True,
     whole: Sequence[str] = (),
 ) -> Table:
-    """A rich table; numbers are right-aligned, and the columns *whole* are never wrapped."""
+    """A rich table; numbers are right-aligned, columns in *whole* never wrap."""
     content = [[_cell(value) for value in row] for row in rows]
     table = Table(
         title=Text(printable(title)) if title else None,
@@ -163,7 +160,7 @@ def make_table(
 
 
 def svg(console: Console, title: str) -> str:
-    """What a recording *console* has printed, as a picture that needs nothing from elsewhere."""
+    """The output of a recording *console* as a self-contained picture."""
     picture = console.export_svg(title=title, unique_id="penstock")
     return FONT_FACE.sub("", picture)
 
@@ -178,7 +175,7 @@ def _is_number(text: str) -> bool:
 
 
 def jsonable(value: Any) -> Any:
-    """*value* in JSON's types: arrays become lists, numbers that JSON cannot say become null."""
+    """*value* in JSON's types: arrays become lists, NaN and infinities null."""
     if isinstance(value, Mapping):
         return {str(k): jsonable(v) for k, v in value.items()}
     if hasattr(value, "tolist"):
@@ -195,13 +192,13 @@ def jsonable(value: Any) -> Any:
 
 
 def output_of(context: typer.Context) -> Output:
-    """The output that the root command prepared."""
+    """The output that the root command created."""
     found = context.find_object(Output)
     return found if found is not None else Output()
 
 
 def milliseconds(nanoseconds: float) -> str:
-    """`3.2 ms`, with as many digits as mean something."""
+    """`3.2 ms`, with the significant digits."""
     value = nanoseconds / 1e6
     return (
         f"{value:.3f} ms"
@@ -222,12 +219,12 @@ def size(nbytes: float) -> str:
 
 
 def percentage(share: float) -> str:
-    """A share of 1 for people; what is not a number stays so."""
+    """A share of 1 in percent, or `NaN`."""
     return "NaN" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def shortened(text: str, width: int = 40) -> str:
-    """*text*, or its beginning where it has more than *width* characters; `--json` has all of it."""
+    """*text*, cut to *width* characters; `--json` has all of it."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
@@ -236,15 +233,12 @@ STAGES: Final = {
     "tune": "measuring",
     "lease": "compiling, or waiting for the process that compiles, on",
 }
-"""Stages in words; one that a driver makes up is shown under its own name."""
+"""Stages in words; a driver's own stages are shown by name."""
 
 
 @contextmanager
 def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | None]:
-    """What to give to `penstock.compile(progress=...)`; None where no bar can be seen.
-
-    *name* stands in front where several models are compiled one after another.
-    """
+    """The *progress* argument of `penstock.compile`, behind *name*; None if no bar is visible."""
     bar = output.progress()
     if bar.disable:
         yield None
@@ -264,28 +258,25 @@ def compile_bar(output: Output, name: str = "") -> Iterator[ProgressCallback | N
 
 
 def words(event: ProgressEvent) -> str:
-    """What is going on."""
+    """The event in words."""
     stage = STAGES.get(event.stage, event.stage)
     return f"{stage} {event.subject}" if event.subject else stage.removesuffix(" on")
 
 
 ORDINARY: Final = ("NO_ENTRY", "NOT_YET_WRITTEN", "INGREDIENT_CHANGED")
-"""Codes of misses that come with time; any other refused something that was there."""
+"""Codes of expected misses; any other code rejected an existing entry."""
 
 
 def show_cache(output: Output, receipt: Receipt) -> None:
-    """A line for each device and kind of outcome among the steps of a compile: hit, or miss and
-    why.
-
-    Steps that missed under one code share a line with the first one's reason; the receipt has the
-    others.
+    """Prints a line for each device and cache outcome of a compile: hit, or miss and why. Steps
+    that missed under one code share a line with the first one's reason.
     """
-    told: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
+    grouped: dict[tuple[object, ...], Counter[CacheOutcome]] = {}
     for step in receipt.steps:
         cache = step.cache
         kind = cache if refused(cache) else (cache.outcome, cache.code, cache.not_saved)
-        told.setdefault((step.device, kind), Counter())[cache] += 1
-    for (device, _), outcomes in told.items():
+        grouped.setdefault((step.device, kind), Counter())[cache] += 1
+    for (device, _), outcomes in grouped.items():
         first, others = next(iter(outcomes)), len(outcomes) - 1
         more = f"; {counted(others, 'other reason')}" if others else ""
         style = "yellow" if refused(first) else "dim"
@@ -293,19 +284,19 @@ def show_cache(output: Output, receipt: Receipt) -> None:
 
 
 def show_fallbacks(output: Output, *receipts: Receipt) -> None:
-    """A line for each device that failed to compile or to run what it had said it could, with its
-    reason. What several *receipts* of one model have is told by the first.
+    """Prints a line for each device that failed to compile or run a step, with its reason, once for
+    all *receipts*.
     """
-    told: set[tuple[str, str]] = set()
+    printed: set[tuple[str, str]] = set()
     for receipt in receipts:
         failed = Counter(pair for step in receipt.steps for pair in _failures(step))
         act = "compile" if receipt.stage == "compile" else "run"
         for (device, error), steps in failed.items():
-            if (device, error) in told:
+            if (device, error) in printed:
                 continue
             many = f" ({steps} steps)" if steps > 1 else ""
             output.line(f"fall-back: {device} failed to {act}{many}: {error}", "yellow")
-        told |= set(failed)
+        printed |= set(failed)
 
 
 def _failures(step: StepReceipt) -> list[tuple[str, str]]:
@@ -320,5 +311,5 @@ def in_words(outcome: CacheOutcome, steps: int = 1) -> str:
 
 
 def refused(outcome: CacheOutcome) -> bool:
-    """Whether there was an entry, and it was not to be trusted or not to be used."""
+    """Whether an existing entry was rejected."""
     return outcome.code is not None and outcome.code.name not in ORDINARY

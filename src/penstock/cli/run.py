@@ -1,4 +1,4 @@
-"""`penstock run`: one model, one set of inputs, an answer in words."""
+"""`penstock run`: runs a model once and explains the answer."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from penstock.cli.files import (
     write_out,
     write_trace,
 )
-from penstock.cli.options import parse_shapes, shaped
+from penstock.cli.options import parse_shapes
 from penstock.cli.output import (
     Output,
-    compile_bar,
     milliseconds,
     output_of,
     show_cache,
@@ -38,10 +37,10 @@ if TYPE_CHECKING:
 EMPTY_DEVICE: Final = "null"
 
 LABELLED: Final = frozenset({"classification", "detection", "segmentation"})
-"""The tasks whose answers name classes."""
+"""Tasks whose answers name classes."""
 
 DRAWN: Final = frozenset({"detection", "segmentation", "pose"})
-"""The tasks whose answers can be drawn into a picture."""
+"""Tasks whose answers can be drawn into a picture."""
 
 
 def run(
@@ -90,13 +89,11 @@ def run(
 ) -> None:
     """Run MODEL once and say what it sees.
 
-    Pictures are prepared as the file says: by its metadata, by the
-    quantization of its input, or by the arithmetic that it begins with.
-    Where the file says nothing, the best class under each usual preparation
-    is shown with the --normalize that chooses it, with exit code 2 unless
-    they agree. A detection, a segmentation or a pose then needs --normalize.
-    A sound at another rate than 16000 Hz needs --rate, unless the file says
-    the rate.
+    Pictures are prepared as the file says: by its metadata, by the quantization of its input, or by
+    the arithmetic that it begins with. If the file says nothing, the best class under each usual
+    preparation is shown with the --normalize that chooses it, with exit code 2 unless they agree.
+    A detection, a segmentation or a pose then needs --normalize. A sound at another rate than 16000
+    Hz needs --rate, unless the file says the rate.
     """
     from penstock.cli import opening
     from penstock.cli.answers import (
@@ -108,7 +105,7 @@ def run(
         recognise,
         why_undecided,
     )
-    from penstock.cli.feed import Wishes, feed, parse_normalization, slots_of
+    from penstock.cli.feed import Wishes, parse_normalization
     from penstock.execution.interface import interface_of
 
     output = output_of(context)
@@ -121,32 +118,16 @@ def run(
     wishes = Wishes(None if normalize is None else parse_normalization(normalize), seed, rate)
     given_labels = read_labels(Path(labels)) if labels is not None else None
     shapes = parse_shapes(shape)
-    loaded = opening.load(model)
-    opening.warn_of_settings(output)
-    entered = loaded.model.signature_model(signature) if signature is not None else loaded.model
-    interface = interface_of(entered, signature)
-    operands = shaped(interface.inputs, shapes)
-    fed = feed(inputs or (), slots_of(entered, interface, operands), wishes)
+    opened = opening.open_fed(output, model, inputs, wishes, signature, shapes, random=False)
+    loaded, fed = opened.loaded, opened.fed
     if fed.questions and task != "outputs":
         raise UsageError("; ".join(fed.questions))
     fed.notes += fed.questions
     if out_file is not None and fed.picture is None and not takes_arrays(out_file):
         raise UsageError(f"--out {out}: no INPUT is a picture to draw in; .npz takes the outputs")
-    with compile_bar(output) as progress:
-        compiled, compile_ns = opening.compile_model(
-            entered,
-            loaded.path,
-            devices=device,
-            signature=signature,
-            threads=threads,
-            accuracy=accuracy,
-            operands=operands,
-            shapes=shapes,
-            arrays=fed.arrays,
-            assumed=fed.assumed,
-            cache=not no_cache,
-            progress=progress,
-        )
+    compiled, compile_ns = opened.compile(
+        output, devices=device, threads=threads, accuracy=accuracy, cache=not no_cache
+    )
     with compiled:
         expected = expected_results(compiled, signature, given_labels)
         likely = task or (None if expected is None else recognise(expected))
@@ -169,7 +150,7 @@ def run(
             interface.outputs,
             tuple(entry.ordinary_outputs[i] for i in interface.output_positions),
             tuple(outputs),
-            given_labels if given_labels is not None else model_labels(entered.metadata),
+            given_labels if given_labels is not None else model_labels(opened.model.metadata),
             top,
             min_score,
         )
@@ -212,9 +193,7 @@ def run(
 def expected_results(
     compiled: CompiledModel, signature: str | None, labels: tuple[str, ...] | None
 ) -> Results | None:
-    """Results with zeros for values, to recognise the task; None where shapes are not known before
-    the run.
-    """
+    """Results of zeros, to recognise the task before the run; None if a shape is unknown."""
     import numpy as np
 
     from penstock.cli.answers import Results
@@ -247,11 +226,10 @@ def report(
     *,
     shown: bool = True,
 ) -> None:
-    """What was assumed, the answer, notes about how it was read, the plan in one line, the time.
+    """Prints the assumptions, the answer, the plan, the cache and the times.
 
-    *compared*: the answers under the schemes that may be meant, which agree. *error*: what the
-    command ends with, for `--json`. *shown*: whether there is an answer to show; `--json` has null
-    for one that decides nothing.
+    *compared* are the answers under several schemes, which agree. *error* is what the command ends
+    with, for `--json`. Without *shown* the answer decides nothing, and is null in `--json`.
     """
     before = [*fed.notes, *(compared.notes(fed) if compared is not None else schemes.inferred(fed))]
     after = [*empty_devices(compiled.plan), *compiled.receipt.notes, *found.notes]
@@ -287,12 +265,12 @@ def report(
 
 
 def error_type(error: Unfinished) -> str:
-    """The class that `--json` names for what a run ends with after it has printed everything."""
+    """The error class that `--json` names if a run fails after printing everything."""
     return (UsageError if error.code == failures.USAGE else OutputError).__name__
 
 
 def empty_devices(plan: ExecutionPlan) -> list[str]:
-    """A note where a step runs on the device that computes nothing."""
+    """A note if a step runs on the device that computes nothing."""
     if not any(step.device == EMPTY_DEVICE for step in plan.steps):
         return []
     return [f"device {EMPTY_DEVICE} computes nothing: the outputs mean nothing"]

@@ -1,6 +1,4 @@
-"""What `penstock run` does where nobody says how a picture is normalised: an answer under each
-scheme that is left.
-"""
+"""Answers under each possible normalisation, for `penstock run` if no scheme is known."""
 
 from __future__ import annotations
 
@@ -19,16 +17,16 @@ if TYPE_CHECKING:
     from penstock.cli.output import Output
 
 COMPARABLE: Final = "classification"
-"""The task whose answers under several schemes can be compared: by their best class."""
+"""The task whose answers can be compared between schemes: by their best class."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The best classes under each scheme that may be meant, and under those that are excluded.
+    """The best classes under each possible scheme, and under the *excluded* ones.
 
     A class is a row of `Classification.data`: `index`, `label`, `score`. *tops* has the rows of
-    each scheme, best first. *doubts* has the schemes under which no class is best, each with the
-    reason. *task* is "outputs" where nothing says that the outputs are classes.
+    each scheme, best first; *doubts* the schemes without a best class, each with the reason. *task*
+    is "outputs" if nothing says that the outputs are classes.
     """
 
     tops: Mapping[str, list[dict[str, Any]]]
@@ -38,9 +36,7 @@ class Comparison:
 
     @property
     def agree(self) -> bool:
-        """Whether the outputs are classes, and every scheme that may be meant gives the same best
-        one.
-        """
+        """Whether the outputs are classes, and every possible scheme gives the same best class."""
         return self.task == COMPARABLE and self._same
 
     @property
@@ -50,11 +46,11 @@ class Comparison:
 
     @property
     def _meant(self) -> list[str]:
-        """The schemes that may be meant."""
+        """The possible schemes."""
         return [name for name in self.tops if name not in self.excluded]
 
     def disagreement(self) -> str:
-        """The error where they do not agree."""
+        """The error text if they do not agree."""
         from penstock.cli.answers import REMEDY
 
         names = self._meant
@@ -73,7 +69,7 @@ class Comparison:
         )
 
     def notes(self, fed: Fed) -> list[str]:
-        """What the user has to know about an answer on which the schemes agree."""
+        """Notes on an answer on which the schemes agree."""
         names = self._meant
         text = (
             f"{_because(fed)}; {', '.join(names)} all give this best class, and the scores are those of "
@@ -82,7 +78,7 @@ class Comparison:
         return [text, *_exclusions(self.excluded)]
 
     def data(self) -> list[dict[str, Any]]:
-        """The same for `--json`: an object for each scheme."""
+        """The comparison for `--json`: an object for each scheme."""
         rows = [
             {
                 "normalize": name,
@@ -99,9 +95,7 @@ class Comparison:
         ]
 
     def show(self, output: Output, fed: Fed) -> None:
-        """Prints the schemes side by side, and the JSON object of a command that ends without an
-        answer.
-        """
+        """Prints the schemes side by side, and the JSON object of a command without an answer."""
         notes = [*fed.notes, _because(fed)]
         if self.task != COMPARABLE:
             notes.append(
@@ -130,10 +124,9 @@ class Comparison:
 
 
 def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
-    """Raises `UsageError` where nobody says how a picture is normalised and the answers of *task*
-    cannot be compared.
+    """Raises `UsageError` if no scheme is stated and the answers of *task* cannot be compared.
 
-    *may_be_classes*: the outputs look like scores of classes, whatever the task is recognised as.
+    *may_be_classes*: the outputs look like scores of classes, whatever the recognised task.
     """
     if not fed.unstated or task == COMPARABLE or may_be_classes:
         return
@@ -150,12 +143,11 @@ def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
 def compare(
     compiled: CompiledModel, fed: Fed, results: Results, found: Answer
 ) -> Comparison | None:
-    """The classes under every scheme that may be meant for *fed*; None where there is one scheme,
-    and the task is known.
+    """The classes under every possible scheme of *fed*; None if there is one scheme and the task is
+    known.
 
-    *results* and *found* are those of the first. Each other run starts from the model's initial
-    state. Where the classes differ, the excluded schemes are run as well, to be shown beside the
-    others.
+    *results* and *found* belong to the first scheme. Each further run starts from the model's
+    initial state. If the classes differ, the excluded schemes are run as well, for display.
     """
     from penstock.cli.answers import answer, why_undecided
 
@@ -178,7 +170,7 @@ def compare(
 
 
 def inferred(fed: Fed) -> list[str]:
-    """A note for each picture whose scheme is the only one that is left."""
+    """A note for each picture for which one scheme is left."""
     return [
         f"{p.preparation.because}: normalized as {p.preparation.schemes[0].name}; --normalize says otherwise"
         for p in fed.unstated
@@ -186,7 +178,7 @@ def inferred(fed: Fed) -> list[str]:
 
 
 def _results(compiled: CompiledModel, fed: Fed, results: Results, scheme: str) -> Results:
-    """What the model gives under another scheme."""
+    """The outputs under another scheme."""
     outputs = compiled.run(fed.arrays_by(scheme), state=compiled.new_state())
     return replace(results, arrays=tuple(outputs))
 

@@ -1,4 +1,4 @@
-"""Where the compilation cache keeps what it keeps. | `penstock knobs`: every setting, its value and where that comes from."""
+"""`penstock knobs`, and where the compilation cache keeps its files."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from penstock.knobs import (
 
 
 def places() -> dict[str, str | None]:
-    """The cache directory, the state directory, which *key_store* holds the key of the seals
-    (`file`, or `keyring`, the system's), and where that is. None where a setting keeps it from
-    being known.
-
-    Nothing is made, in the system's store neither.
+    """The cache directory, the state directory, the *key_store* of the seals' key (`file`, or the
+    system's `keyring`), and where the key is. None if a setting keeps it from being known. Creates
+    nothing.
     """
     from penstock.cache.info import default_directory
     from penstock.sealed.places import SEALS, state_directory
@@ -50,8 +48,8 @@ def places() -> dict[str, str | None]:
 
 
 class Unwritable(NamedTuple):
-    """A directory of the cache's in which nothing can be kept, and why in *text*. It is *used*
-    where something was kept before, which gives hits.
+    """An unwritable directory of the cache, and why. It is *used* if it has earlier entries, which
+    still give hits.
     """
 
     text: str
@@ -59,9 +57,8 @@ class Unwritable(NamedTuple):
 
 
 def unwritable_places() -> list[Unwritable]:
-    """The cache directory and the state directory, where they cannot be made or written. Each is
-    tried with an empty file, in the nearest directory above where it is not there yet: permissions
-    do not tell of quotas, mounts and special file systems.
+    """The cache and the state directory, if they cannot be created or written. A temporary file
+    tests each, since permissions do not show quotas, mounts and special file systems.
     """
     from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
@@ -108,9 +105,7 @@ def _holds_something(path: Path) -> bool:
 
 
 def unknown_places() -> list[str]:
-    """Why there is no cache directory or no state directory, for each that the system has no place
-    for.
-    """
+    """Why there is no cache or state directory, for each that the system has no place for."""
     from penstock.cache.info import default_directory
     from penstock.sealed.places import state_directory
 
@@ -125,7 +120,7 @@ def unknown_places() -> list[str]:
 
 
 def settings_place() -> str | None:
-    """Where the settings file is looked for; None for a user without a home directory."""
+    """Where the settings file is looked for; None without a home directory."""
     path = settings_path()
     return None if path is None else str(path)
 
@@ -142,7 +137,7 @@ def _key_store() -> str:
 
 
 OF_ISOLATION: Final = ("isolate", "services")
-"""Knobs that say by name which drivers run elsewhere."""
+"""Knobs that name drivers to isolate."""
 
 
 def knobs(context: typer.Context) -> None:
@@ -167,7 +162,7 @@ def knobs(context: typer.Context) -> None:
 
 
 def describe(name: str) -> dict[str, Any]:
-    """One knob as `--json` prints it: *value* is None where *problem* says why it cannot be used."""
+    """One knob for `--json`: *value* is None if *problem* says why it cannot be used."""
     knob = KNOBS[name]
     value, source, problem = None, "settings file", None
     try:
@@ -194,8 +189,8 @@ def describe(name: str) -> dict[str, Any]:
 
 @contextmanager
 def without_nonsense() -> Iterator[None]:
-    """A block in which knobs that choose drivers to isolate, and make no sense, are as if they were
-    not set: for a report of everything else.
+    """A block in which invalid knobs for isolation count as not set, so that the rest can be
+    reported.
     """
     wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
     with override(**{name: KNOBS[name].default for name in wrong}):
@@ -215,19 +210,17 @@ def shown(knob: dict[str, Any]) -> object:
 
 
 def place(source: str) -> str:
-    """Where a value comes from, without the variable's name, which is the knob's own."""
+    """Where a value comes from; the variable's name follows from the knob's."""
     return "environment" if source.startswith("environment") else source
 
 
 def problems(described: Collection[dict[str, Any]]) -> list[str]:
-    """What is wrong with the values of knobs, each thing once."""
+    """The problems of knobs, each once."""
     return list(dict.fromkeys(k["problem"] for k in described if k["problem"] is not None))
 
 
 def unknown_names() -> list[str]:
-    """A note for each variable of the environment and each name in the settings file that is no
-    knob's.
-    """
+    """A note for each environment variable and each name in the settings file that is no knob."""
     variables = {knob.variable for knob in KNOBS.values()}
     strange = sorted(
         v for v in os.environ if v.startswith(ENVIRONMENT_PREFIX) and v not in variables
@@ -243,9 +236,7 @@ def unknown_names() -> list[str]:
 
 
 def unknown_drivers(found: Sequence[str]) -> list[str]:
-    """What is wrong with the drivers that the knob `isolate` names, where *found* are all there
-    are.
-    """
+    """Why the knob `isolate` names a driver that is not among *found*."""
     from penstock.runtime.isolation import unknown_drivers
 
     try:
@@ -255,9 +246,7 @@ def unknown_drivers(found: Sequence[str]) -> list[str]:
 
 
 def unknown_devices(found: Collection[str]) -> list[str]:
-    """What is wrong with the devices that the knob `devices` names, where *found* are all there
-    are.
-    """
+    """Why the knob `devices` names a device that is not among *found*."""
     try:
         names, source = devices(), devices.source()[1]
     except (InputError, OSError):

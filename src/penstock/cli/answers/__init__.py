@@ -1,4 +1,6 @@
-"""From a model's outputs to an answer in the words of its task. `docs/tasks.md` has the rules."""
+"""Turns a model's outputs into an answer in the words of its task. `docs/tasks.md` has the
+rules.
+"""
 
 from penstock.cli.answers.base import Answer, Results
 from penstock.cli.answers.classification import REMEDY, why_undecided

@@ -1,4 +1,4 @@
-"""What every task starts from, and what it ends in. | The colours that answers are drawn in, a class after another, and what a legend calls them."""
+"""The input and the result of every task, and the colours of drawn answers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One run's outputs, and what is known about them.
+    """The outputs of one run, and how to read them.
 
     *operands* describe *arrays*, one each; *indexes* are the operands' places in the model's entry
-    subgraph. *labels* name the classes, where anything does. *top* bounds lists; *minimum* is the
-    least score of a box or key point that is worth showing.
+    subgraph. *labels* name the classes, if there are any. *top* bounds lists; boxes and key points
+    with a score below *minimum* are not shown.
     """
 
     model: Model
@@ -35,12 +35,12 @@ class Results:
     minimum: float = 0.3
 
     def real(self, position: int) -> NDArray:
-        """An output's real values: dequantised where it is quantised."""
+        """An output's real values, dequantised if necessary."""
         array, quantization = self.arrays[position], self.operands[position].quantization
         return array if quantization is None else dequantize(array, quantization)
 
     def label(self, index: int) -> str | None:
-        """The name of a class."""
+        """The name of a class; None if it has none."""
         return (
             self.labels[index]
             if self.labels is not None and 0 <= index < len(self.labels)
@@ -49,10 +49,8 @@ class Results:
 
 
 class Answer(Protocol):
-    """A task's answer: *data* for `--json`, *notes* about how it was read out of the outputs.
-
-    *mislabelled* says why a list of labels is not used to name classes, in one clause; "" where it
-    is.
+    """A task's answer: *data* for `--json`, *notes* on how it was read from the outputs.
+    *mislabelled* says why labels do not fit the classes; "" if they do.
     """
 
     task: str
@@ -61,11 +59,11 @@ class Answer(Protocol):
     mislabelled: str
 
     def show(self, output: Output) -> None:
-        """Prints it for people."""
+        """Prints the answer for people."""
         ...
 
     def draw(self, picture: Image) -> Image | None:
-        """*picture* with the answer drawn into a copy of it; None where there is nothing to draw."""
+        """A copy of *picture* with the answer drawn into it; None if there is nothing to draw."""
         ...
 
 
@@ -77,7 +75,7 @@ def squeezed(array: NDArray) -> NDArray:
 
 
 def finite(array: NDArray) -> NDArray:
-    """*array* as float64 with what is not a number turned to -inf, so that it never ranks first."""
+    """*array* as float64, with NaN as -inf, so that it never ranks first."""
     values = np.asarray(array, np.float64)
     return np.where(np.isnan(values), -np.inf, values)
 

@@ -1,4 +1,4 @@
-"""Classification: the classes with the highest scores. | Outputs that have the shape of an answer and decide nothing: not-a-number values, and ties. | No task: what the outputs hold."""
+"""Classification, outputs that decide no class, and the summary of outputs without a task."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
 
 ROUNDING: Final = 1e-3
-"""How far outside [0, 1] a probability may lie through rounding."""
+"""How far outside [0, 1] rounding may put a probability."""
 
 
 class Classification:
-    """The best classes of the model's one output. *mislabelled* says why they have no labels, where
-    a list of labels does not fit.
-    """
+    """The best classes of the model's one output."""
 
     task = "classification"
 
@@ -55,11 +53,8 @@ class Classification:
 
 
 def probabilities(values: NDArray) -> tuple[NDArray, str]:
-    """*values* as probabilities, and what was done to them ("" for nothing).
-
-    Values that all lie in [0, 1] are probabilities already: of one class out of all, or of each
-    class by itself. Anything else is taken for logits and goes through softmax. What is not a
-    number stays so.
+    """*values* as probabilities, and a note on what was done to them. Values in [0, 1] are
+    probabilities already; others count as logits and go through softmax. NaN stays NaN.
     """
     real = np.asarray(values, np.float64)
     known = real[~np.isnan(real)]
@@ -72,11 +67,8 @@ def probabilities(values: NDArray) -> tuple[NDArray, str]:
 
 
 def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
-    """*results* without labels where those are not as many as the *classes*, and why, in one
-    clause; "" where they fit.
-
-    A list of another length may name every class wrongly: a background class that it has, or lacks,
-    shifts all others.
+    """Drops the labels of *results* unless there are as many as *classes*, and says why; "" if they
+    fit. Another number may shift all names, for example by a background class.
     """
     if results.labels is None or len(results.labels) == classes:
         return "", results
@@ -90,19 +82,15 @@ def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
 REMEDY: Final = "check that the input, and how it is prepared, is what the model takes; --task outputs shows the outputs as they are"
 
 NAMED: Final = 5
-"""How many of the classes that share a score are named."""
+"""How many of the classes with an equal score are named."""
 
 BY_MAXIMUM: Final = frozenset({"classification", "segmentation"})
-"""Tasks whose answer is the place of a maximum: a single value that is not a number makes it
-arbitrary.
-"""
+"""Tasks whose answer is the place of a maximum, which a single NaN makes arbitrary."""
 
 
 def why_undecided(results: Results, task: str) -> str:
-    """Why the outputs decide nothing about *task*, in one clause; "" where they do.
-
-    A table of best classes would hide it and show some class first all the same. Outputs of 8 bits
-    often tie: their steps do not tell two likely classes apart.
+    """Why the outputs decide nothing about *task*: values that are NaN, or a tie; "" if they
+    decide. 8-bit outputs often tie, since their steps do not separate two likely classes.
     """
     if task == "outputs":
         return ""
@@ -137,13 +125,13 @@ def _share(unknown: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> str:
 
 
 SHOWN: Final = 8
-"""How many strings of an output are shown, and in how many characters each."""
+"""How many strings of an output are shown, and how many characters of each."""
 
 LONGEST: Final = 60
 
 
 class Summary:
-    """Least, mean and greatest value of each output, in real values; of strings the first few."""
+    """Least, mean and greatest real value of each output; of strings the first few."""
 
     task = "outputs"
     mislabelled = ""

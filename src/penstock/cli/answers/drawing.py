@@ -1,4 +1,4 @@
-"""Answers drawn into pictures."""
+"""Draws answers into pictures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMBS: Final = (
 
 MASK_OPACITY: Final = 0.55
 LEGEND_HEIGHT: Final = 16
-"""Least pixels of a line of the legend."""
+"""Least height of a line of the legend, in pixels."""
 
 Corners: TypeAlias = tuple[float, float, float, float]
 """Left, top, right, bottom in pixels."""
@@ -66,8 +66,8 @@ def draw_boxes(picture: Image.Image, boxes: Sequence[Mapping[str, Any]]) -> Imag
 
 
 def free_place(wanted: Corners, taken: Sequence[Corners], size: tuple[int, int]) -> Corners:
-    """*wanted* moved into a picture of *size*, and down past what is *taken* already, from the top
-    again where the bottom is reached. Where no place is free it stays where it was wanted.
+    """*wanted* moved into a picture of *size*, and down past the places *taken*, from the top again
+    at the bottom. If no place is free, it keeps its place.
     """
     left, top, right, bottom = wanted
     width, height = right - left, bottom - top
@@ -93,9 +93,7 @@ def draw_mask(
     classes: npt.NDArray[np.int64],
     legend: Sequence[Mapping[str, Any]] = (),
 ) -> Image.Image:
-    """A copy of *picture* with every class but 0 tinted, and as much of the *legend* as there is
-    room for.
-    """
+    """A copy of *picture* with every class but 0 tinted, and the lines of *legend* that fit."""
     palette = np.array([colour.rgb for colour in COLOURS], np.uint8)
     # One more than the colours, so that a class whose colour is the first one is told from class 0.
     small = np.where(classes == 0, len(COLOURS), classes % len(COLOURS)).astype(np.uint8)
@@ -123,7 +121,7 @@ def _draw_legend(picture: Image.Image, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def draw_pose(picture: Image.Image, points: Sequence[Mapping[str, Any] | None]) -> Image.Image:
-    """A copy of *picture* with the key points that are not None, and the limbs between them."""
+    """A copy of *picture* with the key points that are not None, and limbs between them."""
     result = picture.copy()
     pen = ImageDraw.Draw(result)
     stroke = _stroke(result)

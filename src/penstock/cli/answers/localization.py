@@ -1,9 +1,10 @@
-"""Detection: the boxes of `TFLite_Detection_PostProcess`. | Segmentation: a class for each pixel. | Pose: seventeen key points of one person (COCO's names and order).
+"""Answers about places in a picture: boxes, masks, and seventeen key points of one person.
 
-MoveNet gives them as [1, 1, 17, 3]: y, x, score, positions as shares of the picture. PoseNet gives
-heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key points before x: each key point lies
-at its heat map's maximum times the output stride, plus the offset there, in pixels of the model's
-input (Papandreou et al., "PersonLab", 2018, section 3.1, single person).
+Key points have COCO's names and order. MoveNet gives [1, 1, 17, 3]: y, x, score, positions as
+shares of the picture. PoseNet gives heat maps [1, h, w, 17] and offsets [1, h, w, 34], y of all key
+points before x. Each key point lies at its heat map's maximum times the output stride, plus the
+offset there, in pixels of the model's input (Papandreou et al., "PersonLab", 2018, section 3.1,
+single person).
 """
 
 from __future__ import annotations
@@ -29,9 +30,7 @@ OPERATION = "CUSTOM:TFLite_Detection_PostProcess"
 
 
 class Detection:
-    """Boxes, best first. A box is [ymin, xmin, ymax, xmax] as shares of the picture's height and
-    width.
-    """
+    """Boxes [ymin, xmin, ymax, xmax] as shares of the picture's height and width, best first."""
 
     task = "detection"
     mislabelled = ""
@@ -86,10 +85,9 @@ class Detection:
 
 
 def detection_order(results: Results) -> tuple[int, int, int, int] | None:
-    """Which outputs are boxes, classes, scores and count; None when the model is no such detector.
-
-    The operation says so where the model has it; otherwise four float outputs of the shapes [1, n,
-    4], [1, n], [1, n], [1] in this order.
+    """The positions of boxes, classes, scores and count among the outputs; None for no such
+    detector. The model's `TFLite_Detection_PostProcess` names them; otherwise four float outputs of
+    the shapes [1, n, 4], [1, n], [1, n], [1] count in this order.
     """
     for operation in results.model.operations:
         if operation.key == OPERATION and set(operation.outputs[:4]) <= set(results.indexes):
@@ -146,8 +144,8 @@ class Segmentation:
 
 
 def class_map(results: Results) -> npt.NDArray[np.int64]:
-    """[height, width] class numbers of the first output: its largest score a pixel, or, for an
-    output of one value a pixel, that value as a class (integers) or 1 where it is at least 0.5.
+    """[height, width] class numbers of the first output: the largest score of each pixel. An output
+    with one value a pixel has the class itself (integers), or 1 for values of at least 0.5.
     """
     array = results.arrays[0]
     if array.ndim == 4 and array.shape[-1] > 1:
@@ -161,10 +159,8 @@ def class_map(results: Results) -> npt.NDArray[np.int64]:
 
 
 def is_class_map(results: Results) -> bool:
-    """Whether the one output is per-pixel class scores [1, h, w, c] or class numbers [1, h, w(,
-    1)].
-
-    Three channels are taken for a picture's colours unless there are three labels.
+    """Whether the one output has class scores [1, h, w, c] or class numbers [1, h, w(, 1)] of
+    pixels. Three channels count as colours unless there are three labels.
     """
     if len(results.arrays) != 1:
         return False
@@ -253,7 +249,9 @@ def is_pose(results: Results) -> bool:
 
 
 def heat_maps(results: Results) -> tuple[int, int] | None:
-    """The positions of PoseNet's heat maps and offsets among the outputs, or None."""
+    """The positions of PoseNet's heat maps and offsets among the outputs; None for another
+    model.
+    """
     shapes = [a.shape for a in results.arrays]
     for i, heat in enumerate(shapes):
         for j, offsets in enumerate(shapes):
@@ -264,7 +262,9 @@ def heat_maps(results: Results) -> tuple[int, int] | None:
 
 
 def decode(results: Results, heat_position: int, offset_position: int) -> NDArray:
-    """[17, 3]: y, x as shares of the model's input, and score, of the best place of each heat map."""
+    """[17, 3]: y and x as shares of the model's input, and the score, at each heat map's
+    maximum.
+    """
     heat, offsets = results.real(heat_position)[0], results.real(offset_position)[0]
     height, width = (int(d) for d in heat.shape[:2])
     image_height, image_width = _input_size(results)

@@ -1,4 +1,4 @@
-"""Whether a model's outputs can answer a task that the caller names. | Which task a model's outputs answer."""
+"""Recognises the task that a model's outputs answer, and checks a task that the caller names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.ir.show import show_shape
 
 
 def misfit(results: Results, task: str) -> str:
-    """What *task* needs and the outputs do not have, in one clause; "" where they fit."""
+    """What *task* needs and the outputs lack; "" if they fit."""
     if task not in _NEEDS:
         return ""
     needed, fits = _NEEDS[task]
@@ -67,7 +67,7 @@ def _class_a_pixel(results: Results) -> bool:
 
 
 def _is_numeric(results: Results, count: int) -> bool:
-    """Whether there are that many outputs at least, the first of them of numbers."""
+    """Whether there are at least *count* outputs, the first of them numeric."""
     first = results.operands[:count]
     return len(first) == count > 0 and all(o.dtype.is_float or o.dtype.is_integer for o in first)
 
@@ -108,11 +108,11 @@ _TO_PROBABILITIES: Final = frozenset({"SOFTMAX", "LOGISTIC"})
 
 
 MOST_CLASSES: Final = 100_000
-"""A longer vector is taken for no scores of classes."""
+"""A longer vector does not count as scores of classes."""
 
 
 def recognise(results: Results) -> str:
-    """The name of the task, a key of `TASKS`; "outputs" where nothing else fits."""
+    """The name of the task, a key of `TASKS`; "outputs" if no task fits."""
     if detection_order(results) is not None:
         return "detection"
     if is_pose(results):
@@ -125,8 +125,8 @@ def recognise(results: Results) -> str:
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
-    """The answer, by *task* or else as recognised. Raises `UsageError` for a task the outputs do
-    not fit.
+    """The answer for *task*, by default the recognised one. Raises `UsageError` if it does not
+    fit.
     """
     chosen = task or recognise(results)
     if chosen not in TASKS:
@@ -137,7 +137,7 @@ def answer(results: Results, task: str | None = None) -> Answer:
 
 
 def _is_classifier(results: Results) -> bool:
-    """One output with one value a class, which has labels or comes from a softmax or logistic
+    """Whether one output has one value a class, with labels or from a softmax or logistic
     function.
     """
     if len(results.arrays) != 1:
@@ -154,10 +154,8 @@ def _is_classifier(results: Results) -> bool:
 
 
 def may_be_classes(results: Results) -> bool:
-    """Whether the one output has the shape of a score for each class, [1, n], though nothing says
-    what it is.
-
-    It may be an embedding just as well, so only the caller can tell.
+    """Whether the one output looks like scores of classes, [1, n]. It may also be an embedding:
+    only the caller can tell.
     """
     if len(results.arrays) != 1:
         return False
@@ -167,7 +165,7 @@ def may_be_classes(results: Results) -> bool:
 
 
 def _origin(results: Results) -> str | None:
-    """The operation an output comes from, looking through those that only rearrange or rescale."""
+    """The operation that computes an output, before any that only rearrange or rescale it."""
     writers = {o: operation for operation in results.model.operations for o in operation.outputs}
     operation = writers.get(results.indexes[0])
     while operation is not None and operation.type in _PASSING:

@@ -1,5 +1,5 @@
-"""`penstock cache`: what is in a compilation cache, whether it is sound, and why a compile missed
-it.
+"""`penstock cache`: the contents of a compilation cache, their validity, and why a compile
+missed.
 """
 
 from __future__ import annotations

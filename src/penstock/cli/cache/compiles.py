@@ -1,4 +1,4 @@
-"""The arguments of a compile that are part of its cache key, as options. | Why nothing of a compiled model is cached. | `penstock cache explain`: what a compile would find, and if nothing, what has changed. | `penstock cache prewarm`: compiles ahead of the first start."""
+"""`penstock cache explain` and `prewarm`: what a compile would find, and compiling ahead."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def compile_arguments(
     signature: str | None,
     shapes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """Keywords for `penstock.compile`. Raises `UsageError` for a word that is not one of an
-    option's.
+    """The arguments of `penstock.compile` that are part of the cache key. Raises `UsageError` for
+    an unknown word.
     """
     from penstock.cli.opening import check_devices, policy_of
     from penstock.hal import PREFERENCES, PRIORITIES
@@ -74,15 +74,13 @@ OPTIONS: Final = {
     "shapes=": "--shape NAME=N,N,...",
     "the policy asks": "the policy (--accuracy) asks",
 }
-"""How the command line spells what reasons call by its name in Python."""
+"""Names in Python, and their spelling on the command line."""
 
 
 def why_nothing_is_cached(
     path: str, compiled: CompiledModel, wanted: Sequence[str] | None
 ) -> list[str]:
-    """A note where no device that runs the model caches: what kept it from those that would, if
-    there are any.
-    """
+    """Notes if no device that runs the model caches: why the caching devices do not run it."""
     from penstock.compilation.entry import why_not_cached
     from penstock.runtime import manager
 
@@ -99,7 +97,7 @@ def why_nothing_is_cached(
 
 
 def most_frequent(placed: Sequence[Mapping[str, str]], device: str) -> str:
-    """Of the reasons against *device* the one that most operations have, and how many have it."""
+    """The most frequent reason against *device*, and how many operations have it."""
     ((reason, count),) = Counter(reasons.get(device, "") for reasons in placed).most_common(1)
     for argument, option in OPTIONS.items():
         reason = reason.replace(argument, option)
@@ -121,8 +119,8 @@ def explain(
     """Say for each step of MODEL whether a compile would hit, or which ingredient of the key has
     changed.
 
-    Nothing is compiled. The other options are those the compile would get. Dimensions that MODEL
-    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
+    Nothing is compiled. The other options are those of the compile. Unknown dimensions of MODEL
+    count as 1 unless --shape sets them, as in 'run'.
     """
     from penstock.cli import opening
     from penstock.runtime.explain import explain_model
@@ -185,14 +183,14 @@ def row(each: ExplainedStep) -> tuple[int, str, int, str, str]:
 
 
 def expected_outcome(each: ExplainedStep) -> str:
-    """What a compile's receipt would say."""
+    """The outcome in the receipt of a compile."""
     if not each.caches:
         return "off"
     return "hit" if each.explanation.found else "miss"
 
 
 def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
-    """Each ingredient that differs from the nearest entry: its name, what it was, what it is."""
+    """Each ingredient that differs from the nearest entry: name, old value, new value."""
     found = each.explanation
     before = found.nearest.ingredients if found.nearest is not None else {}
     return [
@@ -202,8 +200,8 @@ def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
 
 
 def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
-    """A change for people: of a processor's features only those that differ, and a word for no
-    text.
+    """A change for people: only the processor features that differ, and a word for an empty
+    value.
     """
     if ingredient == "cpu_features":
         had, has = was.split(), now.split()
@@ -244,10 +242,10 @@ def prewarm(
     shape: options.Shapes = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Compile every MODEL into the cache, so that programs that ask for the same start from it.
+    """Compile every MODEL into the cache, so that programs with the same options start from it.
 
-    All but the directory is part of the key: give what those programs give. Dimensions that a model
-    leaves unknown are taken for 1 where no --shape says more, as 'run' does.
+    Every option but the directory is part of the key: give those of the programs. Unknown
+    dimensions of a model count as 1 unless --shape sets them, as in 'run'.
     """
     from penstock.cache.info import default_directory
     from penstock.cli import opening
@@ -281,15 +279,15 @@ def prewarm(
     )
     if problems:
         code = max((exit_code(one.error) for one in warmed if one.error), default=WORK_FAILED)
-        # Each is told once: one by the line that ends the command, several above it.
-        told = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
-        raise Unfinished("; ".join(problems) if output.as_json else told, code)
+        # One problem is printed by the line that ends the command, several above it.
+        text = problems[0] if len(problems) == 1 else f"{len(problems)} problems, named above"
+        raise Unfinished("; ".join(problems) if output.as_json else text, code)
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What became of the *model* of that name: the compile's *steps*, or the *error* that it ended
-    with; and *notes* on what was assumed, or why no step of it is cached.
+    """The result for one *model*: the compiled *steps*, or the *error*; *notes* on assumptions, and
+    why nothing is cached.
     """
 
     model: str
@@ -322,7 +320,7 @@ class Warmed:
         ]
 
     def describe(self) -> dict[str, Any]:
-        """What `--json` says."""
+        """The result for `--json`."""
         error = self.error
         return {
             "model": self.model,
@@ -333,7 +331,7 @@ class Warmed:
 
 
 def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
-    """One compile into the cache."""
+    """Compiles one model into the cache."""
     from penstock.cli import opening
 
     notes: tuple[str, ...] = ()
@@ -356,7 +354,7 @@ def compile_one(output: Output, path: str, arguments: dict[str, Any]) -> Warmed:
 
 
 def not_saved(step: StepReceipt, path: str) -> str:
-    """Why a step was not saved, in words that name what to do where something can be done."""
+    """Why a step was not saved, with the remedy if there is one."""
     if step.cache.is_to_be_written:
         return (
             f"is compiled when it first runs: 'penstock run {path}' with the same options warms it"
@@ -365,8 +363,9 @@ def not_saved(step: StepReceipt, path: str) -> str:
 
 
 def outcome(step: StepReceipt) -> tuple[str, str]:
-    """`hit`, `compiled, saved`, `compiled, not saved`, `not compiled` where the driver does that at
-    the first run, or `not cached` for a device that has no cache files; and why it was no hit.
+    """The outcome and, for a miss, the reason: `hit`; `compiled, saved`; `compiled, not saved`;
+    `not compiled` if the driver compiles at the first run; `not cached` if the device has no cache
+    files.
     """
     cache = step.cache
     if cache.outcome == "hit":
@@ -379,7 +378,7 @@ def outcome(step: StepReceipt) -> tuple[str, str]:
 
 
 def describe(step: StepReceipt) -> dict[str, Any]:
-    """What `--json` says of a step."""
+    """A step for `--json`."""
     return {
         "device": step.device,
         "operations": step.operations,

@@ -1,4 +1,4 @@
-"""The cache directory and the entries that a command is about."""
+"""The cache directory and the entries of a command."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry
 
 SHORT: Final = 12
-"""Hexadecimal digits of a token in tables; any beginning that only one entry has names it."""
+"""Hexadecimal digits of a token in tables. Any unique beginning names the entry."""
 
 
 def open_cache(directory: str | None) -> Cache:
-    """The cache in *directory*, None being the user's. Raises `UsageError` where the user named no
+    """The cache in *directory*; None for the user's. Raises `UsageError` if there is no such
     directory.
     """
     from penstock.cache import Cache
@@ -31,8 +31,8 @@ def open_cache(directory: str | None) -> Cache:
 
 
 def named_directory(directory: str) -> Path:
-    """The directory that `--dir` names, there or not. Raises `UsageError` for no name and for
-    something else.
+    """The directory that `--dir` names, which may not exist yet. Raises `UsageError` for a wrong
+    name.
     """
     path = Path(directory).expanduser()
     if not directory:
@@ -43,9 +43,8 @@ def named_directory(directory: str) -> Path:
 
 
 def find(entries: Sequence[CacheEntry], beginning: str) -> CacheEntry:
-    """The one entry whose token begins so, in hexadecimal digits or in the letters of its files'
-    names; a path of one of its files will do. Raises `UsageError` where there is none, or more than
-    one.
+    """The entry whose token begins so, in hexadecimal digits or the letters of its file names; a
+    path of one of its files also names it. Raises `UsageError` unless exactly one matches.
     """
     from penstock.cache.naming import letters_of
 
@@ -70,17 +69,17 @@ def short(entry: CacheEntry) -> str:
 
 
 def owner(entry: CacheEntry) -> str:
-    """The device that the entry is for, as far as its index tells."""
+    """The device of the entry by its index."""
     return entry.device or "not known"
 
 
 def when(seconds: float) -> str:
-    """A time in the user's own zone."""
+    """A time in the user's time zone."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def describe(entry: CacheEntry) -> dict[str, Any]:
-    """What `--json` says of an entry; null where its index is missing or altered."""
+    """An entry for `--json`; null if its index is missing or altered."""
     known = bool(entry.device)
     return {
         "token": entry.token.hex(),

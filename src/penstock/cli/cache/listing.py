@@ -1,4 +1,4 @@
-"""`penstock cache ls` and `show`: what is in the cache."""
+"""`penstock cache ls` and `show`: the entries of the cache."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ NO_INDEX: Final = (
 
 
 def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None:
-    """List the entries, the one used last first, and the placements that were measured ('bench
-    --tune').
-    """
+    """List the entries, the last used first, and measured placements ('bench --tune')."""
     from penstock.cache.verdicts import Verdicts
 
     output = output_of(context)
@@ -92,7 +90,7 @@ def ls(context: typer.Context, directory: options.CacheDirectory = None) -> None
 
 
 def devices_of(verdict: Verdict) -> list[str]:
-    """The devices that a measured placement puts operations on."""
+    """The devices of a measured placement."""
     return list(dict.fromkeys(verdict.devices))
 
 
@@ -142,7 +140,7 @@ def row(entry: CacheEntry) -> tuple[str, ...]:
 
 
 def compile_time(entry: CacheEntry) -> str:
-    """How long the driver took."""
+    """How long the driver compiled."""
     return milliseconds(entry.compile_ns) if entry.device else "not known"
 
 
@@ -155,7 +153,7 @@ def entry_directory(entry: CacheEntry) -> Path:
 
 
 def file_size(path: Path) -> str:
-    """Bytes exactly; another process may have removed the file meanwhile."""
+    """The exact size; another process may have removed the file."""
     try:
         return counted(path.lstat().st_size, "byte")
     except OSError:

@@ -1,4 +1,4 @@
-"""`penstock cache verify`: whether drivers would accept what is there. | `penstock cache gc` and `clear`: making room."""
+"""`penstock cache verify`, `gc` and `clear`: checks entries, and removes them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def verify(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Verify every entry against its driver's registry, and the seals of the placements that were
-    measured; fails where one would be refused.
+    """Verify every entry against its driver's registry, and the seals of measured placements; fails
+    if one would be refused.
     """
     output = output_of(context)
     cache = open_cache(directory)
@@ -76,9 +76,7 @@ def verify(
 
 
 def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
-    """The key of each measured placement, with None for one that a compile would take, else why it
-    would not.
-    """
+    """The key of each measured placement; None if a compile would use it, else why not."""
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -87,12 +85,12 @@ def verified_placements(cache: Cache) -> list[tuple[str, CacheError | None]]:
 
 
 def is_refused(error: CacheError | None) -> bool:
-    """An entry that its driver has not written is a miss, and nobody's defect."""
+    """Whether an entry is wrong. One that its driver has not written yet is only a miss."""
     return error is not None and not isinstance(error, NotYetWritten)
 
 
 def describe_verified(entry: CacheEntry, error: CacheError | None) -> dict[str, object]:
-    """What `--json` says: *error* is null for a sound entry."""
+    """A verified entry for `--json`: *error* is null for a sound one."""
     return {
         "token": entry.token.hex(),
         "device": entry.device or None,
@@ -120,8 +118,8 @@ def gc(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove the entries unused for longest until the rest fits, and what processes that died left
-    behind.
+    """Remove the entries unused for longest until the rest fits, and files that dead processes
+    left.
     """
     cache = open_cache(directory)
     removed = cache.gc(None if max_mib is None else max_mib << 20)
@@ -141,7 +139,7 @@ def clear(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove every entry that nobody uses at the moment, and the placements that were measured."""
+    """Remove every entry that no process uses, and the measured placements."""
     output = output_of(context)
     cache = open_cache(directory)
     if verdict is not None:
@@ -157,8 +155,8 @@ def clear(
 
 
 def forget(output: Output, cache: Cache, beginning: str) -> None:
-    """Removes the one measured placement whose key begins so. Raises `UsageError` for none, or
-    several.
+    """Removes the measured placement whose key begins so. Raises `UsageError` unless exactly one
+    does.
     """
     from penstock.cache.verdicts import Verdicts
 
@@ -175,7 +173,9 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
 
 
 def report(output: Output, cache: Cache, removed: Removed) -> None:
-    """What went, and what is left. Raises `Unfinished` where something could not be removed."""
+    """Prints what was removed, and what is left. Raises `Unfinished` if something could not be
+    removed.
+    """
     left = cache.entries()
     if removed:
         output.table(

@@ -1,4 +1,4 @@
-"""From files on the command line to the arrays a model's inputs want."""
+"""Turns files on the command line into arrays for a model's inputs."""
 
 from penstock.cli.feed.arguments import Fed, Wishes, feed
 from penstock.cli.feed.model_inputs import Slot, slots_of

@@ -1,4 +1,4 @@
-"""INPUT arguments: which file goes to which input, and what is in it."""
+"""INPUT arguments: which file fills which input, and how it is read."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ _BEGINNINGS: Final[tuple[tuple[bytes, Kind], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the caller asks for: a normalization, the seed of `random`, and the rate of the sounds
-    that the model takes.
-    """
+    """The caller's options: a normalization, the seed of `random`, and the model's sample rate."""
 
     normalization: Normalization | None = None
     seed: int = 0
@@ -53,8 +51,8 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class FedPicture:
-    """A picture for input number *position*: its uint8 *pixels* [height, width, 1 or 3], and how
-    they may be prepared.
+    """A picture for input number *position*: uint8 *pixels* [height, width, 1 or 3], and the
+    possible preparations.
     """
 
     position: int
@@ -64,13 +62,13 @@ class FedPicture:
     preparation: Preparation
 
     def array(self, scheme: Normalization) -> NDArray:
-        """What the input stores. Raises `UsageError` for a scheme that cannot be applied."""
+        """The input's values. Raises `UsageError` for a scheme that cannot be applied."""
         from penstock.cli.feed.pictures import arrange
 
         return arrange(self._stored(scheme), self.layout)
 
     def is_one_colour(self, scheme: Normalization) -> bool:
-        """Whether the input stores the same for every pixel."""
+        """Whether every pixel of the input has the same values."""
         from penstock.cli.feed.pictures import is_one_colour
 
         return is_one_colour(self._stored(scheme))
@@ -81,14 +79,12 @@ class FedPicture:
 
 @dataclass(slots=True)
 class Fed:
-    """What was made of the arguments: an array an input, in order; for a picture by the first
-    scheme that is left.
+    """The arrays made of the arguments, one an input; a picture is prepared by its first scheme.
 
-    *picture* is the last picture read, upright and in its own size (a Pillow image); *sources* says
-    for each input where its values come from; *assumed* has the shapes that `random` made up for
-    unknown dimensions, by input name; *notes* what was assumed or changed on the way; *questions*
-    what nobody says and an answer would depend on, each with the option that says it; *kinds* the
-    kinds of files.
+    *picture* is the last picture, upright and in its own size (a Pillow image). *sources* says
+    where each input's values come from. *assumed* has the shapes that `random` chose for unknown
+    dimensions, by input name. *notes* lists assumptions and changes; *questions* what is unknown
+    and changes the answer, each with the option that sets it. *kinds* are the kinds of files.
     """
 
     arrays: list[NDArray] = field(default_factory=list)
@@ -102,22 +98,22 @@ class Fed:
 
     @property
     def unstated(self) -> list[FedPicture]:
-        """The pictures for which neither the caller nor the file says how they are normalised."""
+        """The pictures whose normalisation neither the caller nor the file states."""
         return [p for p in self.pictures if not p.preparation.is_stated]
 
     @property
     def schemes(self) -> list[str]:
-        """The names of the schemes that may be meant for those."""
+        """The names of their possible schemes."""
         return list(dict.fromkeys(s.name for p in self.unstated for s in p.preparation.schemes))
 
     @property
     def excluded(self) -> dict[str, str]:
-        """The usual schemes that cannot be meant for any of those, each with the reason."""
+        """The usual schemes that are impossible for all of them, each with the reason."""
         found = {n: why for p in self.unstated for n, why in p.preparation.excluded.items()}
         return {name: why for name, why in found.items() if name not in self.schemes}
 
     def arrays_by(self, scheme: str) -> list[NDArray]:
-        """`arrays` with those pictures prepared by the scheme of this name."""
+        """`arrays` with these pictures prepared by the named scheme."""
         arrays = list(self.arrays)
         for picture in self.unstated:
             own = {s.name: s for s in picture.preparation.schemes}
@@ -126,9 +122,7 @@ class Fed:
         return arrays
 
     def assumption(self) -> list[str]:
-        """A note where a scheme was taken though none is stated, for commands that give no answer
-        about the picture.
-        """
+        """A note on each assumed scheme, for commands that do not interpret the picture."""
         return [
             f"{p.preparation.because}: {p.preparation.schemes[0].name} is taken (--normalize)"
             for p in self.unstated
@@ -148,8 +142,8 @@ class Fed:
 def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed:
     """An array for each of *slots* from INPUT arguments, in order.
 
-    An `.npz` file fills every input that is left; so does a last `random`. Raises `FileError`
-    for a file that is missing, unreadable or does not fit, `UsageError` for a wrong count.
+    An `.npz` file fills all remaining inputs, and so does a last `random`. Raises `FileError` for a
+    file that is missing, unreadable or does not fit, `UsageError` for a wrong count.
     """
     fed = Fed()
     generator = np.random.default_rng(wishes.seed)
@@ -239,9 +233,8 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
 
 
 def kind_of(path: InputFile) -> Kind:
-    """By the file's suffix, else by how it begins; whatever is nothing else is taken for a picture.
-
-    Raises `FileError` for a file that cannot be opened.
+    """The kind by the file's suffix, else by its first bytes, else a picture. Raises `FileError` if
+    the file cannot be opened.
     """
     try:
         with path.open("rb") as stream:

@@ -1,5 +1,5 @@
-"""The files that INPUT arguments name: regular files, read where they lie, and pipes, read once
-into memory. | Arrays: `.npy` and `.npz` files without pickles, and seeded random values.
+"""Reads INPUT files: regular files in place, pipes once into memory; arrays without pickles. Also
+draws seeded random values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EMPTY: Final = "the file is empty; copy or download it again"
 
 
 class Piped:
-    """What came through a pipe, under the name that the pipe was given by."""
+    """The content of a pipe, under the pipe's name."""
 
     def __init__(self, path: Path, content: SealedFile) -> None:
         self._path, self._content = path, content
@@ -39,7 +39,7 @@ class Piped:
         return self._path.suffix
 
     def open(self, mode: Literal["rb"]) -> BinaryIO:
-        """The content from its beginning, as often as it is asked for."""
+        """The content from its beginning, any number of times."""
         return io.BytesIO(self._content.view)
 
 
@@ -47,7 +47,7 @@ InputFile: TypeAlias = Path | Piped
 
 
 def input_file(name: str) -> InputFile:
-    """The file of this name. Raises `FileError` for one that is empty or cannot be read."""
+    """The file of this name. Raises `FileError` if it is empty or cannot be read."""
     path = Path(name)
     found: InputFile = path
     try:
@@ -109,7 +109,7 @@ def _read_entry(archive: zipfile.ZipFile, name: str, path: InputFile, operand: O
 
 
 def _read(stream: IO[bytes], path: InputFile, operand: Operand, entry: str = "") -> NDArray:
-    """The header is checked against the operand before room for the values is made."""
+    """Checks the header against the operand before allocating the values."""
     shape, fortran, dtype = _header(stream, path, entry)
     check(path, operand, dtype, shape, entry)
     data = _exactly(stream, math.prod(shape) * dtype.itemsize, path)
@@ -162,8 +162,8 @@ def _exactly(stream: IO[bytes], nbytes: int, path: InputFile) -> bytearray:
 def check(
     path: InputFile, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
 ) -> None:
-    """Raises `FileError`, which begins with *entry*, unless an array of this dtype and shape may be
-    given for *operand*.
+    """Raises `FileError`, beginning with *entry*, if an array of this dtype and shape does not fit
+    *operand*.
     """
     given = f"{dtype.name}{show_shape(shape)}"
     if dtype.hasobject:
@@ -176,9 +176,8 @@ def check(
 
 
 def random_array(operand: Operand, generator: np.random.Generator) -> NDArray:
-    """Values of the operand's type: floats in [-1, 1), 8- and 16-bit integers over their full
-    range, wider ones 0 or 1 (they are often indexes), booleans, short words. Unknown dimensions are
-    1.
+    """Values of the operand's type: floats in [-1, 1); 8- and 16-bit integers over their range,
+    wider ones 0 or 1 (they are often indexes); booleans; short words. Unknown dimensions are 1.
     """
     if (shape := assumed(operand)) is None:
         raise UsageError(f"input {operand.name!r} has no fixed rank; random cannot fill it")

@@ -1,6 +1,4 @@
-"""What a model computes first with one of its inputs: the arithmetic, the range, and the operation
-that follows. | The inputs of a model as INPUT arguments fill them.
-"""
+"""The inputs of a model, and the first operations on each: arithmetic, range, and what follows."""
 
 from __future__ import annotations
 
@@ -25,10 +23,10 @@ if TYPE_CHECKING:
 Values: TypeAlias = npt.NDArray[np.float64]
 
 MOST: Final = 64
-"""Operations that are followed from an input."""
+"""How many operations are followed from an input."""
 
 _UNREAD: Final = frozenset({"SHAPE", "RANK", "ZEROS_LIKE"})
-"""Operations that take nothing from the values of their input."""
+"""Operations that ignore the values of their input."""
 
 _SPATIAL: Final = frozenset(
     {"PAD", "PADV2", "MIRROR_PAD", "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR"}
@@ -38,11 +36,11 @@ _SPATIAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The real values that an input can take without being clipped.
+    """The real values that an input takes without clipping.
 
-    *quantized*: they come from a scale and a zero point. *symmetric*: the stored type is signed and
-    its zero point is 0, so the bounds give the greatest magnitude and do not say whether values
-    below zero occur.
+    *quantized*: the bounds come from a scale and a zero point. *symmetric*: the stored type is
+    signed with zero point 0, so the bounds give only the greatest magnitude; values below zero need
+    not occur.
     """
 
     low: float
@@ -57,13 +55,12 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class FirstOperations:
-    """What is known of one input from the operations that read it first.
+    """What the first operations reveal of an input.
 
-    The arithmetic with constants that precedes everything else turns a real value x into `scale * x
-    + offset`; both have one element, or one for each channel. *bounds* are those of the first
-    quantisation or clipping, in the input's own real values. *operation* is the first operation
-    that combines elements, None where several operations read the value or none does. *value* is
-    the operand that it reads, *index* the operand's number.
+    Leading arithmetic with constants turns a real value x into `scale * x + offset`; both have one
+    element, or one for each channel. *bounds* are those of the first quantisation or clipping, in
+    the input's real values. *operation* is the first one that combines elements, None for none or
+    several; it reads the operand *value*, number *index*.
     """
 
     index: int
@@ -75,14 +72,13 @@ class FirstOperations:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the arithmetic leaves values as they are, but for rounding."""
+        """Whether the arithmetic changes values by no more than rounding."""
         return bool(np.all(np.abs(self.scale - 1) < 0.02) and np.all(np.abs(self.offset) < 0.02))
 
 
 def first_operations(model: Model, operand: int, channel_axis: int | None) -> FirstOperations:
-    """What the entry subgraph of *model* does first with its operand number *operand*.
-
-    *channel_axis* is the axis of the picture's channels, None where there is none.
+    """The first operations of the entry subgraph of *model* on operand *operand*. *channel_axis* is
+    the axis of the picture's channels, None for none.
     """
     path = _Path(model, operand, channel_axis)
     for _ in range(MOST):
@@ -95,8 +91,8 @@ def first_operations(model: Model, operand: int, channel_axis: int | None) -> Fi
 
 
 def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
-    """The range of an integer type of 16 bits at most with one scale and zero point; None for any
-    other.
+    """The range of an integer type of at most 16 bits with one scale and zero point; None
+    otherwise.
     """
     bits = dtype.bits
     if not dtype.is_integer or bits is None or bits > 16 or quantization.per_channel:
@@ -109,7 +105,7 @@ def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
 
 
 class _Path:
-    """The way from an input along operations that treat each element by itself."""
+    """Follows an input through element-by-element operations."""
 
     def __init__(self, model: Model, operand: int, channel_axis: int | None) -> None:
         self.model, self.at, self.axis = model, operand, channel_axis
@@ -131,9 +127,7 @@ class _Path:
         return FirstOperations(self.at, value, self.scale, self.offset, bounds, operation)
 
     def follow(self, operation: Operation) -> bool:
-        """Goes through *operation* if it treats each element by itself; else stays and returns
-        False.
-        """
+        """Follows *operation* if it treats each element by itself; else returns False."""
         rule = _RULES.get(operation.type)
         if rule is None or not rule(self, operation):
             return False
@@ -153,7 +147,7 @@ class _Path:
         return np.asarray(value, np.float64)
 
     def per_channel(self, value: Values) -> Values | None:
-        """*value* as one number or one for each channel; None where it differs along another axis."""
+        """*value* as one number or one a channel; None if it varies along another axis."""
         if value.size == 1:
             return value.reshape(1)
         rank = len(self.model.operands[self.at].shape or ())
@@ -257,7 +251,9 @@ class _Path:
             self.bounds = replace(bounds, low=float(low), high=float(high))
 
     def _clip_bounds(self) -> Bounds | None:
-        """Those of a pair MAXIMUM, MINIMUM: ONNX quantises by division, rounding and clipping."""
+        """The bounds of a pair MAXIMUM, MINIMUM: ONNX quantises by division, rounding and
+        clipping.
+        """
         low, high = self.clipped.get("low"), self.clipped.get("high")
         if low is None or high is None or not low < high:
             return None
@@ -269,7 +265,7 @@ class _Path:
 def _composed(
     kind: str, scale: Values, offset: Values, number: Values, *, first: bool
 ) -> tuple[Values, Values]:
-    """Scale and offset after ADD, SUB, MUL or DIV with *number*; *first*: the value is the first
+    """Scale and offset after ADD, SUB, MUL or DIV with *number*; *first* if the value is its first
     argument.
     """
     with np.errstate(all="ignore"):
@@ -287,8 +283,8 @@ def _long(operand: Operand) -> tuple[int | None, ...]:
 
 
 def _moved(before: Operand, after: Operand, axis: int | None) -> int | None:
-    """Where *axis* is after a change of shape that only adds or removes dimensions of 1; None
-    elsewhere.
+    """The new place of *axis* after dimensions of 1 are added or removed; None after another
+    change.
     """
     old, new = before.shape, after.shape
     if axis is None or old is None or new is None or _long(before) != _long(after):
@@ -318,9 +314,8 @@ _RULES: Final[Mapping[str, Callable[[_Path, Operation], bool]]] = MappingProxyTy
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One input: *operand* under the caller's name and with the shape that he gives, what the
-    *metadata* says of it, and its place in *model*, the number *index* of the entry subgraph's
-    operands.
+    """One input of *model*: *operand* with the caller's name and shape, its *metadata*, and its
+    *index* among the entry subgraph's operands.
     """
 
     operand: Operand
@@ -330,18 +325,16 @@ class Slot:
 
     @property
     def content(self) -> str:
-        """What the metadata says that the input holds: "image", "audio", "feature", "bounding_box",
-        or "".
-        """
+        """The content by the metadata: "image", "audio", "feature", "bounding_box", or ""."""
         return self.metadata.content if self.metadata is not None else ""
 
     def first_operations(self, channel_axis: int | None = None) -> FirstOperations:
-        """What the model computes first with this input."""
+        """The model's first operations on this input."""
         return first_operations(self.model, self.index, channel_axis)
 
 
 def slots_of(model: Model, interface: Interface, operands: Sequence[Operand]) -> list[Slot]:
-    """A slot for each of *operands*, which are the inputs of *interface*, the entry of *model*."""
+    """A slot for each of *operands*, the inputs of *interface*."""
     indexes, metadata = model.entry.ordinary_inputs, model.metadata.inputs
     # Metadata describes the file's first subgraph alone.
     described = model.main == 0

@@ -29,17 +29,14 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 IMAGENET_MEAN: Final = (0.485, 0.456, 0.406)
 IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 CAFFE_MEAN: Final = (103.939, 116.779, 123.68)
-"""Blue, green, red: the means that networks trained with Caffe, and Keras's ResNet and VGG,
-subtract.
-"""
+"""Blue, green, red: the means that Caffe, and Keras's ResNet and VGG, subtract."""
 
 
 @dataclass(frozen=True, slots=True)
 class Normalization:
     """A scheme: its name, and the function from float32 [..., channels] in 0..255 to real values.
-
-    *bgr*: the function is given the channels in the order blue, green, red. *channels* is how many
-    the picture must have, 0 where any number will do. *formula* says the function in words.
+    *bgr*: the function takes blue, green, red. *channels* is the required number, 0 for any.
+    *formula* is the function in words.
     """
 
     name: str
@@ -118,7 +115,7 @@ SCHEMES: Final = {
 
 
 def usual(channels: int) -> tuple[Normalization, ...]:
-    """The schemes that networks without a word about it are trained with: those that are compared."""
+    """The usual schemes of training, which are compared if the file does not state one."""
     return (UNIT, PM1, F255, IMAGENET, CAFFE) if channels == 3 else (UNIT, PM1, F255)
 
 
@@ -140,7 +137,7 @@ def parse_normalization(text: str) -> Normalization:
 
 
 def ends(scheme: Normalization, channels: int) -> tuple[npt.NDArray[np.float64], ...]:
-    """What the scheme makes of 0 and of 255: two arrays, float64 [channels]."""
+    """The scheme's values for 0 and for 255: two arrays, float64 [channels]."""
     width = scheme.channels or channels
     low, high = (
         scheme.apply(np.full(width, value, np.float32)).astype(np.float64) for value in (0, 255)
@@ -151,12 +148,11 @@ def ends(scheme: Normalization, channels: int) -> tuple[npt.NDArray[np.float64],
 def store(
     pixels: npt.NDArray[np.uint8], operand: Operand, scheme: Normalization, *, as_bytes: bool
 ) -> NDArray:
-    """What the input stores for *pixels*, uint8 [..., channels]: the scheme's real values,
-    quantised.
+    """The input's values for *pixels*, uint8 [..., channels]: the scheme's real values, quantised.
 
-    raw and bgr, *as_bytes* and integers without quantisation leave the 8-bit values as they are;
-    int8 holds x - 128 then. Raises `UsageError` for a scheme of another number of channels, and for
-    one whose values are not finite.
+    With raw, bgr, *as_bytes*, and for integers without quantisation, they are the 8-bit values;
+    int8 has x - 128. Raises `UsageError` for a scheme with another number of channels, and for
+    values that are not finite.
     """
     dtype = operand.dtype
     if scheme.channels not in {0, pixels.shape[-1]}:

@@ -1,4 +1,4 @@
-"""Pictures: decode, turn upright, reduce to the channels and size an input wants."""
+"""Decodes pictures, turns them upright, and fits them to an input's channels and size."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ DEEPEST: Final = 65535
 """White in a picture of 16 bits a channel."""
 
 FLAT: Final = 0.01
-"""A picture that spans less than this share of black to white is noted: it shows a network next to
+"""A picture that spans a smaller share of black to white is noted: the network sees next to
 nothing.
 """
 
 MAX_PIXELS: Final = 64 * 2**20
-"""A picture of more pixels is refused before it is decoded."""
+"""A picture with more pixels is rejected before it is decoded."""
 
 ENLARGED: Final = 8
 DISTORTED: Final = 3
-"""Factors beyond which a note says that a picture is stretched: of a side, and of one side beside
-the other.
+"""A note says that a picture is stretched beyond these factors: of a side, and of one side to the
+other.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How an input holds a picture: its axes (of N, H, W, C), size in pixels (None: the picture's
+    """An input's layout of a picture: its axes (of N, H, W, C), size in pixels (None: the picture's
     own) and channels.
     """
 
@@ -46,11 +46,11 @@ class Layout:
 
 
 def layout(operand: Operand) -> Layout | None:
-    """The picture layout of an input, or None when its shape is no picture's.
+    """The picture layout of an input; None if its shape is not a picture's.
 
-    Channels are 1, 3 or 4 and come last where both places would do; one picture at a time, so N is
-    1; a height or width of 1 makes no picture. Of three dimensions an unknown first one alone is a
-    batch of sequences, not a height.
+    There are 1, 3 or 4 channels; they come last if both places are possible. N is 1; a height or
+    width of 1 is not a picture. A single unknown first dimension of three is a batch of sequences,
+    not a height.
     """
     found = _layout(operand.shape or ())
     return found if found is not None and 1 not in {found.height, found.width} else None
@@ -84,10 +84,8 @@ def read_picture(path: InputFile) -> Image.Image:
 
 
 def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
-    """The decoded, upright picture as 8-bit RGB, and notes on what it does not hold: transparency,
-    and further pictures of an animation.
-
-    Raises `FileError`.
+    """The decoded, upright picture as 8-bit RGB, and notes on what is lost: transparency, further
+    frames. Raises `FileError`.
     """
     with reading(path, "the picture cannot be decoded"), path.open("rb") as stream:
         # Pillow's own limit only warns, up to twice its size.
@@ -130,9 +128,7 @@ def _least_alpha(picture: Image.Image) -> int:
 
 
 def stretched(picture: Image.Image, shape: Layout) -> list[str]:
-    """A note where the picture is enlarged or distorted so much that the answer may say little
-    about it.
-    """
+    """A note if the picture is so much enlarged or distorted that the answer may mean little."""
     width, height = shape.width or picture.width, shape.height or picture.height
     across, down = width / picture.width, height / picture.height
     if max(across, down) <= ENLARGED and max(across, down) <= DISTORTED * min(across, down):
@@ -141,12 +137,12 @@ def stretched(picture: Image.Image, shape: Layout) -> list[str]:
 
 
 def is_one_colour(stored: NDArray) -> bool:
-    """Whether *stored*, [height, width, channels], has the same values in every pixel."""
+    """Whether all pixels of *stored*, [height, width, channels], are equal."""
     return bool((stored == stored[:1, :1]).all())
 
 
 def flat(pixels: npt.NDArray[np.uint8]) -> list[str]:
-    """A note where all *pixels* are nearly alike."""
+    """A note if all *pixels* are nearly equal."""
     span = int((pixels.max((0, 1)) - pixels.min((0, 1))).max())
     if span >= FLAT * 255:
         return []
@@ -170,7 +166,7 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def pixels(picture: Image.Image, shape: Layout) -> npt.NDArray[np.uint8]:
-    """uint8 [height, width, 1 or 3]: the whole picture stretched (bilinear) to the layout's size."""
+    """uint8 [height, width, 1 or 3]: the picture stretched (bilinear) to the layout's size."""
     chosen = picture.convert("L") if shape.channels == 1 else picture
     size = (shape.width or picture.width, shape.height or picture.height)
     if chosen.size != size:

@@ -1,8 +1,7 @@
-"""How a picture becomes the values of one input: what the file says, and which schemes are left
-where it says nothing. | What a file shows of its training without saying it, which excludes ways to normalise pictures.
+"""How a picture becomes the values of an input: the schemes that the file states or leaves open.
 
-Such evidence never decides about a detection or a segmentation, whose answers cannot be compared;
-it shortens the list of schemes whose classes are compared.
+Indirect evidence from training only excludes schemes. It never decides about a detection or a
+segmentation, whose answers cannot be compared.
 """
 
 from __future__ import annotations
@@ -38,23 +37,19 @@ from penstock.ir import DType, Model, Operand, TensorMetadata
 Source = Literal["option", "metadata", "quantization", "arithmetic", "type", "indications", ""]
 
 TOLERANCE: Final = 0.02
-"""How far, as a share of its width, a range may lie from a usual one and still be that one."""
+"""How far a range may differ from a usual one, as a share of its width."""
 
 CLIPPED: Final = 0.25
-"""A scheme is out of the question where a quantised input would clip more than this share of its
-range off one end.
-"""
+"""A scheme is excluded if a quantised input would clip a larger share of its range at one end."""
 
 LEAST_COVERED: Final = 0.2
-"""A scheme is out of the question where its values fill a smaller share of a quantised input's
-range.
-"""
+"""A scheme is excluded if its values fill a smaller share of a quantised input's range."""
 
 OTHER_RANGES: Final = (
     mean_std("128,1", (128.0,), (1.0,)),
     mean_std("127.5,255", (127.5,), (255.0,)),
 )
-"""Less usual schemes that a range shows without doubt: [-128, 127] and [-0.5, 0.5]."""
+"""Less usual schemes with an unmistakable range: [-128, 127] and [-0.5, 0.5]."""
 
 SUBTRACTED: Final = (
     mean_std("123.68,116.779,103.939,1,1,1", (123.68, 116.779, 103.939), (1.0, 1.0, 1.0)),
@@ -64,12 +59,12 @@ SUBTRACTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """The schemes that may be meant for one input.
+    """The possible schemes of one input.
 
-    *source* says who chose: the caller's option, or what the file states; then there is one scheme.
-    "indications" is one scheme that is left after others were excluded, and "" several. *because*
-    says it in words. *excluded* has the usual schemes that are out of the question, each with its
-    reason. *as_bytes*: the picture's bytes are what the input stores.
+    *source* names the origin of a single scheme: the caller's option, or a statement of the file;
+    "indications" if all others were excluded, and "" for several. *because* is the reason in words.
+    *excluded* has the impossible usual schemes, each with its reason. *as_bytes*: the input stores
+    the picture's bytes.
     """
 
     schemes: tuple[Normalization, ...]
@@ -80,7 +75,7 @@ class Preparation:
 
     @property
     def is_stated(self) -> bool:
-        """Whether the caller or the file itself says how, so that nothing has to be inferred."""
+        """Whether the caller or the file states the scheme."""
         return self.source not in {"", "indications"}
 
 
@@ -92,12 +87,12 @@ def prepare(
     model: Model,
     requested: Normalization | None,
 ) -> Preparation:
-    """How a picture of so many *channels* (1 or 3) becomes the values of *operand*.
+    """How a picture of *channels* (1 or 3) becomes the values of *operand*.
 
-    What the caller asks for comes first. An integer input takes what its quantised range means,
-    else what the metadata says; without quantisation it takes the bytes. A float input takes what
-    the metadata, the range of a first quantisation and the arithmetic that the graph begins with
-    say, if they agree. Raises `UsageError` for a scheme that the input cannot take.
+    The caller's request comes first. An integer input takes the scheme of its quantised range, else
+    of the metadata; without quantisation it takes bytes. A float input takes the scheme of the
+    metadata, the first quantisation and the leading arithmetic, if these agree. Raises `UsageError`
+    for a scheme that the input cannot take.
     """
     if requested is not None:
         _check_requested(operand, requested)
@@ -131,7 +126,7 @@ def _check_requested(operand: Operand, requested: Normalization) -> None:
 def _statements(
     operand: Operand, channels: int, metadata: TensorMetadata | None, first: FirstOperations
 ) -> list[tuple[Normalization, Source, str]]:
-    """What the file says, each with its source and in words; the first counts most."""
+    """The statements of the file, each with its source and in words; the first counts most."""
     found: list[tuple[Normalization, Source, str]] = []
     said = metadata_scheme(metadata, channels)
     if said is not None:
@@ -158,8 +153,8 @@ def _objections(
     first: FirstOperations,
     model: Model,
 ) -> list[tuple[Normalization, Source, str]]:
-    """What speaks against a first quantization alone, which is calibrated on whatever it was given:
-    the schemes that the rest of the file leaves.
+    """Objections to a first quantization alone, which may be calibrated on wrong inputs: the
+    schemes that the rest of the file allows.
     """
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
@@ -171,8 +166,8 @@ def _objections(
 
 
 def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normalization | None:
-    """The normalization in the file's metadata, named as `--normalize` takes it; None where there
-    is none, or none that can be computed.
+    """The normalization of the metadata, named as in `--normalize`; None if there is none, or it
+    cannot be computed.
     """
     if metadata is None or metadata.normalization is None:
         return None
@@ -187,9 +182,7 @@ def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normaliza
 
 
 def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
-    """The scheme whose values fill *bounds*, within 2 % of its width; None where none or several
-    do.
-    """
+    """The scheme whose values fill *bounds*, within 2 % of its width; None for none or several."""
     if bounds is None or bounds.symmetric:
         return None
     known: list[Normalization] = [PM1, UNIT, F255, *OTHER_RANGES]
@@ -204,11 +197,11 @@ def range_scheme(bounds: Bounds | None, channels: int) -> Normalization | None:
 
 
 def arithmetic_scheme(first: FirstOperations, channels: int) -> Normalization | None:
-    """The scheme that, followed by the graph's own arithmetic, gives a usual range; None where none
-    or several do.
+    """The scheme that leads to a usual range after the graph's leading arithmetic; None for none or
+    several.
 
-    A usual range is that of a usual scheme; failing that one in which 0 lies where the mean of
-    pictures may be, and 1 is a standard deviation that pictures may have.
+    A usual range is that of a usual scheme. Failing that, 0 must lie at a plausible mean of
+    pictures, and 1 must be a plausible standard deviation.
     """
     if first.is_identity or first.scale.size not in {1, channels} or bool(np.any(first.scale <= 0)):
         return None
@@ -270,7 +263,7 @@ def _alike(one: Normalization, other: Normalization, channels: int) -> bool:
 
 
 def _unstated(operand: Operand, channels: int, first: FirstOperations, model: Model) -> Preparation:
-    """The usual schemes, less those that what else is in the file excludes."""
+    """The usual schemes, without those that other evidence in the file excludes."""
     schemes: Sequence[Normalization] = usual(channels)
     because = "the file does not say how pictures are normalized"
     bounds = first.bounds
@@ -308,35 +301,27 @@ def _fits(scheme: Normalization, bounds: Bounds, channels: int) -> bool:
 TF_SLIM: Final = re.compile(
     r"(^|[/;])(MobilenetV[123]|InceptionV[1234]|InceptionResnetV2)/(Conv|MobilenetV|InceptionV|InceptionResnet)"
 )
-"""Scopes that TF-Slim gives the tensors of networks for which its `preprocessing_factory` has the
-preparation [-1, 1].
-"""
+"""TF-Slim's tensor names in networks for which its `preprocessing_factory` prepares [-1, 1]."""
 
 BATCH_NORM: Final = re.compile(r"FusedBatchNorm|batch_normalization|BatchNorm/")
-"""Names that TensorFlow's converter leaves on a convolution into which it has folded a batch
-normalization.
-"""
+"""Names that TensorFlow's converter leaves on a convolution with a folded batch normalization."""
 
 BEYOND: Final = 16.0
-"""A batch normalization's outputs differ from picture to place by a factor of its gamma, which is
-trained from 1.
-"""
+"""How much the outputs of a batch normalization vary: by its gamma, which is trained from 1."""
 
 PIXEL_STD: Final = 64.0
 NEIGHBOURS: Final = 0.95
 CHANNELS: Final = 0.9
-"""Standard deviation of 8-bit pixels in photographs, and the correlation of neighbours and of a
-pixel's channels.
+"""Standard deviation of 8-bit pixels in photographs, and the correlation of neighbours and
+channels.
 """
 
 LARGEST_KERNEL: Final = 1024
-"""Elements of a kernel whose response is computed; its covariance has the square of it."""
+"""A larger kernel's response is not computed: its covariance has the square of its elements."""
 
 
 def excluded_by_indications(model: Model, first: FirstOperations, channels: int) -> dict[str, str]:
-    """The usual schemes that the network cannot have been trained with, by name, each with the
-    reason.
-    """
+    """The usual schemes that cannot have trained the network, by name, each with the reason."""
     names = _names(model, first)
     if first.is_identity and channels == 3 and TF_SLIM.search(names):
         reason = "its tensors have the names of a TF-Slim network, which is trained on pm1"
@@ -369,10 +354,8 @@ def _beyond_batch_norm(
 
 
 def _response(weights: npt.NDArray[np.float64]) -> float:
-    """The standard deviation of a convolution's outputs over photographs whose pixels have one of
-    1.
-
-    *weights*: [outputs, height, width, channels]. The root of the mean square over the outputs.
+    """The root mean square, over the outputs, of a convolution's standard deviation for photographs
+    with a pixel deviation of 1. *weights*: [outputs, height, width, channels].
     """
     outputs, height, width, channels = weights.shape
     rows, columns = (np.abs(np.subtract.outer(np.arange(n), np.arange(n))) for n in (height, width))

@@ -1,4 +1,4 @@
-"""Whether an input can be a picture or a sound at all, and what it looks like where it cannot."""
+"""Whether an input can be a picture or a sound, and what it looks like otherwise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTENT: Final = {
     "image": "a picture",
     "bounding_box": "boxes",
 }
-"""What the metadata calls an input, in words."""
+"""The metadata's kinds of content, in words."""
 
 CONVOLUTIONS: Final = frozenset(
     {"CONV_2D", "DEPTHWISE_CONV_2D", "AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"}
@@ -31,26 +31,21 @@ PRODUCTS: Final = frozenset(
 LOOKUPS: Final = frozenset({"GATHER", "GATHER_ND", "EMBEDDING_LOOKUP"})
 
 STANDARDIZED: Final = (1.5, 8.0)
-"""Least and greatest width of the range of standardised pictures."""
+"""Least and greatest width of a range of standardised pictures."""
 
 LOUDEST: Final = 1.2
 LOUDEST_16_BIT: Final = (4000.0, 40000.0)
-"""Greatest magnitudes in the range of a quantised input: of samples in [-1, 1), and of 16-bit
+"""Greatest magnitudes of a quantised input's range: for samples in [-1, 1), and for 16-bit
 samples.
 """
 
 LEAST_SWING: Final = 0.2
-"""How far a sound's range reaches to its shorter side of zero, as a share of the longer side, at
-least.
-"""
+"""The least share of the longer side of zero that a sound's range reaches on the shorter side."""
 
 
 def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, insist: bool) -> str:
-    """Why a picture cannot be fed to this input, in one clause with what the input looks like; ""
-    where it can.
-
-    *insist*: the caller says how pictures are normalised, so only an input that has no room for one
-    is refused.
+    """Why this input is no picture, and what it looks like; "" if it may be one. With *insist* the
+    caller states the normalisation, and only an input without room for a picture is rejected.
     """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
@@ -73,8 +68,8 @@ def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, ins
 
 
 def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
-    """Why a sound cannot be fed to this input, which takes so many *samples* (None: not the shape
-    of a waveform), in one clause with what the input looks like; "" where it can.
+    """Why this input of *samples* values (None: no waveform's shape) is no sound, and what it looks
+    like; "" if it may be one.
     """
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
@@ -92,8 +87,8 @@ def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
 
 
 def amplitude(bounds: Bounds | None) -> float | None:
-    """The real value that stands for full scale: 1, or 32768 where a quantised range is that of
-    16-bit samples; None where a range is that of no waveform.
+    """The real value of full scale: 1, or 32768 for a range of 16-bit samples; None if the range is
+    no waveform's.
     """
     if bounds is None:
         return 1.0
@@ -108,7 +103,7 @@ def amplitude(bounds: Bounds | None) -> float | None:
 def _other_than_picture(
     operand: Operand, layout: Layout, first: FirstOperations, model: Model
 ) -> str:
-    """What the first operation takes the input for, if that is no picture; "" where it may be one."""
+    """Why the first operation does not read a picture; "" if it may."""
     operation = first.operation
     if operation is None:
         return ""
@@ -128,7 +123,7 @@ def _other_than_picture(
 
 
 def _other_than_waveform(first: FirstOperations, model: Model) -> str:
-    """What the first operation takes the input for, if that is no waveform; "" where it may be one."""
+    """Why the first operation does not read a waveform; "" if it may."""
     operation, shape = first.operation, first.value.shape or ()
     if operation is None:
         return ""
@@ -151,14 +146,14 @@ def _other_than_waveform(first: FirstOperations, model: Model) -> str:
 
 
 def _kernel(kind: str, shapes: list[Shape]) -> tuple[int | None, ...] | None:
-    """Height and width of a convolution's kernel; None for a pooling, or where it is not known."""
+    """Height and width of a convolution's kernel; None for a pooling, or if they are unknown."""
     if kind not in {"CONV_2D", "DEPTHWISE_CONV_2D"} or len(shapes) < 2 or shapes[1] is None:
         return None
     return tuple(shapes[1][1:3])
 
 
 def _holds_grey(bounds: Bounds) -> bool:
-    """Whether a range may be that of grey pictures, normalised in some usual way."""
+    """Whether a range may be that of grey pictures in some usual normalisation."""
     if not bounds.quantized or range_scheme(bounds, 1) is not None:
         return True
     if bounds.symmetric:
@@ -178,7 +173,7 @@ def _span(bounds: Bounds) -> str:
 
 
 def _looks(shape: Shape) -> str:
-    """What a shape looks like, as the end of a sentence about what it is not."""
+    """What a shape looks like, as the end of a sentence."""
     each = shape[1:] if shape and len(shape) > 1 and shape[0] is None else shape
     long = [d for d in each or () if d != 1]
     if len(long) == 3 and long[-1] in {3, 4}:

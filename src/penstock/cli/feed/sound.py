@@ -1,4 +1,4 @@
-"""Sound: 16-bit mono samples of a WAV file, as long as an input wants them."""
+"""Reads samples of WAV files for an input that takes a waveform."""
 
 from __future__ import annotations
 
@@ -20,34 +20,26 @@ if TYPE_CHECKING:
     from penstock.cli.feed.model_inputs import Slot
 
 MAX_FRAMES: Final = 2**26
-"""Most frames read where the input's length is unknown (over an hour at 16 kHz)."""
+"""Most frames that are read if the input's length is unknown (over an hour at 16 kHz)."""
 
 SHORTEST: Final = 0.01
-"""Seconds that a sound has at least after it was cut: networks that take waveforms take frames of
-10 ms or more.
-"""
+"""The shortest sound in seconds: networks for waveforms take frames of 10 ms or more."""
 
 NO_WAV: Final = "not a PCM WAV file of 8 to 32 bits (a converter makes one)"
 
 WIDTHS: Final = range(1, 5)
-"""Bytes a sample may have."""
+"""Possible bytes of a sample."""
 
 SPEECH_RATE: Final = 16000
-"""Samples a second that nearly all networks of speech take: assumed of a model that states
-no rate.
-"""
+"""Samples a second of nearly all speech networks, assumed if the model states no rate."""
 
 OTHER_RATES: Final = (8000, 11025, 22050, 44100, 48000)
-"""Other usual rates. An input that takes whole seconds at one of these was probably made for that
-rate.
-"""
+"""Other usual rates. An input of whole seconds at one of them was probably made for it."""
 
 
 class Sound(NamedTuple):
-    """What an input stores for a sound: its *array*, and *notes* on what was done to the samples.
-
-    *question* says why the sound's rate may not be the model's; "" where it is, as far as the file
-    and the caller say.
+    """An input's *array* for a sound, *notes* on the changes, and a *question* if the model may
+    need another rate ("" if not).
     """
 
     array: NDArray
@@ -56,11 +48,11 @@ class Sound(NamedTuple):
 
 
 def waveform_length(operand: Operand) -> int | None:
-    """How many samples an input takes, 0 where its length is unknown; None when it does not have
-    the shape of a waveform.
+    """How many samples an input takes, 0 for an unknown length; None if its shape is not a
+    waveform's.
 
-    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ... A first dimension that
-    is unknown beside others is that of a batch, of which one is fed.
+    A waveform has one dimension that is not 1: [n], [1, n], [1, n, 1], ... An unknown first
+    dimension beside others is a batch, of which one is fed.
     """
     shape = operand.shape
     if shape is None or not shape:
@@ -70,22 +62,19 @@ def waveform_length(operand: Operand) -> int | None:
 
 
 def _single(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-    """The shape of one element of a batch: 1 for an unknown first dimension that has others beside
-    it.
-    """
+    """The shape of one batch element: an unknown first dimension of several becomes 1."""
     return (1, *shape[1:]) if shape[0] is None and len(shape) > 1 else shape
 
 
 def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> Sound:
-    """The file's samples as the input stores them, and what was done to them.
+    """The file's samples as the input stores them.
 
-    PCM of 8 to 32 bits becomes real values in [-1, 1), or 32768 times as much where the input's
-    quantised range is that of 16-bit samples; channels are averaged; the sound is cut or padded
+    PCM of 8 to 32 bits becomes real values in [-1, 1), or 32768 times as much if the input's
+    quantised range is that of 16-bit samples. Channels are averaged. The sound is cut or padded
     with zeros to the input's length and never resampled. A float input gets the real values, a
-    quantised one what stands for them, an int16 one without quantisation 16-bit samples.
-    *rate_taken* is the model's rate if the caller says it; otherwise the metadata's counts. Raises
-    `FileError`, also for an input that is no waveform, and for a sound at another rate than the
-    model's.
+    quantised one their stored values, an int16 one without quantisation 16-bit samples.
+    *rate_taken* is the model's rate by the caller; otherwise the metadata's counts. Raises
+    `FileError`, also if the input takes no waveform, or has another rate.
     """
     operand = slot.operand
     wanted, first = waveform_length(operand), slot.first_operations()
@@ -129,8 +118,8 @@ def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> So
 
 
 def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
-    """Why a sound at this rate may be unfit for a model that states none, with the remedy; "" for
-    the usual rate.
+    """Why a sound at this rate may not fit a model without a stated rate, with the remedy; "" if it
+    does.
     """
     if rate != SPEECH_RATE:
         why = f"networks of speech mostly take {SPEECH_RATE}"
@@ -148,7 +137,7 @@ def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
 
 
 def _has_frame(opened: wave.Wave_read, frame: int) -> bool:
-    """Whether the file reaches to the end of *frame*; leaves it at its beginning."""
+    """Whether the file contains all of *frame*; rewinds it."""
     if frame < 0:
         return True
     opened.setpos(frame)
