@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
 from typer.testing import CliRunner
 
 from penstock import knobs
@@ -28,22 +26,6 @@ def rows(title: str) -> set[str]:
     """The words in backquotes of the first column of a section's table."""
     cells = re.findall(r"(?m)^\| (`[^|]*) \|", section(title))
     return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
-
-
-def without_digests(text: str) -> str:
-    return re.sub(r"[0-9a-f]{8}\.\.\.", "#", text)
-
-
-def test_the_examples_print_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"__name__": "example"}
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert len(pairs) == PAGE.count("```python") == 5
-    for code, shown in pairs:
-        exec(compile(code, "caching.md", "exec"), names)  # our own page
-        assert without_digests(capsys.readouterr().out) == without_digests(shown)
 
 
 def test_every_refusal_is_explained() -> None:

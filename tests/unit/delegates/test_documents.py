@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,8 +13,7 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.hal import Device, DeviceType
 from penstock.testing.doubles import SimulatedDevice
 from tests.conftest import ROOT
-from tests.unit.delegates import graphs
-from tests.unit.delegates.test_kinds import only, quantised
+from tests.unit.delegates.test_kinds import only
 
 __all__ = ["only"]
 
@@ -43,29 +39,6 @@ def doubles() -> list[Device]:
 
 def test_the_pages_are_there() -> None:
     assert set(PAGES) == {"index", *CLASSES}
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_the_examples_print_what_the_page_shows(
-    page: str,
-    only: Callable[..., None],  # the fixture of that name
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    only(*doubles())
-    Path("net.tflite").write_bytes(graphs.convolved("ABS"))
-    Path("net_int8.tflite").write_bytes(quantised())
-    text = PAGES[page]
-    names: dict[str, Any] = {"__name__": "example"}
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
-    assert len(pairs) == text.count("```python") > 0
-    for code, shown in pairs:
-        exec(compile(code, f"{page}.md", "exec"), names)  # our own page
-        assert [
-            line.rstrip() for line in capsys.readouterr().out.splitlines()
-        ] == shown.splitlines()
 
 
 @pytest.mark.parametrize("page", CLASSES)

@@ -13,27 +13,9 @@ import pytest
 from penstock.ipc import channel, crash_records, quotas, resilient, supervision, transport, wire
 from penstock.ipc.host import heartbeat, serving
 from penstock.knobs import KNOBS
-from penstock.runtime import isolation
-from penstock.runtime.discovery import Manager
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in ("isolation", "wire-protocol")}
-
-
-def test_the_examples_print_what_the_page_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
-    page = PAGES["isolation"]
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(pairs) == page.count("```python") == 2
-    monkeypatch.setattr(isolation, "_supervisors", {})
-    for code, shown in pairs:
-        monkeypatch.setattr("penstock.runtime.session.manager", Manager())
-        exec(compile(code, "isolation.md", "exec"), names := {"__name__": "example"})  # type: dict[str, Any]
-        names.clear()
-        assert capsys.readouterr().out == shown
-        isolation.close_hosts()
 
 
 def tags(union: Any) -> set[str]:

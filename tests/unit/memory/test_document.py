@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import re
-from contextlib import redirect_stdout
-from typing import Any
 
 import penstock
 from penstock import memory
-from penstock.testing.resources import Resources
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "memory.md").read_text("utf-8")
-
-
-def test_the_code_prints_what_the_page_shows() -> None:
-    names: dict[str, Any] = {}
-    shown = io.StringIO()
-    with Resources.unchanged("the page"):
-        for kind, content in re.findall(r"```(python|text)\n(.*?)```", PAGE, re.DOTALL):
-            if kind == "text":
-                assert shown.getvalue() == content
-                shown = io.StringIO()
-                continue
-            assert shown.getvalue() == ""
-            with redirect_stdout(shown):
-                exec(compile(content, "memory.md", "exec"), names)  # our own page
-        names["compiled"].close()
-        names.clear()
 
 
 def test_the_page_names_every_kind_and_only_what_there_is() -> None:

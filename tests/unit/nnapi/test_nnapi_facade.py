@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -57,20 +56,6 @@ def test_every_public_name_is_what_the_facade_bound() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="Executions"):
         _ = nnapi.Executions
-
-
-def examples() -> list[str]:
-    return re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text("utf-8"))
-
-
-def test_the_examples_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(examples()) == 4
-    for example in examples():
-        names: dict[str, Any] = {}
-        exec(compile(example, str(PAGE), "exec"), names)
-        if isinstance(made := names.get("compilation"), nnapi.Compilation):
-            made.close()
 
 
 def documented() -> set[str]:

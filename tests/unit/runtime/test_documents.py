@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 
@@ -21,26 +21,6 @@ from penstock.runtime.shadow import worker
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in ("shadow", "capsules")}
-
-
-@pytest.mark.parametrize(("name", "count"), [("shadow", 2), ("capsules", 2)])
-def test_the_examples_print_what_the_page_shows(
-    name: str,
-    count: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))
-    names: dict[str, Any] = {"__name__": "example"}
-    page = PAGES[name]
-    pairs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(pairs) == page.count("```python") == count
-    for code, shown in pairs:
-        exec(compile(code, f"{name}.md", "exec"), names)  # our own page
-        assert capsys.readouterr().out == shown
 
 
 def test_the_example_of_shadow_verification_prints_the_same_each_time(
