@@ -26,7 +26,9 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
+from penstock.ipc.remote import Channel
 from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
+from penstock.ipc.ring_pool import Rings
 from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor
 from penstock.memory import MemoryPool
@@ -166,7 +168,7 @@ def same(answer: object, right: object) -> None:
 def without_rings(rig: Rig) -> Iterator[None]:
     """In the block, executions in the process that lives now go by messages."""
     remote = rig.prepared.living()
-    rings, remote._rings = remote._rings, None
+    rings, remote._rings = remote._rings, Rings(Channel())
     try:
         yield
     finally:
@@ -244,11 +246,11 @@ def plain_burst(rig: Rig, deadline: Deadline) -> None:
     """One without a ring."""
     remote = rig.prepared.living()
     channel: Any = remote.channel
-    channel.life = lambda: None
+    channel.exit_fd = lambda: None
     try:
         burst = remote.configure_burst()
     finally:
-        del channel.life
+        del channel.exit_fd
     request, out = asked()
     rig.used.append(burst)
     burst.execute(request, deadline.execution)

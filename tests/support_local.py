@@ -7,14 +7,13 @@ from collections import deque
 from penstock.ipc import wire
 from penstock.ipc.codec import Frame, encode
 from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.remote import Channel
 
 
-class LocalChannel:
+class LocalChannel(Channel):
     """Asks *dispatcher*. What finalizers drop is told with the next call, or by `tell`: a finalizer
     may run in the middle of the dispatcher's own work.
     """
-
-    copies_arrays = False
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher

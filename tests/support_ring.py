@@ -20,7 +20,7 @@ from penstock.ipc import wire
 from penstock.ipc.client import RemotePreparedModel
 from penstock.ipc.codec import Descriptor, Frame, encode
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.remote import RemoteBurst
+from penstock.ipc.remote import Channel, RemoteBurst
 from penstock.ipc.ring_pool import RingBurst, opened
 from tests.support_local import LocalChannel
 
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_FDS = 16
 
 
-class ChildChannel:
+class ChildChannel(Channel):
     """Frames to a child and back."""
 
     copies_arrays = True
@@ -38,7 +38,7 @@ class ChildChannel:
         self._later: deque[Frame] = deque()
         self.pid, self._life_fd = pid, os.pidfd_open(pid)
 
-    def life(self) -> int:
+    def exit_fd(self) -> int:
         return os.dup(self._life_fd)
 
     def call(self, frame: Frame) -> Frame:
@@ -71,7 +71,7 @@ class InProcess(LocalChannel):
         super().__init__(Dispatcher(device))
         self._life_fd, self._ours = os.pipe()
 
-    def life(self) -> int:
+    def exit_fd(self) -> int:
         return os.dup(self._life_fd)
 
     def die(self) -> None:

@@ -344,7 +344,9 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
             while supervisor.running is link and time.monotonic() < ends:
                 time.sleep(0.05)
             assert supervisor.running is not link
-            assert "was killed: the device had not answered by the deadline" in link.session.gone
+            assert (
+                "was killed: the device had not answered by the deadline" in link.session.end_reason
+            )
 
 
 @isolated

@@ -19,8 +19,7 @@ from penstock.execution.arena import allocate, is_sized
 from penstock.execution.priority import QueueUser
 from penstock.execution.results import breach_of, check_result
 from penstock.execution.run import Run, StepTrace
-from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, Request
-from penstock.hal.request import ProvenRequest
+from penstock.hal import ExecutionConfig, ExecutionResult, HostMemory, ProvenRequest, Request
 from penstock.ir import DType
 from penstock.ir.types import is_static, static_shape
 from penstock.partitioning.plan import ports_of

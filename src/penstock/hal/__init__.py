@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         OutputShape,
         PaddedBytes,
         PoolArgument,
+        ProvenRequest,
         Request,
         RequestArgument,
         Timing,
@@ -125,6 +126,7 @@ __all__ = [
     "PreparedModelBase",
     "Priority",
     "ProgressEvent",
+    "ProvenRequest",
     "Request",
     "RequestArgument",
     "ReusableExecution",
@@ -156,7 +158,7 @@ __getattr__ = lazily(
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase "
         "ReusableExecution",
         "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy CarriedResult ExecutionResult HostMemory "
-        "Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument Request "
+        "Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request "
         "RequestArgument Timing TokenArgument",
         "validate": "check_deadline refuse_unmapped validate_prepare validate_prepare_config "
         "validate_request validate_support",

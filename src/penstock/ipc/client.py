@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,7 +31,6 @@ from penstock.hal import (
     Fence,
     HostMemory,
     Memory,
-    MemoryPreference,
     PrepareConfig,
     Request,
     RequestArgument,
@@ -56,10 +55,8 @@ from penstock.ipc.remote import (
     telling_copies,
 )
 from penstock.ipc.ring_client import Pace
+from penstock.ipc.ring_pool import RingBurst, Rings
 from penstock.ir import Model
-
-if TYPE_CHECKING:
-    from penstock.ipc.ring_pool import Rings
 
 MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
@@ -76,7 +73,7 @@ class RemoteDevice:
         """Asks for the device's properties, by the deadline."""
         self._channel = channel
         self._closed = False
-        self._rings: Rings | None = None
+        self._rings = Rings(channel)
         self._description = ask(
             channel, lambda _: wire.Describe(wire.WIRE_VERSION), wire.Description, deadline_ns
         )[0]
@@ -94,13 +91,7 @@ class RemoteDevice:
                     f"a device's {what} is up to {MOST_CHARACTERS} characters that can be printed, not "
                     f"{told[:MOST_CHARACTERS]!r}"
                 )
-        prefer: Callable[[MemoryPreference], None] | None = getattr(channel, "prefer", None)
-        if prefer is not None:
-            prefer(preferred_memory(self))
-        if getattr(channel, "life", None) is not None:
-            from penstock.ipc.ring_pool import Rings
-
-            self._rings = Rings(channel)
+        channel.prefer(preferred_memory(self))
 
     @property
     def channel(self) -> Channel:
@@ -165,15 +156,13 @@ class RemoteDevice:
         """Lets go of what is kept for the next runs; the device, and what was made on it, can be
         used as before.
         """
-        if self._rings is not None:
-            self._rings.trim()
+        self._rings.trim()
 
     def close(self) -> None:
         """Closes everything that this connection has on the device, whoever made it."""
         if not self._closed:
             self._closed = True
-            if self._rings is not None:
-                self._rings.close()
+            self._rings.close()
             ask(self._channel, lambda _: wire.Close(wire.DEVICE), wire.Done)
 
     def _role(self, role: BufferRole) -> wire.RoleForm:
@@ -186,7 +175,7 @@ class RemoteDevice:
 class RemotePreparedModel(RemoteObject):
     """A `PreparedModel`, whose executions go through *rings* where they can, and else by messages."""
 
-    def __init__(self, channel: Channel, made: wire.Made, rings: Rings | None = None) -> None:
+    def __init__(self, channel: Channel, made: wire.Made, rings: Rings) -> None:
         super().__init__(channel, made)
         self._report = made.cache
         self._rings = rings
@@ -206,16 +195,15 @@ class RemotePreparedModel(RemoteObject):
         return self._report
 
     def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        rings = self._rings
         # Attributes may be longer than a slot of a ring.
-        if rings is not None and not config.attributes:
-            result = rings.execute(self.number, request, config, self.pace)
+        if not config.attributes:
+            result = self._rings.execute(self.number, request, config, self.pace)
             if result is not None:
                 return result
         return execute(self, request, config)
 
     def close(self) -> None:
-        if self._rings is not None and self._close.alive:
+        if self._close.alive:
             self._rings.forget(self._number)
         super().close()
 
@@ -258,13 +246,10 @@ class RemotePreparedModel(RemoteObject):
 
         made = ask(self.channel, call, wire.Made, deadline_ns)[0]
         burst = RemoteBurst(self.channel, made, self.pace)
-        if self._rings is not None:
-            with suppress(ResourceExhaustedTransient):
-                ring = self._rings.open(deadline_ns)
-                if ring is not None:
-                    from penstock.ipc.ring_pool import RingBurst
-
-                    return RingBurst(burst, ring)
+        with suppress(ResourceExhaustedTransient):
+            ring = self._rings.open(deadline_ns)
+            if ring is not None:
+                return RingBurst(burst, ring)
         return burst
 
     def create_reusable_execution(
@@ -327,8 +312,7 @@ class RemoteBuffer(RemoteObject):
     @property
     def lost(self) -> str:
         """How the process that it was in ended; empty while it is there."""
-        gone: str = getattr(self.channel, "gone", "")
-        return gone
+        return self.channel.end_reason
 
     def carries(self, memory: Memory) -> bool:
         """Whether copying to *memory*, or from it, takes one copy more: another process would not

@@ -209,10 +209,10 @@ class Link:
             if self._started.pidfd in found:
                 self._over(self._how_it_ended())
                 return
-            if self.session.gone:
+            if self.session.end_reason:
                 # Its end may show on the socket first.
                 ended = self._wait_for_end(1.0)
-                self._over(self._how_it_ended() if ended else self._killed(self.session.gone))
+                self._over(self._how_it_ended() if ended else self._killed(self.session.end_reason))
                 return
             now = time.monotonic()
             # A process that was itself stopped has not watched meanwhile.

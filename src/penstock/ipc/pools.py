@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -375,55 +375,74 @@ class Carried(Closing):
         self.copies.append(ArgumentCopy(position, out, nbytes, began, took))
 
 
-class CarriedFence:
-    """*fence*, with what was written copied home before anybody learns that it has signalled. What
-    it tells of copies of arrays is of those of *request*; `incidents` are what else happened, in
-    words, `before` copies for runs that failed then.
+class CopyingFence:
+    """*fence*, whose outputs *finish* copies home before anyone learns that it has signalled;
+    *release* then frees the copies. *copies* lists what was copied so far.
     """
 
-    def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:
-        self._fence, self._request = fence, request
-        self.incidents: tuple[str, ...] = ()
-        self.before: tuple[ArgumentCopy, ...] = ()
-        self._carried = self._kept = carried
+    def __init__(
+        self,
+        fence: Fence,
+        copies: Sequence[ArgumentCopy],
+        finish: Callable[[], None],
+        release: Callable[[], None],
+    ) -> None:
+        self._fence, self._copies = fence, copies
+        self._finish: Callable[[], None] | None = finish
+        self._release = release
         self._error: DriverError | None = None
         self._lock = threading.Lock()
+
+    @property
+    def copies(self) -> tuple[ArgumentCopy, ...]:
+        return tuple(self._copies)
 
     def wait(self, timeout_ns: int | None = None) -> bool:
         if not self._fence.wait(timeout_ns):
             return False
         with self._lock:
-            carried, self._carried = self._carried, None
-            if carried is not None:
+            finish, self._finish = self._finish, None
+            if finish is not None:
                 self._error = self._fence.error()
-                with carried:
+                try:
                     if self._error is None:
-                        try:
-                            carried.finish()
-                        except DriverError as error:
-                            self._error = error
+                        finish()
+                except DriverError as error:
+                    self._error = error
+                finally:
+                    self._release()
         return True
 
     def error(self) -> DriverError | None:
-        if not self.wait(0):
-            return None
-        return self._fence.error() if self._kept is None else self._error
+        return self._error if self.wait(0) else None
+
+
+class CarriedFence(CopyingFence):
+    """The fence of a run of *request* in another process, with what was copied for it by
+    *carried*, and by *fence* for its arrays. `incidents` say what else happened, `before` are
+    copies for attempts that failed.
+    """
+
+    def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:
+        carried = Carried(request, copies=False) if carried is None else carried
+        super().__init__(fence, carried.copies, carried.finish, carried.close)
+        self._request = request
+        self.incidents: tuple[str, ...] = ()
+        self.before: tuple[ArgumentCopy, ...] = ()
 
     @property
     def result(self) -> CarriedResult:
-        """What was copied for the run, all of it once the fence has signalled, and what happened."""
-        copies = of_arguments(getattr(self._fence, "copies", ()), self._request)
-        if self._kept is not None:
-            copies = (*self._kept.copies, *copies)
-        copies = (*self.before, *copies)
+        """All copies once the fence has signalled, and the incidents."""
+        arrays = self._fence.copies if isinstance(self._fence, CopyingFence) else ()
+        copies = (*self.before, *self._copies, *of_arguments(arrays, self._request))
         return CarriedResult(copies=copies, incidents=self.incidents)
 
 
 def carried_fence(fence: Fence, carried: Carried, request: Request) -> Fence:
-    """*fence*, which tells what was copied for the run of *request*, where anything was."""
-    if carried.is_plain and not hasattr(fence, "copies"):
+    """*fence* of a run of *request*; one with a `result` if anything was copied for that run."""
+    if carried.is_plain and not isinstance(fence, CopyingFence):
         return fence
-    return CarriedFence(fence, request, None if carried.is_plain else carried)
+    return CarriedFence(fence, request, carried)
 
 
 def of_arguments(copies: Iterable[ArgumentCopy], request: Request) -> tuple[ArgumentCopy, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import (
     ClosedError,
@@ -20,6 +20,7 @@ from penstock.hal import (
     ExecutionConfig,
     ExecutionResult,
     Memory,
+    MemoryPreference,
     Request,
 )
 from penstock.ipc import wire
@@ -27,6 +28,7 @@ from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply
 from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.pools import Carried, of_arguments
 from penstock.ipc.ring_client import Pace
+from penstock.ipc.shared_arrays import ALIGNMENT
 
 if TYPE_CHECKING:
     from penstock.ipc.ring import Layout
@@ -34,32 +36,45 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=wire.Reply)
 
 
-class Channel(Protocol):
+class Channel:
     """Carries one call to the device's side and brings the reply back; safe from any thread.
 
-    One that reaches another process may have a `life()` method: it gives a descriptor, the caller's
-    to close, that becomes readable when that process is gone (a pidfd). Executions then go through
-    shared memory. It may have an `end(reason)` method, which is told that the other process breaks
-    the rules of that, or is gone, and a `gone` that says why nobody is there.
-
-    One that *copies_arrays* gives the device's side copies of host arrays, made as a call is sent;
-    that side maps no memory that may shrink. It may have a `prefer(preference)` method, which is
-    told how the device would have them lie.
+    The defaults are those of a channel within this process. A channel to another process
+    *copies_arrays*: it copies host arrays as a call is sent, to multiples of *unit* bytes, and that
+    process maps no memory that may shrink.
     """
 
-    copies_arrays: bool
+    copies_arrays: bool = False
+    unit: int = ALIGNMENT
+
+    @property
+    def end_reason(self) -> str:
+        """Why the other process is no longer available; empty while it is."""
+        return ""
 
     def call(self, frame: Frame) -> Frame:
-        """The reply; raises `DeadObject` when the other side is gone, `WireError` for a handle that
-        cannot go there.
+        """The reply. Raises `DeadObject` if the other process has ended, `WireError` for a handle
+        that cannot be sent there.
         """
-        ...
+        raise NotImplementedError
 
     def drop(self, number: wire.ObjectId) -> None:
-        """Closes that object of the device's side, which nobody has any more; called by finalizers,
-        and never raises.
+        """Closes an object of the device's side that nobody has any more. Finalizers call this; it
+        never raises.
         """
-        ...
+        raise NotImplementedError
+
+    def exit_fd(self) -> int | None:
+        """A descriptor, the caller's to close, that becomes readable when the other process ends (a
+        pidfd). With one, executions go through shared memory.
+        """
+        return None
+
+    def end(self, reason: str) -> None:
+        """The other process has ended, or breaks the rules of a ring."""
+
+    def prefer(self, preference: MemoryPreference) -> None:
+        """How the device would have arrays aligned and padded."""
 
 
 class RemoteObject:

@@ -154,7 +154,7 @@ class IsolatedDevice:
         `IsolatedDevice` of this driver in this process: what was made on the device lives until it
         is closed itself.
         """
-        if not self._link.session.gone:
+        if not self._link.session.end_reason:
             self._remote.trim()
 
     def abandon(self, why: str) -> None:
@@ -225,7 +225,7 @@ class IsolatedDevice:
                 return call(remote)
         except DeadObject:
             # Another call may have found it gone, and have had it started again, since.
-            if not session.gone:
+            if not session.end_reason:
                 raise
             self.buried(halfway_to(deadline_ns))
         with self.noted(name, model, deadline_ns):
@@ -235,7 +235,7 @@ class IsolatedDevice:
         """The device in the process that lives now. Raises `DeadObject` where there is none,
         `GeneralFailure` where it is another device than it was.
         """
-        if not self._link.session.gone:
+        if not self._link.session.end_reason:
             return self._remote
         link = self.supervisor.link(deadline_ns)
         left = remaining_seconds(deadline_ns)
@@ -373,7 +373,7 @@ class IsolatedPreparedModel:
         The error where the process died of it and the run may be made on another; None, with
         nothing run, where it had died before.
         """
-        if session.gone or self._closed:
+        if session.end_reason or self._closed:
             return None
         supervisor = self.device.supervisor
         underway = supervisor.underway
@@ -385,9 +385,9 @@ class IsolatedPreparedModel:
         except DeadObject as error:
             if self.may_repeat(session, request, config.deadline_ns):
                 return error
-            if not session.gone:
+            if not session.end_reason:
                 raise
-            told = DeadObject(session.gone)
+            told = DeadObject(session.end_reason)
             told.copies = error.copies
             raise told from error
         except (MissedDeadlineTransient, Cancelled) as error:
@@ -476,7 +476,7 @@ class IsolatedPreparedModel:
         remote, session = self._home
         # Of a run that was tried before it is told that it was repeated, although another may have
         # had the process started.
-        if not tried and (not session.gone or self._closed):
+        if not tried and (not session.end_reason or self._closed):
             try:
                 with self.device.noted(name, self._model, halfway_to(config.deadline_ns)):
                     result = call(remote)
@@ -488,7 +488,7 @@ class IsolatedPreparedModel:
                 return result, ""
             tried = True
         elif not tried and names_buffers(request):
-            raise DeadObject(f"{session.gone}, and the buffers of this run with it")
+            raise DeadObject(f"{session.end_reason}, and the buffers of this run with it")
         supervisor, ends = self.device.supervisor, self.device.supervisor.ends
         if not tried:
             try:
@@ -519,7 +519,7 @@ class IsolatedPreparedModel:
             with self.device.noted(name, self._model, record_ns):
                 result = call(remote)
         except DeadObject as error:
-            if not session_of(remote).gone:
+            if not session_of(remote).end_reason:
                 raise
             self.device.buried(record_ns)
             self._mourn(session_of(remote))
@@ -536,7 +536,7 @@ class IsolatedPreparedModel:
         """Whether a run of *request* that the process of *session* did not answer may be made on
         another; notes the death, if it is one.
         """
-        if not session.gone:
+        if not session.end_reason:
             return False
         self._mourn(session)
         self.device.buried(halfway_to(deadline_ns))
@@ -564,7 +564,7 @@ class IsolatedPreparedModel:
         try:
             if self._closed:
                 raise ClosedError("a prepared model was used after close()")
-            if not session_of(self._remote).gone:
+            if not session_of(self._remote).end_reason:
                 return self._remote
             if self._model is None:
                 raise DeadObject("its process died, and nobody kept the model to prepare it again")

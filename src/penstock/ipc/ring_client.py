@@ -82,8 +82,8 @@ class Pace:
 
 class RingClient:
     """Requests and answers by number; for one thread at a time. *life_fd*, which is closed with it,
-    becomes readable when the device's side is gone; *gone* says why there is nobody to wait for,
-    although that process may live.
+    becomes readable when the device's side is gone; *end_reason* says why nobody will answer
+    although that process may run.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class RingClient:
         to_client: Doorbell,
         life_fd: int | None,
         spin_ns: int | None = None,
-        gone: Callable[[], str] = str,
+        end_reason: Callable[[], str] = str,
     ) -> None:
-        self._region, self._gone = region, gone
+        self._region, self._end_reason = region, end_reason
         self._to_device, self._to_client = to_device, to_client
         budget = ring.spin_budget_ns() if spin_ns is None else spin_ns
         listener = Listener(to_client, life_fd)
@@ -248,7 +248,7 @@ class RingClient:
             nap_ns = 0
             if heard == "dead" and value != number:
                 raise self._break("the device's process has ended")
-            if heard == "nothing" and value != number and (why := self._gone()):
+            if heard == "nothing" and value != number and (why := self._end_reason()):
                 raise self._break(why)
             if heard == "rung" and value == self._answered:
                 alarms += 1

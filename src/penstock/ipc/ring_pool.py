@@ -7,7 +7,6 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ClosedError, GeneralFailure, ResourceExhaustedTransient
@@ -72,8 +71,7 @@ class Rings:
         other process's death. Raises `ResourceExhaustedTransient` where either side is short of
         what it takes.
         """
-        life: Callable[[], int | None] | None = getattr(self._channel, "life", None)
-        life_fd = None if life is None else life()
+        life_fd = self._channel.exit_fd()
         return None if life_fd is None else opened(self._channel, life_fd, deadline_ns)
 
     def forget(self, target: int) -> None:
@@ -179,11 +177,9 @@ def opened(channel: Channel, life_fd: int, deadline_ns: int | None = None) -> Ri
     finally:
         close_all(descriptors)
 
-    def gone() -> str:
-        told: str = getattr(channel, "gone", "")
-        return told
-
-    client = RingClient(region, to_device, to_client, life_fd, gone=gone)
+    client = RingClient(
+        region, to_device, to_client, life_fd, end_reason=lambda: channel.end_reason
+    )
     return Ring(channel, client, remote)
 
 

@@ -36,7 +36,7 @@ from penstock.ipc.codec import encode
 from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
 from penstock.ipc.ring_client import Pace, RingClient
-from penstock.ipc.shared_arrays import ALIGNMENT, LEAST_BYTES, Lent, lend
+from penstock.ipc.shared_arrays import LEAST_BYTES, Lent, lend
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
 from penstock.memory.mapping import PoolPlace
@@ -279,8 +279,7 @@ class Ring:
             return bound
         if not self._free:
             self._drop(next(iter(self._bound)))
-        unit: int = getattr(self._channel, "unit", ALIGNMENT)
-        lent = lend(request, self._place_of, self._staged_in, unit)
+        lent = lend(request, self._place_of, self._staged_in, self._channel.unit)
         staging = None if self._staging is None else self._staging.memory
         for memory in lent.pools:
             known = id(memory) in self._pools or memory is staging
@@ -351,11 +350,9 @@ class Ring:
     def _failed(self, bound: BoundRequest, error: BaseException) -> None:
         """After an error of a call: what may have become useless is not used again."""
         if self._client.broken is not None:
-            end: Callable[[str], None] | None = getattr(self._channel, "end", None)
-            if end is not None:
-                # A ring shows a death before the connection does; a process that breaks the rules
-                # has to end.
-                end(str(error))
+            # A ring shows that a process ended before the connection does. A process that breaks the
+            # rules has to end.
+            self._channel.end(str(error))
             return
         behind = self._client.is_behind
         if bound.kind == ring.BIND or (behind and bound.is_staged):

@@ -23,10 +23,10 @@ from penstock.hal import (
     ExecutionResult,
     Memory,
     PoolArgument,
+    ProvenRequest,
     Request,
     TokenArgument,
 )
-from penstock.hal.request import ProvenRequest
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.quotas import NOTHING, Charge

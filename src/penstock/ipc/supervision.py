@@ -104,7 +104,7 @@ class Supervisor:
     def running(self) -> Link | None:
         """The host that runs now."""
         link = self._link
-        return link if link is not None and not link.session.gone else None
+        return link if link is not None and not link.session.end_reason else None
 
     def link(self, deadline_ns: int | None = None) -> Link:
         """The host, started if need be; a short pause after deaths in a row is waited for, where it
@@ -209,7 +209,7 @@ class Supervisor:
         """A call found *link* gone; waits until its end is known, so that the record is complete,
         for which it has until the deadline. One that lives is left.
         """
-        if link.session.gone and not link.settle(deadline_ns):
+        if link.session.end_reason and not link.settle(deadline_ns):
             # Whoever gives up is in the record all the same.
             self._late.update(self.underway)
 
@@ -233,13 +233,13 @@ class Supervisor:
             yield
         except DeadObject as error:
             link = self._link
-            if link is None or not link.session.gone:
+            if link is None or not link.session.end_reason:
                 raise
-            before = link.session.gone
+            before = link.session.end_reason
             self.died(link, deadline_ns)
-            if str(error) != before or link.session.gone == before:
+            if str(error) != before or link.session.end_reason == before:
                 raise
-            raise DeadObject(link.session.gone) from error
+            raise DeadObject(link.session.end_reason) from error
         finally:
             self.underway.pop(key, None)
 

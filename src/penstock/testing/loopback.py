@@ -14,6 +14,7 @@ from penstock.ipc import wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_notice, error_of, failure_of
 from penstock.ipc.dispatch import Dispatcher
+from penstock.ipc.remote import Channel
 from penstock.ipc.resilient import IsolatedDevice
 from penstock.ir import ConstantPool
 from penstock.runtime.isolation import supervisor_of
@@ -35,10 +36,8 @@ class LoopbackDevice(RemoteDevice):
         super().__init__(LoopbackChannel(self.dispatcher))
 
 
-class LoopbackChannel:
+class LoopbackChannel(Channel):
     """Carries frames to a dispatcher in this process, handles exchanged for equals of them."""
-
-    copies_arrays = False
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

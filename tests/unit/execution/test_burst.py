@@ -24,8 +24,15 @@ from penstock.errors import (
     MissedDeadlineTransient,
     StateError,
 )
-from penstock.hal import Burst, CancelToken, Capabilities, ExecutionConfig, ExecutionResult, Request
-from penstock.hal.request import ProvenRequest
+from penstock.hal import (
+    Burst,
+    CancelToken,
+    Capabilities,
+    ExecutionConfig,
+    ExecutionResult,
+    ProvenRequest,
+    Request,
+)
 from penstock.ir import NDArray
 from penstock.testing.doubles import FaultyDevice, RecordingDevice
 from tests.unit.execution.fakes import NumpyDevice, NumpyPrepared, accumulator, add_relu, f32

@@ -12,8 +12,7 @@ import penstock
 from penstock.errors import GeneralFailure, ResourceExhaustedTransient
 from penstock.execution.arena import buffered_variables, side_by_side
 from penstock.execution.state import State
-from penstock.hal import ExecutionConfig, HostMemory, Request
-from penstock.hal.request import ProvenRequest
+from penstock.hal import ExecutionConfig, HostMemory, ProvenRequest, Request
 from penstock.ir import DType, Lifetime, Model, ModelBuilder, NDArray, Operand
 from tests.unit.execution.fakes import NumpyDevice, accumulator, f32
 

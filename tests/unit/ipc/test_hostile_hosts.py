@@ -49,6 +49,7 @@ from penstock.ipc.codec import (
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heartbeat import PAGE, Pulse
 from penstock.ipc.host_connection import Link
+from penstock.ipc.remote import Channel
 from penstock.ipc.starting import Place, _enter, tail
 from penstock.ipc.transport import HEADER, Connection, close_all
 from penstock.ir.validate import MAX_RANK
@@ -107,7 +108,7 @@ def test_what_comes_for_others_without_end_holds_no_call(
     def drown() -> None:
         theirs.settimeout(0.5)
         try:
-            while not session.gone:
+            while not session.end_reason:
                 theirs.sendall(flood)
         except OSError:
             return
@@ -196,9 +197,7 @@ def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
     device = NullDevice()
     device.version = name
 
-    class Channel:
-        copies_arrays = False
-
+    class Local(Channel):
         def call(self, frame: Frame) -> Frame:
             return Dispatcher(device).answer(frame)
 
@@ -206,7 +205,7 @@ def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
             """Nothing is kept."""
 
     with pytest.raises(GeneralFailure, match="a device's version is up to 1024"):
-        RemoteDevice(Channel())
+        RemoteDevice(Local())
 
 
 def test_an_output_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

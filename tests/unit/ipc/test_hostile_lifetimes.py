@@ -434,7 +434,7 @@ def test_beyond_the_limits_a_burst_goes_by_messages(monkeypatch: pytest.MonkeyPa
     life, end = os.pipe()
 
     class Elsewhere(Local):
-        def life(self) -> int:
+        def exit_fd(self) -> int:
             return os.dup(life)
 
     prepared = RemoteDevice(Elsewhere(SlowDevice())).prepare_model(slow_model(), PrepareConfig())

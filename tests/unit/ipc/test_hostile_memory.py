@@ -33,6 +33,7 @@ from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
 from penstock.ipc.fd_checks import check_cannot_shrink
+from penstock.ipc.remote import Channel
 from penstock.ipc.starting import Place, Started, connect
 from penstock.ipc.system import SHRINK, filesystem_of, is_sealed
 from penstock.ipc.transport import close_all
@@ -48,10 +49,8 @@ SIZE: Final = 256
 PLAIN: Final = ExecutionConfig()
 
 
-class Rude:
+class Rude(Channel):
     """A channel that sends what it is given."""
-
-    copies_arrays = False
 
     def __init__(self, session: Session) -> None:
         self._channel = session.channel(0)

@@ -350,7 +350,9 @@ def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixtur
             session = supervisor.link().session
             os.kill(pid, signal.SIGKILL)
             run.result(30)
-        assert session.gone == f"the process of driver misbehaving ({pid}) was ended by SIGKILL"
+        assert (
+            session.end_reason == f"the process of driver misbehaving ({pid}) was ended by SIGKILL"
+        )
         with pytest.raises(DeadObject) as caught:
             model(support.order(support.KILL))
         assert "SIGKILL" in str(caught.value)

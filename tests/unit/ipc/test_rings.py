@@ -370,16 +370,17 @@ def test_the_death_of_the_other_side_ends_a_run_and_all_rings(here: Counting) ->
 
 
 def test_a_ring_is_over_where_the_connection_says_that_nobody_is_there(
-    here: Counting,
+    here: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host of a service may hang, and nobody here can end it."""
     channel: Any = here
-    channel.gone = ""
+    reasons = [""]
+    monkeypatch.setattr(type(channel), "end_reason", property(lambda _: reasons[-1]))
     prepared = prepared_on(here)
     check(prepared)
 
     def give_up() -> None:
-        channel.gone = "hung: no sign of life"
+        reasons.append("hung: no sign of life")
 
     timer = threading.Timer(0.05, give_up)
     timer.start()
@@ -422,7 +423,7 @@ class TestTheDevicesSide:
 
     @staticmethod
     def bind(here: Counting, target: int, pools: tuple[int, ...] = ()) -> Callable[[int], object]:
-        made = opened(here, here.life())
+        made = opened(here, here.exit_fd())
         form = wire.RingRequest(target, (), (), pools)
         return lambda kind: made._client.call(
             kind, 0, PLAIN, encode(form) if kind == ring.BIND else b""

@@ -159,6 +159,6 @@ def test_progress_told_after_the_answer_is_dropped() -> None:
     for _ in range(2):
         assert session.call(0, Frame(encode(wire.Check()), (), deadline)).data == b"reply"
     host.join()
-    assert not session.gone
+    assert not session.end_reason
     session.close()
     theirs.close()

@@ -61,14 +61,14 @@ def test_a_life_is_the_callers_own_and_ends_with_the_session() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
         session = Session(Connection(ours), life_fd=theirs.fileno())
-        life = session.life()
+        life = session.exit_fd()
         assert life is not None
         assert os.fstat(life).st_ino == os.fstat(theirs.fileno()).st_ino
         os.close(life)
         assert theirs.fileno() >= 0
         session.close()
         with pytest.raises(DeadObject, match="closed"):
-            session.life()
+            session.exit_fd()
         with pytest.raises(DeadObject, match="closed"):
             session.call(0, CALL)
 

@@ -19,10 +19,10 @@ from penstock.hal import (
     ExecutionResult,
     OperationTiming,
     PrepareConfig,
+    ProvenRequest,
     Request,
     Timing,
 )
-from penstock.hal.request import ProvenRequest
 from penstock.testing.contract import CHECKS, run_check
 from penstock.testing.contract.executors import EXECUTORS
 from penstock.testing.contract.promise import NotCovered

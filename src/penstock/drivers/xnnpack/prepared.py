@@ -42,12 +42,12 @@ from penstock.hal import (
     OperationTiming,
     PrepareConfig,
     PreparedModelBase,
+    ProvenRequest,
     Request,
     Timing,
     check_deadline,
     validate_request,
 )
-from penstock.hal.request import ProvenRequest
 from penstock.ir import Model, NDArray
 
 FORKED: Final = (
