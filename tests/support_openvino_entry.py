@@ -67,7 +67,7 @@ class OpenVinoEntry:
         answers, outcome = self._answers([device], self.directory)
         assert all(map(np.array_equal, answers, self.expected))
         hit = outcome.outcome == "hit"
-        assert (device.compiles, device.imports) == ((0, 1) if hit else (1, 0))
+        assert (device.compiles, device.loads) == ((0, 1) if hit else (1, 0))
         assert outcome.saved != hit, outcome
         return outcome.outcome, outcome.reason.partition(":")[0]
 
@@ -123,9 +123,9 @@ class OpenVinoEntry:
                 assert refusal(device, config) == kind.__name__, (number, bit)
                 flip(handles[number].fd, bit)
                 done += 1
-            assert (device.compiles, device.imports) == (0, 0)
+            assert (device.compiles, device.loads) == (0, 0)
             device.prepare_model_from_cache(config).close()
-            assert (device.compiles, device.imports) == (0, 1)
+            assert (device.compiles, device.loads) == (0, 1)
         return done
 
     def _answers(

@@ -169,7 +169,7 @@ class Worker:
         options: dict[str, Any] = {"mode": mode, "on_engine": self._engine(hold)}
         if openvino:
             self.device = cpu()
-            self.stack.enter_context(knobs.override(openvino_compilation=mode))
+            self.stack.enter_context(knobs.override(driver_settings=f"openvino_compilation={mode}"))
         elif rig is None:
             self.device = LabDevice(**options)
         else:

@@ -41,7 +41,8 @@ class Knob(Struct, Generic[T], frozen=True):
 
     A value is one of *choices*, if there are any. A number is finite and from *least* to *most*. A
     *directory* is an absolute path, or one below a home directory: the program and the host
-    processes read it from different working directories.
+    processes read it from different working directories. *pairs* are NAME=VALUE, separated by
+    commas.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Knob(Struct, Generic[T], frozen=True):
     least: float | None = None
     most: float = MOST
     directory: bool = False
+    pairs: bool = False
 
     def __call__(self, argument: T | None = None) -> T:
         """The value in force, *argument* first. Raises `InputError` for an invalid value."""
@@ -88,6 +90,9 @@ class Knob(Struct, Generic[T], frozen=True):
             if self.directory and not _is_anchored(str(value)):
                 wanted = "an absolute path"
                 raise ValueError(value)
+            if self.pairs and not all("=" in p for p in str(value).split(",") if p.strip()):
+                wanted = "NAME=VALUE, ..."
+                raise ValueError(value)
         except ValueError:
             shown = repr(raw)
             shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
@@ -99,6 +104,25 @@ class Knob(Struct, Generic[T], frozen=True):
         if self.least is not None and not self.least <= value:
             return f"{self.least:g} or more"
         return "" if abs(value) <= self.most else f"{self.most:,.0f} at most"
+
+
+class DriverSetting(Struct, frozen=True):
+    """A setting that a driver owns: one of the `NAME=VALUE` of the knob `driver_settings`. Call it
+    to read it. *name* begins with the driver's; the first of *choices* is the default.
+    """
+
+    name: str
+    choices: tuple[str, ...]
+
+    def __call__(self) -> str:
+        """The value in force. Raises `InputError` for a value that is not one of *choices*."""
+        pairs = (part.partition("=") for part in driver_settings().split(","))
+        values = {name.strip(): value.strip() for name, _, value in pairs}
+        value = values.get(self.name, self.choices[0])
+        if value not in self.choices:
+            wanted, shown = ", ".join(self.choices), repr(value[:SHOWN])
+            raise InputError(f"driver setting {self.name} must be one of {wanted}, not {shown}")
+        return value
 
 
 def _is_anchored(path: str) -> bool:
@@ -426,12 +450,11 @@ concurrent_executions: Final = _knob(
     least=0,
     most=65_536,
 )
-openvino_compilation: Final = _knob(
-    "openvino_compilation",
-    "now",
-    "When the OpenVINO devices compile: now, first_run (when a model is first run), or staged (a "
-    "baseline now, the optimised form after some runs).",
-    choices=("now", "first_run", "staged"),
+driver_settings: Final = _knob(
+    "driver_settings",
+    "",
+    "Settings that drivers own, as their pages document them: NAME=VALUE, comma-separated.",
+    pairs=True,
 )
 ring_spin_us: Final = _knob(
     "ring_spin_us",

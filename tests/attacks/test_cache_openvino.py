@@ -70,7 +70,7 @@ def test_seeded_lengths_are_refused_without_the_engine(entry: OpenVinoEntry) -> 
                 assert refusal(device, config) == "WrongLength", length
                 os.ftruncate(handle.fd, 0)
                 os.pwrite(handle.fd, whole, 0)
-        assert (device.compiles, device.imports) == (0, 0)
+        assert (device.compiles, device.loads) == (0, 0)
     assert entry.compiled() == ("hit", "optimised")
 
 

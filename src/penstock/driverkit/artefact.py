@@ -5,13 +5,14 @@ what follows it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from penstock.driverkit.site import QUANTIZED
 from penstock.errors import GeneralFailure
-from penstock.ir import Lifetime, Operand, Subgraph
+from penstock.ir import DType, Lifetime, Model, Operand, Quantization, Subgraph
+from penstock.ir.types import static_shape
 
 MAX_PORTS: Final = 1 << 16
 MAX_MANIFEST: Final = 1 << 24
@@ -26,24 +27,32 @@ class Interface(msgspec.Struct, frozen=True):
     entry: Subgraph
 
 
-class Port(Protocol):
-    """One input or output, as a manifest tells of it."""
+class Port(msgspec.Struct, frozen=True, array_like=True):
+    """One input or output: its name, element type, shape, and how it is quantised."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    quantization: Quantization | None = None
 
     def operand(self, lifetime: Lifetime) -> Operand:
         """Raises `GeneralFailure` for an element type that there is not."""
+        try:
+            return Operand(DType(self.dtype), self.shape, lifetime, self.name, self.quantization)
+        except ValueError:
+            raise GeneralFailure(f"the artefact has a port of type {self.dtype!r}") from None
 
 
-class Ports(Protocol):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that
-    it is, or -1 where the engine computes it.
+class Ports(msgspec.Struct, frozen=True, array_like=True):
+    """The inputs and outputs of an entry subgraph. *forwards* gives for each output the input that
+    it is, or -1 where the engine computes it. *quantized* is whether any value that is no constant
+    is quantised in 8 bits.
     """
 
-    @property
-    def inputs(self) -> Sequence[Port]: ...
-    @property
-    def outputs(self) -> Sequence[Port]: ...
-    @property
-    def forwards(self) -> Sequence[int]: ...
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    forwards: tuple[int, ...]
+    quantized: bool = False
 
 
 class Manifest(Protocol):
@@ -67,9 +76,16 @@ def interface_of(ports: Ports) -> Interface:
     return Interface(Subgraph((*given, *wanted), (), *indexes))
 
 
-def forwards_of(entry: Subgraph) -> tuple[int, ...]:
-    """The input that each output of *entry* is, or -1."""
-    return tuple(entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
+def ports_of(model: Model) -> Ports:
+    """The ports of a model's entry subgraph, whose shapes are known."""
+    entry = model.entry
+    inputs, outputs = (
+        tuple(_port(entry.operands[index]) for index in indexes)
+        for indexes in (entry.inputs, entry.outputs)
+    )
+    forwards = tuple(entry.inputs.index(i) if i in entry.inputs else -1 for i in entry.outputs)
+    quantized = any(o.dtype in QUANTIZED and not o.is_constant for o in entry.operands)
+    return Ports(inputs, outputs, forwards, quantized)
 
 
 def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
@@ -101,3 +117,8 @@ def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memory
     if not known or not all(-1 <= i < len(ports.inputs) for i in ports.forwards):
         raise GeneralFailure("the artefact forwards inputs that it does not have")
     return manifest, body[size:]
+
+
+def _port(operand: Operand) -> Port:
+    shape = static_shape(operand.shape) or ()
+    return Port(operand.name, operand.dtype.value, shape, operand.quantization)

@@ -18,8 +18,9 @@ the caller's memory from `bound_arrays`.
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,17 +31,19 @@ from penstock.hal import (
     NoValue,
     OutputShape,
     PoolArgument,
+    PreparedModelBase,
     Request,
     RequestArgument,
     TokenArgument,
 )
-from penstock.ir import DType, NDArray, Operand, Subgraph
+from penstock.ir import DType, Model, NDArray, Operand, Subgraph
 from penstock.ir.subgraph import unpack_strings
 from penstock.ir.types import is_static, static_shape
 from penstock.memory import map_memory
 
 if TYPE_CHECKING:
-    from penstock.memory.domain import Claim
+    from penstock.hal import Buffer, BufferDesc, BufferRole
+    from penstock.memory.domain import Claim, MemoryDomain
 
 
 @contextmanager
@@ -156,6 +159,37 @@ def bound_arrays(
         for at in managed:
             if claim is not None and (written := outputs[at]) is not None:
                 claim.put(at, written, written.shape)
+
+
+class HostBuffers:
+    """A mixin for devices whose buffers are aligned host memory of known size.
+
+    A prepared model names its device in the attribute `device`.
+    """
+
+    domain: MemoryDomain | None = None
+    _domain_lock = threading.Lock()
+
+    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
+        """As `Device.allocate`."""
+        from penstock.memory.domain import MemoryDomain
+
+        with self._domain_lock:
+            if self.domain is None:
+                self.domain = MemoryDomain(self._interface_of, dynamic=False)
+        return self.domain.allocate(desc, roles)
+
+    def claimed(
+        self, prepared: PreparedModelBase, request: Request
+    ) -> AbstractContextManager[Claim | None]:
+        """The buffers that *request* names, for a `with` block; None while there are no buffers."""
+        return nullcontext() if self.domain is None else self.domain.claim(prepared, request)
+
+    def _interface_of(self, prepared: object) -> Model | None:
+        model: Model | None = None
+        if isinstance(prepared, PreparedModelBase) and getattr(prepared, "device", None) is self:
+            model = prepared.model
+        return model
 
 
 def unknown_memory(argument: RequestArgument) -> InvalidArgument:

@@ -303,7 +303,7 @@ def test_a_device_that_the_environment_misspells_is_wrong_usage(
     ("variable", "value", "words"),
     [
         ("KEEP_FAILURES", "maybe", "must be true or false, not 'maybe'"),
-        ("OPENVINO_COMPILATION", "later", "must be one of now, first_run, staged, not 'later'"),
+        ("DRIVER_SETTINGS", "later", "must be NAME=VALUE, ..., not 'later'"),
         ("STATE_DIR", "state", "must be an absolute path, not 'state'"),
         ("TENSOR_LIMIT_MIB", "-1", "must be a whole number, 0 or more, not '-1'"),
         ("DEVICES", ",,", "is ',,', which names no device: give names with commas between them"),

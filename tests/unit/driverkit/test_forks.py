@@ -10,11 +10,11 @@ import weakref
 
 import pytest
 
-from penstock.driverkit.forks import LeftInChildren
+from penstock.driverkit.lazy_engine import LeftInChildren
 
 PROGRAM = """
 import gc, os, sys
-from penstock.driverkit.forks import LeftInChildren
+from penstock.driverkit.lazy_engine import LeftInChildren
 
 class Made:
     def __init__(self, name):

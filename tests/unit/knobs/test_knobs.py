@@ -185,7 +185,7 @@ def test_directories_are_where_platformdirs_has_them(
     ("values", "wanted"),
     [
         ({"key_store": "foo"}, "must be one of auto, file, not 'foo'"),
-        ({"openvino_compilation": "Now"}, "must be one of now, first_run, staged, not 'Now'"),
+        ({"driver_settings": "Now"}, "must be NAME=VALUE, ..., not 'Now'"),
         ({"cache_limit_mib": -1}, "must be a whole number, 0 or more, not -1"),
         ({"lease_seconds": float("nan")}, "must be a number, 0 or more, not nan"),
         ({"lease_seconds": "inf"}, "must be a number, 31,536,000 at most, not 'inf'"),

@@ -1,4 +1,4 @@
-"""ONNX Runtime itself: imported when a model is first prepared."""
+"""ONNX Runtime itself, imported when a model is first prepared, and runs of its sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from penstock.driverkit.forks import LeftInChildren
-from penstock.errors import DeviceUnavailable, GeneralFailure
+import numpy as np
+
+from penstock.driverkit.engine_model import RunPool
+from penstock.driverkit.lazy_engine import LazyEngine, LeftInChildren, message_of
+from penstock.errors import DeviceUnavailable, GeneralFailure, MissedDeadlineTransient
+from penstock.hal import ExecutionConfig
+from penstock.ir import NDArray
 
 Session: TypeAlias = Any
 """ONNX Runtime's inference session."""
@@ -21,7 +27,6 @@ PACKAGE: Final = "onnxruntime"
 NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
 """The environment variable that ONNX Runtime reads once, when it is loaded."""
 
-MAX_MESSAGE: Final = 300
 SILENT: Final = 4
 """Nothing but fatal errors is logged: what fails is raised."""
 
@@ -29,36 +34,6 @@ FORKED: Final = (
     "ONNX Runtime was in use when this process was forked, and its threads stay with the parent; "
     "start processes by spawn, or fork before the first compile"
 )
-
-
-class _Engine:
-    """The process's ONNX Runtime, imported when it is first asked for."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._package: Any = None
-        self._process: int | None = None
-
-    def package(self) -> Any:
-        if self.is_forked():
-            raise DeviceUnavailable(FORKED)
-        with self._lock:
-            if self._package is None:
-                # From here on: a child forked while another thread imports would wait for that
-                # thread.
-                self._process = os.getpid()
-                try:
-                    self._package = _load()
-                except Exception as error:
-                    self._process = None
-                    raise DeviceUnavailable(
-                        f"ONNX Runtime cannot be used: {told(error)}"
-                    ) from error
-            return self._package
-
-    def is_forked(self) -> bool:
-        """Whether the engine's threads are those of another process."""
-        return self._process not in {None, os.getpid()}
 
 
 def _load() -> Any:
@@ -88,9 +63,12 @@ def _without_telemetry() -> Iterator[None]:
             os.environ[NO_TELEMETRY] = before
 
 
-_engine: Final = _Engine()
+def told(error: BaseException) -> str:
+    """The first line of an exception of ONNX Runtime that says something."""
+    return message_of(error, line=0)
 
 
+_engine: Final = LazyEngine("ONNX Runtime", _load, FORKED, told)
 _sessions: Final = LeftInChildren()
 
 
@@ -98,12 +76,12 @@ def onnxruntime() -> Any:
     """ONNX Runtime's Python package, silent and without telemetry. Raises `DeviceUnavailable` when
     it cannot be imported, or was in use before this process was forked.
     """
-    return _engine.package()
+    return _engine.get()
 
 
 def unusable() -> str | None:
     """Why the engine cannot be used in this process, as far as is known without loading it."""
-    return FORKED if _engine.is_forked() else None
+    return _engine.unusable()
 
 
 def onnx() -> Any:
@@ -163,7 +141,150 @@ def session_of(
 CPU: Final = "CPUExecutionProvider"
 
 
-def told(error: BaseException) -> str:
-    """The first line of an exception of ONNX Runtime that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:MAX_MESSAGE]
+POLL_SECONDS: Final = 0.002
+"""How often a run's watch looks at its deadline and its cancel token."""
+
+
+class Executable:
+    """*session*, for inputs and outputs of its element types and shapes, int8 ones as bytes."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._runs = RunPool(lambda: _Run(session), unusable)
+
+    def run(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        """Runs once, in place where the arrays are aligned. After an error nothing is written any
+        more.
+        """
+        run = self._runs.take()
+        run.execute(inputs, outputs, config)
+        self._runs.give_back(run)
+
+
+class _Run:
+    """One binding, and the memory it has of its own."""
+
+    def __init__(self, session: Session) -> None:
+        package = onnxruntime()
+        self._run = session._sess.run_with_iobinding  # noqa: SLF001  # the public method sets up what is set up here
+        self._binding = package.capi.onnxruntime_pybind11_state.SessionIOBinding(session._sess)  # noqa: SLF001
+        place = package.capi.onnxruntime_pybind11_state.OrtDevice(0, 0, 0)
+        self._inputs = [_Port(a, self._binding.bind_input, place) for a in session.get_inputs()]
+        self._outputs = [_Port(a, self._binding.bind_output, place) for a in session.get_outputs()]
+        self._options: Any = package.RunOptions
+
+    def execute(
+        self,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[NDArray | None],
+        config: ExecutionConfig,
+    ) -> None:
+        copies: list[NDArray] = []
+        late: list[tuple[NDArray, NDArray]] = []
+        try:
+            for port, array in zip(self._inputs, inputs, strict=True):
+                address = array.__array_interface__["data"][0]
+                if address != port.bound:
+                    if address % port.alignment:
+                        copies.append(array.copy())
+                        address = address_of(copies[-1])
+                    port.bind(address)
+            for port, wanted in zip(self._outputs, outputs, strict=True):
+                address = 0 if wanted is None else wanted.__array_interface__["data"][0]
+                if address != port.bound or wanted is None:
+                    if wanted is None or address % port.alignment:
+                        own = port.own()
+                        address = address_of(own)
+                        if wanted is not None:
+                            late.append((wanted, own))
+                    port.bind(address)
+            if config.deadline_ns is None and config.cancel is None:
+                self._run(self._binding, None)
+            else:
+                self._run_watched(config)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GeneralFailure(
+                f"ONNX Runtime did not execute the model: {told(error)}"
+            ) from error
+        for wanted, result in late:
+            wanted[...] = result.view(wanted.dtype).reshape(wanted.shape)
+
+    def _run_watched(self, config: ExecutionConfig) -> None:
+        options = self._options()
+        with _watched(options, config):
+            try:
+                self._run(self._binding, options)
+            except Exception:
+                if not options.terminate:
+                    raise
+        if options.terminate:
+            if config.cancel is not None:
+                config.cancel.check()
+            raise MissedDeadlineTransient("the deadline passed while ONNX Runtime computed")
+
+
+@contextmanager
+def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
+    """Tells the run of *options* to end, between two nodes, once it is late or cancelled."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(POLL_SECONDS):
+            late = config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns
+            if late or (config.cancel is not None and config.cancel.is_set()):
+                options.terminate = True
+                return
+
+    thread = threading.Thread(target=watch, name="penstock-onnxruntime-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class _Port:
+    """One input or output of a session, and the address *bound* to it: memory that the caller holds
+    during a run.
+    """
+
+    __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
+
+    def __init__(self, port: Any, bind: Any, place: Any) -> None:
+        self._name, self._shape, self._place, self._call = port.name, list(port.shape), place, bind
+        self._dtype = np.dtype(TYPES[port.type])
+        self.alignment = self._dtype.alignment
+        self.bound = -1
+        self._own: NDArray | None = None
+
+    def bind(self, address: int) -> None:
+        """Lets the run read or write the memory at *address*."""
+        self._call(self._name, self._place, self._dtype, self._shape, address)
+        self.bound = address
+
+    def own(self) -> NDArray:
+        """Memory for a value that cannot go where it is wanted."""
+        if self._own is None:
+            self._own = np.empty(self._shape, self._dtype)
+        return self._own
+
+
+def address_of(array: NDArray) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+TYPES: Final = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(uint8)": "uint8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+}

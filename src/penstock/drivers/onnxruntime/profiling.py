@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from penstock.drivers.onnxruntime import engine
-from penstock.drivers.onnxruntime.executable import Executable
+from penstock.drivers.onnxruntime.engine import Executable
 from penstock.drivers.onnxruntime.graph import Graph
 from penstock.drivers.onnxruntime.wire import serialize
 from penstock.errors import DriverError, GeneralFailure

@@ -14,11 +14,9 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.driverkit.artefact import Interface, forwards_of, framed, interface_of, unframed
-from penstock.driverkit.site import QUANTIZED
+from penstock.driverkit.artefact import Ports, framed, unframed
 from penstock.errors import GeneralFailure
-from penstock.ir import DType, Lifetime, Model, NDArray, Operand, Quantization
-from penstock.ir.types import static_shape
+from penstock.ir import NDArray
 
 SCHEMA: Final = 3
 SMALLEST_CONSTANT: Final = 1024
@@ -29,38 +27,6 @@ MAX_TRIES: Final = 16
 """A constant is looked for by its first bytes, in so many places."""
 
 ALIGNMENT: Final = 64
-
-
-class Port(msgspec.Struct, frozen=True, array_like=True):
-    """One input or output: its name, element type, shape, and how it is quantised."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    quantization: Quantization | None = None
-
-    def operand(self, lifetime: Lifetime) -> Operand:
-        """Raises `GeneralFailure` for an element type that there is not."""
-        try:
-            return Operand(DType(self.dtype), self.shape, lifetime, self.name, self.quantization)
-        except ValueError:
-            raise GeneralFailure(f"the artefact has a port of type {self.dtype!r}") from None
-
-
-class Ports(msgspec.Struct, frozen=True, array_like=True):
-    """The inputs and outputs of an entry subgraph; *forwards* gives for each output the input that
-    it is, or -1 where OpenVINO computes it. *quantized*: whether any value within is that is no
-    constant.
-    """
-
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-    forwards: tuple[int, ...]
-    quantized: bool
-
-    def interface(self) -> Interface:
-        """Operands for every port, inputs first."""
-        return interface_of(self)
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -76,17 +42,6 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     ports: Ports
     parts: tuple[int, ...]
     cuts: tuple[tuple[int, int, int], ...]
-
-
-def ports_of(model: Model) -> Ports:
-    """The ports of a model's entry subgraph, whose shapes are known."""
-    entry = model.entry
-    inputs, outputs = (
-        tuple(_port(entry.operands[index]) for index in indexes)
-        for indexes in (entry.inputs, entry.outputs)
-    )
-    quantized = any(o.dtype in QUANTIZED and not o.is_constant for o in entry.operands)
-    return Ports(inputs, outputs, forwards_of(entry), quantized)
 
 
 def pack(
@@ -203,8 +158,3 @@ def _aligned(length: int) -> NDArray:
     room = np.empty(length + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + length]
-
-
-def _port(operand: Operand) -> Port:
-    shape = static_shape(operand.shape) or ()
-    return Port(operand.name, operand.dtype.value, shape, operand.quantization)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from penstock.drivers.openvino import engine
-from penstock.drivers.openvino.executable import Executable
+from penstock.drivers.openvino.engine import Executable
 from penstock.errors import DriverError, GeneralFailure
 from penstock.hal import ExecutionConfig, OperationTiming
 from penstock.ir import NDArray
@@ -98,7 +98,7 @@ class Profiler:
             exported = engine.export_model(self.executable.compiled)
             blob = np.frombuffer(bytearray(exported), np.uint8)
         chosen = engine.settings(plugin, self._manner) | {"PERF_COUNT": True}
-        self._device.count(imports=1)
+        self._device.count(loads=1)
         compiled = engine.import_model(blob, plugin, chosen)
         try:
             nodes = compiled.get_runtime_model().get_ordered_ops()

@@ -6,15 +6,14 @@ It accepts pools only, as the drivers of NNAPI do, and maps them by name on ever
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
+from penstock.driverkit.request_arrays import HostBuffers, input_arrays, mapped_pools, write_results
 from penstock.drivers.sample.program import decode, encode
 from penstock.errors import (
     CacheError,
@@ -46,11 +45,6 @@ from penstock.hal import (
 from penstock.hal.request import NO_TIMING
 from penstock.ir import Attributes, DType, Model, NDArray, Operation, Subgraph
 from penstock.sealed import Seal
-
-if TYPE_CHECKING:
-    from penstock.hal import Buffer, BufferDesc, BufferRole
-    from penstock.memory.domain import Claim, MemoryDomain
-
 
 __all__ = ["SampleDevice", "create"]
 
@@ -121,7 +115,7 @@ def support(subgraph: Subgraph, operation: Operation) -> Support:
     return SUPPORTED
 
 
-class SampleDevice(DeviceBase):
+class SampleDevice(HostBuffers, DeviceBase):
     """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
 
     What it prepares it keeps in a model file and a data file, sealed by *seal*. Its buffers are of
@@ -140,8 +134,6 @@ class SampleDevice(DeviceBase):
 
     def __init__(self, seal: Seal | None = None) -> None:
         self._seal = seal or Seal(self.name, self.version, files=self.cache_files_needed())
-        self.domain: MemoryDomain | None = None
-        self._lock = threading.Lock()
 
     def supported_operations(self, model: Model) -> Sequence[Support]:
         answers = [support(model.entry, operation) for operation in model.operations]
@@ -169,18 +161,6 @@ class SampleDevice(DeviceBase):
         model = decode(*loaded.model, *loaded.data)
         validate_support(model, self.supported_operations(model))
         return SamplePreparedModel(self, model)
-
-    def allocate(self, desc: BufferDesc, roles: Sequence[BufferRole]) -> tuple[int, Buffer]:
-        from penstock.memory.domain import MemoryDomain
-
-        with self._lock:
-            if self.domain is None:
-                self.domain = MemoryDomain(self._interface_of, dynamic=False)
-        return self.domain.allocate(desc, roles)
-
-    def _interface_of(self, prepared: Any) -> Model | None:
-        own = isinstance(prepared, SamplePreparedModel) and prepared.device is self
-        return prepared.model if own else None
 
     def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
         """Whatever becomes of it, the model is prepared."""
@@ -216,7 +196,7 @@ class SamplePreparedModel(PreparedModelBase):
         entry = self.model.entry
         given, wanted = ([entry.operands[i] for i in ids] for ids in (entry.inputs, entry.outputs))
         with ExitStack() as held:
-            claim = self._claimed(request, held)
+            claim = held.enter_context(self.device.claimed(self, request))
             pools = held.enter_context(mapped_pools(request))
             inputs = input_arrays(request, given, pools, claim)
             values = self._constants | dict(zip(entry.inputs, inputs, strict=True))
@@ -226,13 +206,6 @@ class SamplePreparedModel(PreparedModelBase):
         spent = time.perf_counter_ns() - begun
         timing = Timing(on_device_ns=spent, in_driver_ns=spent) if config.measure else NO_TIMING
         return ExecutionResult(shapes, timing)
-
-    def _claimed(self, request: Request, held: ExitStack) -> Claim | None:
-        """The buffers that the request names, held as long as *held*; None while there are no
-        buffers at all.
-        """
-        domain = self.device.domain
-        return None if domain is None else held.enter_context(domain.claim(self, request))
 
     def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
         """Every operation in the model's order, looking between them whether to stop."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, Final, Literal, TypeAlias
 
-from penstock.driverkit.forks import LeftInChildren
+from penstock.driverkit.lazy_engine import LeftInChildren
 from penstock.errors import DeviceUnavailable, GeneralFailure
 
 Kernels: TypeAlias = Literal["xnnpack", "builtin"]

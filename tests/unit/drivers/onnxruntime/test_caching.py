@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock.drivers.onnxruntime import OnnxRuntimeDevice, artefact, engine
+from penstock.driverkit.artefact import Ports, ports_of
+from penstock.drivers.onnxruntime import OnnxRuntimeDevice, engine, preparation
 from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal import PrepareConfig
 from tests.support_artefacts import DAMAGES, answer, cache_files, network, run
@@ -119,7 +120,7 @@ def test_an_entry_of_another_device_is_refused(saved: Path) -> None:
     assert other.loads == 0
 
 
-PORTS: Final = artefact.ports_of(network())
+PORTS: Final = ports_of(network())
 
 
 def packed(manifest: object) -> memoryview:
@@ -133,15 +134,15 @@ def packed(manifest: object) -> memoryview:
         (memoryview(b"abc"), "no manifest"),
         (memoryview((1 << 30).to_bytes(4, "little") + b"abc"), "longer than its file"),
         (packed([1, 2, 3]), "cannot be read"),
-        (packed(artefact.Manifest(2, "1", PORTS)), "schema 2"),
-        (packed(artefact.Manifest(1, "1", artefact.Ports((), (), (0,)))), "forwards inputs"),
+        (packed(preparation.Manifest(2, "1", PORTS)), "schema 2"),
+        (packed(preparation.Manifest(1, "1", Ports((), (), (0,)))), "forwards inputs"),
     ],
 )
 def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -> None:
     with pytest.raises(GeneralFailure, match=reason):
-        artefact.unpack(content)
+        preparation.unpack(content)
 
 
 def test_what_is_packed_is_unpacked() -> None:
-    manifest, model = artefact.unpack(memoryview(artefact.pack(b"model", PORTS, "1.2")))
+    manifest, model = preparation.unpack(memoryview(preparation.pack(b"model", PORTS, "1.2")))
     assert (manifest.engine, manifest.ports, model) == ("1.2", PORTS, b"model")

@@ -414,7 +414,7 @@ def test_python_goes_on_while_it_computes() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
-    options = prepared._executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
+    options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
 
 

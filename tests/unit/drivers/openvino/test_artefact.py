@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from penstock.driverkit.artefact import Port, Ports, interface_of
 from penstock.drivers.openvino.artefact import (
     SMALLEST_CONSTANT,
     Manifest,
-    Port,
-    Ports,
     find_constants,
     pack,
     unpack,
@@ -108,4 +107,4 @@ def test_manifests_that_nobody_writes_are_refused(name: str) -> None:
 
 def test_a_port_of_an_unknown_type_is_refused() -> None:
     with pytest.raises(GeneralFailure, match="float1024"):
-        Ports((Port("x", "float1024", ()),), (), (), False).interface()
+        interface_of(Ports((Port("x", "float1024", ()),), (), (), False))

@@ -35,7 +35,7 @@ def saved(tmp_path: Path) -> Path:
         prepared = device.prepare_model(network(), config)
     assert prepared.cache_report.save == "saved"
     assert np.allclose(run(prepared), answer(), atol=1e-4)
-    assert (device.compiles, device.imports) == (1, 0)
+    assert (device.compiles, device.loads) == (1, 0)
     return tmp_path
 
 
@@ -44,7 +44,7 @@ def test_what_was_saved_is_imported_without_a_compile(saved: Path) -> None:
     with opened(saved) as config:
         prepared = device.prepare_model_from_cache(config)
     assert np.allclose(run(prepared), answer(), atol=1e-4)
-    assert (device.compiles, device.imports) == (0, 1)
+    assert (device.compiles, device.loads) == (0, 1)
     assert prepared.cache_report.artefact == "optimised"
 
 
@@ -62,7 +62,7 @@ def test_another_process_imports_it(saved: Path) -> None:
         f"with t.opened(Path({str(saved)!r})) as config:\n"
         "    prepared = device.prepare_model_from_cache(config)\n"
         "assert np.allclose(t.run(prepared), t.answer(), atol=1e-4)\n"
-        "print(device.compiles, device.imports)\n"
+        "print(device.compiles, device.loads)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ
@@ -82,11 +82,11 @@ def test_altered_files_never_reach_the_engine(saved: Path, name: str, damage: st
     with opened(saved) as config:
         with pytest.raises(GeneralFailure, match=f"^{reason}: "):
             device.prepare_model_from_cache(config)
-        assert (device.compiles, device.imports) == (0, 0)
+        assert (device.compiles, device.loads) == (0, 0)
         prepared = device.prepare_model(network(), config)
         assert np.allclose(run(prepared), answer(), atol=1e-4)
         device.prepare_model_from_cache(config)
-    assert (device.compiles, device.imports) == (1, 1)
+    assert (device.compiles, device.loads) == (1, 1)
 
 
 @pytest.mark.parametrize(("field", "reason"), [("token", "ForeignEntry"), ("binding", "TokenCollision")])  # fmt: skip
@@ -94,7 +94,7 @@ def test_other_ingredients_are_refused_by_name(saved: Path, field: str, reason: 
     device = cpu()
     with opened(saved) as config, pytest.raises(GeneralFailure, match=f"^{reason}: "):
         device.prepare_model_from_cache(msgspec.structs.replace(config, **{field: bytes(32)}))
-    assert device.imports == 0
+    assert device.loads == 0
 
 
 def test_a_wrong_number_of_files_is_compiled_but_not_loaded(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_an_artefact_of_another_build_is_refused(saved: Path, monkeypatch: pytes
     monkeypatch.setattr("penstock.drivers.openvino.engine.build_of", lambda _: "CPU 1.0")
     with opened(saved) as config, pytest.raises(GeneralFailure, match=r"^OtherVersion: .*CPU 1\.0"):
         device.prepare_model_from_cache(config)
-    assert device.imports == 0
+    assert device.loads == 0
 
 
 def test_an_entry_of_another_device_is_refused(saved: Path) -> None:
@@ -121,4 +121,4 @@ def test_an_entry_of_another_device_is_refused(saved: Path) -> None:
     other.name = "openvino-gpu"
     with opened(saved) as config, pytest.raises(GeneralFailure, match=r"^ForeignEntry: "):
         other.prepare_model_from_cache(config)
-    assert other.imports == 0
+    assert other.loads == 0

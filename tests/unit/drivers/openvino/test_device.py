@@ -245,7 +245,7 @@ def test_a_run_that_is_cancelled_or_late_ends_and_the_next_is_right() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
-    found = prepared._executable.compiled  # type: ignore[attr-defined]  # its own
+    found = prepared.executable.compiled  # type: ignore[attr-defined]  # its own
     told = [found.get_property(name) for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS")]
     assert told == [min(threads, allowed_processors()), 1]
 

@@ -71,7 +71,7 @@ def loaded_elsewhere(folder: Path) -> list[str]:
         f"with t.entry(Path({str(folder)!r})) as config:\n"
         "    prepared = device.prepare_model_from_cache(config)\n"
         "assert t.is_right(prepared)\n"
-        "print(device.compiles, device.imports, prepared.cache_report.artefact)\n"
+        "print(device.compiles, device.loads, prepared.cache_report.artefact)\n"
         "prepared.close()\n"
     )
     done = subprocess.run(
@@ -83,7 +83,10 @@ def loaded_elsewhere(folder: Path) -> list[str]:
 
 def test_the_first_run_compiles_and_writes(tmp_path: Path) -> None:
     device = cpu()
-    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+    with (
+        knobs.override(driver_settings="openvino_compilation=first_run"),
+        entry(tmp_path) as config,
+    ):
         prepared = device.prepare_model(network(), config)
     assert (device.compiles, prepared.cache_report.later) == (0, True)
     assert (tmp_path / "model0").read_bytes() == b""
@@ -96,7 +99,10 @@ def test_the_first_run_compiles_and_writes(tmp_path: Path) -> None:
 
 def test_threads_that_run_first_together_compile_once(tmp_path: Path) -> None:
     device = cpu()
-    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+    with (
+        knobs.override(driver_settings="openvino_compilation=first_run"),
+        entry(tmp_path) as config,
+    ):
         prepared = device.prepare_model(network(), config)
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(lambda _: is_right(prepared), range(8)))
@@ -105,7 +111,7 @@ def test_threads_that_run_first_together_compile_once(tmp_path: Path) -> None:
 
 def test_a_baseline_is_compiled_again_after_some_runs(tmp_path: Path) -> None:
     device = impatient()
-    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+    with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         prepared = device.prepare_model(network(), config)
     report = prepared.cache_report
     assert (report.save, report.later, report.artefact) == ("saved", True, "baseline")
@@ -120,7 +126,7 @@ def test_a_baseline_is_compiled_again_after_some_runs(tmp_path: Path) -> None:
 
 
 def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> None:
-    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+    with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         cpu().prepare_model(network(), config).close()
     assert loaded_elsewhere(tmp_path) == ["0", "1", "baseline"]
     device = impatient()
@@ -128,7 +134,7 @@ def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> Non
         prepared = device.prepare_model_from_cache(config)
     assert is_right(prepared)
     assert is_right(prepared)
-    assert (device.compiles, device.imports) == (1, 1)
+    assert (device.compiles, device.loads) == (1, 1)
     assert prepared.cache_report.save == "saved"
     assert is_right(prepared)
     assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
@@ -136,7 +142,7 @@ def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> Non
 
 def test_of_two_that_improve_the_second_loads_what_the_first_wrote(tmp_path: Path) -> None:
     devices = [impatient(), impatient()]
-    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+    with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         cpu().prepare_model(network(), config).close()
     prepared = []
     for device in devices:
@@ -145,12 +151,12 @@ def test_of_two_that_improve_the_second_loads_what_the_first_wrote(tmp_path: Pat
     for each in prepared:
         assert is_right(each)
         assert is_right(each)
-    assert [(d.compiles, d.imports) for d in devices] == [(1, 1), (0, 2)]
+    assert [(d.compiles, d.loads) for d in devices] == [(1, 1), (0, 2)]
 
 
 def test_without_a_cache_it_improves_all_the_same() -> None:
     device = impatient()
-    with knobs.override(openvino_compilation="staged"):
+    with knobs.override(driver_settings="openvino_compilation=staged"):
         prepared = device.prepare_model(network(), PrepareConfig())
     assert is_right(prepared)
     assert is_right(prepared)
@@ -159,7 +165,10 @@ def test_without_a_cache_it_improves_all_the_same() -> None:
 
 def test_nothing_is_written_late_without_a_lock(tmp_path: Path) -> None:
     device = cpu()
-    with knobs.override(openvino_compilation="first_run"), opened(tmp_path) as config:
+    with (
+        knobs.override(driver_settings="openvino_compilation=first_run"),
+        opened(tmp_path) as config,
+    ):
         prepared = device.prepare_model(network(), config)
     assert prepared.cache_report.reason.startswith("NotYetWritten: ")
     assert is_right(prepared)
@@ -169,14 +178,17 @@ def test_nothing_is_written_late_without_a_lock(tmp_path: Path) -> None:
 def test_a_prepared_model_that_never_ran_gives_its_handles_back(tmp_path: Path) -> None:
     device = cpu()
     before = sorted(Path("/proc/self/fd").iterdir())
-    with knobs.override(openvino_compilation="first_run"), entry(tmp_path) as config:
+    with (
+        knobs.override(driver_settings="openvino_compilation=first_run"),
+        entry(tmp_path) as config,
+    ):
         device.prepare_model(network(), config).close()
     assert sorted(Path("/proc/self/fd").iterdir()) == before
 
 
 def test_another_word_for_when_is_refused() -> None:
     with (
-        knobs.override(openvino_compilation="sometimes"),
+        knobs.override(driver_settings="openvino_compilation=sometimes"),
         pytest.raises(InvalidArgument, match=r"openvino_compilation .* not 'sometimes'"),
     ):
         cpu().prepare_model(network(), PrepareConfig())
@@ -203,7 +215,7 @@ def used_by_another(folder: Path, *, exclusive: bool = False) -> Iterator[None]:
 
 
 def first_run(folder: Path, device: OpenVinoDevice) -> OpenVinoPreparedModel:
-    with knobs.override(openvino_compilation="first_run"), entry(folder) as config:
+    with knobs.override(driver_settings="openvino_compilation=first_run"), entry(folder) as config:
         prepared = device.prepare_model(network(), config)
     assert isinstance(prepared, OpenVinoPreparedModel)
     return prepared
@@ -231,7 +243,7 @@ def test_a_first_run_does_not_wait_for_the_entrys_lock(tmp_path: Path, exclusive
 @pytest.mark.usefixtures("nobody_waits")
 def test_a_run_that_improves_a_baseline_does_not_wait_for_the_entrys_lock(tmp_path: Path) -> None:
     device = impatient()
-    with knobs.override(openvino_compilation="staged"), entry(tmp_path) as config:
+    with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         prepared = device.prepare_model(network(), config)
     with used_by_another(tmp_path):
         assert is_right(prepared)
@@ -265,7 +277,7 @@ def test_what_no_run_could_write_is_not_written_and_told(tmp_path: Path) -> None
 
 
 def test_the_receipt_of_a_run_says_what_a_late_write_waits_for(tmp_path: Path) -> None:
-    with knobs.override(openvino_compilation="first_run"):
+    with knobs.override(driver_settings="openvino_compilation=first_run"):
         compiled = penstock.compile(network(), devices=["openvino-cpu"], cache=tmp_path)
     lock = lock_file(tmp_path)
     given = [np.zeros((2, 40), np.float32)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.drivers.openvino.artefact import Port, Ports
+from penstock.driverkit.artefact import Port, Ports, interface_of
 from penstock.errors import GeneralFailure, InvalidArgument
 from penstock.hal import BufferDesc, BufferRole, PrepareConfig
 from penstock.ir import DType, Lifetime, ModelBuilder, Operand, Quantization
@@ -53,7 +53,7 @@ def test_state_stays_in_the_memory_that_the_engine_computes_on() -> None:
 def test_the_artefact_knows_how_its_ports_are_quantised() -> None:
     """So that roles which are quantised otherwise are refused of an imported model, too."""
     ports = Ports((Port("x", "int8", (2,), Quantization((0.5,), (3,))),), (), (), True)
-    (operand,) = ports.interface().entry.operands
+    (operand,) = interface_of(ports).entry.operands
     assert operand.quantization == Quantization((0.5,), (3,))
 
 

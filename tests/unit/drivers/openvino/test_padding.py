@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from penstock.drivers.openvino.compiling import build_graph
 from penstock.drivers.openvino.engine import core
-from penstock.drivers.openvino.source import build_graph
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from tests.golden.comparison import FLOAT_SHARE
 from tests.support_openvino import cpu, needs_openvino

@@ -9,7 +9,7 @@ import pytest
 
 import penstock
 from penstock.drivers.openvino import OpenVinoDevice, engine, profiling
-from penstock.drivers.openvino.source import build_graph
+from penstock.drivers.openvino.compiling import build_graph
 from penstock.errors import GeneralFailure
 from tests.support_measured import X, lies_within, network, types_of
 from tests.support_openvino import cpu, needs_openvino
@@ -47,13 +47,13 @@ def test_the_model_is_imported_to_be_measured_once_and_only_then() -> None:
     device = cpu()
     with compiled(device) as model:
         model.run([X])
-        assert device.imports == 0
+        assert device.loads == 0
         setups = []
         for _ in range(3):
             (step,) = model.run([X], measure=True).receipt.steps
             setups.append([k.operations for k in step.kernels if k.kernel == profiling.SETUP])
     assert setups == [[()], [], []]
-    assert device.imports == 1
+    assert device.loads == 1
 
 
 def test_what_comes_from_the_cache_has_the_names_too(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_what_comes_from_the_cache_has_the_names_too(tmp_path: Path) -> None:
 
 
 def test_a_model_that_compiles_when_it_runs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_OPENVINO_COMPILATION", "first_run")
+    monkeypatch.setenv("PENSTOCK_DRIVER_SETTINGS", "openvino_compilation=first_run")
     with compiled(cpu()) as model:
         assert told(model) >= LAYERS
 
@@ -84,7 +84,7 @@ def test_every_node_is_named_for_an_operation() -> None:
     model = network()
     graph = build_graph(model)
     built = graph.finish("network")
-    from penstock.drivers.openvino.source import makers_of
+    from penstock.drivers.openvino.compiling import makers_of
 
     profiling.name_nodes(built, makers_of(graph))
     kinds = {

@@ -14,8 +14,8 @@ import pytest
 import penstock
 from penstock.driverkit.support import FEW_STEPS
 from penstock.drivers.openvino import installation
+from penstock.drivers.openvino.compiling import build_graph
 from penstock.drivers.openvino.engine import core
-from penstock.drivers.openvino.source import build_graph
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Quantization
 from tests.support_openvino import cpu, needs_exact_sums, needs_openvino

@@ -36,7 +36,7 @@ def test_the_second_start_compiles_nothing(tmp_path: Path) -> None:
     assert (outcome, reason.split(":")[0]) == ("miss", "NoEntry")
     device = cpu()
     assert compiled(tmp_path, device)[0] == "hit"
-    assert (device.compiles, device.imports) == (0, 1)
+    assert (device.compiles, device.loads) == (0, 1)
 
 
 def test_an_altered_file_is_refused_by_name_and_compiled_again(tmp_path: Path) -> None:
@@ -48,13 +48,13 @@ def test_an_altered_file_is_refused_by_name_and_compiled_again(tmp_path: Path) -
     device = cpu()
     outcome, reason = compiled(tmp_path, device)
     assert (outcome, reason.split(":")[0]) == ("miss", "SealBroken")
-    assert (device.compiles, device.imports) == (1, 0)
+    assert (device.compiles, device.loads) == (1, 0)
     assert compiled(tmp_path, cpu())[0] == "hit"
 
 
 @pytest.mark.parametrize(("mode", "forms"), [("first_run", ["optimised"]), ("staged", ["baseline", "optimised"])])  # fmt: skip
 def test_what_was_written_late_is_found(tmp_path: Path, mode: str, forms: list[str]) -> None:
-    with knobs.override(openvino_compilation=mode):
+    with knobs.override(driver_settings=f"openvino_compilation={mode}"):
         first = cpu()
         assert compiled(tmp_path, first)[0] == "miss"
         assert first.compiles == 1

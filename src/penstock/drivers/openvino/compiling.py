@@ -1,22 +1,26 @@
-"""What is compiled: a model of the IR, or the graph that an artefact carries. And what comes of it."""
+"""Compiling a model of the IR, or the graph that an artefact carries; importing an artefact."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from penstock.driverkit.compiling import Limits, compiled_within
+from penstock.driverkit.artefact import Ports, ports_of
+from penstock.driverkit.engine import Limits, check_limits, compiled_within
+from penstock.driverkit.postponed_write import Payloads
 from penstock.driverkit.site import make_sites
 from penstock.drivers.openvino import artefact, engine
-from penstock.drivers.openvino.executable import Executable
+from penstock.drivers.openvino.engine import Executable
 from penstock.drivers.openvino.graph import Graph
 from penstock.drivers.openvino.profiling import name_nodes
 from penstock.drivers.openvino.rules import RULES
-from penstock.errors import GeneralFailure, PenstockError
-from penstock.hal import PrepareConfig, check_deadline
+from penstock.errors import GeneralFailure, OtherVersion, PenstockError
+from penstock.hal import PrepareConfig
 from penstock.interrupts import polled
 from penstock.ir import Model, NDArray
+from penstock.sealed import LoadedEntry
 
 if TYPE_CHECKING:
     from penstock.drivers.openvino.device import OpenVinoDevice
@@ -32,46 +36,47 @@ class Compiled(msgspec.Struct, frozen=True):
 
     executable: Executable
     constants: tuple[NDArray, ...]
-    ports: artefact.Ports
+    ports: Ports
     form: Form
     graph: tuple[bytes, bytes] | None = None
 
-    def payloads(self, device: OpenVinoDevice) -> tuple[bytes, bytes]:
+    def payloads(self, device: OpenVinoDevice) -> Payloads:
         """What goes into the model file and into the data file."""
         exported = engine.export_model(self.executable.compiled)
         build = engine.build_of(device.plugin.name)
         parts = [exported, *(self.graph or ())]
-        return artefact.pack(parts, self.constants, self.ports, build, self.form)
+        model, data = artefact.pack(parts, self.constants, self.ports, build, self.form)
+        return [model], [data]
 
 
 class Source(Protocol):
     """Something that can be compiled, more than once."""
 
-    ports: artefact.Ports
+    ports: Ports
     manner: engine.Manner
 
-    def compile(self, form: Form, interrupts: Limits) -> Compiled: ...
+    def compile(self, form: Form, limits: Limits) -> Compiled: ...
 
 
 class ModelSource:
     """A model whose operations are all supported."""
 
     def __init__(self, device: OpenVinoDevice, model: Model, config: PrepareConfig) -> None:
-        self.ports = artefact.ports_of(model)
+        self.ports = ports_of(model)
         self.manner = engine.Manner.of(config, quantized=self.ports.quantized)
         self._device, self._model = device, model
 
-    def compile(self, form: Form, interrupts: Limits) -> Compiled:
+    def compile(self, form: Form, limits: Limits) -> Compiled:
         """Builds OpenVINO's graph and compiles it. A baseline keeps the graph beside it."""
-        check(interrupts)
+        check_limits(limits)
         graph = build_graph(self._model)
         built = graph.finish("penstock")
         name_nodes(built, makers_of(graph))
-        check(interrupts)
+        check_limits(limits)
         compiled = compiled_within(
-            interrupts, lambda: compile_graph(self._device, built, form, self.manner)
+            limits, lambda: compile_graph(self._device, built, form, self.manner)
         )
-        check(interrupts)
+        check_limits(limits)
         kept = engine.serialize(built) if form == "baseline" else None
         constants = graph.constants
         return Compiled(Executable(compiled, constants), constants, self.ports, form, kept)
@@ -81,20 +86,20 @@ class GraphSource:
     """The graph of an artefact: XML and weights as `engine.serialize` gave them."""
 
     def __init__(
-        self, device: OpenVinoDevice, ports: artefact.Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
+        self, device: OpenVinoDevice, ports: Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
     ) -> None:  # fmt: skip
         self.ports = ports
         self.manner = manner
         self._device, self._xml, self._weights = device, xml, weights
 
-    def compile(self, form: Form, interrupts: Limits) -> Compiled:
+    def compile(self, form: Form, limits: Limits) -> Compiled:
         """Compiles the graph; the weights, in one piece, are its only constant."""
-        check(interrupts)
+        check_limits(limits)
         graph = engine.read_model(self._xml, self._weights)
         compiled = compiled_within(
-            interrupts, lambda: compile_graph(self._device, graph, form, self.manner)
+            limits, lambda: compile_graph(self._device, graph, form, self.manner)
         )
-        check(interrupts)
+        check_limits(limits)
         constants = constants_of(graph)
         keep = (graph, self._weights)
         return Compiled(Executable(compiled, keep), constants, self.ports, form)
@@ -138,8 +143,28 @@ def build_graph(model: Model) -> Graph:
     return graph
 
 
-def check(interrupts: Limits) -> None:
-    """Raises once the token is set or the deadline has passed."""
-    if interrupts.cancel is not None:
-        interrupts.cancel.check()
-    check_deadline(interrupts.deadline_ns)
+def opened(
+    device: OpenVinoDevice, entry: LoadedEntry
+) -> tuple[artefact.Manifest, Sequence[NDArray]]:
+    """What a verified entry holds; its private copies are given back. Raises `OtherVersion` for an
+    artefact of another build of OpenVINO, `GeneralFailure` for what this driver does not write.
+    """
+    try:
+        manifest, parts = artefact.unpack(entry.model[0], entry.data[0])
+    finally:
+        for content in (*entry.model, *entry.data):
+            content.release()
+    build = engine.build_of(device.plugin.name)
+    if manifest.engine != build:
+        raise OtherVersion(f"the artefact is of {manifest.engine}, and this is {build}")
+    if manifest.form not in FORMS:
+        raise GeneralFailure(f"the artefact is of the form {manifest.form!r}, which is not known")
+    return manifest, parts
+
+
+def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -> Executable:
+    """OpenVINO's compiled model of exported bytes; counted."""
+    chosen = engine.settings(device.plugin.name, manner)
+    device.count(loads=1)
+    compiled = engine.import_model(exported, device.plugin.name, chosen)
+    return Executable(compiled, exported, exported)

@@ -1,0 +1,234 @@
+"""`EngineDevice`: a device whose models an engine compiles whole, with a cache.
+
+A driver for a new engine starts here and from `EngineModel`; docs/writing-a-driver.md says how.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import ClassVar, Final, Generic, Protocol, TypeVar
+
+from penstock.distribution import current_origin, made_by
+from penstock.driverkit.postponed_write import Payloads
+from penstock.driverkit.request_arrays import HostBuffers
+from penstock.errors import CacheError, DeviceUnavailable, GeneralFailure
+from penstock.hal import (
+    CacheReport,
+    CancelToken,
+    Capabilities,
+    DeviceBase,
+    DeviceType,
+    PrepareConfig,
+    PreparedModelBase,
+    Support,
+    check_deadline,
+    refuse_unmapped,
+    validate_prepare,
+    validate_prepare_config,
+    validate_support,
+)
+from penstock.ir import Model
+from penstock.sealed import LoadedEntry, SaveReport, Seal
+
+T = TypeVar("T")
+
+POLL_SECONDS: Final = 0.01
+"""How often a compile that is waited for looks at its cancel token."""
+
+
+class EngineDevice(HostBuffers, DeviceBase):
+    """A device of one engine; *reason* is why it cannot be used on this machine ("": it can).
+
+    A subclass implements `examine`, `compile` and `load`, says in *files* how many cache files it
+    keeps, and in `version_of_artefacts` what compiled models depend on. Neither constructing it nor
+    `examine` may load the engine. *seal* seals and verifies the cache files.
+    """
+
+    files: ClassVar[tuple[int, int]]
+    """How many model files and data files a compiled model is kept in."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: DeviceType,
+        capabilities: Capabilities,
+        *,
+        reason: str = "",
+        seal: Seal | None = None,
+    ) -> None:
+        self.name, self.type, self.capabilities = name, kind, capabilities
+        self._reason, self._given_seal = reason, seal
+        self._origin = current_origin()
+        self._lock = threading.Lock()
+        self._compiles = self._loads = 0
+
+    def version_of_artefacts(self) -> str:
+        """Driver, engine and processor: everything that compiled models depend on besides the
+        model.
+        """
+        raise NotImplementedError
+
+    def unusable(self) -> str | None:
+        """Why this process cannot use the engine, as far as is known without loading it."""
+        return None
+
+    def examine(self, model: Model) -> Sequence[Support]:
+        """One answer an operation of *model*."""
+        raise NotImplementedError
+
+    def compile(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
+        """Compiles a model whose operations are all supported, and saves it (`save`)."""
+        raise NotImplementedError
+
+    def load(self, entry: LoadedEntry, config: PrepareConfig) -> PreparedModelBase:
+        """The prepared model of a verified cache entry. Raises `OtherVersion` for one of another
+        engine, `GeneralFailure` for what `compile` never writes.
+        """
+        raise NotImplementedError
+
+    @cached_property
+    def version(self) -> str:
+        return self.version_of_artefacts()
+
+    @property
+    def compiles(self) -> int:
+        """How often the engine has compiled a model for this device."""
+        return self._compiles
+
+    @property
+    def loads(self) -> int:
+        """How often the engine has loaded a compiled model for this device."""
+        return self._loads
+
+    def count(self, *, compiles: int = 0, loads: int = 0) -> None:
+        """Adds to the counters; called just before the engine is."""
+        with self._lock:
+            self._compiles += compiles
+            self._loads += loads
+
+    def check(self) -> str | None:
+        return self._reason or self.unusable()
+
+    def supported_operations(self, model: Model) -> Sequence[Support]:
+        return refuse_unmapped(model, self.examine(model), self.capabilities.memory_kinds)
+
+    def cache_files_needed(self) -> tuple[int, int]:
+        return self.files
+
+    @cached_property
+    def seal(self) -> Seal:
+        """What seals and verifies this device's cache files."""
+        with made_by(self._origin):
+            return self._given_seal or Seal(self.name, self.version, files=self.files)
+
+    def prepare_model(self, model: Model, config: PrepareConfig) -> PreparedModelBase:
+        validate_prepare(model, config, self.capabilities.memory_kinds)
+        self._refuse_unusable()
+        validate_support(model, self.supported_operations(model))
+        return self.compile(model, config)
+
+    def prepare_model_from_cache(self, config: PrepareConfig) -> PreparedModelBase:
+        validate_prepare_config(config)
+        self._refuse_unusable()
+        try:
+            entry = self.seal.load(
+                config.model_cache, config.data_cache, config.token, config.binding
+            )
+            return self.load(entry, config)
+        except CacheError as error:
+            raise GeneralFailure(str(error)) from error
+
+    def save(self, config: PrepareConfig, payloads: Callable[[], Payloads]) -> SaveReport | None:
+        """Writes a compiled model to the cache handles of *config*; None where there are none.
+
+        *payloads* gives the contents of the model files and of the data files. Never raises for
+        what the engine or the file system does.
+        """
+        if not config.model_cache and not config.data_cache:
+            return None
+        try:
+            model, data = payloads()
+        except (OSError, GeneralFailure, DeviceUnavailable) as error:
+            return SaveReport(reason=f"{type(error).__name__}: {error}")
+        return self.seal.save(
+            config.model_cache,
+            config.data_cache,
+            config.token,
+            config.binding,
+            model=model,
+            data=data,
+        )
+
+    def _refuse_unusable(self) -> None:
+        if (reason := self.check()) is not None:
+            raise DeviceUnavailable(f"device {self.name}: {reason}")
+
+
+def report_of(saved: SaveReport | None, artefact: str = "", *, later: bool = False) -> CacheReport:
+    """The report of a save; None is one that was not asked for."""
+    if saved is None:
+        return CacheReport(later=later, artefact=artefact)
+    return CacheReport("saved" if saved.saved else "failed", saved.reason or "", later, artefact)
+
+
+class Limits(Protocol):
+    """Anything with a deadline and a cancel token."""
+
+    @property
+    def deadline_ns(self) -> int | None: ...
+
+    @property
+    def cancel(self) -> CancelToken | None: ...
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises once the token of *limits* is set or the deadline has passed."""
+    if limits.cancel is not None:
+        limits.cancel.check()
+    check_deadline(limits.deadline_ns)
+
+
+class _Outcome(Generic[T]):
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+
+def compiled_within(limits: Limits, compile_it: Callable[[], T]) -> T:
+    """Returns or raises what *compile_it* does, or raises when *limits* end first.
+
+    After that the call goes on in its own thread, and its result is dropped. So it is only for
+    engines that release the interpreter lock while they compile and write to no memory of the
+    caller. Without limits it is called directly.
+    """
+    if limits.deadline_ns is None and limits.cancel is None:
+        return compile_it()
+    outcome: _Outcome[T] = _Outcome()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            outcome.result = context.run(compile_it)
+        except BaseException as error:  # noqa: BLE001  # raised again by the thread that waits
+            outcome.error = error
+        outcome.over.set()
+
+    threading.Thread(target=run, name="penstock-compile", daemon=True).start()
+    while not outcome.over.wait(_poll_seconds(limits)):
+        check_limits(limits)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result  # type: ignore[return-value]  # what the call returned
+
+
+def _poll_seconds(limits: Limits) -> float | None:
+    """Seconds until the limits are to be checked again."""
+    if limits.deadline_ns is None:
+        return POLL_SECONDS
+    left = max(0.0, (limits.deadline_ns - time.monotonic_ns()) / 1e9)
+    return left if limits.cancel is None else min(left, POLL_SECONDS)

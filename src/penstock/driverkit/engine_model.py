@@ -1,0 +1,173 @@
+"""`EngineModel`: a model that an engine has compiled, behind the contract of `penstock.hal`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from penstock.driverkit.artefact import Ports, interface_of
+from penstock.driverkit.request_arrays import HostBuffers, bound_arrays, lent_arrays
+from penstock.errors import DeadObject, GeneralFailure
+from penstock.hal import (
+    DONE,
+    CacheReport,
+    ExecutionConfig,
+    ExecutionResult,
+    OperationTiming,
+    PreparedModelBase,
+    Request,
+    Timing,
+    validate_request,
+)
+from penstock.ir import Model, NDArray
+
+
+class Runnable(Protocol):
+    """Something of the engine that runs a model, from any thread.
+
+    *outputs* has an array for each output that the engine computes; None is one that nobody wants.
+    """
+
+    def run(
+        self, inputs: Sequence[NDArray], outputs: Sequence[NDArray | None], config: ExecutionConfig
+    ) -> None:
+        """Runs once. After an error nothing is written any more."""
+
+
+class MeasuredRun(Runnable, Protocol):
+    """An executable of one run, which measures the engine's kernels."""
+
+    duration_ns: int
+    timings: tuple[OperationTiming, ...]
+
+
+class Profiler(Protocol):
+    """What measures the runs of an executable."""
+
+    def start(self, began_ns: int) -> MeasuredRun | None:
+        """What the execution that began at *began_ns* runs; None where kernels are not measured."""
+
+
+R = TypeVar("R")
+
+
+class RunPool(Generic[R]):
+    """Reusable runs of one compiled model, each with its bindings to memory. Thread-safe.
+
+    An execution takes one and gives it back; one that failed is not given back. *unusable* says why
+    the process cannot use the engine any more.
+    """
+
+    def __init__(self, make: Callable[[], R], unusable: Callable[[], str | None]) -> None:
+        self._make, self._unusable = make, unusable
+        self._free: list[R] = []
+
+    def take(self) -> R:
+        """A free run, or a new one. Raises `DeadObject` in a forked child."""
+        if (reason := self._unusable()) is not None:
+            raise DeadObject(reason)
+        # Popping and appending are each atomic.
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._make()
+
+    def give_back(self, run: R) -> None:
+        self._free.append(run)
+
+
+E = TypeVar("E", bound=Runnable)
+
+
+class EngineModel(PreparedModelBase, Generic[E]):
+    """*executable* with the inputs and outputs that *ports* say.
+
+    Outputs that are inputs are copied here: engines would give both the same memory. *profilers*
+    makes what measures the runs of an executable. A subclass that compiles later overrides
+    `current` and `after_run`.
+    """
+
+    loops = False
+    device: HostBuffers
+
+    def __init__(
+        self,
+        device: HostBuffers,
+        ports: Ports,
+        report: CacheReport,
+        executable: E | None,
+        profilers: Callable[[E], Profiler] | None = None,
+    ) -> None:
+        # Requests are checked against inputs and outputs alone; there may be no model to show.
+        self.model = cast("Model", interface_of(ports))
+        self.device = device
+        self.report, self.executable, self.closed = report, executable, False
+        self._forwards = [(k, i) for k, i in enumerate(ports.forwards) if i >= 0]
+        self._computed = [k for k, i in enumerate(ports.forwards) if i < 0]
+        self._profilers = profilers
+        self._profiler: tuple[E, Profiler] | None = None
+
+    @property
+    def cache_report(self) -> CacheReport:  # type: ignore[override]  # a late write changes it
+        return self.report
+
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        began = time.perf_counter_ns()
+        validate_request(self.model, request, config)
+        if config.cancel is not None:
+            config.cancel.check()
+        executable = self.current(config)
+        measured = self._measured(executable, began) if config.measure else None
+        given, wanted = lent_arrays(request.inputs), lent_arrays(request.outputs)
+        if given is not None and wanted is not None:
+            self._run(measured or executable, given, wanted, config)
+        else:
+            with ExitStack() as held:
+                claim = held.enter_context(self.device.claimed(self, request))
+                inputs, outputs = held.enter_context(bound_arrays(request, self.model.entry, claim))
+                self._run(measured or executable, inputs, outputs, config)
+        if not config.measure:
+            self.after_run(config)
+            return DONE
+        spent = time.perf_counter_ns() - began
+        self.after_run(config)
+        if measured is None:
+            return ExecutionResult((), Timing(None, spent))
+        return ExecutionResult((), Timing(None, measured.duration_ns, measured.timings))
+
+    def current(self, config: ExecutionConfig) -> E:
+        """The executable that runs now. Raises `GeneralFailure` once the model is closed."""
+        if self.closed or self.executable is None:
+            raise GeneralFailure("the prepared model is closed")
+        return self.executable
+
+    def after_run(self, config: ExecutionConfig) -> None:
+        """Called when the outputs of an execution are written."""
+
+    def close(self) -> None:
+        self.closed, self.executable, self._profiler = True, None, None
+
+    def _run(
+        self,
+        executable: Runnable,
+        inputs: Sequence[NDArray],
+        outputs: Sequence[Any],
+        config: ExecutionConfig,
+    ) -> None:
+        for output, source in self._forwards:
+            target = outputs[output]
+            if target is not None:
+                target[...] = inputs[source]
+        if self._forwards:
+            outputs = [outputs[k] for k in self._computed]
+        if outputs:
+            executable.run(inputs, outputs, config)
+
+    def _measured(self, executable: E, began_ns: int) -> MeasuredRun | None:
+        if self._profilers is None or not self._computed:
+            return None
+        if self._profiler is None or self._profiler[0] is not executable:
+            self._profiler = executable, self._profilers(executable)
+        return self._profiler[1].start(began_ns)
