@@ -6,12 +6,19 @@ and on the site alike.
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from sphinx.pycode import ModuleAnalyzer
+
+from penstock.errors import PenstockError
 from penstock.knobs import KNOBS
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -35,7 +42,7 @@ suppress_warnings = ["ref.python"]
 
 myst_heading_anchors = 4
 
-autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 
@@ -65,18 +72,60 @@ def knobs() -> str:
     return "\n".join(rows)
 
 
+ELSEWHERE = {
+    "penstock": {"CancelToken", "Model", "ProgressEvent"},
+    "penstock.memory": {"BufferDesc"},
+}
+"""Names of a package that are documented on the page of the package they are of."""
+
+
+def api(package: str) -> str:
+    """Each public name of the *package*, with its docstring."""
+    module = importlib.import_module(package)
+    own = [name for name, value in vars(module).items() if is_error(value)]
+    constants = constants_below(module)
+    blocks = ["```{eval-rst}", f".. automodule:: {package}", "   :no-members:", ""]
+    for name in getattr(module, "__all__", own):
+        if name.startswith("__") or name in ELSEWHERE.get(package, ()):
+            continue
+        value = getattr(module, name)
+        if inspect.isclass(value) and value.__module__.startswith("penstock"):
+            blocks.append(f".. autoclass:: {package}.{name}")
+        elif inspect.isroutine(value):
+            blocks.append(f".. autofunction:: {package}.{name}")
+        else:
+            blocks += [f".. py:data:: {package}.{name}", ""]
+            blocks += [f"   {line}" for line in constants.get(name, ())]
+        blocks.append("")
+    return "\n".join([*blocks, "```"])
+
+
+def constants_below(package: ModuleType) -> dict[str, list[str]]:
+    """The texts below the constants of the modules of the *package*, by name."""
+    found: dict[str, list[str]] = {}
+    for module in pkgutil.iter_modules(getattr(package, "__path__", ()), f"{package.__name__}."):
+        docs = ModuleAnalyzer.for_module(module.name).find_attr_docs()
+        found |= {name: text for (owner, name), text in docs.items() if not owner}
+    return found
+
+
+def is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, PenstockError)
+
+
 GENERATED = {
-    "<!-- generated: commands -->": commands,
-    "<!-- generated: knobs -->": knobs,
-    "<!-- generated: operations -->": generate_operations.page,
+    "commands": commands,
+    "knobs": knobs,
+    "operations": generate_operations.page,
 }
 
 
 def fill_in(_app: Any, _page: str, content: list[str]) -> None:
     """Put what is generated into the pages that ask for it."""
-    for marker, text in GENERATED.items():
-        if f"\n{marker}\n" in content[0]:
-            content[0] = content[0].replace(marker, text())
+    for marker in re.findall(r"(?m)^<!-- generated: .* -->$", content[0]):
+        name = marker.removeprefix("<!-- generated: ").removesuffix(" -->")
+        text = GENERATED[name]() if name in GENERATED else api(name)
+        content[0] = content[0].replace(marker, text)
 
 
 def mark_code(
