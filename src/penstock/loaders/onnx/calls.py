@@ -1,24 +1,27 @@
-"""What an operator's lowering is given, and the table of them."""
+"""What the lowering of an operator works with, and the table of lowerings.
+
+A lowering gets a `Call`: a node and the values of its inputs. It computes with `Tensor`s, operands
+of the subgraph under construction: arithmetic on them appends operations.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeAlias
+from typing import Final, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from penstock.errors import ModelError, NotLowerable, ShapeMismatch
+from penstock.ir.operand import Operand
 from penstock.ir.operation import AttributeValue
-from penstock.ir.types import DType, NDArray, Shape
+from penstock.ir.types import DType, NDArray, Shape, is_static, static_shape
 from penstock.loaders.onnx import operators
+from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.graph import Graph, Node
 from penstock.loaders.onnx.tensors import Budget
-from penstock.loaders.onnx.values import Layout, Value
-
-if TYPE_CHECKING:
-    from penstock.loaders.onnx.emitter import Emitter
+from penstock.loaders.onnx.values import Layout, Value, identity, inverse
 
 Lower: TypeAlias = "Callable[[Call], Value | Sequence[Value]]"
 
@@ -61,12 +64,233 @@ class GraphBody(Protocol):
         ...
 
 
+MAIN: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.INT64})
+"""Types that TFLite's arithmetic takes as plain numbers. StableHLO's operations take the others."""
+
+ARITHMETIC: Final[dict[str, tuple[str, frozenset[DType]]]] = {
+    "ADD": ("STABLEHLO_ADD", MAIN),
+    "SUB": ("STABLEHLO_SUBTRACT", MAIN),
+    "MUL": ("STABLEHLO_MULTIPLY", MAIN),
+    "DIV": ("STABLEHLO_DIVIDE", MAIN - {DType.INT64}),
+    "POW": ("STABLEHLO_POWER", MAIN - {DType.INT64}),
+    "MAXIMUM": ("STABLEHLO_MAXIMUM", MAIN),
+    "MINIMUM": ("STABLEHLO_MINIMUM", MAIN),
+}
+"""For each function of two operands: StableHLO's twin, and the types that TFLite's own takes."""
+
+COMPARED: Final = MAIN | {DType.BFLOAT16, DType.INT16}
+DIRECTIONS: Final = {
+    "EQUAL": "EQ", "NOT_EQUAL": "NE", "GREATER": "GT", "GREATER_EQUAL": "GE", "LESS": "LT",
+    "LESS_EQUAL": "LE",
+}  # fmt: skip
+FAR: Final = 2**31 - 1
+"""The end of a slice that has none."""
+
+
+class Tensor:
+    """An operand of the subgraph under construction. A number beside it becomes a constant."""
+
+    __slots__ = ("call", "index")
+
+    def __init__(self, call: Call, index: int) -> None:
+        self.call, self.index = call, index
+
+    @property
+    def dtype(self) -> DType:
+        return self.call.emitter.dtype(self.index)
+
+    @property
+    def shape(self) -> Shape:
+        return self.call.emitter.shape(self.index)
+
+    @property
+    def dims(self) -> tuple[int | None, ...]:
+        return self.shape or ()
+
+    def value(self, layout: Layout | None = None) -> Value:
+        """The value that this operand is in *layout*."""
+        return self.call.emitter.value(self.index, layout)
+
+    def like(self, other: Tensor | float) -> Tensor:
+        """*other*, a number as a constant of this type."""
+        return other if isinstance(other, Tensor) else self.call.scalar(other, self.dtype)
+
+    def combine(self, kind: str, other: Tensor | float) -> Tensor:
+        """A function of two broadcast operands: TFLite's, or StableHLO's where TFLite's lacks the
+        type.
+        """
+        call, b, dtype = self.call, self.like(other), self.dtype
+        if dtype is not b.dtype:
+            raise call.node.invalid(f"operands of two types, {dtype.value} and {b.dtype.value}")
+        call.require_numbers(dtype)
+        stable, plain = ARITHMETIC[kind]
+        if dtype in plain:
+            return call.emit(kind, [self, b])
+        return call.emit(stable, call.broadcast([self, b]))
+
+    def __add__(self, other: Tensor | float) -> Tensor:
+        return self.combine("ADD", other)
+
+    def __sub__(self, other: Tensor | float) -> Tensor:
+        return self.combine("SUB", other)
+
+    def __rsub__(self, other: float) -> Tensor:
+        return self.like(other) - self
+
+    def __mul__(self, other: Tensor | float) -> Tensor:
+        return self.combine("MUL", other)
+
+    def __truediv__(self, other: Tensor | float) -> Tensor:
+        return self.combine("DIV", other)
+
+    def __rtruediv__(self, other: float) -> Tensor:
+        return self.like(other) / self
+
+    def __pow__(self, other: Tensor | float) -> Tensor:
+        return self.combine("POW", other)
+
+    def __neg__(self) -> Tensor:
+        return self.fn("NEG")
+
+    def __abs__(self) -> Tensor:
+        return self.fn("ABS")
+
+    def maximum(self, other: Tensor | float) -> Tensor:
+        return self.combine("MAXIMUM", other)
+
+    def minimum(self, other: Tensor | float) -> Tensor:
+        return self.combine("MINIMUM", other)
+
+    def compare(self, kind: str, other: Tensor | float) -> Tensor:
+        """A comparison of two broadcast operands."""
+        call, b, dtype = self.call, self.like(other), self.dtype
+        if dtype is not b.dtype:
+            raise call.node.invalid("operands of two types are compared")
+        texts = kind in {"EQUAL", "NOT_EQUAL"} and dtype in {DType.BOOL, DType.STRING}
+        if dtype in COMPARED or texts:
+            return call.emit(kind, [self, b], DType.BOOL)
+        return call.emit(
+            "STABLEHLO_COMPARE", call.broadcast([self, b]), DType.BOOL,
+            comparison_direction=f"STABLEHLO_COMPARISON_DIRECTION_{DIRECTIONS[kind]}",
+            compare_type="STABLEHLO_COMPARISON_TYPE_NOTYPE",
+        )  # fmt: skip
+
+    def equals(self, other: Tensor | float) -> Tensor:
+        return self.compare("EQUAL", other)
+
+    def __lt__(self, other: Tensor | float) -> Tensor:
+        return self.compare("LESS", other)
+
+    def __gt__(self, other: Tensor | float) -> Tensor:
+        return self.compare("GREATER", other)
+
+    def fn(self, kind: str, dtype: DType | None = None, /, **attributes: AttributeValue) -> Tensor:
+        """An operation of this operand alone."""
+        return self.call.emit(kind, [self], dtype, **attributes)
+
+    def cast(self, dtype: DType) -> Tensor:
+        """The operand converted, where it is of another type."""
+        have = self.dtype
+        if have is dtype:
+            return self
+        return self.fn("CAST", dtype, in_data_type=have.name, out_data_type=dtype.name)
+
+    def unquantized(self) -> Tensor:
+        """The stored integers, whatever they stand for."""
+        if self.call.emitter.operands[self.index].quantization is None:
+            return self
+        name = self.dtype.name
+        return self.fn("CAST", in_data_type=name, out_data_type=name)
+
+    def reshape(self, shape: Sequence[int]) -> Tensor:
+        """The operand in a shape of which one dimension may be -1."""
+        target = self.call.vector(shape)
+        return self.call.emit("RESHAPE", [self, target], new_shape=tuple(shape))
+
+    def transposed(self, order: Sequence[int]) -> Tensor:
+        if tuple(order) == identity(len(order)):
+            return self
+        return self.call.emit("TRANSPOSE", [self, self.call.vector(order)])
+
+    def expand(self, axis: int) -> Tensor:
+        """The operand with a dimension of 1 at *axis*."""
+        return self.call.emit("EXPAND_DIMS", [self, self.call.place(axis)])
+
+    def squeeze(self, *axes: int) -> Tensor:
+        return self.fn("SQUEEZE", squeeze_dims=axes)
+
+    def sizes(self) -> Tensor:
+        """The dimensions as an int64 vector."""
+        return self.fn("SHAPE", DType.INT64, out_type="INT64")
+
+    def part(self, begin: Sequence[int], size: Sequence[int]) -> Tensor:
+        """*size* elements from *begin* on in each dimension; -1 for all that follow."""
+        return self.call.emit("SLICE", [self, self.call.vector(begin), self.call.vector(size)])
+
+    def slice(self, axis: int, start: int, end: int = FAR, step: int = 1) -> Tensor:
+        """`x[..., start:end:step, ...]` with Python's meaning of bounds."""
+        rank = len(self.dims)
+        begin, stop, strides = [0] * rank, [0] * rank, [1] * rank
+        begin[axis], strides[axis] = start, step
+        mask = ((1 << rank) - 1) & ~(1 << axis)
+        end_mask = mask
+        if end >= FAR or end < -(2**30):
+            end_mask |= 1 << axis
+        else:
+            stop[axis] = end
+        vectors = [self.call.vector(v) for v in (begin, stop, strides)]
+        return self.call.emit("STRIDED_SLICE", [self, *vectors], begin_mask=mask, end_mask=end_mask)
+
+    def pad(self, pads: Sequence[tuple[int, int]], value: NDArray | float = 0) -> Tensor:
+        """The operand with a constant before and after each dimension; negative pads cut off."""
+        x = self
+        for axis, (before, after) in enumerate(pads):
+            if before < 0 or after < 0:
+                x = x.slice(axis, max(-before, 0), after if after < 0 else FAR)
+        pads = [(max(b, 0), max(a, 0)) for b, a in pads]
+        if not any(b or a for b, a in pads):
+            return x
+        paddings = self.call.literal(np.array(pads, np.int32).reshape(-1, 2))
+        filling = np.asarray(value).astype(self.dtype.numpy).reshape(())
+        if not filling:
+            return self.call.emit("PAD", [x, paddings])
+        return self.call.emit("PADV2", [x, paddings, self.call.literal(filling)])
+
+    def repeated(self, shape: Tensor) -> Tensor:
+        return self.call.emit("BROADCAST_TO", [self, shape])
+
+    def gather(self, places: Tensor, axis: int | None = None) -> Tensor:
+        attributes = {} if axis is None else {"axis": axis}
+        return self.call.emit("GATHER", [self, places], **attributes)
+
+    def best(self, kind: str, axis: int) -> Tensor:
+        """The index of the first largest (ARG_MAX) or smallest (ARG_MIN) element along *axis*."""
+        inputs = [self, self.call.place(axis)]
+        return self.call.emit(kind, inputs, DType.INT64, output_type="INT64")
+
+    def reduced(
+        self, kind: str, axes: Sequence[int], keep: bool = False, dtype: DType | None = None
+    ) -> Tensor:
+        """A reduction along *axes*, which stay as dimensions of 1 with *keep*."""
+        return self.call.emit(kind, [self, self.call.vector(axes)], dtype, keep_dims=keep)
+
+
 class Call:
     """One node with the values of its inputs, None for those left out."""
 
-    def __init__(self, body: GraphBody, node: Node, inputs: Sequence[Value | None]) -> None:
+    def __init__(
+        self,
+        body: GraphBody,
+        node: Node,
+        inputs: Sequence[Value | None],
+        emitter: Emitter | None = None,
+    ) -> None:
         self.body, self.node, self.inputs = body, node, list(inputs)
-        self.emitter: Emitter = body.emitter
+        self.emitter: Emitter = emitter or body.emitter
+
+    def within(self, emitter: Emitter) -> Call:
+        """The same call, whose operations go into *emitter*."""
+        return Call(self.body, self.node, self.inputs, emitter)
 
     @property
     def version(self) -> int:
@@ -76,11 +300,15 @@ class Call:
         return index < len(self.inputs) and self.inputs[index] is not None
 
     def value(self, index: int) -> Value:
-        """Input *index*, which must be there."""
+        """Input *index*, which must be given."""
         value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
             raise self.node.invalid(f"input {index} is missing")
         return value
+
+    def optional(self, index: int) -> Value | None:
+        """Input *index*, None where it is left out."""
+        return self.value(index) if self.has(index) else None
 
     def tensor(self, index: int) -> Value:
         """Input *index* as a tensor of known rank."""
@@ -92,10 +320,6 @@ class Call:
                 f"the rank of input {index} ({value.name!r}) is not known before running"
             )
         return value
-
-    def dims(self, index: int) -> tuple[int | None, ...]:
-        """Dimensions of input *index*, None where unknown."""
-        return self.tensor(index).shape or ()
 
     def array(self, index: int) -> NDArray | None:
         """The value of input *index* where it is a constant."""
@@ -118,15 +342,19 @@ class Call:
         return tuple(int(v) for v in array.reshape(-1).tolist())
 
     def axis(self, axis: int, rank: int) -> int:
-        """*axis* counted from the front; `ShapeMismatch` where there is none such."""
+        """*axis* counted from the front; `ShapeMismatch` where it is out of range."""
         if not -rank <= axis < rank:
-            raise ShapeMismatch(f"axis {axis} of a rank-{rank} input", where=self.node.where)
+            raise self.mismatch(f"axis {axis} of a rank-{rank} input")
         return axis + rank if axis < 0 else axis
+
+    def own_axis(self, x: Value, default: int | None = 0) -> int:
+        """The node's attribute `axis`, counted from the front of *x*."""
+        return self.axis(self.node.integer("axis", default), x.rank or 0)
 
     def axes(self, axes: Sequence[int], rank: int) -> tuple[int, ...]:
         found = tuple(self.axis(a, rank) for a in axes)
         if len(set(found)) != len(found):
-            raise ShapeMismatch(f"axes {tuple(axes)} name one twice", where=self.node.where)
+            raise self.mismatch(f"axes {tuple(axes)} name one twice")
         return found
 
     def refuse(self, reason: str) -> NotLowerable:
@@ -135,29 +363,148 @@ class Call:
     def mismatch(self, reason: str) -> ShapeMismatch:
         return ShapeMismatch(reason, where=self.node.where)
 
-    def get(self, value: Value | int, layout: Layout | None = None) -> int:
+    def charge(self, nbytes: int) -> None:
+        """Charges *nbytes* of a computed constant to the model's budget (`LimitExceeded`)."""
+        self.body.lowering.budget.take(nbytes, self.node.where)
+
+    def require_numbers(self, dtype: DType) -> None:
+        if dtype is DType.STRING:
+            raise self.refuse("computed for numbers only, not for strings")
+
+    def float_of(self, value: Value) -> DType:
+        """The type of a value that must be of floats."""
+        if not value.dtype.is_float:
+            raise self.refuse(f"computed for floats only, not for {value.dtype.value}")
+        return value.dtype
+
+    def get(self, value: Value | int, layout: Layout | None = None) -> Tensor:
         """The operand of a value or of input number *value*."""
         found = self.value(value) if isinstance(value, int) else value
-        return self.emitter.get(found, layout)
+        return Tensor(self, self.emitter.get(found, layout))
+
+    def stored(self, value: Value) -> tuple[Tensor, Layout]:
+        """The operand of *value* in the layout that it has already, and that layout."""
+        layout = self.emitter.layout_of([value], value.rank or 0)
+        return self.get(value, layout), layout
 
     def emit(
         self,
         kind: str,
-        inputs: Sequence[int | None],
-        dtype: DType,
-        attributes: Mapping[str, AttributeValue] | None = None,
-    ) -> int:
-        return self.emitter.one(kind, inputs, dtype, attributes)
+        inputs: Sequence[Tensor | None],
+        dtype: DType | None = None,
+        /,
+        **attributes: AttributeValue,
+    ) -> Tensor:
+        """Appends an operation of one output, by default of the first input's type."""
+        if dtype is None:
+            dtype = self.emitter.dtype(_indexes(inputs)[0] or 0)
+        return self.emit_all(kind, inputs, [dtype], **attributes)[0]
 
-    def scalar(self, number: float | bool, dtype: DType) -> int:
-        """A constant scalar operand."""
-        return self.emitter.constant(np.array(number).astype(dtype.numpy))
+    def emit_all(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[DType | Operand],
+        /,
+        **attributes: AttributeValue,
+    ) -> list[Tensor]:
+        """Appends an operation; its outputs."""
+        made = self.emitter.emit(kind, _indexes(inputs), outputs, attributes)
+        return [Tensor(self, index) for index in made]
 
-    def wrap(self, operand: int, layout: Layout | None = None) -> Value:
-        return self.emitter.value(operand, layout)
+    def scalar(self, number: float | bool, dtype: DType) -> Tensor:
+        """A constant scalar."""
+        return self.literal(np.array(number).astype(dtype.numpy))
 
-    def shape(self, operand: int) -> Shape:
-        return self.emitter.shape(operand)
+    def place(self, number: int) -> Tensor:
+        """A constant int32 scalar: an axis, a count or an index."""
+        return self.literal(np.array(number, np.int32))
+
+    def vector(self, numbers: Iterable[int], dtype: type = np.int32) -> Tensor:
+        """A constant vector of integers."""
+        return self.literal(np.array(list(numbers), dtype))
+
+    def literal(self, array: NDArray) -> Tensor:
+        """A constant."""
+        return Tensor(self, self.emitter.constant(array))
+
+    def select(self, condition: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
+        """*a* where *condition* holds, else *b*; one of them may be a number."""
+        dtype = next(t.dtype for t in (a, b) if isinstance(t, Tensor))
+        x, y = (t if isinstance(t, Tensor) else self.scalar(t, dtype) for t in (a, b))
+        return self.emit("SELECT_V2", [condition, x, y], dtype)
+
+    def aligned(self, values: Sequence[Value]) -> tuple[list[Tensor], Layout]:
+        """Operands of *values* in one layout, so that they broadcast as ONNX has it."""
+        layout = identity(max((v.rank or 0 for v in values), default=0))
+        if all(v.shape is not None for v in values):
+            layout = self.emitter.layout_of(values, len(layout))
+        if layout == identity(len(layout)):
+            return [self.get(v) for v in values], layout
+        return [
+            self.get(v if v.rank == 0 else self.emitter.ranked(v, len(layout)), layout if v.rank else None)
+            for v in values
+        ], layout  # fmt: skip
+
+    def pair(self, kind: str, a: Value, b: Value) -> Value:
+        """A function of two values (`Tensor.combine`), in the layout that suits them."""
+        self.require_numbers(a.dtype)
+        (x, y), layout = self.aligned([a, b])
+        return x.combine(kind, y).value(layout)
+
+    def unary(self, kind: str, x: Value, /, **attributes: AttributeValue) -> Value:
+        """An operation of each element of a value, in the layout that it has."""
+        self.require_numbers(x.dtype)
+        operand, layout = self.stored(x)
+        return operand.fn(kind, **attributes).value(layout)
+
+    def cast_value(self, value: Value, dtype: DType) -> Value:
+        if value.dtype is dtype:
+            return value
+        operand, layout = self.stored(value)
+        return operand.cast(dtype).value(layout)
+
+    def broadcast(self, operands: Sequence[Tensor]) -> list[Tensor]:
+        """*operands* repeated to one shape."""
+        shapes = [o.shape for o in operands]
+        if all(s == shapes[0] and is_static(s) for s in shapes):
+            return list(operands)
+        if all(is_static(s) for s in shapes):
+            try:
+                target = np.broadcast_shapes(*(static_shape(s) or () for s in shapes))
+            except ValueError:
+                raise self.mismatch(f"shapes {shapes} do not broadcast") from None
+            shape = self.vector(target, np.int64)
+            return [o if o.shape == target else o.repeated(shape) for o in operands]
+        sizes = [o.sizes() for o in operands]
+        both = sizes[0]
+        for size in sizes[1:]:
+            both = self.emit("BROADCAST_ARGS", [both, size])
+        return [o.repeated(both) for o in operands]
+
+    def concatenate(self, operands: Sequence[Tensor], axis: int) -> Tensor:
+        if len(operands) == 1:
+            return operands[0]
+        every = [self.emitter.operands[o.index].quantization for o in operands]
+        if any(q != every[0] for q in every):
+            operands = [o.unquantized() for o in operands]
+        return self.emit("CONCATENATION", operands, axis=axis)
+
+    def region(self, kind: str, dtype: DType) -> int:
+        """The index of a subgraph of two scalars: *kind* of them, the second where it is ""."""
+        region = Emitter(self.emitter.shared)
+        a, b = (region.get(region.input(dtype, ())) for _ in range(2))
+        result = region.one(kind, [a, b], dtype) if kind else b
+        return self.emitter.shared.add(region.finish([result]))
+
+
+def _indexes(inputs: Sequence[Tensor | None]) -> list[int | None]:
+    return [None if tensor is None else tensor.index for tensor in inputs]
+
+
+def axis_in(layout: Layout, axis: int) -> int:
+    """Where logical dimension *axis* stands in an operand of *layout*."""
+    return inverse(layout)[axis]
 
 
 class _Operators(Mapping[str, Lower]):
@@ -192,10 +539,13 @@ class _Operators(Mapping[str, Lower]):
 OPERATORS: Final = _Operators()
 
 
-def operator(*names: str, domain: str = "") -> Callable[[Lower], Lower]:
+Registered = TypeVar("Registered", bound=Lower)
+
+
+def operator(*names: str, domain: str = "") -> Callable[[Registered], Registered]:
     """Registers the decorated lowering for operators of a domain."""
 
-    def register(lower: Lower) -> Lower:
+    def register(lower: Registered) -> Registered:
         for name in names:
             OPERATORS.register(f"{domain}.{name}" if domain else name, lower)
         return lower

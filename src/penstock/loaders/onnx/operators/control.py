@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from penstock.ir.operations.control_flow import meet
-from penstock.ir.types import DType, NDArray, Shape
-from penstock.loaders.onnx.calls import Call, operator
+from penstock.ir.types import DType, Shape
+from penstock.loaders.onnx.calls import Call, Tensor, operator
 from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.graph import Graph
 from penstock.loaders.onnx.lowering import captured_inputs, first_form
-from penstock.loaders.onnx.operators.common import (
-    arithmetic,
-    cast,
-    concatenate,
-    expand,
-    reshape,
-    sizes,
-)
 from penstock.loaders.onnx.values import Value
 
-FOREVER = 2**62
+FOREVER: Final = 2**62
+MAX_ROUNDS: Final = 4
+
+Step: TypeAlias = "Callable[[Call, Value, list[Value]], tuple[list[Tensor], Tensor | None]]"
+"""One round. Given the call whose operations go into the body, the counter, and the values of the
+last round; returns the values for the next round, and whether there is one (None: as the counter
+says).
+"""
 
 
-def _bodied(call: Call, emitter: Emitter, graph: Graph, given: Sequence[Value]) -> list[Value]:
-    """The outputs of *graph* for these inputs, lowered into *emitter*."""
-    inner = call.body.inside(graph, emitter)
+def _bodied(call: Call, graph: Graph, given: Sequence[Value]) -> list[Value]:
+    """The outputs of *graph* for these inputs, lowered into the emitter of *call*."""
+    inner = call.body.inside(graph, call.emitter)
     names = [t.name for t in graph.inputs if t.name not in graph.constants]
     if len(names) != len(given):
         raise call.node.invalid(f"a body of {len(names)} inputs is given {len(given)}")
@@ -37,35 +37,29 @@ def _bodied(call: Call, emitter: Emitter, graph: Graph, given: Sequence[Value]) 
     return inner.run()
 
 
-def _empty(call: Call, dtype: DType, shape: Shape) -> int:
-    """Nothing yet of elements of *shape*."""
+def _known(call: Call, shape: Shape) -> list[int]:
     if shape is None or None in shape:
         raise call.refuse("what a loop gathers is of unknown shape")
-    array: NDArray = np.zeros((0, *(d or 0 for d in shape)), dtype.numpy)
-    return call.emitter.constant(array)
+    return [d or 0 for d in shape]
 
 
-def _room(call: Call, value: Value, axis: int, limit: int, dtype: DType, shape: Shape) -> int:
+def _room(call: Call, value: Value, axis: int, limit: Tensor, dtype: DType, shape: Shape) -> Tensor:
     """Zeros for as many elements of *shape* as there are along a dimension of *value*, which
     *limit* is.
     """
-    if shape is None or None in shape:
-        raise call.refuse("what a loop gathers is of unknown shape")
-    rest = [d or 0 for d in shape]
+    rest = _known(call, shape)
     count = (value.shape or ())[axis]
     if count is not None:
-        itemsize = dtype.numpy.itemsize
-        call.body.lowering.budget.take(math.prod((count, *rest)) * itemsize, call.node.where)
-        return call.emitter.constant(np.zeros((count, *rest), dtype.numpy))
-    whole = concatenate(call, [expand(call, limit, 0), call.emitter.integers(rest, np.int64)], 0)
+        call.charge(math.prod((count, *rest)) * dtype.numpy.itemsize)
+        return call.literal(np.zeros((count, *rest), dtype.numpy))
+    whole = call.concatenate([limit.expand(0), call.vector(rest, np.int64)], 0)
     room = call.emit("FILL", [whole, call.scalar(0, dtype)], dtype)
-    return reshape(call, room, (-1, *rest)) if all(rest) else room
+    return room.reshape((-1, *rest)) if all(rest) else room
 
 
-def _turned(call: Call, operand: int, axis: int, counter: int) -> int:
-    """What *counter* is when a dimension of *operand* is counted from its end."""
-    last = arithmetic(call, "SUB", length(call, operand, axis), call.scalar(1, DType.INT64))
-    return arithmetic(call, "SUB", last, counter)
+def _from_end(x: Tensor, axis: int, counter: Tensor) -> Tensor:
+    """*counter* counted from the end of a dimension of *x*."""
+    return length(x, axis) - 1 - counter
 
 
 def _trial(
@@ -77,7 +71,7 @@ def _trial(
     mark = call.emitter.mark()
     emitter = Emitter(call.emitter.shared, call.emitter)
     inputs = [emitter.input(v.dtype, v.shape) for v in given]
-    made = _bodied(call, emitter, graph, inputs)[-count:]
+    made = _bodied(call.within(emitter), graph, inputs)[-count:]
     found = [(v.dtype, v.shape) for v in made]
     call.emitter.back_to(mark)
     return found
@@ -92,24 +86,22 @@ def loop_node(call: Call) -> list[Value]:
         raise call.node.invalid("the body gives fewer values than it takes")
     limit = call.scalar(FOREVER, DType.INT64)
     if call.has(0):
-        limit = reshape(call, cast(call, call.get(0), DType.INT64), [])
-    go = reshape(call, call.get(1), []) if call.has(1) else None
+        limit = call.get(0).cast(DType.INT64).reshape([])
+    go = call.get(1).reshape([]) if call.has(1) else None
     counter, flag = Value(DType.INT64, ()), Value(DType.BOOL, ())
     gathered = _trial(call, graph, [counter, flag, *carried], count)
-    initial = [call.get(v) for v in carried] + [_empty(call, d, s) for d, s in gathered]
+    initial = [call.get(v) for v in carried]
+    initial += [call.literal(np.zeros((0, *_known(call, s)), d.numpy)) for d, s in gathered]
 
-    def step(emitter: Emitter, at: Value, values: list[Value]) -> tuple[list[int], int | None]:
-        inner = InBody(call, emitter)
-        true = emitter.value(emitter.constant(np.array(True)))
-        made = _bodied(call, emitter, graph, [at, true, *values[: len(carried)]])
-        ends = [emitter.get(v) for v in made[1 : 1 + len(carried)]]
+    def step(inner: Call, at: Value, values: list[Value]) -> tuple[list[Tensor], Tensor | None]:
+        true = inner.literal(np.array(True)).value()
+        made = _bodied(inner, graph, [at, true, *values[: len(carried)]])
+        ends = [inner.get(v) for v in made[1 : 1 + len(carried)]]
         for buffer, part in zip(values[len(carried) :], made[1 + len(carried) :], strict=True):
-            ends.append(
-                concatenate(inner, [emitter.get(buffer), expand(inner, emitter.get(part), 0)], 0)
-            )
-        return ends, reshape(inner, emitter.get(made[0]), [])
+            ends.append(inner.concatenate([inner.get(buffer), inner.get(part).expand(0)], 0))
+        return ends, inner.get(made[0]).reshape([])
 
-    return [call.wrap(o) for o in loop(call, limit, initial, step, go)]
+    return [o.value() for o in loop(call, limit, initial, step, go)]
 
 
 @operator("Scan")
@@ -135,92 +127,86 @@ def scan(call: Call) -> list[Value]:
     ]
     parts = [Value(v.dtype, s) for v, s in zip(scanned, rest, strict=True)]
     gathered = _trial(call, graph, [*carried, *parts], outputs)
-    limit = length(call, call.get(scanned[0]), axes[0])
+    limit = length(call.get(scanned[0]), axes[0])
     initial = [call.get(v) for v in carried]
     initial += [_room(call, scanned[0], axes[0], limit, d, s) for d, s in gathered]
     for value in scanned:
         call.get(value)
     turned = node.integers("scan_output_directions", (0,) * outputs)
 
-    def step(emitter: Emitter, now: Value, values: list[Value]) -> tuple[list[int], int | None]:
-        inner = InBody(call, emitter)
-        counter = emitter.get(now)
+    def step(inner: Call, now: Value, values: list[Value]) -> tuple[list[Tensor], Tensor | None]:
+        counter = inner.get(now)
         slices = []
         for value, axis, back in zip(scanned, axes, backward, strict=True):
-            sequence, place = emitter.get(value), counter
-            if back:
-                place = _turned(inner, sequence, axis, counter)
-            slices.append(emitter.value(picked(inner, sequence, place, axis)))
-        made = _bodied(call, emitter, graph, [*values[:states], *slices])
-        ends = [emitter.get(v) for v in made[:states]]
+            sequence = inner.get(value)
+            place = _from_end(sequence, axis, counter) if back else counter
+            slices.append(sequence.gather(place, axis).value())
+        made = _bodied(inner, graph, [*values[:states], *slices])
+        ends = [inner.get(v) for v in made[:states]]
         for buffer, part, front in zip(values[states:], made[states:], turned, strict=True):
-            room = emitter.get(buffer)
-            at = _turned(inner, room, 0, counter) if front else counter
-            ends.append(placed(inner, room, at, emitter.get(part)))
+            room = inner.get(buffer)
+            at = _from_end(room, 0, counter) if front else counter
+            ends.append(placed(room, at, inner.get(part)))
         return ends, None
 
     along = scanned[0], axes[0]
-    made = [call.wrap(o) for o in loop(call, limit, initial, step, along=along)]
-    places = node.integers("scan_output_axes", (0,) * outputs)
-    for i, axis in enumerate(places):
-        value = made[states + i]
-        rank = value.rank or 0
+    made = [o.value() for o in loop(call, limit, initial, step, along=along)]
+    for i, axis in enumerate(node.integers("scan_output_axes", (0,) * outputs), states):
+        rank = made[i].rank or 0
         at = call.axis(axis, rank)
         if at:
             order = list(range(1, rank))
             order.insert(at, 0)
-            operand = call.emit(
-                "TRANSPOSE", [call.get(value), call.emitter.integers(order)], value.dtype
-            )
-            made[states + i] = call.wrap(operand)
+            made[i] = call.get(made[i]).transposed(order).value()
     return made
 
 
-MAX_ROUNDS = 4
+def length(x: Tensor, axis: int) -> Tensor:
+    """A dimension of *x* as an int64 scalar."""
+    size = x.dims[axis]
+    return (
+        x.sizes().gather(x.call.place(axis)) if size is None else x.call.scalar(size, DType.INT64)
+    )
 
-Step = Callable[[Emitter, Value, list[Value]], tuple[list[int], int | None]]
-"""One round: the emitter of the body, the counter, what came from the last round; what the next
-round gets, and whether there is one (None: as the counter says).
-"""
 
-
-def length(call: Call, operand: int, axis: int) -> int:
-    """A dimension of *operand* as an int64 scalar."""
-    size = (call.shape(operand) or ())[axis]
-    if size is not None:
-        return call.scalar(size, DType.INT64)
-    place = call.emitter.constant(np.array(axis, np.int32))
-    return call.emit("GATHER", [sizes(call, operand), place], DType.INT64)
+def placed(buffer: Tensor, counter: Tensor, part: Tensor) -> Tensor:
+    """*buffer* with *part* as element number *counter* of its first dimension."""
+    call, rank = buffer.call, len(buffer.dims)
+    at = counter.reshape([1])
+    if rank > 1:
+        at = call.emit("CONCATENATION", [at, call.vector([0] * (rank - 1), np.int64)], axis=0)
+    return call.emit("DYNAMIC_UPDATE_SLICE", [buffer, part.expand(0), at])
 
 
 def loop(
     call: Call,
-    limit: int,
-    initial: Sequence[int],
+    limit: Tensor,
+    initial: Sequence[Tensor],
     step: Step,
-    go: int | None = None,
+    go: Tensor | None = None,
     along: tuple[Value, int] | None = None,
-) -> list[int]:
+) -> list[Tensor]:
     """Runs *step* until the counter reaches *limit* (an int64 scalar); *go* says whether it begins
     at all.
 
-    Where that is a dimension of a value that the rounds read, *along* names both: the condition
-    then asks for it itself, so that whoever knows the shapes knows the number of rounds.
+    Where the limit is a dimension of a value that the rounds read, *along* names both. The
+    condition then computes it from the value, so that known shapes give a known number of rounds.
     """
     outer = call.emitter
     start = call.scalar(0, DType.INT64)
-    first = [start, limit, go if go is not None else call.scalar(True, DType.BOOL), *initial]
+    going = call.scalar(True, DType.BOOL) if go is None else go
+    first = [t.index for t in (start, limit, going, *initial)]
     shapes: list[Shape] = [outer.shape(o) for o in first]
     for _ in range(MAX_ROUNDS):
         mark = outer.mark()
         body = Emitter(outer.shared, outer)
         body.label, body.index, body.where = outer.label, outer.index, outer.where
         carried = [body.input(outer.dtype(o), s) for o, s in zip(first, shapes, strict=True)]
-        made, going = step(body, carried[0], carried[3:])
+        made, again = step(call.within(body), carried[0], carried[3:])
         one = body.constant(np.array(1, np.int64))
         counter = body.one("ADD", [body.get(carried[0]), one], DType.INT64)
-        flag = body.get(carried[2]) if going is None else going
-        ends = [counter, body.get(carried[1]), flag, *made]
+        flag = body.get(carried[2]) if again is None else again.index
+        ends = [counter, body.get(carried[1]), flag, *(t.index for t in made)]
         after = [meet(s, body.shape(o)) for s, o in zip(shapes, ends, strict=True)]
         if after == shapes:
             break
@@ -235,12 +221,11 @@ def loop(
     condition = _condition(outer, first, shapes, every, along)
     arguments = [*first, *(first_form(outer, v) for v in every)]
     attributes = {"cond_subgraph_index": condition, "body_subgraph_index": finished}
-    dtypes = [outer.dtype(o) for o in arguments]
-    made = outer.emit("WHILE", arguments, dtypes, attributes)
+    results = outer.emit("WHILE", arguments, [outer.dtype(o) for o in arguments], attributes)
     for place, shape in enumerate(shapes):
-        if outer.shape(made[place]) is None and shape is not None:
+        if outer.shape(results[place]) is None and shape is not None:
             raise call.refuse("the shapes of what goes round do not settle")
-    return made[3 : 3 + len(initial)]
+    return [Tensor(call, o) for o in results[3 : 3 + len(initial)]]
 
 
 def _condition(
@@ -266,28 +251,3 @@ def _condition(
     below = test.one("LESS", [test.get(carried[0]), limit], DType.BOOL)
     both = test.one("LOGICAL_AND", [below, test.get(carried[2])], DType.BOOL)
     return outer.shared.add(test.finish([both]))
-
-
-class InBody(Call):
-    """A call whose operations go into the body of a loop."""
-
-    def __init__(self, call: Call, emitter: Emitter) -> None:
-        super().__init__(call.body, call.node, call.inputs)
-        self.emitter = emitter
-
-
-def placed(call: Call, buffer: int, counter: int, part: int) -> int:
-    """*buffer* with *part* as element number *counter* of its first dimension."""
-    rank = len(call.shape(buffer) or ())
-    at = reshape(call, counter, [1])
-    if rank > 1:
-        rest = call.emitter.integers([0] * (rank - 1), np.int64)
-        at = call.emit("CONCATENATION", [at, rest], DType.INT64, {"axis": 0})
-    return call.emit(
-        "DYNAMIC_UPDATE_SLICE", [buffer, expand(call, part, 0), at], call.emitter.dtype(buffer)
-    )
-
-
-def picked(call: Call, sequence: int, counter: int, axis: int = 0) -> int:
-    """Element number *counter* of a dimension, which goes."""
-    return call.emit("GATHER", [sequence, counter], call.emitter.dtype(sequence), {"axis": axis})

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.operators.common import (
-    cast,
-    concatenate,
-    expand,
-    pad,
-    pair,
-    sizes,
-    slice_axis,
-    squeeze,
-)
+from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.operators.elementwise import HALVES
 from penstock.loaders.onnx.operators.pooling import (
     Window,
     from_image,
@@ -29,10 +22,9 @@ from penstock.loaders.onnx.operators.pooling import (
     spatial,
 )
 from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
-from penstock.loaders.onnx.values import Layout, Value, channels_last, constant, is_uniform, uniform
+from penstock.loaders.onnx.values import Value, channels_last, constant, is_uniform, uniform
 
-MAX_GROUPS = 64
-PLAIN = frozenset({DType.FLOAT32, DType.FLOAT16})
+MAX_GROUPS: Final = 64
 
 
 def checked(call: Call) -> tuple[Value, Value, int]:
@@ -56,33 +48,29 @@ def convolution(call: Call) -> Value:
     if groups < 1 or channels != shape[1] * groups or shape[0] % groups:
         raise call.mismatch(f"{channels} channels, weights of shape {shape} and {groups} groups")
     windows = spatial(call, shape[2:], dims[2:])
-    bias = call.value(2) if call.has(2) else None
-    if (axes == 3 and (groups > 1 or x.dtype is not DType.FLOAT32)) or x.dtype not in PLAIN:
+    bias = call.optional(2)
+    if (axes == 3 and (groups > 1 or x.dtype is not DType.FLOAT32)) or x.dtype not in HALVES:
         return _general(call, x, weights, bias, windows, groups)
     image = image_of(call, x, axes)
-    if axes == 3:
-        return _volume(call, image, weights, bias, windows)
-    flat = planar(windows)
+    flat = planar(windows) if axes < 3 else windows
     padding = padding_of(flat)
     if padding is None:
-        image, padding = padded(call, image, flat), "VALID"
-    attributes: dict[str, int | str] = {
-        "padding": padding,
-        "stride_h": flat[0].stride,
-        "stride_w": flat[1].stride,
-        "dilation_h_factor": flat[0].dilation,
-        "dilation_w_factor": flat[1].dilation,
-    }
+        image, padding = padded(image, flat), "VALID"
+    attributes: dict[str, int | str] = {"padding": padding}
+    for window, name in zip(flat, "dhw" if axes == 3 else "hw", strict=True):
+        attributes[f"stride_{name}"] = window.stride
+        attributes[f"dilation_{name}_factor"] = window.dilation
     depthwise = groups == channels and groups > 1
-    kind = "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D"
+    kind = "CONV_3D" if axes == 3 else "DEPTHWISE_CONV_2D" if depthwise else "CONV_2D"
     if depthwise:
         attributes["depth_multiplier"] = shape[0] // groups
     inputs = [image, _filters(call, weights, axes, depthwise)]
     if bias is not None:
         inputs.append(call.get(bias))
-    found = from_image(call, call.emit(kind, inputs, x.dtype, attributes), axes)
-    layer = _integer_layer(kind, axes, flat, attributes, depthwise=depthwise)
-    found.recipe = layer_recipe(layer, x, weights, bias)
+    found = from_image(call.emit(kind, inputs, **attributes), axes)
+    if axes < 3:
+        layer = _integer_layer(kind, axes, flat, attributes, depthwise=depthwise)
+        found.recipe = layer_recipe(layer, x, weights, bias)
     return found
 
 
@@ -96,13 +84,9 @@ def _integer_layer(
 ) -> Layer:
     """The same convolution of quantised values."""
 
-    def prepare(call: Call, operand: int) -> int:
-        image = expand(call, operand, 1) if axes == 1 else operand
-        return image if padding_of(windows) is not None else padded(call, image, windows)
-
-    def finish(call: Call, operand: int) -> tuple[int, Layout]:
-        made = squeeze(call, operand, [1]) if axes == 1 else operand
-        return made, channels_last(axes + 2)
+    def prepare(operand: Tensor) -> Tensor:
+        image = operand.expand(1) if axes == 1 else operand
+        return image if padding_of(windows) is not None else padded(image, windows)
 
     return Layer(
         kind,
@@ -112,53 +96,30 @@ def _integer_layer(
         3 if depthwise else 0,
         dict(attributes),
         prepare,
-        finish,
+        lambda operand: from_image(operand, axes),
     )
 
 
 def filter_array(array: NDArray, axes: int, depthwise: bool) -> NDArray:
     """Weights [out, in, ...] as TFLite's filters: [out, h, w, in], depthwise [1, h, w, out]."""
-    if axes == 1:
-        array = (
-            array[:, :, None]
-            if not is_uniform(array)
-            else uniform(array[0, 0, 0], (*array.shape[:2], 1, array.shape[2]))
-        )
-    order = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
-    return array.transpose(order)
+    if axes == 1 and is_uniform(array):
+        array = uniform(array[0, 0, 0], (*array.shape[:2], 1, array.shape[2]))
+    elif axes == 1:
+        array = array[:, :, None]
+    return array.transpose((1, 2, 3, 0) if depthwise else (0, 2, 3, 1))
 
 
-def _filters(call: Call, weights: Value, axes: int, depthwise: bool) -> int:
+def _filters(call: Call, weights: Value, axes: int, depthwise: bool) -> Tensor:
+    if axes == 3:
+        return call.get(weights, (2, 3, 4, 1, 0))
     if weights.array is not None:
-        return call.emitter.constant(filter_array(weights.array, axes, depthwise), weights.name)
-    order: Sequence[int] = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
+        array = filter_array(weights.array, axes, depthwise)
+        return Tensor(call, call.emitter.constant(array, weights.name))
+    order = (1, 2, 3, 0) if depthwise else (0, 2, 3, 1)
     if axes == 2:
-        return call.get(weights, tuple(order))
-    shape = weights.shape or ()
-    target = (shape[0], shape[1], 1, shape[2])
-    operand = call.emit(
-        "RESHAPE",
-        [call.get(weights), call.emitter.integers([d or 0 for d in target])],
-        weights.dtype,
-        {"new_shape": tuple(d or 0 for d in target)},
-    )
-    return call.emit("TRANSPOSE", [operand, call.emitter.integers(order)], weights.dtype)
-
-
-def _volume(
-    call: Call, volume: int, weights: Value, bias: Value | None, windows: list[Window]
-) -> Value:
-    padding = padding_of(windows)
-    if padding is None:
-        volume, padding = padded(call, volume, windows), "VALID"
-    attributes: dict[str, int | str] = {"padding": padding}
-    for window, axis in zip(windows, "dhw", strict=True):
-        attributes[f"stride_{axis}"] = window.stride
-        attributes[f"dilation_{axis}_factor"] = window.dilation
-    inputs = [volume, call.get(weights, (2, 3, 4, 1, 0))]
-    if bias is not None:
-        inputs.append(call.get(bias))
-    return call.wrap(call.emit("CONV_3D", inputs, weights.dtype, attributes), channels_last(5))
+        return call.get(weights, order)
+    units, depth, extent = (d or 0 for d in weights.shape or ())
+    return call.get(weights).reshape((units, depth, 1, extent)).transposed(order)
 
 
 def _general(
@@ -171,43 +132,36 @@ def _general(
 ) -> Value:
     """By StableHLO, in ONNX's own layout."""
     axes = len(windows)
-    attributes: dict[str, int | tuple[int, ...]] = {
-        "window_strides": tuple(w.stride for w in windows),
-        "padding": tuple(p for w in windows for p in (w.before, w.after)),
-        "lhs_dilation": (1,) * axes,
-        "rhs_dilation": tuple(w.dilation for w in windows),
-        "window_reversal": (0,) * axes,
-        "input_batch_dimension": 0,
-        "input_feature_dimension": 1,
-        "input_spatial_dimensions": tuple(range(2, axes + 2)),
-        "kernel_input_feature_dimension": 1,
-        "kernel_output_feature_dimension": 0,
-        "kernel_spatial_dimensions": tuple(range(2, axes + 2)),
-        "output_batch_dimension": 0,
-        "output_feature_dimension": 1,
-        "output_spatial_dimensions": tuple(range(2, axes + 2)),
-        "feature_group_count": groups,
-        "batch_group_count": 1,
-    }
-    operands = [call.get(x), call.get(weights)]
-    made = call.wrap(call.emit("STABLEHLO_CONVOLUTION", operands, x.dtype, attributes))
-    if bias is None:
-        return made
-    return pair(call, "ADD", made, per_channel(call, bias, axes))
+    places = tuple(range(2, axes + 2))
+    made = call.emit(
+        "STABLEHLO_CONVOLUTION",
+        [call.get(x), call.get(weights)],
+        window_strides=tuple(w.stride for w in windows),
+        padding=tuple(p for w in windows for p in (w.before, w.after)),
+        lhs_dilation=(1,) * axes,
+        rhs_dilation=tuple(w.dilation for w in windows),
+        window_reversal=(0,) * axes,
+        input_batch_dimension=0,
+        input_feature_dimension=1,
+        input_spatial_dimensions=places,
+        kernel_input_feature_dimension=1,
+        kernel_output_feature_dimension=0,
+        kernel_spatial_dimensions=places,
+        output_batch_dimension=0,
+        output_feature_dimension=1,
+        output_spatial_dimensions=places,
+        feature_group_count=groups,
+        batch_group_count=1,
+    ).value()
+    return made if bias is None else call.pair("ADD", made, per_channel(call, bias, axes))
 
 
 def per_channel(call: Call, vector: Value, axes: int) -> Value:
     """A vector of one element a channel, as it broadcasts over [n, c, ...]."""
-    if vector.array is not None:
-        return constant(vector.array.reshape((1, -1) + (1,) * axes))
     target = (1, -1) + (1,) * axes
-    operand = call.emit(
-        "RESHAPE",
-        [call.get(vector), call.emitter.integers(target)],
-        vector.dtype,
-        {"new_shape": target},
-    )
-    return call.wrap(operand)
+    if vector.array is not None:
+        return constant(vector.array.reshape(target))
+    return call.get(vector).reshape(target).value()
 
 
 @operator("ConvTranspose")
@@ -221,7 +175,7 @@ def transpose_convolution(call: Call) -> Value:
         raise call.refuse(f"{groups} groups of {shape[0]} channels")
     if dims[1] not in (None, shape[0]):
         raise call.mismatch(f"{dims[1]} channels and weights of shape {shape}")
-    if x.dtype not in PLAIN:
+    if x.dtype not in HALVES:
         raise call.refuse(f"a transposed convolution of {x.dtype.value}")
     if None in dims[2:]:
         raise call.refuse("a transposed convolution of unknown size")
@@ -229,47 +183,39 @@ def transpose_convolution(call: Call) -> Value:
     extra = call.node.integers("output_padding", (0,) * axes)
     windows = _cropped(call, windows, extra)
     dense = _dilated(call, weights.array, [w.dilation for w in windows])
-    bias = call.value(2) if call.has(2) else None
     image = image_of(call, x, axes)
     each, parts = shape[0] // groups, []
-    channel_axis = len(call.shape(image) or ()) - 1
-    for group in range(groups):
-        part = image
-        if groups > 1:
-            part = slice_axis(call, image, channel_axis, group * each, (group + 1) * each)
-        filters = dense[group * each : (group + 1) * each]
-        parts.append(_one_group(call, part, filters, windows, extra, dims[0]))
-    made = concatenate(call, parts, channel_axis)
-    flat = planar(windows) if axes < 3 else windows
-    for at, window in enumerate(flat, 1):
-        full = (call.shape(made) or ())[at] or 0
+    channel_axis = len(image.dims) - 1
+    for start in range(0, shape[0], each):
+        part = image if groups == 1 else image.slice(channel_axis, start, start + each)
+        parts.append(_one_group(part, dense[start : start + each], windows, extra, dims[0]))
+    made = call.concatenate(parts, channel_axis)
+    for at, window in enumerate(planar(windows) if axes < 3 else windows, 1):
         if window.before or window.after > 0:
-            end = full - max(window.after, 0)
-            made = slice_axis(call, made, at, window.before, end)
+            full = made.dims[at] or 0
+            made = made.slice(at, window.before, full - max(window.after, 0))
         if window.after < 0:
-            pads = [
-                (0, -window.after) if i == at else (0, 0)
-                for i in range(len(call.shape(made) or ()))
-            ]
-            made = pad(call, made, pads)
-    found = from_image(call, made, axes)
-    return found if bias is None else pair(call, "ADD", found, per_channel(call, bias, axes))
+            behind = -window.after
+            made = made.pad([(0, behind if i == at else 0) for i in range(len(made.dims))])
+    found, bias = from_image(made, axes), call.optional(2)
+    return found if bias is None else call.pair("ADD", found, per_channel(call, bias, axes))
 
 
 def _without_auto_pad(call: Call) -> Call:
-    """The call, `auto_pad` left out: it decides about the output's size here, which `_cropped`
-    works out.
+    """The call without `auto_pad`, which here decides about the size of the output: `_cropped`
+    computes it.
     """
-    from msgspec.structs import replace
-
     attributes = {k: v for k, v in call.node.attributes.items() if k != "auto_pad"}
     return Call(call.body, replace(call.node, attributes=attributes), call.inputs)
 
 
+def _whole(window: Window, extra: int) -> int:
+    """The extent of the result along one axis before it is cropped."""
+    return ((window.size or 0) - 1) * window.stride + window.reach + extra
+
+
 def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Window]:
     """Windows whose `before` and `after` are what is cut off the whole result."""
-    from msgspec.structs import replace
-
     mode = call.node.text("auto_pad", "NOTSET")
     wanted: list[int | None] = [None] * len(windows)
     if call.node.has("output_shape"):
@@ -283,8 +229,7 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
         if target is None:
             found.append(window)
             continue
-        full = ((window.size or 0) - 1) * window.stride + window.reach + more
-        total = full - target
+        total = _whole(window, more) - target
         if total < 0:
             # More is wanted than there is: nothing but the bias reaches what is added behind.
             found.append(replace(window, before=0, after=total))
@@ -301,46 +246,35 @@ def _dilated(call: Call, array: NDArray, dilations: Sequence[int]) -> NDArray:
         return array
     extents = [(k - 1) * d + 1 for k, d in zip(array.shape[2:], dilations, strict=True)]
     whole = (*array.shape[:2], *extents)
-    call.body.lowering.budget.take(math.prod(whole) * array.itemsize, call.node.where)
+    call.charge(math.prod(whole) * array.itemsize)
     dense = np.zeros(whole, array.dtype)
-    places = (slice(None), slice(None), *(slice(None, None, d) for d in dilations))
-    dense[places] = array
+    dense[(slice(None), slice(None), *(slice(None, None, d) for d in dilations))] = array
     return dense
 
 
 def _one_group(
-    call: Call,
-    image: int,
+    image: Tensor,
     filters: NDArray,
     windows: list[Window],
     extra: Sequence[int],
     batch: int | None,
-) -> int:
-    axes = len(windows)
-    dtype = call.emitter.dtype(image)
-    full = [
-        ((w.size or 0) - 1) * w.stride + w.reach + e for w, e in zip(windows, extra, strict=True)
-    ]
+) -> Tensor:
+    call, axes = image.call, len(windows)
+    full = [_whole(w, e) for w, e in zip(windows, extra, strict=True)]
     if axes == 1:
         full, filters = [1, *full], filters[:, :, None]
     size = [*full, filters.shape[1]]
     if batch is None:
-        first = call.emit(
-            "SLICE",
-            [sizes(call, image), call.emitter.integers([0]), call.emitter.integers([1])],
-            DType.INT64,
-        )
-        both = concatenate(call, [first, call.emitter.integers(size, np.int64)], 0)
-        target = cast(call, both, DType.INT32)
+        first = image.sizes().part([0], [1])
+        target = call.concatenate([first, call.vector(size, np.int64)], 0)
+        target = target.cast(DType.INT32)
     else:
-        target = call.emitter.integers([batch, *size])
+        target = call.vector([batch, *size])
     order: tuple[int, ...] = (1, 2, 3, 0)
-    names, kind, flat = "hw", "TRANSPOSE_CONV", windows
+    kind, names = "TRANSPOSE_CONV", "hw"
     if axes == 3:
-        order, names, kind = (2, 3, 4, 1, 0), "dhw", "CONV_3D_TRANSPOSE"
-    else:
-        flat = planar(windows)
+        kind, order, names = "CONV_3D_TRANSPOSE", (2, 3, 4, 1, 0), "dhw"
+    flat = windows if axes == 3 else planar(windows)
     strides = {f"stride_{n}": w.stride for n, w in zip(names, flat, strict=True)}
-    chosen: dict[str, int | str] = {"padding": "VALID", **strides}
-    taps = call.emitter.constant(filters.transpose(order))
-    return call.emit(kind, [target, taps, image], dtype, chosen)
+    taps = call.literal(filters.transpose(order))
+    return call.emit(kind, [target, taps, image], image.dtype, padding="VALID", **strides)

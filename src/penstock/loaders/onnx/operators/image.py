@@ -9,20 +9,10 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.operators.common import (
-    arithmetic,
-    axis_in,
-    cast,
-    concatenate,
-    expand,
-    number,
-    reshape,
-    slice_axis,
-)
+from penstock.loaders.onnx.calls import Call, Tensor, axis_in, operator
 from penstock.loaders.onnx.values import Value
 
-MAX_SIZE = 1 << 20
+MAX_SIZE: Final = 1 << 20
 
 
 @operator("Upsample")
@@ -99,10 +89,8 @@ def _resized(
     nearest: str,
     axes: Sequence[int],
 ) -> Value:
-    rank, dims = x.rank or 0, x.shape or ()
-    kind = call.node.text("mode", "nearest")
-    layout = call.emitter.layout_of([x], rank)
-    operand = call.get(x, layout)
+    dims, kind = x.shape or (), call.node.text("mode", "nearest")
+    operand, layout = call.stored(x)
     for axis in axes:
         own, target = dims[axis], size[axis]
         if own == target and (own is not None or scales[axis] == 1):
@@ -112,9 +100,8 @@ def _resized(
         if target > MAX_SIZE or own < 1 or target < 1:
             raise call.mismatch(f"a dimension of {own} resized to {target}")
         places = coordinates(call, own, target, scales[axis], mode)
-        taps = _taps(call, places, own, kind, nearest)
-        operand = _along(call, operand, axis_in(layout, axis), taps, rank)
-    return call.wrap(operand, layout)
+        operand = _along(operand, axis_in(layout, axis), _taps(call, places, own, kind, nearest))
+    return operand.value(layout)
 
 
 def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> NDArray:
@@ -183,21 +170,18 @@ def _cubic(call: Call, low: NDArray, share: NDArray, own: int) -> list[tuple[NDA
     return list(zip(indices, weights, strict=True))
 
 
-def _along(
-    call: Call, operand: int, axis: int, taps: list[tuple[NDArray, NDArray | None]], rank: int
-) -> int:
-    dtype = call.emitter.dtype(operand)
-    total = -1
+def _along(operand: Tensor, axis: int, taps: list[tuple[NDArray, NDArray | None]]) -> Tensor:
+    call, dtype = operand.call, operand.dtype
+    total: Tensor | None = None
     for indices, weights in taps:
-        part = call.emit("GATHER", [operand, call.emitter.constant(indices)], dtype, {"axis": axis})
+        part = operand.gather(call.literal(indices), axis)
         if weights is not None:
             if not dtype.is_float or dtype is DType.BFLOAT16:
                 raise call.refuse(f"interpolation of {dtype.value}")
-            shape = [-1 if i == axis else 1 for i in range(rank)]
-            factors = call.emitter.constant(weights.astype(dtype.numpy).reshape(shape))
-            part = arithmetic(call, "MUL", part, factors)
-        total = part if total < 0 else arithmetic(call, "ADD", total, part)
-    return total
+            shape = [-1 if i == axis else 1 for i in range(len(operand.dims))]
+            part *= call.literal(weights.astype(dtype.numpy).reshape(shape))
+        total = part if total is None else total + part
+    return operand if total is None else total
 
 
 MAX_CLASSES: Final = 256
@@ -215,69 +199,64 @@ def suppression(call: Call) -> Value:
         raise call.mismatch(f"boxes of shape {boxes.shape} and scores of shape {scores.shape}")
     if images is None or classes is None or images * classes > MAX_CLASSES or count is None:
         raise call.refuse(f"{classes} classes of {images} images of {count} boxes")
-    if not call.has(2):
-        most = call.scalar(0, DType.INT32)
-    else:
-        limit = call.array(2)
-        if limit is not None:
-            # No more than there are boxes: room is made for as many.
-            held = min(max(int(limit.reshape(-1)[0]), 0), count)
-            most = call.scalar(held, DType.INT32)
-        else:
-            given = reshape(call, cast(call, call.get(2), DType.INT32), [])
-            most = arithmetic(call, "MINIMUM", given, call.scalar(count, DType.INT32))
-    overlap = _limit(call, 3, 0.0, above=True)
-    least = _limit(call, 4, float(np.finfo(np.float32).min))
+    most = _most(call, count)
+    overlap, least = _threshold(call, 3, 0.0), _least(call)
     every, levels = call.get(boxes), call.get(scores)
     rows = []
     for image in range(images):
-        own = reshape(call, slice_axis(call, every, 0, image, image + 1), [count, 4])
+        own = every.slice(0, image, image + 1).reshape([count, 4])
         if call.node.integer("center_point_box", 0):
-            own = _corners(call, own)
+            own = _corners(own)
         for kind in range(classes):
-            one = slice_axis(call, slice_axis(call, levels, 0, image, image + 1), 1, kind, kind + 1)
-            flat = reshape(call, one, [count])
-            found, kept = call.emitter.emit(
+            flat = levels.slice(0, image, image + 1).slice(1, kind, kind + 1).reshape([count])
+            found, kept = call.emit_all(
                 "NON_MAX_SUPPRESSION_V4",
                 [own, flat, most, overlap, least],
                 [DType.INT32, DType.INT32],
             )
-            begin, size = call.emitter.integers([0]), reshape(call, kept, [1])
-            places = call.emit("SLICE", [found, begin, size], DType.INT32)
-            column = expand(call, cast(call, places, DType.INT64), 1)
-            label = call.emitter.constant(np.array([[image, kind]], np.int64))
-            times = concatenate(call, [size, call.emitter.integers([1])], 0)
-            labels = call.emit("TILE", [label, times], DType.INT64)
-            rows.append(concatenate(call, [labels, column], 1))
-    return call.wrap(concatenate(call, rows, 0))
+            size = kept.reshape([1])
+            places = call.emit("SLICE", [found, call.vector([0]), size])
+            column = places.cast(DType.INT64).expand(1)
+            label = call.literal(np.array([[image, kind]], np.int64))
+            times = call.concatenate([size, call.vector([1])], 0)
+            labels = call.emit("TILE", [label, times])
+            rows.append(call.concatenate([labels, column], 1))
+    return call.concatenate(rows, 0).value()
 
 
-def _limit(call: Call, index: int, default: float, *, above: bool = False) -> int:
-    """A threshold; *above*: what is equal to it does not reach it (ONNX), where TFLite's kernel
-    counts it.
+def _most(call: Call, count: int) -> Tensor:
+    """How many boxes of a class are kept: never more than there are, as memory is for as many."""
+    if not call.has(2):
+        return call.scalar(0, DType.INT32)
+    limit = call.array(2)
+    if limit is not None:
+        return call.scalar(min(max(int(limit.reshape(-1)[0]), 0), count), DType.INT32)
+    return call.get(2).cast(DType.INT32).reshape([]).minimum(count)
+
+
+def _threshold(call: Call, index: int, default: float) -> Tensor:
+    """The next greater float: ONNX keeps a box whose overlap equals the threshold, TFLite drops
+    it.
     """
     array = call.array(index)
     if array is not None or not call.has(index):
         value = np.float32(default if array is None else array.reshape(-1)[0])
-        return number(
-            call, float(np.nextafter(value, np.float32(np.inf)) if above else value), DType.FLOAT32
-        )
-    given = reshape(call, call.get(index), [])
-    if not above:
-        return given
-    next_to_one = float(np.nextafter(np.float32(1), np.float32(2)))
-    return arithmetic(call, "MUL", given, number(call, next_to_one, DType.FLOAT32))
+        return call.scalar(float(np.nextafter(value, np.float32(np.inf))), DType.FLOAT32)
+    return call.get(index).reshape([]) * float(np.nextafter(np.float32(1), np.float32(2)))
 
 
-def _corners(call: Call, boxes: int) -> int:
+def _least(call: Call) -> Tensor:
+    """The least score of a box that is kept."""
+    array = call.array(4)
+    if array is None and call.has(4):
+        return call.get(4).reshape([])
+    value = np.finfo(np.float32).min if array is None else array.reshape(-1)[0]
+    return call.scalar(float(value), DType.FLOAT32)
+
+
+def _corners(boxes: Tensor) -> Tensor:
     """(x centre, y centre, width, height) as (y, x, y, x)."""
-    x, y, width, height = (slice_axis(call, boxes, 1, i, i + 1) for i in range(4))
-    half = number(call, 0.5, DType.FLOAT32)
-    across, down = (arithmetic(call, "MUL", s, half) for s in (width, height))
-    parts = [
-        arithmetic(call, "SUB", y, down),
-        arithmetic(call, "SUB", x, across),
-        arithmetic(call, "ADD", y, down),
-        arithmetic(call, "ADD", x, across),
-    ]
-    return concatenate(call, parts, 1)
+    x, y, width, height = (boxes.slice(1, i, i + 1) for i in range(4))
+    half = boxes.like(0.5)
+    across, down = (s * half for s in (width, height))
+    return boxes.call.concatenate([y - down, x - across, y + down, x + across], 1)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final, TypeAlias
+
 import numpy as np
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.operators.common import (
-    expand,
-    pair,
-    reshape,
-    squeeze,
-    transposed,
-)
+from penstock.loaders.onnx.calls import Call, Tensor, operator
 from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
 from penstock.loaders.onnx.values import Value, constant, identity
 
-LAYERS = frozenset({DType.FLOAT32, DType.FLOAT16})
+LAYERS: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
+BATCHED: Final = LAYERS | {DType.INT32, DType.INT64}
+"""Types of TFLite's batched products. StableHLO multiplies the others."""
 
 
-def product(call: Call, a: Value, b: Value) -> int:
+def product(call: Call, a: Value, b: Value) -> Tensor:
     """NumPy's matmul. Constant weights of a matrix make a FULLY_CONNECTED of it."""
     rank_a, rank_b = a.rank or 0, b.rank or 0
     if not rank_a or not rank_b:
@@ -30,55 +28,49 @@ def product(call: Call, a: Value, b: Value) -> int:
     if None not in depth and depth[0] != depth[1]:
         raise call.mismatch(f"inner dimensions {depth[0]} and {depth[1]} of a product")
     if b.array is not None and rank_b == 2 and rank_a >= 2 and a.dtype in LAYERS:
-        return connected(call, call.get(a), b.array.T, None)
+        return connected(call.get(a), b.array.T, None)
     left, right = call.get(a), call.get(b)
     if rank_a == 1:
-        left = expand(call, left, 0)
+        left = left.expand(0)
     if rank_b == 1:
-        right = expand(call, right, 1)
-    if a.dtype in LAYERS | {DType.INT32, DType.INT64}:
-        made = call.emit("BATCH_MATMUL", [left, right], a.dtype)
-    else:
-        made = _general(call, left, right)
-    rank = len(call.shape(made) or ())
-    gone = [rank - 2] if rank_a == 1 else []
-    gone += [rank - 1] if rank_b == 1 else []
-    return squeeze(call, made, gone) if gone else made
+        right = right.expand(1)
+    made = _multiplied(left, right)
+    rank = len(made.dims)
+    dropped = [rank - 2] * (rank_a == 1) + [rank - 1] * (rank_b == 1)
+    return made.squeeze(*dropped) if dropped else made
 
 
-def _general(call: Call, left: int, right: int) -> int:
-    """By StableHLO, for the types that TFLite's products lack."""
-    a, b = call.shape(left) or (), call.shape(right) or ()
+def _multiplied(left: Tensor, right: Tensor) -> Tensor:
+    call = left.call
+    if left.dtype in BATCHED:
+        return call.emit("BATCH_MATMUL", [left, right])
+    a, b = left.dims, right.dims
     rank = max(len(a), len(b))
     batch = np.broadcast_shapes(tuple(d or 0 for d in a[:-2]), tuple(d or 0 for d in b[:-2]))
     if None in a or None in b:
         raise call.refuse("a product of unknown shapes of this type")
     ready = []
-    for operand, shape in ((left, a), (right, b)):
-        target = (*batch, *shape[-2:])
-        if shape == target:
-            ready.append(operand)
-            continue
-        to = call.emitter.integers([d or 0 for d in target], np.int64)
-        ready.append(call.emit("BROADCAST_TO", [operand, to], call.emitter.dtype(operand)))
+    for operand in (left, right):
+        target = (*batch, *(d or 0 for d in operand.dims[-2:]))
+        same = operand.dims == target
+        ready.append(operand if same else operand.repeated(call.vector(target, np.int64)))
     lead = tuple(range(rank - 2))
-    attributes = {
-        "lhs_batching_dimensions": lead,
-        "rhs_batching_dimensions": lead,
-        "lhs_contracting_dimensions": (rank - 1,),
-        "rhs_contracting_dimensions": (rank - 2,),
-    }
-    return call.emit("STABLEHLO_DOT_GENERAL", ready, call.emitter.dtype(left), attributes)
-
-
-def connected(call: Call, operand: int, weights: NDArray, bias: NDArray | None) -> int:
-    """FULLY_CONNECTED with constant *weights* [units, depth]."""
-    inputs = [operand, call.emitter.constant(weights)]
-    if bias is not None:
-        inputs.append(call.emitter.constant(bias))
     return call.emit(
-        "FULLY_CONNECTED", inputs, call.emitter.dtype(operand), {"keep_num_dims": True}
+        "STABLEHLO_DOT_GENERAL",
+        ready,
+        lhs_batching_dimensions=lead,
+        rhs_batching_dimensions=lead,
+        lhs_contracting_dimensions=(rank - 1,),
+        rhs_contracting_dimensions=(rank - 2,),
     )
+
+
+def connected(x: Tensor, weights: NDArray, bias: NDArray | None) -> Tensor:
+    """FULLY_CONNECTED with constant *weights* [units, depth]."""
+    inputs = [x, x.call.literal(weights)]
+    if bias is not None:
+        inputs.append(x.call.literal(bias))
+    return x.call.emit("FULLY_CONNECTED", inputs, keep_num_dims=True)
 
 
 @operator("MatMul")
@@ -88,7 +80,7 @@ def matmul(call: Call) -> Value:
 
 def multiplied(call: Call, a: Value, b: Value) -> Value:
     """`product` as a value, which knows how to be computed as integers."""
-    made = call.wrap(product(call, a, b))
+    made = product(call, a, b).value()
     if b.rank == 2 and (a.rank or 0) >= 2:
         made.recipe = layer_recipe(_integer_layer(a.rank or 2, transposed=False), a, b, None)
     return made
@@ -105,53 +97,46 @@ def _integer_layer(rank: int, *, transposed: bool) -> Layer:
         0 if transposed else 1,
         0,
         {"keep_num_dims": True},
-        lambda _, operand: operand,
-        lambda _, operand: (operand, identity(rank)),
+        lambda operand: operand,
+        lambda operand: operand.value(identity(rank)),
     )
 
 
 @operator("Gemm")
 def gemm(call: Call) -> Value:
     """Alpha * A' B' + beta * C, either matrix transposed on demand."""
-    a, b = call.tensor(0), call.tensor(1)
-    c = call.tensor(2) if call.has(2) else None
+    a, b, c = call.tensor(0), call.tensor(1), call.tensor(2) if call.has(2) else None
     alpha, beta = call.node.number("alpha", 1.0), call.node.number("beta", 1.0)
+    turned, transposed = (bool(call.node.integer(n, 0)) for n in ("transA", "transB"))
     if a.rank != 2 or b.rank != 2:
         raise call.mismatch(f"a product of matrices {a.shape} and {b.shape}")
-    left = call.get(a, (1, 0) if call.node.integer("transA", 0) else None)
+    left = call.get(a, (1, 0) if turned else None)
     if b.array is not None and a.dtype in LAYERS:
-        weights = b.array if call.node.integer("transB", 0) else b.array.T
+        weights = b.array if transposed else b.array.T
         if alpha != 1.0:
             weights = weights * np.asarray(alpha, b.array.dtype)
-        units = weights.shape[0]
-        bias = None
+        units, bias = weights.shape[0], None
         row = None if c is None else c.array
         if row is not None and row.size in {1, units} and (row.ndim < 2 or row.shape[0] == 1):
             bias = np.broadcast_to(row.reshape(-1), (units,))
             bias = np.ascontiguousarray(bias * np.asarray(beta, bias.dtype))
-        made = call.wrap(connected(call, left, weights, bias))
+        made = connected(left, weights, bias).value()
         if bias is not None or c is None:
-            if (
-                alpha == beta == 1.0
-                and not call.node.integer("transA", 0)
-                and (c is None or c.rank == 1)
-            ):
-                layer = _integer_layer(2, transposed=bool(call.node.integer("transB", 0)))
-                made.recipe = layer_recipe(layer, a, b, c)
+            if alpha == beta == 1.0 and not turned and (c is None or c.rank == 1):
+                made.recipe = layer_recipe(_integer_layer(2, transposed=transposed), a, b, c)
             return made
     else:
-        right = call.get(b, (1, 0) if call.node.integer("transB", 0) else None)
-        if a.dtype in LAYERS | {DType.INT32, DType.INT64}:
-            made = call.wrap(call.emit("BATCH_MATMUL", [left, right], a.dtype))
-        else:
-            made = call.wrap(_general(call, left, right))
+        made = _multiplied(left, call.get(b, (1, 0) if transposed else None)).value()
         if alpha != 1.0:
-            made = pair(call, "MUL", made, constant(np.array(alpha).astype(a.dtype.numpy)))
+            made = call.pair("MUL", made, constant(np.array(alpha).astype(a.dtype.numpy)))
     if c is None:
         return made
     if beta != 1.0:
-        c = pair(call, "MUL", c, constant(np.array(beta).astype(a.dtype.numpy)))
-    return pair(call, "ADD", made, c)
+        c = call.pair("MUL", c, constant(np.array(beta).astype(a.dtype.numpy)))
+    return call.pair("ADD", made, c)
+
+
+Term: TypeAlias = tuple[Value, str]
 
 
 @operator("Einsum")
@@ -171,49 +156,37 @@ def einsum(call: Call) -> Value:
         raise call.node.invalid(f"{len(call.inputs)} operands for {equation!r}")
     if len(inputs) == 1:
         return _summed(call, call.tensor(0), inputs[0], result)
-    a, b = _summed_away(call, inputs, result)
-    left, right = inputs[0], inputs[1]
-    left, right = "".join(x for x in left if x in a[1]), "".join(x for x in right if x in b[1])
+    (a, left), (b, right) = (_summed_away(call, inputs, result, at) for at in (0, 1))
     batch = [x for x in left if x in right and x in result]
     inner = [x for x in left if x in right and x not in result]
     rows = [x for x in left if x not in right]
     columns = [x for x in right if x not in left]
-    size = _letter_sizes(call, a, b)
-    one = transposed(call, call.get(a[0]), [left.index(x) for x in (*batch, *rows, *inner)])
-    two = transposed(call, call.get(b[0]), [right.index(x) for x in (*batch, *inner, *columns)])
-    one = reshape(call, one, _grouped(call, size, batch, rows, inner))
-    two = reshape(call, two, _grouped(call, size, batch, inner, columns))
-    if a[0].dtype in LAYERS | {DType.INT32, DType.INT64}:
-        made = call.emit("BATCH_MATMUL", [one, two], a[0].dtype)
-    else:
-        made = _general(call, one, two)
+    size = _letter_sizes(call, (a, left), (b, right))
+    one = call.get(a).transposed([left.index(x) for x in (*batch, *rows, *inner)])
+    two = call.get(b).transposed([right.index(x) for x in (*batch, *inner, *columns)])
+    one = one.reshape(_grouped(call, size, batch, rows, inner))
+    two = two.reshape(_grouped(call, size, batch, inner, columns))
     have = [*batch, *rows, *columns]
-    made = reshape(call, made, [_size(call, size, x) for x in have])
-    return call.wrap(transposed(call, made, [have.index(x) for x in result]))
+    made = _multiplied(one, two).reshape([_size(call, size, x) for x in have])
+    return made.transposed([have.index(x) for x in result]).value()
 
 
-Term = tuple[Value, str]
-
-
-def _summed_away(call: Call, inputs: list[str], result: str) -> tuple[Term, Term]:
-    """Both operands without the letters that stand nowhere else."""
-    found = []
-    for at in (0, 1):
-        term, other = inputs[at], inputs[1 - at]
-        kept = "".join(x for x in term if x in other or x in result)
-        found.append((_summed(call, call.tensor(at), term, kept), kept))
-    return found[0], found[1]
+def _summed_away(call: Call, inputs: list[str], result: str, at: int) -> Term:
+    """Operand *at* without the letters that stand nowhere else."""
+    term, other = inputs[at], inputs[1 - at]
+    kept = "".join(x for x in term if x in other or x in result)
+    return _summed(call, call.tensor(at), term, kept), kept
 
 
 def _summed(call: Call, x: Value, term: str, kept: str) -> Value:
     if len(term) != (x.rank or 0):
         raise call.mismatch(f"{term!r} for an operand of shape {x.shape}")
     operand = call.get(x)
-    gone = [i for i, letter in enumerate(term) if letter not in kept]
-    if gone:
-        operand = call.emit("SUM", [operand, call.emitter.integers(gone)], x.dtype)
+    dropped = [i for i, letter in enumerate(term) if letter not in kept]
+    if dropped:
+        operand = operand.reduced("SUM", dropped)
     left = [letter for letter in term if letter in kept]
-    return call.wrap(transposed(call, operand, [left.index(letter) for letter in kept]))
+    return operand.transposed([left.index(letter) for letter in kept]).value()
 
 
 def _letter_sizes(call: Call, a: Term, b: Term) -> dict[str, int | None]:
@@ -228,11 +201,10 @@ def _letter_sizes(call: Call, a: Term, b: Term) -> dict[str, int | None]:
 
 
 def _size(call: Call, size: dict[str, int | None], letter: str) -> int:
-    unknown = [x for x, s in size.items() if s is None]
     known = size[letter]
     if known is not None:
         return known
-    if len(unknown) > 1:
+    if list(size.values()).count(None) > 1:
         raise call.refuse("an equation over several unknown dimensions")
     return -1
 
@@ -243,5 +215,5 @@ def _grouped(call: Call, size: dict[str, int | None], *groups: list[str]) -> lis
     found = [_size(call, size, x) for x in batch]
     for group in others:
         parts = [_size(call, size, x) for x in group]
-        found.append(-1 if -1 in parts else int(np.prod(parts, dtype=np.int64)))
+        found.append(-1 if -1 in parts else math.prod(parts))
     return found

@@ -1,8 +1,9 @@
-"""ai.onnx.ml: trees, linear models, scalers. Trees are walked level by level, all of them at once."""
+"""ai.onnx.ml: trees, linear models, scalers. All trees are walked at once, level by level."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -10,20 +11,11 @@ from msgspec import Struct
 
 from penstock.errors import CyclicModel
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, operator
+from penstock.loaders.onnx.calls import Call, Tensor, operator
 from penstock.loaders.onnx.graph import ML
-from penstock.loaders.onnx.operators.common import (
-    arithmetic,
-    cast,
-    cast_value,
-    comparison,
-    concatenate,
-    expand,
-    number,
-    pair,
-    reshape,
-)
+from penstock.loaders.onnx.operators.elementwise import strings
 from penstock.loaders.onnx.operators.matmul import connected
+from penstock.loaders.onnx.operators.normalization import scaled
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_LEVELS: Final = 256
@@ -94,7 +86,7 @@ def forest(call: Call, prefix: str, targets: int) -> Forest:
                 if target is None:
                     raise node.invalid(f"tree node {ids[i]} of tree {trees[i]} leads to no node")
                 table[i] = target
-    call.body.lowering.budget.take(count * targets * 16, node.where)
+    call.charge(count * targets * 16)
     weights, given = np.zeros((count, targets)), np.zeros((count, targets))
     owners = [node.integers(f"{prefix}_{n}") for n in ("treeids", "nodeids", "ids")]
     values = _array(call, f"{prefix}_weights", 0, 0)
@@ -134,85 +126,67 @@ def _levels(call: Call, roots: NDArray, leaf: NDArray, true: NDArray, false: NDA
     return levels
 
 
-def _table(call: Call, table: NDArray, places: int, dtype: type) -> int:
-    values = call.emitter.constant(table.astype(dtype))
-    return call.emit("GATHER", [values, places], call.emitter.dtype(values), {"axis": 0})
+def _table(table: NDArray, places: Tensor, dtype: type) -> Tensor:
+    return places.call.literal(table.astype(dtype)).gather(places, 0)
 
 
-def leaves(call: Call, x: int, trees: Forest) -> int:
+def leaves(x: Tensor, trees: Forest) -> Tensor:
     """The leaf of each row in each tree: indices [rows, trees] into the tables."""
-    node = call.node
-    kinds = [MODES[m] for m in sorted({m for m in node.strings("nodes_modes") if m != LEAF})]
-    dims = call.shape(x) or (None, None)
-    width = dims[1]
+    call, width = x.call, (x.shape or (None, None))[1]
+    modes = call.node.strings("nodes_modes")
+    kinds = [MODES[m] for m in sorted({m for m in modes if m != LEAF})]
     if width is not None and trees.feature.max(initial=0) >= width:
         raise call.mismatch(f"a tree looks at feature {trees.feature.max()} of {width}")
-    start = call.emitter.constant(trees.roots.astype(np.int32)[None])
-    rows = call.emit(
-        "SLICE",
-        [_sizes(call, x), call.emitter.integers([0]), call.emitter.integers([1])],
-        DType.INT32,
-    )
-    times = concatenate(call, [rows, call.emitter.integers([1])], 0)
-    at = call.emit("TILE", [start, times], DType.INT32)
-    gaps = bool(trees.missing.any())
+    start = call.literal(trees.roots.astype(np.int32)[None])
+    rows = x.fn("SHAPE", DType.INT32, out_type="INT32").part([0], [1])
+    at = call.emit("TILE", [start, call.concatenate([rows, call.vector([1])], 0)])
     for _ in range(trees.levels):
-        feature = _table(call, trees.feature, at, np.int32)
-        seen = call.emit("GATHER", [x, feature], FLOAT, {"axis": 1, "batch_dims": 1})
-        limit = _table(call, trees.threshold, at, np.float32)
-        turns = [comparison(call, kind, seen, limit) for kind in kinds]
+        feature = _table(trees.feature, at, np.int32)
+        seen = call.emit("GATHER", [x, feature], axis=1, batch_dims=1)
+        limit = _table(trees.threshold, at, np.float32)
+        turns = [seen.compare(kind, limit) for kind in kinds]
         turn = turns[0]
         if len(turns) > 1:
-            mode = _table(call, trees.mode, at, np.int32)
+            mode = _table(trees.mode, at, np.int32)
             for i, other in enumerate(turns[1:], 1):
-                chosen = call.emit("EQUAL", [mode, call.scalar(i, DType.INT32)], DType.BOOL)
-                turn = call.emit("SELECT_V2", [chosen, other, turn], DType.BOOL)
-        if gaps:
-            lost = call.emit("NOT_EQUAL", [seen, seen], DType.BOOL)
-            tracked = _table(call, trees.missing, at, np.int32)
-            follows = call.emit("NOT_EQUAL", [tracked, call.scalar(0, DType.INT32)], DType.BOOL)
-            both = call.emit("LOGICAL_AND", [lost, follows], DType.BOOL)
-            turn = call.emit("LOGICAL_OR", [turn, both], DType.BOOL)
-        yes, no = (_table(call, t, at, np.int32) for t in (trees.true, trees.false))
-        at = call.emit("SELECT_V2", [turn, yes, no], DType.INT32)
+                turn = call.select(mode.equals(i), other, turn)
+        if trees.missing.any():
+            lost = seen.compare("NOT_EQUAL", seen)
+            follows = _table(trees.missing, at, np.int32).compare("NOT_EQUAL", 0)
+            both = call.emit("LOGICAL_AND", [lost, follows])
+            turn = call.emit("LOGICAL_OR", [turn, both])
+        yes, no = (_table(t, at, np.int32) for t in (trees.true, trees.false))
+        at = call.select(turn, yes, no)
     return at
 
 
-def _sizes(call: Call, x: int) -> int:
-    return call.emit("SHAPE", [x], DType.INT32, {"out_type": "INT32"})
-
-
-def _features(call: Call) -> int:
+def _features(call: Call) -> Tensor:
     """The input as a matrix of floats."""
-    x = cast_value(call, call.tensor(0), FLOAT)
+    x = call.cast_value(call.tensor(0), FLOAT)
     operand = call.get(x)
     if x.rank == 1:
-        return expand(call, operand, 0)
+        return operand.expand(0)
     if x.rank != 2:
         raise call.mismatch(f"features of shape {x.shape}")
     return operand
 
 
-def _aggregated(call: Call, table: NDArray, at: int, how: str) -> int:
-    values = call.emitter.constant(table.astype(np.float32))
-    parts = call.emit("GATHER", [values, at], FLOAT, {"axis": 0})
+def _aggregated(table: NDArray, at: Tensor, how: str) -> Tensor:
+    parts = _table(table, at, np.float32)
     kinds = {"SUM": "SUM", "AVERAGE": "MEAN", "MIN": "REDUCE_MIN", "MAX": "REDUCE_MAX"}
     if how not in kinds:
-        raise call.node.invalid(f"the aggregation {how!r}")
-    return call.emit(kinds[how], [parts, call.emitter.integers([1])], FLOAT)
+        raise at.call.node.invalid(f"the aggregation {how!r}")
+    return parts.reduced(kinds[how], [1])
 
 
-def _summed(call: Call, x: int, trees: Forest, how: str) -> int:
-    return _aggregated(call, trees.weights, leaves(call, x, trees), how)
-
-
-def _based(call: Call, scores: int, targets: int) -> int:
+def _based(scores: Tensor, targets: int) -> Tensor:
+    call = scores.call
     base = _array(call, "base_values", 0, 0)
     if not len(base):
         return scores
     if len(base) not in (1, targets):
         raise call.node.invalid(f"{len(base)} base values for {targets} targets")
-    return arithmetic(call, "ADD", scores, call.emitter.constant(base.astype(np.float32)))
+    return scores + call.literal(base.astype(np.float32))
 
 
 @operator("TreeEnsembleRegressor", domain=ML)
@@ -221,33 +195,31 @@ def tree_regressor(call: Call) -> Value:
     if not 1 <= targets <= 1 << 16:
         raise call.node.invalid(f"{targets} targets")
     trees = forest(call, "target", targets)
-    how = call.node.text("aggregate_function", "SUM")
-    at = leaves(call, _features(call), trees)
-    scores = _aggregated(call, trees.weights, at, how)
-    based = _based(call, scores, targets)
-    if targets > 1 and based != scores:
+    at = leaves(_features(call), trees)
+    scores = _aggregated(trees.weights, at, call.node.text("aggregate_function", "SUM"))
+    based = _based(scores, targets)
+    if targets > 1 and based is not scores:
         # Of several targets only those that some leaf has a weight for get their base value.
-        reached = _aggregated(call, trees.given, at, "MAX")
-        some = call.emit("GREATER", [reached, number(call, 0.5, FLOAT)], DType.BOOL)
-        based = call.emit("SELECT_V2", [some, based, scores], FLOAT)
-    return call.wrap(transformed(call, based, call.node.text("post_transform", "NONE")))
+        some = _aggregated(trees.given, at, "MAX") > 0.5
+        based = call.select(some, based, scores)
+    return transformed(based, call.node.text("post_transform", "NONE")).value()
 
 
-def transformed(call: Call, scores: int, how: str) -> int:
+def transformed(scores: Tensor, how: str) -> Tensor:
     """Scores as probabilities, as `post_transform` says."""
+    call = scores.call
     match how:
         case "NONE":
             return scores
         case "LOGISTIC":
-            return call.emit("LOGISTIC", [scores], FLOAT)
+            return scores.fn("LOGISTIC")
         case "SOFTMAX":
-            return call.emit("SOFTMAX", [scores], FLOAT, {"beta": 1.0})
+            return scores.fn("SOFTMAX", beta=1.0)
         case "SOFTMAX_ZERO":
             zero = call.scalar(0, FLOAT)
-            none = call.emit("EQUAL", [scores, zero], DType.BOOL)
-            low = call.emit("SELECT_V2", [none, call.scalar(-3.0e38, FLOAT), scores], FLOAT)
-            made = call.emit("SOFTMAX", [low], FLOAT, {"beta": 1.0})
-            return call.emit("SELECT_V2", [none, zero, made], FLOAT)
+            none = scores.equals(zero)
+            low = call.select(none, -3.0e38, scores)
+            return call.select(none, zero, low.fn("SOFTMAX", beta=1.0))
     raise call.refuse(f"the post_transform {how!r}")
 
 
@@ -257,46 +229,32 @@ def _labels(call: Call) -> NDArray:
         if call.node.has(name):
             return np.array(call.node.integers(name), np.int64)
     if call.node.has("classlabels_strings"):
-        listed = call.node.strings("classlabels_strings")
-        found = np.empty(len(listed), object)
-        found[:] = listed
-        return found
+        return strings(call.node.strings("classlabels_strings"))
     raise call.node.invalid("the class labels are missing")
 
 
-def _named(call: Call, labels: NDArray, places: int) -> Value:
-    table = call.emitter.constant(labels)
-    return call.wrap(call.emit("GATHER", [table, places], call.emitter.dtype(table), {"axis": 0}))
+def _named(labels: NDArray, places: Tensor) -> Value:
+    return places.call.literal(labels).gather(places, 0).value()
 
 
-def _best(call: Call, scores: int) -> int:
-    last = call.emitter.constant(np.array(1, np.int32))
-    return call.emit("ARG_MAX", [scores, last], DType.INT64, {"output_type": "INT64"})
-
-
-def _two_sided(call: Call, scores: int, how: str, limit: float, *, rest: bool) -> tuple[int, int]:
+def _two_sided(scores: Tensor, how: str, limit: float, *, rest: bool) -> tuple[Tensor, Tensor]:
     """(label, scores of both classes) of a single score [rows, 1] for the second of two classes:
     the other gets the *rest* to 1, or the negative. Only the logistic transform applies (ONNX
     Runtime).
     """
-    chosen = call.emit("GREATER", [scores, number(call, limit, FLOAT)], DType.BOOL)
+    chosen = scores > limit
     if how == "LOGISTIC":
-        second = call.emit("LOGISTIC", [scores], FLOAT)
-        first = call.emit("LOGISTIC", [call.emit("NEG", [scores], FLOAT)], FLOAT)
+        second = scores.fn("LOGISTIC")
+        first = (-scores).fn("LOGISTIC")
     else:
-        second = scores
-        first = (
-            arithmetic(call, "SUB", number(call, 1.0, FLOAT), scores)
-            if rest
-            else call.emit("NEG", [scores], FLOAT)
-        )
-    both = concatenate(call, [first, second], 1)
-    return reshape(call, cast(call, chosen, DType.INT64), [-1]), both
+        second, first = scores, 1.0 - scores if rest else -scores
+    both = scores.call.concatenate([first, second], 1)
+    return chosen.cast(DType.INT64).reshape([-1]), both
 
 
-def _column(call: Call, scores: int, place: int) -> int:
-    begin, size = call.emitter.integers([0, place]), call.emitter.integers([-1, 1])
-    return call.emit("SLICE", [scores, begin, size], call.emitter.dtype(scores))
+def _answer(labels: NDArray, scores: Tensor, how: str) -> list[Value]:
+    """The label of the greatest score, and all scores transformed."""
+    return [_named(labels, scores.best("ARG_MAX", 1)), transformed(scores, how).value()]
 
 
 @operator("TreeEnsembleClassifier", domain=ML)
@@ -308,39 +266,36 @@ def tree_classifier(call: Call) -> list[Value]:
     trees = forest(call, "class", len(labels))
     x = _features(call)
     if len(labels) == 2:
-        return _two_classes(call, labels, how, trees, x)
-    scores = _based(call, _summed(call, x, trees, "SUM"), len(labels))
-    return [_named(call, labels, _best(call, scores)), call.wrap(transformed(call, scores, how))]
+        return _two_classes(labels, how, trees, x)
+    scores = _aggregated(trees.weights, leaves(x, trees), "SUM")
+    return _answer(labels, _based(scores, len(labels)), how)
 
 
-def _two_classes(call: Call, labels: NDArray, how: str, trees: Forest, x: int) -> list[Value]:
+def _two_classes(labels: NDArray, how: str, trees: Forest, x: Tensor) -> list[Value]:
+    call = x.call
     ids = set(call.node.integers("class_ids"))
     base = _array(call, "base_values", 0, 0)
     if len(base) > 1 or (len(base) and ids != {0}):
         raise call.refuse(f"{len(base)} base values for two classes")
     positive = len(ids) == 1 and bool((trees.weights >= 0).all())
     limit = 0.5 if positive else 0.0
-    at = leaves(call, x, trees)
-    scores = _aggregated(call, trees.weights, at, "SUM")
-    single = _column(call, scores, 0)
+    at = leaves(x, trees)
+    scores = _aggregated(trees.weights, at, "SUM")
+    single = scores.part([0, 0], [-1, 1])
     if len(base):
-        single = arithmetic(call, "ADD", single, number(call, float(base[0]), FLOAT))
-    one = _two_sided(call, single, how, limit, rest=positive)
+        single += float(base[0])
+    one = _two_sided(single, how, limit, rest=positive)
     if ids == {0}:
-        return [_named(call, labels, one[0]), call.wrap(one[1])]
-    second = _column(call, scores, 1)
-    above = call.emit("GREATER", [second, number(call, limit, FLOAT)], DType.BOOL)
-    label = reshape(call, cast(call, above, DType.INT64), [-1])
-    both = transformed(call, scores, how)
-    reached = _aggregated(call, trees.given[:, 1:], at, "MAX")
-    some = call.emit("GREATER", [reached, number(call, 0.5, FLOAT)], DType.BOOL)
-    both = call.emit("SELECT_V2", [some, both, one[1]], FLOAT)
-    flat = reshape(call, some, [-1])
-    label = call.emit("SELECT_V2", [flat, label, one[0]], DType.INT64)
-    return [_named(call, labels, label), call.wrap(both)]
+        return [_named(labels, one[0]), one[1].value()]
+    label = (scores.part([0, 1], [-1, 1]) > limit).cast(DType.INT64).reshape([-1])
+    both = transformed(scores, how)
+    some = _aggregated(trees.given[:, 1:], at, "MAX") > 0.5
+    both = call.select(some, both, one[1])
+    label = call.select(some.reshape([-1]), label, one[0])
+    return [_named(labels, label), both.value()]
 
 
-def _linear(call: Call, targets: int) -> int:
+def _linear(call: Call, targets: int) -> Tensor:
     x = _features(call)
     weights = np.array(call.node.numbers("coefficients"), np.float32)
     if targets < 1 or len(weights) % targets:
@@ -350,13 +305,13 @@ def _linear(call: Call, targets: int) -> int:
         bias = np.array(call.node.numbers("intercepts"), np.float32)
         if len(bias) != targets:
             raise call.node.invalid(f"{len(bias)} intercepts for {targets} targets")
-    return connected(call, x, weights.reshape(targets, -1), bias)
+    return connected(x, weights.reshape(targets, -1), bias)
 
 
 @operator("LinearRegressor", domain=ML)
 def linear_regressor(call: Call) -> Value:
     scores = _linear(call, call.node.integer("targets", 1))
-    return call.wrap(transformed(call, scores, call.node.text("post_transform", "NONE")))
+    return transformed(scores, call.node.text("post_transform", "NONE")).value()
 
 
 @operator("LinearClassifier", domain=ML)
@@ -365,85 +320,62 @@ def linear_classifier(call: Call) -> list[Value]:
     count = len(call.node.numbers("intercepts")) if call.node.has("intercepts") else len(labels)
     scores = _linear(call, count)
     if len(labels) == 2 and count == 1:
-        label, both = _two_sided(call, scores, how, 0.0, rest=True)
-        return [_named(call, labels, label), call.wrap(both)]
-    return [_named(call, labels, _best(call, scores)), call.wrap(transformed(call, scores, how))]
+        label, both = _two_sided(scores, how, 0.0, rest=True)
+        return [_named(labels, label), both.value()]
+    return _answer(labels, scores, how)
 
 
 @operator("Normalizer", domain=ML)
 def normalizer(call: Call) -> Value:
-    """Rows over their largest magnitude, the sum of magnitudes, or their length."""
-    x = cast_value(call, call.tensor(0), FLOAT)
-    operand = call.get(x)
-    last = call.emitter.integers([(x.rank or 1) - 1])
-    how = call.node.text("norm", "MAX")
-    if how == "L2":
-        square = arithmetic(call, "MUL", operand, operand)
-        total = call.emit("SUM", [square, last], FLOAT, {"keep_dims": True})
-        size = call.emit("SQRT", [total], FLOAT)
-    elif how == "L1":
-        sizes = call.emit("ABS", [operand], FLOAT)
-        size = call.emit("SUM", [sizes, last], FLOAT, {"keep_dims": True})
-    elif how == "MAX":
-        size = call.emit("REDUCE_MAX", [operand, last], FLOAT, {"keep_dims": True})
-    else:
-        raise call.node.invalid(f"the norm {how!r}")
-    zero = call.emit("EQUAL", [size, call.scalar(0, FLOAT)], DType.BOOL)
-    safe = call.emit("SELECT_V2", [zero, call.scalar(1, FLOAT), size], FLOAT)
-    return call.wrap(arithmetic(call, "DIV", operand, safe))
+    """Rows divided by their largest magnitude, the sum of magnitudes, or their length."""
+    x = call.cast_value(call.tensor(0), FLOAT)
+    last = call.vector([(x.rank or 1) - 1])
+    return scaled(call.get(x), call.node.text("norm", "MAX"), last).value()
 
 
 @operator("Scaler", domain=ML)
 def scaler(call: Call) -> Value:
-    x = cast_value(call, call.tensor(0), FLOAT)
+    x = call.cast_value(call.tensor(0), FLOAT)
     offset, scale = (
         constant(np.array(call.node.numbers(n, (v,)), np.float32))
         for n, v in (("offset", 0.0), ("scale", 1.0))
     )
-    return pair(call, "MUL", pair(call, "SUB", x, offset), scale)
+    return call.pair("MUL", call.pair("SUB", x, offset), scale)
 
 
 @operator("Binarizer", domain=ML)
 def binarizer(call: Call) -> Value:
-    x = call.tensor(0)
-    limit = call.scalar(call.node.number("threshold", 0.0), x.dtype)
-    above = comparison(call, "GREATER", call.get(x), limit)
-    return call.wrap(cast(call, above, x.dtype))
+    x = call.get(call.tensor(0))
+    return (x > call.node.number("threshold", 0.0)).cast(x.dtype).value()
 
 
 @operator("Imputer", domain=ML)
 def imputer(call: Call) -> Value:
     """What is missing, a value or what is not a number, replaced column by column."""
-    x = call.tensor(0)
+    x, node = call.get(call.tensor(0)), call.node
     name = "imputed_value_floats" if x.dtype.is_float else "imputed_value_int64s"
-    filling = constant(np.array(call.node.numbers(name)).astype(x.dtype.numpy))
-    operand = call.get(x)
-    replaced = call.node.number("replaced_value_float", 0.0)
-    if not x.dtype.is_float:
-        replaced = float(call.node.integer("replaced_value_int64", 0))
-    if math.isnan(replaced):
-        lost = comparison(call, "NOT_EQUAL", operand, operand)
+    filling = call.literal(np.array(node.numbers(name)).astype(x.dtype.numpy))
+    if x.dtype.is_float:
+        replaced = node.number("replaced_value_float", 0.0)
     else:
-        lost = comparison(call, "EQUAL", operand, call.scalar(replaced, x.dtype))
-    return call.wrap(call.emit("SELECT_V2", [lost, call.get(filling), operand], x.dtype))
+        replaced = float(node.integer("replaced_value_int64", 0))
+    lost = x.compare("NOT_EQUAL", x) if math.isnan(replaced) else x.equals(replaced)
+    return call.select(lost, filling, x).value()
 
 
 @operator("ArrayFeatureExtractor", domain=ML)
 def extractor(call: Call) -> Value:
-    x, places = call.tensor(0), call.tensor(1)
-    operand = call.get(x)
-    if x.rank == 1:
-        operand = expand(call, operand, 0)
-    axis = len(call.shape(operand) or ()) - 1
-    flat = reshape(call, call.get(places), [-1])
-    return call.wrap(call.emit("GATHER", [operand, flat], x.dtype, {"axis": axis}))
+    x = call.tensor(0)
+    operand = call.get(x).expand(0) if x.rank == 1 else call.get(x)
+    flat = call.get(call.tensor(1)).reshape([-1])
+    return operand.gather(flat, len(operand.dims) - 1).value()
 
 
 @operator("FeatureVectorizer", domain=ML)
 def vectorizer(call: Call) -> Value:
-    parts = [call.get(cast_value(call, call.tensor(i), FLOAT)) for i in range(len(call.inputs))]
-    parts = [expand(call, p, 0) if len(call.shape(p) or ()) == 1 else p for p in parts]
-    return call.wrap(concatenate(call, parts, 1))
+    parts = [call.get(call.cast_value(call.tensor(i), FLOAT)) for i in range(len(call.inputs))]
+    parts = [p.expand(0) if len(p.dims) == 1 else p for p in parts]
+    return call.concatenate(parts, 1).value()
 
 
 def _keys(call: Call) -> tuple[NDArray, NDArray, NDArray]:
@@ -463,13 +395,10 @@ def _keys(call: Call) -> tuple[NDArray, NDArray, NDArray]:
     raise call.refuse("a label encoder without lists of values")
 
 
-def _vector(items: list[object]) -> NDArray:
+def _vector(items: Sequence[object]) -> NDArray:
     if items and isinstance(items[0], bytes):
-        found = np.empty(len(items), object)
-        found[:] = items
-        return found
-    dtype = np.int64 if items and type(items[0]) is int else np.float32
-    return np.array(items, dtype)
+        return strings(items)
+    return np.array(items, np.int64 if items and type(items[0]) is int else np.float32)
 
 
 @operator("LabelEncoder", domain=ML)
@@ -483,36 +412,29 @@ def label_encoder(call: Call) -> Value:
         raise call.node.invalid(f"{len(keys)} keys and {len(values)} values")
     if x.dtype is DType.STRING and keys.dtype != object:
         raise call.node.invalid("strings are looked up among numbers")
-    operand = expand(call, call.get(x), x.rank or 0)
-    same = comparison(call, "EQUAL", operand, call.emitter.constant(keys))
-    rank = (x.rank or 0) + 1
-    last = call.emitter.integers([rank - 1])
-    wide = cast(call, same, DType.INT32)
-    axis = call.emitter.constant(np.array(rank - 1, np.int32))
-    first = call.emit("ARG_MAX", [wide, axis], DType.INT64, {"output_type": "INT64"})
-    found = call.emit("REDUCE_ANY", [same, last], DType.BOOL)
-    beyond = call.scalar(len(keys), DType.INT64)
-    places = call.emit("SELECT_V2", [found, first, beyond], DType.INT64)
-    return _named(call, np.concatenate([values, default.astype(values.dtype)]), places)
+    last = x.rank or 0
+    same = call.get(x).expand(last).equals(call.literal(keys))
+    first = same.cast(DType.INT32).best("ARG_MAX", last)
+    found = same.reduced("REDUCE_ANY", [last])
+    places = call.select(found, first, len(keys))
+    return _named(np.concatenate([values, default.astype(values.dtype)]), places)
 
 
 @operator("OneHotEncoder", domain=ML)
 def one_hot_encoder(call: Call) -> Value:
     x = call.tensor(0)
-    name = "cats_strings" if x.dtype is DType.STRING else "cats_int64s"
-    keys = _vector(
-        list(call.node.strings(name) if name == "cats_strings" else call.node.integers(name))
-    )
+    if x.dtype is DType.STRING:
+        keys = strings(call.node.strings("cats_strings"))
+    else:
+        keys = np.array(call.node.integers("cats_int64s"), np.int64)
     if not call.node.integer("zeros", 1):
         raise call.refuse("categories that must be known")
     if x.dtype not in {DType.STRING, DType.INT64}:
-        x = cast_value(call, x, DType.INT64)
-    operand = expand(call, call.get(x), x.rank or 0)
-    same = comparison(call, "EQUAL", operand, call.emitter.constant(keys))
-    return call.wrap(cast(call, same, FLOAT))
+        x = call.cast_value(x, DType.INT64)
+    return call.get(x).expand(x.rank or 0).equals(call.literal(keys)).cast(FLOAT).value()
 
 
 @operator("ZipMap", domain=ML)
 def zip_map(call: Call) -> Value:
-    """The probabilities as they are, a column a class: there are no maps here."""
+    """The probabilities as they are, a column a class: the IR has no maps."""
     return call.tensor(0)

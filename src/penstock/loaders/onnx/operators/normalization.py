@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, Lower, operator
-from penstock.loaders.onnx.emitter import Emitter
+from penstock.loaders.onnx.calls import Call, Lower, Tensor, axis_in, operator
 from penstock.loaders.onnx.folding import axes_of
-from penstock.loaders.onnx.operators.common import (
-    arithmetic,
-    axis_in,
-    common_layout,
-    expand,
-    number,
-    pair,
-    reshape,
-    sizes,
-)
 from penstock.loaders.onnx.operators.convolution import per_channel
+from penstock.loaders.onnx.operators.elementwise import sqrt
 from penstock.loaders.onnx.values import Layout, Value, constant
-
-Before = Callable[[Call, int], int]
-
-
-def axes_input(call: Call) -> tuple[int, ...] | None:
-    """The axes, None for all; () where nothing is reduced."""
-    rank = call.tensor(0).rank or 0
-    found = call.integers(1, "the axes") if call.has(1) else axes_of(call.node, [])
-    if not found:
-        if call.node.integer("noop_with_empty_axes", 0):
-            return ()
-        return tuple(range(rank))
-    return call.axes(found, rank)
-
 
 REGIONS: Final = {
     "SUM": ("STABLEHLO_ADD", 0.0),
@@ -46,75 +22,70 @@ REGIONS: Final = {
     "REDUCE_MIN": ("STABLEHLO_MINIMUM", math.inf),
 }
 BY_REGIONS: Final = frozenset({DType.FLOAT64, DType.BFLOAT16})
-"""Types that TFLite's reductions lack, and StableHLO's have."""
+"""Types that StableHLO reduces, and TFLite does not."""
 
 
-def along(call: Call, kind: str, operand: int, places: Sequence[int], *, keep: bool) -> int:
+def axes_input(call: Call) -> tuple[int, ...]:
+    """The axes to reduce; () where nothing is reduced."""
+    rank = call.tensor(0).rank or 0
+    found = call.integers(1, "the axes") if call.has(1) else axes_of(call.node, [])
+    if found:
+        return call.axes(found, rank)
+    return () if call.node.integer("noop_with_empty_axes", 0) else tuple(range(rank))
+
+
+def along(kind: str, x: Tensor, places: Sequence[int], *, keep: bool) -> Tensor:
     """A reduction of an operand along its dimensions *places*."""
-    dtype = call.emitter.dtype(operand)
+    call, dtype = x.call, x.dtype
     if dtype not in BY_REGIONS:
-        given = [operand, call.emitter.integers(places)]
-        return call.emit(kind, given, dtype, {"keep_dims": keep})
-    dims = call.shape(operand) or ()
+        return x.reduced(kind, places, keep)
     if kind == "MEAN":
-        count = math.prod(dims[p] or 0 for p in places)
+        count = math.prod(x.dims[p] or 0 for p in places)
         if not count:
             raise call.refuse("the mean over a dimension of unknown size, of this type")
-        total = along(call, "SUM", operand, places, keep=keep)
-        return arithmetic(call, "MUL", total, call.scalar(1 / count, dtype))
+        return along("SUM", x, places, keep=keep) * (1 / count)
     function, initial = REGIONS[kind]
-    region = Emitter(call.emitter.shared)
-    a, b = (region.get(region.input(dtype, ())) for _ in range(2))
-    body = call.emitter.shared.add(region.finish([region.one(function, [a, b], dtype)]))
-    given = [operand, call.scalar(initial, dtype)]
-    attributes: dict[str, int | tuple[int, ...]] = {
-        "dimensions": tuple(places),
-        "body_subgraph_index": body,
-    }
-    made = call.emit("STABLEHLO_REDUCE", given, dtype, attributes)
+    body = call.region(function, dtype)
+    given = [x, call.scalar(initial, dtype)]
+    made = call.emit("STABLEHLO_REDUCE", given, dimensions=tuple(places), body_subgraph_index=body)
     if keep:
         for place in places:
-            made = expand(call, made, place)
+            made = made.expand(place)
     return made
 
 
-def reduced(call: Call, kind: str, operand: int, layout: Layout, axes: tuple[int, ...]) -> Value:
-    """A reduction of an operand that stands in *layout* along logical *axes*."""
-    keep = bool(call.node.integer("keepdims", 1))
-    places = sorted(axis_in(layout, a) for a in axes)
-    made = along(call, kind, operand, places, keep=keep)
+def reduced(kind: str, x: Tensor, layout: Layout, axes: Sequence[int]) -> tuple[Tensor, Layout]:
+    """A reduction of an operand in *layout* along logical *axes*, and the layout of the result."""
+    keep = bool(x.call.node.integer("keepdims", 1))
+    made = along(kind, x, sorted(axis_in(layout, a) for a in axes), keep=keep)
     if keep:
-        return call.wrap(made, layout)
+        return made, layout
     kept = [a for a in layout if a not in axes]
     order = {axis: i for i, axis in enumerate(sorted(kept))}
-    return call.wrap(made, tuple(order[a] for a in kept))
+    return made, tuple(order[a] for a in kept)
 
 
-def _reduction(kind: str, before: Before | None = None, after: Before | None = None) -> Lower:
+Function: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _square(x: Tensor) -> Tensor:
+    return x * x
+
+
+def _reduction(kind: str, before: Function = _same, after: Function = _same) -> Lower:
     def lower(call: Call) -> Value:
-        x = call.tensor(0)
         axes = axes_input(call)
-        layout = call.emitter.layout_of([x], x.rank or 0)
-        operand = call.get(x, layout)
-        if before is not None:
-            operand = before(call, operand)
-        if not axes:
-            return call.wrap(operand if after is None else after(call, operand), layout)
-        found = reduced(call, kind, operand, layout, axes)
-        if after is None:
-            return found
-        order, made = next(iter(found.forms.items()))
-        return call.wrap(after(call, made), order)
+        x, layout = call.stored(call.tensor(0))
+        made = before(x)
+        if axes:
+            made, layout = reduced(kind, made, layout, axes)
+        return after(made).value(layout)
 
     return lower
-
-
-def _function(kind: str) -> Before:
-    return lambda call, x: call.emit(kind, [x], call.emitter.dtype(x))
-
-
-def _square(call: Call, x: int) -> int:
-    return arithmetic(call, "MUL", x, x)
 
 
 operator("ReduceSum")(_reduction("SUM"))
@@ -122,72 +93,52 @@ operator("ReduceMean")(_reduction("MEAN"))
 operator("ReduceMax")(_reduction("REDUCE_MAX"))
 operator("ReduceMin")(_reduction("REDUCE_MIN"))
 operator("ReduceProd")(_reduction("REDUCE_PROD"))
-operator("ReduceL1")(_reduction("SUM", _function("ABS")))
-operator("ReduceL2")(_reduction("SUM", _square, _function("SQRT")))
+operator("ReduceL1")(_reduction("SUM", abs))
+operator("ReduceL2")(_reduction("SUM", _square, sqrt))
 operator("ReduceSumSquare")(_reduction("SUM", _square))
-operator("ReduceLogSum")(_reduction("SUM", None, _function("LOG")))
+operator("ReduceLogSum")(_reduction("SUM", after=lambda x: x.fn("LOG")))
 
 
 @operator("ReduceLogSumExp")
 def log_sum_exp(call: Call) -> Value:
-    """Of what is left after the maximum, which goes and comes back."""
-    x = call.tensor(0)
+    """The maximum is subtracted before the exponential and added after the logarithm."""
     axes = axes_input(call)
-    layout = call.emitter.layout_of([x], x.rank or 0)
-    operand = call.get(x, layout)
+    x, layout = call.stored(call.tensor(0))
     if not axes:
-        return call.wrap(operand, layout)
+        return x.value(layout)
     places = sorted(axis_in(layout, a) for a in axes)
     wide = x.dtype in BY_REGIONS
-    most = along(call, "REDUCE_MAX", operand, places, keep=True)
-    rest = arithmetic(call, "SUB", operand, most)
-    powers = call.emit("STABLEHLO_EXPONENTIAL" if wide else "EXP", [rest], x.dtype)
-    total = along(call, "SUM", powers, places, keep=True)
-    logarithm = call.emit("STABLEHLO_LOG" if wide else "LOG", [total], x.dtype)
-    whole = arithmetic(call, "ADD", logarithm, most)
-    if call.node.integer("keepdims", 1):
-        return call.wrap(whole, layout)
-    return reduced(call, "REDUCE_MAX", whole, layout, axes)
+    most = along("REDUCE_MAX", x, places, keep=True)
+    powers = (x - most).fn("STABLEHLO_EXPONENTIAL" if wide else "EXP")
+    total = along("SUM", powers, places, keep=True)
+    whole = total.fn("STABLEHLO_LOG" if wide else "LOG") + most
+    if not call.node.integer("keepdims", 1):
+        whole, layout = reduced("REDUCE_MAX", whole, layout, axes)
+    return whole.value(layout)
 
 
-def _search(kind: str) -> Lower:
-    def lower(call: Call) -> Value:
-        x = call.tensor(0)
-        rank = x.rank or 0
-        axis = call.axis(call.node.integer("axis", 0), rank)
-        operand = call.get(x)
-        last = call.node.integer("select_last_index", 0)
-        at = call.emitter.constant(np.array(axis, np.int32))
-        if last:
-            size = (x.shape or ())[axis]
-            if size is None:
-                raise call.refuse("the last of equals along an unknown dimension")
-            operand = call.emit("REVERSE_V2", [operand, call.emitter.integers([axis])], x.dtype)
-            found = call.emit(kind, [operand, at], DType.INT64, {"output_type": "INT64"})
-            found = arithmetic(call, "SUB", call.scalar(size - 1, DType.INT64), found)
-        else:
-            found = call.emit(kind, [operand, at], DType.INT64, {"output_type": "INT64"})
-        if call.node.integer("keepdims", 1):
-            found = expand(call, found, axis)
-        return call.wrap(found)
-
-    return lower
-
-
-operator("ArgMax")(_search("ARG_MAX"))
-operator("ArgMin")(_search("ARG_MIN"))
+@operator("ArgMax", "ArgMin")
+def search(call: Call) -> Value:
+    kind = "ARG_MAX" if call.node.op == "ArgMax" else "ARG_MIN"
+    x = call.tensor(0)
+    axis, operand = call.own_axis(x), call.get(x)
+    if call.node.integer("select_last_index", 0):
+        size = operand.dims[axis]
+        if size is None:
+            raise call.refuse("the last of equals along an unknown dimension")
+        turned = call.emit("REVERSE_V2", [operand, call.vector([axis])])
+        found = size - 1 - turned.best(kind, axis)
+    else:
+        found = operand.best(kind, axis)
+    return (found.expand(axis) if call.node.integer("keepdims", 1) else found).value()
 
 
 @operator("CumSum")
 def running_sum(call: Call) -> Value:
     x = call.tensor(0)
-    axis = int(call.integers(1, "the axis")[0])
-    at = call.emitter.constant(np.array(call.axis(axis, x.rank or 0), np.int32))
-    attributes = {
-        "exclusive": bool(call.node.integer("exclusive", 0)),
-        "reverse": bool(call.node.integer("reverse", 0)),
-    }
-    return call.wrap(call.emit("CUMSUM", [call.get(x), at], x.dtype, attributes))
+    axis = call.axis(call.integers(1, "the axis")[0], x.rank or 0)
+    flags = {name: bool(call.node.integer(name, 0)) for name in ("exclusive", "reverse")}
+    return call.emit("CUMSUM", [call.get(x), call.place(axis)], **flags).value()
 
 
 @operator("BatchNormalization")
@@ -208,74 +159,54 @@ def batch_normalization(call: Call) -> Value:
         scale, offset, mean, variance = (np.asarray(a, np.float64) for a in arrays)
         factor = scale / np.sqrt(variance + epsilon)
         moved = offset - mean * factor
-        kind = x.dtype.numpy
-        pieces = [constant(v.astype(kind)) for v in (factor, moved)]
+        pieces = [constant(v.astype(x.dtype.numpy)) for v in (factor, moved)]
     else:
         scale_, offset_, mean_, variance_ = (call.get(p) for p in parameters)
-        dtype = parameters[3].dtype
-        wide = arithmetic(call, "ADD", variance_, number(call, epsilon, dtype))
-        deviation = call.emit("SQRT", [wide], dtype)
-        by = arithmetic(call, "DIV", scale_, deviation)
-        less = arithmetic(call, "SUB", offset_, arithmetic(call, "MUL", mean_, by))
-        pieces = [call.wrap(by), call.wrap(less)]
+        by = scale_ / sqrt(variance_ + epsilon)
+        pieces = [by.value(), (offset_ - mean_ * by).value()]
     factor_, moved_ = (per_channel(call, p, rank - 2) for p in pieces)
-    return pair(call, "ADD", pair(call, "MUL", x, factor_), moved_)
+    return call.pair("ADD", call.pair("MUL", x, factor_), moved_)
 
 
-def standardized(
-    call: Call, operand: int, places: list[int], epsilon: float
-) -> tuple[int, int, int]:
-    """(result, mean, 1 / deviation) of an operand along *places*."""
-    dtype = call.emitter.dtype(operand)
-    axes = call.emitter.integers(places)
-    mean = call.emit("MEAN", [operand, axes], dtype, {"keep_dims": True})
-    centred = arithmetic(call, "SUB", operand, mean)
-    square = arithmetic(call, "MUL", centred, centred)
-    variance = call.emit("MEAN", [square, axes], dtype, {"keep_dims": True})
-    inverse = call.emit(
-        "RSQRT", [arithmetic(call, "ADD", variance, number(call, epsilon, dtype))], dtype
-    )
-    return arithmetic(call, "MUL", centred, inverse), mean, inverse
+def standardized(x: Tensor, places: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """(result, mean, 1 / deviation) of an operand along *places*, with the node's epsilon."""
+    axes = x.call.vector(places)
+    mean = x.call.emit("MEAN", [x, axes], keep_dims=True)
+    centred = x - mean
+    variance = x.call.emit("MEAN", [centred * centred, axes], keep_dims=True)
+    inverse = (variance + x.call.node.number("epsilon", 1e-5)).fn("RSQRT")
+    return centred * inverse, mean, inverse
 
 
 @operator("InstanceNormalization")
 def instance_normalization(call: Call) -> Value:
     x = call.tensor(0)
     rank = x.rank or 0
-    layout = call.emitter.layout_of([x], rank)
-    places = sorted(axis_in(layout, axis) for axis in range(2, rank))
-    made, _, _ = standardized(call, call.get(x, layout), places, call.node.number("epsilon", 1e-5))
+    operand, layout = call.stored(x)
+    made, _, _ = standardized(operand, sorted(axis_in(layout, axis) for axis in range(2, rank)))
     scale, offset = (per_channel(call, call.tensor(i), rank - 2) for i in (1, 2))
-    return pair(call, "ADD", pair(call, "MUL", call.wrap(made, layout), scale), offset)
+    return call.pair("ADD", call.pair("MUL", made.value(layout), scale), offset)
 
 
 @operator("LayerNormalization")
 def layer_normalization(call: Call) -> list[Value]:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axis = call.axis(call.node.integer("axis", -1), rank)
-    made, mean, inverse = standardized(
-        call, call.get(x), list(range(axis, rank)), call.node.number("epsilon", 1e-5)
-    )
-    found = pair(call, "MUL", call.wrap(made), call.value(1))
+    axes = range(call.own_axis(x, -1), x.rank or 0)
+    made, mean, inverse = standardized(call.get(x), axes)
+    found = call.pair("MUL", made.value(), call.value(1))
     if call.has(2):
-        found = pair(call, "ADD", found, call.value(2))
-    return [found, call.wrap(mean), call.wrap(inverse)]
+        found = call.pair("ADD", found, call.value(2))
+    return [found, mean.value(), inverse.value()]
 
 
 @operator("RMSNormalization")
 def root_mean_square(call: Call) -> Value:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axis = call.axis(call.node.integer("axis", -1), rank)
     operand = call.get(x)
-    places = call.emitter.integers(range(axis, rank))
-    square = arithmetic(call, "MUL", operand, operand)
-    mean = call.emit("MEAN", [square, places], x.dtype, {"keep_dims": True})
-    epsilon = number(call, call.node.number("epsilon", 1e-5), x.dtype)
-    inverse = call.emit("RSQRT", [arithmetic(call, "ADD", mean, epsilon)], x.dtype)
-    made = call.wrap(arithmetic(call, "MUL", operand, inverse))
-    return pair(call, "MUL", made, call.value(1))
+    places = call.vector(range(call.own_axis(x, -1), x.rank or 0))
+    mean = call.emit("MEAN", [operand * operand, places], keep_dims=True)
+    inverse = (mean + call.node.number("epsilon", 1e-5)).fn("RSQRT")
+    return call.pair("MUL", (operand * inverse).value(), call.value(1))
 
 
 @operator("GroupNormalization")
@@ -287,86 +218,75 @@ def group_normalization(call: Call) -> Value:
     if channels is None or groups < 1 or channels % groups:
         raise call.refuse(f"{channels} channels in {groups} groups")
     operand = call.get(x)
-    batch = -1 if dims[0] is None else dims[0]
-    flat = reshape(
-        call, operand, [batch, groups, -1 if batch != -1 else _inner(call, dims, groups)]
-    )
-    made, _, _ = standardized(call, flat, [2], call.node.number("epsilon", 1e-5))
+    rest = -1
+    if dims[0] is None:
+        if None in dims[1:]:
+            raise call.refuse("group normalisation over several unknown dimensions")
+        rest = math.prod(d or 0 for d in dims[1:]) // groups
+    flat = operand.reshape([-1 if dims[0] is None else dims[0], groups, rest])
+    made, _, _ = standardized(flat, [2])
     if None in dims:
-        back = call.emit("RESHAPE", [made, sizes(call, operand)], x.dtype)
+        back = call.emit("RESHAPE", [made, operand.sizes()])
     else:
-        back = reshape(call, made, [d or 0 for d in dims])
+        back = made.reshape([d or 0 for d in dims])
     pieces = []
     for index in (1, 2):
         value = call.tensor(index)
         if call.version < 21:
             if value.array is None:
                 raise call.refuse("scales of groups computed while running")
-            call.body.lowering.budget.take(channels * 4, call.node.where)
+            call.charge(channels * 4)
             value = constant(np.repeat(value.array, channels // groups))
         pieces.append(per_channel(call, value, len(dims) - 2))
-    return pair(call, "ADD", pair(call, "MUL", call.wrap(back), pieces[0]), pieces[1])
-
-
-def _inner(call: Call, dims: tuple[int | None, ...], groups: int) -> int:
-    if None in dims[1:]:
-        raise call.refuse("group normalisation over several unknown dimensions")
-    return int(np.prod([d or 0 for d in dims[1:]])) // groups
+    return call.pair("ADD", call.pair("MUL", back.value(), pieces[0]), pieces[1])
 
 
 @operator("LRN")
 def local_response(call: Call) -> Value:
     """ONNX divides alpha by the size of the window."""
-    x = call.tensor(0)
-    size = call.node.integer("size")
+    x, node = call.tensor(0), call.node
+    size = node.integer("size")
     if size % 2 == 0 or x.rank != 4:
         raise call.refuse(f"a window of {size} channels of an input of shape {x.shape}")
-    attributes = {
-        "radius": size // 2,
-        "bias": call.node.number("bias", 1.0),
-        "alpha": call.node.number("alpha", 1e-4) / size,
-        "beta": call.node.number("beta", 0.75),
-    }
     layout = (0, 2, 3, 1)
-    made = call.emit("LOCAL_RESPONSE_NORMALIZATION", [call.get(x, layout)], x.dtype, attributes)
-    return call.wrap(made, layout)
+    made = call.get(x, layout).fn(
+        "LOCAL_RESPONSE_NORMALIZATION",
+        radius=size // 2,
+        bias=node.number("bias", 1.0),
+        alpha=node.number("alpha", 1e-4) / size,
+        beta=node.number("beta", 0.75),
+    )
+    return made.value(layout)
+
+
+def scaled(x: Tensor, how: str, place: Tensor) -> Tensor:
+    """*x* divided by a norm along *place*: L1, L2 or MAX; by 1 where the norm is 0."""
+    call = x.call
+    if how == "L1":
+        size = call.emit("SUM", [abs(x), place], keep_dims=True)
+    elif how == "L2":
+        size = sqrt(call.emit("SUM", [x * x, place], keep_dims=True))
+    elif how == "MAX":
+        size = call.emit("REDUCE_MAX", [x, place], keep_dims=True)
+    else:
+        raise call.node.invalid(f"the norm {how!r}")
+    return x / call.select(call.emit("EQUAL", [size, x.like(0)], DType.BOOL), 1, size)
 
 
 @operator("LpNormalization")
 def lp_normalization(call: Call) -> Value:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axis, p = call.axis(call.node.integer("axis", -1), rank), call.node.integer("p", 2)
-    layout = common_layout(call, [x])
-    operand = call.get(x, layout)
-    place = call.emitter.integers([axis_in(layout, axis)])
-    if p == 1:
-        size = call.emit(
-            "SUM", [call.emit("ABS", [operand], x.dtype), place], x.dtype, {"keep_dims": True}
-        )
-    elif p == 2:
-        square = arithmetic(call, "MUL", operand, operand)
-        total = call.emit("SUM", [square, place], x.dtype, {"keep_dims": True})
-        size = call.emit("SQRT", [total], x.dtype)
-    else:
-        raise call.node.invalid(f"a norm of order {p}")
-    zero = call.emit("EQUAL", [size, call.scalar(0, x.dtype)], DType.BOOL)
-    safe = call.emit("SELECT_V2", [zero, call.scalar(1, x.dtype), size], x.dtype)
-    return call.wrap(arithmetic(call, "DIV", operand, safe), layout)
+    axis, p = call.own_axis(x, -1), call.node.integer("p", 2)
+    operand, layout = call.stored(x)
+    return scaled(operand, f"L{p}", call.vector([axis_in(layout, axis)])).value(layout)
 
 
 @operator("MeanVarianceNormalization")
 def mean_variance(call: Call) -> Value:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axes = call.axes(call.node.integers("axes", (0, 2, 3)), rank)
-    layout: Layout = call.emitter.layout_of([x], rank)
-    operand = call.get(x, layout)
-    places = call.emitter.integers(sorted(axis_in(layout, a) for a in axes))
-    mean = call.emit("MEAN", [operand, places], x.dtype, {"keep_dims": True})
-    centred = arithmetic(call, "SUB", operand, mean)
-    square = arithmetic(call, "MUL", centred, centred)
-    variance = call.emit("MEAN", [square, places], x.dtype, {"keep_dims": True})
-    deviation = call.emit("SQRT", [variance], x.dtype)
-    below = arithmetic(call, "ADD", deviation, number(call, 1e-9, x.dtype))
-    return call.wrap(arithmetic(call, "DIV", centred, below), layout)
+    axes = call.axes(call.node.integers("axes", (0, 2, 3)), x.rank or 0)
+    operand, layout = call.stored(x)
+    places = call.vector(sorted(axis_in(layout, a) for a in axes))
+    centred = operand - call.emit("MEAN", [operand, places], keep_dims=True)
+    deviation = sqrt(call.emit("MEAN", [centred * centred, places], keep_dims=True))
+    return (centred / (deviation + 1e-9)).value(layout)

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, operator
-from penstock.loaders.onnx.operators.common import arithmetic, axis_in, expand, number, pad, squeeze
+from penstock.loaders.onnx.calls import Call, Tensor, axis_in, operator
+from penstock.loaders.onnx.operators.elementwise import HALVES
 from penstock.loaders.onnx.values import Layout, Value, channels_last
 
 
@@ -31,8 +31,8 @@ class Window(Struct, frozen=True):
 
 
 def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> list[Window]:
-    """The windows of a node, padding by `auto_pad` worked out; `after` may be negative where
-    nothing reaches.
+    """The windows of a node, its `auto_pad` resolved; `after` is negative where no window reaches
+    the last elements.
     """
     node, count = call.node, len(extents)
     strides = node.integers("strides", (1,) * count)
@@ -51,25 +51,25 @@ def spatial(call: Call, extents: Sequence[int], sizes: Sequence[int | None]) -> 
         if mode == "VALID":
             before = after = 0
         elif mode in {"SAME_UPPER", "SAME_LOWER"}:
-            before, after = _same(call, extents[i], strides[i], dilations[i], sizes[i], mode)
+            total = _same_total(extents[i], strides[i], dilations[i], sizes[i])
+            if total is None:
+                raise call.refuse(f"auto_pad {mode} over a dimension of unknown size")
+            half = total // 2
+            before, after = (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
         elif mode != "NOTSET":
             raise node.invalid(f"auto_pad {mode!r}")
         found.append(Window(extents[i], strides[i], dilations[i], before, after, sizes[i]))
     return found
 
 
-def _same(
-    call: Call, extent: int, stride: int, dilation: int, size: int | None, mode: str
-) -> tuple[int, int]:
+def _same_total(extent: int, stride: int, dilation: int, size: int | None) -> int | None:
+    """The padding of one axis for as many outputs as strides; None where it depends on a size that
+    is unknown.
+    """
     reach = (extent - 1) * dilation + 1
     if stride == 1:
-        total = reach - 1
-    elif size is None:
-        raise call.refuse(f"auto_pad {mode} over a dimension of unknown size")
-    else:
-        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-    half = total // 2
-    return (half, total - half) if mode == "SAME_UPPER" else (total - half, half)
+        return reach - 1
+    return None if size is None else max((-(-size // stride) - 1) * stride + reach - size, 0)
 
 
 def padding_of(windows: Sequence[Window]) -> str | None:
@@ -80,30 +80,26 @@ def padding_of(windows: Sequence[Window]) -> str | None:
 
 
 def _is_same(window: Window) -> bool:
-    if window.stride == 1:
-        total = window.reach - 1
-    elif window.size is None:
+    total = _same_total(window.extent, window.stride, window.dilation, window.size)
+    if total is None:
         return False
-    else:
-        outputs = -(-window.size // window.stride)
-        total = max((outputs - 1) * window.stride + window.reach - window.size, 0)
-        made = (window.size + window.before + window.after - window.reach) // window.stride + 1
-        if made != outputs:
-            return False
-        return window.before == total // 2 and window.after <= total - total // 2 + window.stride
-    return window.before == total // 2 and window.after == total - total // 2
+    behind = total - total // 2
+    if window.stride == 1 or window.size is None:
+        return window.before == total // 2 and window.after == behind
+    made = (window.size + window.before + window.after - window.reach) // window.stride + 1
+    if made != -(-window.size // window.stride):
+        return False
+    return window.before == total // 2 and window.after <= behind + window.stride
 
 
-def image_of(call: Call, x: Value, axes: int) -> int:
+def image_of(call: Call, x: Value, axes: int) -> Tensor:
     """*x* with channels last; with one spatial dimension, as pictures one element high."""
     operand = call.get(x, channels_last(axes + 2))
-    return expand(call, operand, 1) if axes == 1 else operand
+    return operand.expand(1) if axes == 1 else operand
 
 
-def from_image(call: Call, operand: int, axes: int) -> Value:
-    if axes == 1:
-        operand = squeeze(call, operand, [1])
-    return call.wrap(operand, channels_last(axes + 2))
+def from_image(operand: Tensor, axes: int) -> Value:
+    return (operand.squeeze(1) if axes == 1 else operand).value(channels_last(axes + 2))
 
 
 def planar(windows: Sequence[Window]) -> list[Window]:
@@ -111,15 +107,12 @@ def planar(windows: Sequence[Window]) -> list[Window]:
     return list(windows) if len(windows) == 2 else [Window(1, 1, 1, 0, 0, 1), *windows]
 
 
-def padded(call: Call, operand: int, windows: Sequence[Window], value: float = 0) -> int:
+def padded(operand: Tensor, windows: Sequence[Window], value: NDArray | float = 0) -> Tensor:
     """An operand with channels last, padded as *windows* say."""
-    pads = [(0, 0), *((w.before, w.after) for w in windows), (0, 0)]
-    return pad(call, operand, pads, value)
+    return operand.pad([(0, 0), *((w.before, w.after) for w in windows), (0, 0)], value)
 
 
 MAX_COUNTED = 1 << 24
-
-PLAIN = frozenset({DType.FLOAT32, DType.FLOAT16})
 
 
 def _windows(call: Call) -> tuple[Value, list[Window], list[Window]]:
@@ -160,45 +153,44 @@ def max_pool(call: Call) -> Value:
     if len(call.node.outputs) > 1 and call.node.outputs[1]:
         raise call.refuse("the indices of maxima")
     axes = len(windows)
-    if axes > 2 or x.dtype not in PLAIN or any(w.dilation > 1 for w in windows):
-        return _reduced(call, x, windows, "MAXIMUM", _lowest(x.dtype))
+    if axes > 2 or x.dtype not in HALVES or any(w.dilation > 1 for w in windows):
+        made, layout = _reduced(call, x, windows, "MAXIMUM", _lowest(x.dtype))
+        return made.value(layout)
     image, flat = image_of(call, x, axes), planar(windows)
     padding = padding_of(flat)
     if padding is None:
         low = np.array(np.finfo(np.float32).min if x.dtype is DType.FLOAT32 else -65504)
-        image, padding = padded(call, image, flat, low), "VALID"  # type: ignore[arg-type]  # a scalar array
-    made = call.emit("MAX_POOL_2D", [image], x.dtype, _pool(flat, padding))
-    return from_image(call, made, axes)
+        image, padding = padded(image, flat, low), "VALID"
+    return from_image(_pooled(image, "MAX_POOL_2D", flat, padding), axes)
 
 
-def _pool(windows: Sequence[Window], padding: str) -> dict[str, int | str]:
-    return {
-        "padding": padding,
-        "stride_h": windows[0].stride,
-        "stride_w": windows[1].stride,
-        "filter_height": windows[0].extent,
-        "filter_width": windows[1].extent,
-    }
+def _pooled(image: Tensor, kind: str, windows: Sequence[Window], padding: str) -> Tensor:
+    high, wide = windows
+    return image.fn(
+        kind,
+        padding=padding,
+        stride_h=high.stride,
+        stride_w=wide.stride,
+        filter_height=high.extent,
+        filter_width=wide.extent,
+    )
 
 
 def _reduced(
     call: Call, x: Value, windows: Sequence[Window], function: str, initial: NDArray
-) -> Value:
-    """Windows over any number of dimensions, in the layout the input is there in."""
-    rank = len(windows) + 2
-    layout = call.emitter.layout_of([x], rank)
+) -> tuple[Tensor, Layout]:
+    """Windows over any number of dimensions, in the layout that the input has."""
+    operand, layout = call.stored(x)
     every: list[Window | None] = [None, None, *windows]
     ordered = [every[axis] for axis in layout]
-    operand = call.get(x, layout)
     pads = [(0, 0) if w is None else (w.before, w.after) for w in ordered]
-    operand = pad(call, operand, pads, initial)
+    operand = operand.pad(pads, initial)
     vectors = [
-        call.emitter.integers((1 if w is None else getattr(w, name) for w in ordered), np.int64)
+        call.vector((1 if w is None else getattr(w, name) for w in ordered), np.int64)
         for name in ("extent", "stride", "dilation")
     ]
-    inputs = [operand, call.emitter.constant(initial.reshape(())), *vectors]
-    made = call.emit("REDUCE_WINDOW", inputs, x.dtype, {"reduce_function": function})
-    return call.wrap(made, layout)
+    inputs = [operand, call.literal(initial.reshape(())), *vectors]
+    return call.emit("REDUCE_WINDOW", inputs, reduce_function=function), layout
 
 
 def _counts(call: Call, given: Window, grown: Window, padding_counts: bool) -> NDArray:
@@ -220,19 +212,13 @@ def average_pool(call: Call) -> Value:
     x, given, grown = _windows(call)
     counts_padding = bool(call.node.integer("count_include_pad", 0))
     axes = len(grown)
-    dilated = any(w.dilation > 1 for w in grown)
-    simple = axes <= 2 and x.dtype in PLAIN and not dilated
+    simple = axes <= 2 and x.dtype in HALVES and all(w.dilation == 1 for w in grown)
     flat = planar(grown) if axes <= 2 else grown
     padding = padding_of(flat)
-    if (
-        simple
-        and padding is not None
-        and (padding == "VALID" or not counts_padding)
-        and grown is given
-    ):
+    plain = padding == "VALID" or (padding == "SAME" and not counts_padding)
+    if simple and plain and padding is not None and grown is given:
         image = image_of(call, x, axes)
-        made = call.emit("AVERAGE_POOL_2D", [image], x.dtype, _pool(flat, padding))
-        return from_image(call, made, axes)
+        return from_image(_pooled(image, "AVERAGE_POOL_2D", flat, padding), axes)
     whole = math.prod(w.extent for w in grown)
     even = grown is given and (counts_padding or all(w.before == w.after == 0 for w in given))
     counts = None
@@ -240,20 +226,18 @@ def average_pool(call: Call) -> Value:
         each = [_counts(call, g, w, counts_padding) for g, w in zip(given, grown, strict=True)]
         counts = np.maximum(np.prod(np.meshgrid(*each, indexing="ij"), axis=0), 1)
     if simple:
-        image = padded(call, image_of(call, x, axes), flat)
-        made = call.emit("AVERAGE_POOL_2D", [image], x.dtype, _pool(flat, "VALID"))
+        image = padded(image_of(call, x, axes), flat)
+        made = _pooled(image, "AVERAGE_POOL_2D", flat, "VALID")
         if counts is not None:
             share = (whole / counts).astype(x.dtype.numpy)
-            share = share.reshape((1, *((1,) if axes == 1 else ()), *share.shape, 1))
-            made = arithmetic(call, "MUL", made, call.emitter.constant(share))
-        return from_image(call, made, axes)
-    total = _reduced(call, x, grown, "ADD", np.zeros((), x.dtype.numpy))
-    layout, operand = next(iter(total.forms.items()))
+            made *= call.literal(share.reshape((1, *(1,) * (axes == 1), *share.shape, 1)))
+        return from_image(made, axes)
+    total, layout = _reduced(call, x, grown, "ADD", np.zeros((), x.dtype.numpy))
     if counts is None:
         share = np.array(1 / whole).astype(x.dtype.numpy)
     else:
         share = (1 / counts).astype(x.dtype.numpy)[None, None].transpose(layout)
-    return call.wrap(arithmetic(call, "MUL", operand, call.emitter.constant(share)), layout)
+    return (total * call.literal(share)).value(layout)
 
 
 @operator("LpPool")
@@ -262,58 +246,40 @@ def lp_pool(call: Call) -> Value:
     x, _, windows = _windows(call)
     p = call.node.number("p", 2)
     raised, layout = _powers(call, x, p)
-    total = _reduced(call, call.wrap(raised, layout), windows, "ADD", np.zeros((), x.dtype.numpy))
-    order, operand = next(iter(total.forms.items()))
-    return call.wrap(_root(call, operand, p), order)
+    zero = np.zeros((), x.dtype.numpy)
+    total, order = _reduced(call, raised.value(layout), windows, "ADD", zero)
+    return _root(total, p).value(order)
 
 
-def _powers(call: Call, x: Value, p: float) -> tuple[int, Layout]:
-    layout = call.emitter.layout_of([x], x.rank or 0)
-    operand = call.get(x, layout)
+def _powers(call: Call, x: Value, p: float) -> tuple[Tensor, Layout]:
+    operand, layout = call.stored(x)
     if p == 2:
-        return arithmetic(call, "MUL", operand, operand), layout
-    size = call.emit("ABS", [operand], x.dtype)
-    return (size if p == 1 else arithmetic(call, "POW", size, number(call, p, x.dtype))), layout
+        return operand * operand, layout
+    size = abs(operand)
+    return (size if p == 1 else size**p), layout
 
 
-def _root(call: Call, operand: int, p: float) -> int:
-    dtype = call.emitter.dtype(operand)
+def _root(operand: Tensor, p: float) -> Tensor:
     if p == 1:
         return operand
-    if p == 2:
-        return call.emit("SQRT", [operand], dtype)
-    return arithmetic(call, "POW", operand, number(call, 1 / p, dtype))
+    return operand.fn("SQRT") if p == 2 else operand ** (1 / p)
 
 
-def over_space(call: Call, kind: str, operand: int, layout: Layout) -> int:
+def _over_space(kind: str, operand: Tensor, layout: Layout) -> Tensor:
     """All but batch and channels reduced, their dimensions kept as 1."""
     places = sorted(axis_in(layout, axis) for axis in range(2, len(layout)))
-    return call.emit(
-        kind,
-        [operand, call.emitter.integers(places)],
-        call.emitter.dtype(operand),
-        {"keep_dims": True},
-    )
+    return operand.reduced(kind, places, True)
 
 
-def _globally(call: Call, kind: str) -> Value:
-    x = call.tensor(0)
-    layout = call.emitter.layout_of([x], x.rank or 0)
-    return call.wrap(over_space(call, kind, call.get(x, layout), layout), layout)
-
-
-@operator("GlobalAveragePool")
-def global_average_pool(call: Call) -> Value:
-    return _globally(call, "MEAN")
-
-
-@operator("GlobalMaxPool")
-def global_max_pool(call: Call) -> Value:
-    return _globally(call, "REDUCE_MAX")
+@operator("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(call: Call) -> Value:
+    kind = "MEAN" if call.node.op == "GlobalAveragePool" else "REDUCE_MAX"
+    operand, layout = call.stored(call.tensor(0))
+    return _over_space(kind, operand, layout).value(layout)
 
 
 @operator("GlobalLpPool")
 def global_lp_pool(call: Call) -> Value:
     p = call.node.number("p", 2)
     raised, layout = _powers(call, call.tensor(0), p)
-    return call.wrap(_root(call, over_space(call, "SUM", raised, layout), p), layout)
+    return _root(_over_space("SUM", raised, layout), p).value(layout)

@@ -1,18 +1,16 @@
-"""Layers between dequantised inputs and a quantised output, computed by one integer operation of
-the IR.
-"""
+"""Layers with dequantised inputs and a quantised output, as one integer operation of the IR."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
 from penstock.ir.operand import Operand
 from penstock.ir.types import DType, NDArray, Quantization
-from penstock.loaders.onnx.calls import Call
+from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.values import Layout, Value
 
 TIED_DIGITS: Final = 14
@@ -30,9 +28,9 @@ class Source(Struct, frozen=True, eq=False):
     axis: int | None
 
 
-Recipe = Callable[[Call, Quantization, DType, str], "tuple[int, Layout] | None"]
-"""Computes a value, an activation function behind it, as integers of a quantisation; None where
-that would not be ONNX's result.
+Recipe: TypeAlias = Callable[[Call, Quantization, DType, str], Value | None]
+"""Computes a value and an activation function of it as integers of a quantisation; None where the
+result would not be ONNX's.
 """
 
 
@@ -46,27 +44,27 @@ def has_ties(scales: NDArray, target: float) -> bool:
     return False
 
 
-def quantized_operand(call: Call, source: Source, layout: Layout | None) -> int:
-    """The operand of a dequantised activation, with its scale and zero point."""
+def quantized_operand(call: Call, source: Source, layout: Layout | None) -> Tensor:
+    """The stored integers of a dequantised activation, with their scale and zero point."""
     stored = source.stored
     wanted = Quantization((float(source.scales[0]),), (int(source.zero_points[0]),))
     if stored.array is not None:
         array = stored.array if layout is None else stored.array.transpose(layout)
-        return call.emitter.constant(array, quantization=wanted)
+        return Tensor(call, call.emitter.constant(array, quantization=wanted))
     operand = call.get(stored, layout)
-    if call.emitter.operands[operand].quantization == wanted:
+    if call.emitter.operands[operand.index].quantization == wanted:
         return operand
     item = Operand(stored.dtype, None, name=call.emitter.label, quantization=wanted)
-    attributes = {"in_data_type": stored.dtype.name, "out_data_type": stored.dtype.name}
-    return call.emitter.emit("CAST", [operand], [item], attributes)[0]
+    name = stored.dtype.name
+    return call.emit_all("CAST", [operand], [item], in_data_type=name, out_data_type=name)[0]
 
 
 class Layer(Struct, frozen=True, eq=False):
     """A layer with constant weights as an integer operation *kind*.
 
-    *layout* is the activation's, *arrange* orders the weights, whose output channels are dimension
-    *axis* in the file and *channel* in the operation. *prepare* makes the operation's input of the
-    activation, *finish* what stands for the node of its output.
+    *layout* is the layout of the activation. *arrange* orders the weights, whose output channels are
+    dimension *axis* in the file and *channel* in the operation. *prepare* makes the input of the
+    operation from the activation, *finish* the value of the node from its output.
     """
 
     kind: str
@@ -75,8 +73,8 @@ class Layer(Struct, frozen=True, eq=False):
     axis: int
     channel: int
     attributes: dict[str, int | str | bool]
-    prepare: Callable[[Call, int], int]
-    finish: Callable[[Call, int], tuple[int, Layout]]
+    prepare: Callable[[Tensor], Tensor]
+    finish: Callable[[Tensor], Value]
 
 
 def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> Recipe | None:
@@ -96,13 +94,11 @@ def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> 
     if not signed and not unsigned:
         return None
 
-    def recipe(
-        call: Call, target: Quantization, made: DType, activation: str
-    ) -> tuple[int, Layout] | None:
+    def recipe(call: Call, target: Quantization, made: DType, activation: str) -> Value | None:
         product = taps.scales * source.scales[0]
         if made is not dtype or has_ties(product, target.scale):
             return None
-        inputs = [layer.prepare(call, quantized_operand(call, source, layer.layout))]
+        inputs = [layer.prepare(quantized_operand(call, source, layer.layout))]
         inputs.append(_taps(call, layer, array, taps, unsigned=unsigned))
         if bias is not None:
             wide = _bias(bias, product)
@@ -111,16 +107,16 @@ def layer_recipe(layer: Layer, x: Value, weights: Value, bias: Value | None) -> 
             steps = tuple(float(np.float32(s)) for s in product)
             each = 0 if len(steps) > 1 else None
             sums = Quantization(steps, (0,) * len(steps), each)
-            inputs.append(call.emitter.constant(wide, quantization=sums))
+            inputs.append(Tensor(call, call.emitter.constant(wide, quantization=sums)))
         item = Operand(made, None, name=call.emitter.label, quantization=target)
         attributes = {**layer.attributes, "fused_activation_function": activation}
-        return layer.finish(call, call.emitter.emit(layer.kind, inputs, [item], attributes)[0])
+        return layer.finish(call.emit_all(layer.kind, inputs, [item], **attributes)[0])
 
     return recipe
 
 
-def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> int:
-    """The weights as a constant operand."""
+def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned: bool) -> Tensor:
+    """The weights as a constant."""
     zeros = source.zero_points
     if unsigned and array.dtype == np.int8:
         array, zeros = (array.astype(np.int16) + 128).astype(np.uint8), zeros + 128
@@ -128,21 +124,16 @@ def _taps(call: Call, layer: Layer, array: NDArray, source: Source, *, unsigned:
     channel = layer.channel if len(scales) > 1 else None
     points = tuple(int(z) for z in np.broadcast_to(zeros, len(scales)))
     found = Quantization(scales, points, channel)
-    return call.emitter.constant(layer.arrange(array), quantization=found)
+    return Tensor(call, call.emitter.constant(layer.arrange(array), quantization=found))
 
 
 def with_activation(x: Value, made: Value, activation: str) -> Value:
     """*made*, an activation function of *x*, with the recipe of both at once."""
-    recipe = x.recipe
+    recipe: Recipe | None = x.recipe
     if recipe is not None:
 
-        def both(
-            call: Call, target: Quantization, dtype: DType, name: str
-        ) -> tuple[int, Layout] | None:
-            found: tuple[int, Layout] | None = None
-            if name == "NONE":
-                found = recipe(call, target, dtype, activation)
-            return found
+        def both(call: Call, target: Quantization, dtype: DType, name: str) -> Value | None:
+            return recipe(call, target, dtype, activation) if name == "NONE" else None
 
         made.recipe = both
     return made

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, operator
+from penstock.loaders.onnx.calls import Call, Tensor, operator
 from penstock.loaders.onnx.emitter import Emitter
-from penstock.loaders.onnx.operators.common import concatenate, expand, squeeze
+from penstock.loaders.onnx.operators.elementwise import strings
 from penstock.loaders.onnx.values import Value, constant, sequence
 
-MAX_ITEMS = 4096
+MAX_ITEMS: Final = 4096
 
 
 def _items(call: Call, index: int = 0) -> list[Value]:
@@ -20,10 +22,11 @@ def _items(call: Call, index: int = 0) -> list[Value]:
     return items
 
 
-def _place(call: Call, index: int, size: int) -> int:
-    place = int(call.integers(index, "the position")[0])
+def _place(call: Call, index: int, size: int, limit: int) -> int:
+    """The position that input *index* gives, below *limit*, counted from the front of *size*."""
+    place = call.integers(index, "the position")[0]
     place = place + size if place < 0 else place
-    if not 0 <= place < max(size, 1):
+    if not 0 <= place < limit:
         raise call.mismatch(f"position {place} of a sequence of {size}")
     return place
 
@@ -41,12 +44,8 @@ def construct(call: Call) -> Value:
 @operator("SequenceInsert")
 def insert(call: Call) -> Value:
     items = list(_items(call))
-    place = len(items)
-    if call.has(2):
-        place = int(call.integers(2, "the position")[0])
-        place = place + len(items) if place < 0 else place
-        if not 0 <= place <= len(items):
-            raise call.mismatch(f"position {place} of a sequence of {len(items)}")
+    size = len(items)
+    place = _place(call, 2, size, size + 1) if call.has(2) else size
     items.insert(place, call.value(1))
     return sequence(items)
 
@@ -56,7 +55,7 @@ def erase(call: Call) -> Value:
     items = list(_items(call))
     if not items:
         raise call.mismatch("nothing is left to take out")
-    del items[_place(call, 1, len(items)) if call.has(1) else -1]
+    del items[_place(call, 1, len(items), len(items)) if call.has(1) else -1]
     return sequence(items)
 
 
@@ -65,7 +64,7 @@ def at(call: Call) -> Value:
     items = _items(call)
     if not items:
         raise call.mismatch("an element of an empty sequence")
-    return items[_place(call, 1, len(items))]
+    return items[_place(call, 1, len(items), len(items))]
 
 
 @operator("SequenceLength")
@@ -76,53 +75,32 @@ def count(call: Call) -> Value:
 @operator("SplitToSequence")
 def split(call: Call) -> Value:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axis = call.axis(call.node.integer("axis", 0), rank)
+    axis, given, keep = call.own_axis(x), call.optional(1), True
     size = (x.shape or ())[axis]
-    keep = True
-    if call.has(1):
-        given = call.value(1)
-        if given.array is None:
-            return _unknown_parts(call, x, given)
-        if given.array.ndim:
-            parts = [int(v) for v in given.array.tolist()]
-        else:
-            each = int(given.array)
-            if size is None or each < 1:
-                raise call.refuse("equal parts of a dimension of unknown size")
-            if size // each > MAX_ITEMS:
-                raise call.refuse(f"a sequence of {size // each}")
-            parts = [min(each, size - i) for i in range(0, size, each)]
+    if given is not None and given.array is None:
+        count = (given.shape or ())[0] if given.rank == 1 else None
+        if count is None or count > MAX_ITEMS:
+            raise call.refuse("the number of parts is unknown")
+        return sequence([m.value() for m in _split(call, x, call.get(given), axis, count)])
+    if given is not None and given.array is not None and given.array.ndim:
+        parts = [int(v) for v in given.array.tolist()]
     else:
-        if size is None:
-            raise call.refuse("single elements of a dimension of unknown size")
-        if size > MAX_ITEMS:
-            raise call.refuse(f"a sequence of {size}")
-        keep, parts = bool(call.node.integer("keepdims", 1)), [1] * size
+        each = 1 if given is None else int(np.asarray(given.array))
+        if size is None or each < 1:
+            raise call.refuse("equal parts of a dimension of unknown size")
+        if size // each > MAX_ITEMS:
+            raise call.refuse(f"a sequence of {size // each}")
+        keep = given is not None or bool(call.node.integer("keepdims", 1))
+        parts = [min(each, size - i) for i in range(0, size, each)]
     if len(parts) > MAX_ITEMS or (size is not None and sum(parts) != size):
         raise call.mismatch(f"{len(parts)} parts of a dimension of {size}")
-    lengths = call.emitter.integers(parts)
-    place = call.emitter.constant(np.array(axis, np.int32))
-    made = call.emitter.emit(
-        "SPLIT_V", [call.get(x), lengths, place], [x.dtype] * len(parts), {"num_splits": len(parts)}
-    )
-    return sequence([call.wrap(m if keep else squeeze(call, m, [axis])) for m in made])
+    made = _split(call, x, call.vector(parts), axis, len(parts))
+    return sequence([(m if keep else m.squeeze(axis)).value() for m in made])
 
 
-def _unknown_parts(call: Call, x: Value, given: Value) -> Value:
-    """As many parts as the vector of their sizes has elements."""
-    count = (given.shape or ())[0] if given.rank == 1 else None
-    if count is None or count > MAX_ITEMS:
-        raise call.refuse("the number of parts is unknown")
-    axis = call.axis(call.node.integer("axis", 0), x.rank or 0)
-    place = call.emitter.constant(np.array(axis, np.int32))
-    made = call.emitter.emit(
-        "SPLIT_V",
-        [call.get(x), call.get(given), place],
-        [x.dtype] * count,
-        {"num_splits": count},
-    )
-    return sequence([call.wrap(m) for m in made])
+def _split(call: Call, x: Value, lengths: Tensor, axis: int, count: int) -> list[Tensor]:
+    inputs = [call.get(x), lengths, call.place(axis)]
+    return call.emit_all("SPLIT_V", inputs, [x.dtype] * count, num_splits=count)
 
 
 @operator("ConcatFromSequence")
@@ -131,16 +109,15 @@ def join(call: Call) -> Value:
     if not items:
         raise call.mismatch("an empty sequence is joined")
     new = bool(call.node.integer("new_axis", 0))
-    rank = (items[0].rank or 0) + new
-    axis = call.axis(call.node.integer("axis"), rank)
-    operands = [expand(call, call.get(i), axis) if new else call.get(i) for i in items]
-    return call.wrap(concatenate(call, operands, axis))
+    axis = call.axis(call.node.integer("axis"), (items[0].rank or 0) + new)
+    operands = [call.get(i).expand(axis) if new else call.get(i) for i in items]
+    return call.concatenate(operands, axis).value()
 
 
 @operator("StringNormalizer")
 def normalizer(call: Call) -> Value:
-    """Stop words left out of a vector, or of the one row of a matrix; one empty string where none
-    is left.
+    """Stop words left out of a vector or of the one row of a matrix. One empty string stays where
+    nothing else does.
     """
     x = call.tensor(0)
     if x.dtype is not DType.STRING:
@@ -154,28 +131,19 @@ def normalizer(call: Call) -> Value:
         raise call.refuse("stop words in any case")
     if x.rank not in (1, 2):
         raise call.mismatch(f"strings of shape {x.shape}")
-    listed = np.empty(len(words), object)
-    listed[:] = words
     operand = call.get(x)
     if x.rank == 2:
-        operand = squeeze(call, operand, [0])
-    known = call.emitter.constant(listed.reshape(1, -1))
-    found = call.emit("EQUAL", [expand(call, operand, 1), known], DType.BOOL)
-    stopped = call.emit("REDUCE_ANY", [found, call.emitter.integers([1])], DType.BOOL)
-    kept = call.emit("LOGICAL_NOT", [stopped], DType.BOOL)
-    places = squeeze(call, call.emit("WHERE", [kept], DType.INT64), [1])
-    left = call.emit("GATHER", [operand, places], x.dtype)
-    some = call.emit("REDUCE_ANY", [kept, call.emitter.integers([0])], DType.BOOL)
-    made = _one_at_least(call, some, call.wrap(left))
-    return call.wrap(expand(call, made, 0) if x.rank == 2 else made)
+        operand = operand.squeeze(0)
+    found = operand.expand(1).equals(call.literal(strings(words).reshape(1, -1)))
+    kept = found.reduced("REDUCE_ANY", [1]).fn("LOGICAL_NOT")
+    left = operand.gather(kept.fn("WHERE", DType.INT64).squeeze(1))
+    made = _one_at_least(kept.reduced("REDUCE_ANY", [0]), left.value())
+    return (made.expand(0) if x.rank == 2 else made).value()
 
 
-def _one_at_least(call: Call, some: int, left: Value) -> int:
-    single = np.empty(1, object)
-    single[:] = [b""]
-
-    made = []
-    for value in (left, constant(single)):
+def _one_at_least(some: Tensor, left: Value) -> Tensor:
+    call, made = some.call, []
+    for value in (left, constant(strings([b""]))):
         emitter = Emitter(call.emitter.shared, call.emitter)
         made.append((emitter, [emitter.local(value)]))
-    return call.emitter.get(call.body.emit_if(call.node, call.wrap(some), made)[0])
+    return call.get(call.body.emit_if(call.node, some.value(), made)[0])

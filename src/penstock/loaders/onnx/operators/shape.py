@@ -4,47 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.ir.types import DType, static_shape
-from penstock.loaders.onnx.calls import Call, operator
+from penstock.loaders.onnx.calls import FAR, Call, Tensor, axis_in, operator
 from penstock.loaders.onnx.folding import axes_of
-from penstock.loaders.onnx.operators.common import (
-    axis_in,
-    cast,
-    concatenate,
-    expand,
-    pad,
-    reshape,
-    sizes,
-    squeeze,
-    transposed,
-)
+from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import Value, constant, identity, inverse, reshaped, uniform
 
-MAX_TARGET = 32
-MAX_MIRRORED = 1 << 20
+MAX_TARGET: Final = 32
+MAX_MIRRORED: Final = 1 << 20
 
 
 @operator("Shape")
 def shape_of(call: Call) -> Value:
     x = call.tensor(0)
     rank = x.rank or 0
-    operand = sizes(call, call.get(x))
+    operand = call.get(x).sizes()
     start, end = call.node.integer("start", 0), call.node.integer("end", rank)
     start, end = (min(max(e + rank if e < 0 else e, 0), rank) for e in (start, end))
     if (start, end) != (0, rank):
-        begin = call.emitter.integers([start])
-        size = call.emitter.integers([max(end - start, 0)])
-        operand = call.emit("SLICE", [operand, begin, size], DType.INT64)
-    return call.wrap(operand)
+        operand = operand.part([start], [max(end - start, 0)])
+    return operand.value()
 
 
 @operator("Size")
 def size_of(call: Call) -> Value:
-    operand = sizes(call, call.get(call.value(0)))
-    return call.wrap(call.emit("REDUCE_PROD", [operand, call.emitter.integers([0])], DType.INT64))
+    return call.get(0).sizes().reduced("REDUCE_PROD", [0]).value()
 
 
 def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
@@ -53,14 +41,12 @@ def to_shape(call: Call, x: Value, target: Sequence[int]) -> Value:
         return constant(reshaped(x.array, tuple(target)))
     if tuple(target) == x.shape:
         return x
-    return call.wrap(reshape(call, call.get(x), target))
+    return call.get(x).reshape(target).value()
 
 
 @operator("Reshape")
 def reshape_node(call: Call) -> Value:
-    """0 keeps a dimension (unless allowzero), -1 is what remains; dimensions known only in part do
-    as -1 too.
-    """
+    """0 keeps a dimension (unless allowzero), -1 is what remains; an unknown one becomes -1 too."""
     x = call.tensor(0)
     if call.version < 5:
         target: list[int | None] = list(call.node.integers("shape"))
@@ -104,16 +90,13 @@ def _resolved(call: Call, x: Value, target: list[int | None]) -> Value:
 
 def _computed(call: Call, x: Value, shape: Value) -> Value:
     """The target is computed while running: its zeros are filled in then."""
-    operand, target = call.get(x), cast(call, call.get(shape), DType.INT64)
+    operand, target = call.get(x), call.get(shape).cast(DType.INT64)
     if not call.node.integer("allowzero", 0) and shape.known is None:
         # As many of the input's dimensions as the target has, zeros behind them.
-        own = pad(call, sizes(call, operand), [(0, MAX_TARGET)])
-        own = call.emit(
-            "SLICE", [own, call.emitter.integers([0], np.int64), sizes(call, target)], DType.INT64
-        )
-        zero = call.emit("EQUAL", [target, call.scalar(0, DType.INT64)], DType.BOOL)
-        target = call.emit("SELECT_V2", [zero, own, target], DType.INT64)
-    return call.wrap(call.emit("RESHAPE", [operand, target], x.dtype))
+        own = operand.sizes().pad([(0, MAX_TARGET)])
+        own = call.emit("SLICE", [own, call.vector([0], np.int64), target.sizes()])
+        target = call.select(target.equals(0), own, target)
+    return call.emit("RESHAPE", [operand, target]).value()
 
 
 @operator("Flatten")
@@ -127,14 +110,9 @@ def flatten(call: Call) -> Value:
     target = [-1 if None in part else math.prod(d or 0 for d in part) for part in (outer, inner)]
     if target.count(-1) > 1:
         operand = call.get(x)
-        own = sizes(call, operand)
-        begin, size = call.emitter.integers([0]), call.emitter.integers([axis])
-        head = call.emit("SLICE", [own, begin, size], DType.INT64)
-        rows = call.emit(
-            "REDUCE_PROD", [head, call.emitter.integers([0])], DType.INT64, {"keep_dims": True}
-        )
-        both = concatenate(call, [rows, call.emitter.integers([-1], np.int64)], 0)
-        return call.wrap(call.emit("RESHAPE", [operand, both], x.dtype))
+        rows = operand.sizes().part([0], [axis]).reduced("REDUCE_PROD", [0], True)
+        both = call.concatenate([rows, call.vector([-1], np.int64)], 0)
+        return call.emit("RESHAPE", [operand, both]).value()
     return to_shape(call, x, target)
 
 
@@ -166,12 +144,12 @@ def squeeze_node(call: Call) -> Value:
     if call.body.lowering.supposing and any(dims[a] is None for a in axes):
         # Shapes that contradict what a branch supposes may be given: that branch is then not the
         # one taken.
-        first = call.emitter.constant(np.array(0, np.int32))
+        first = call.place(0)
         for place in reversed(places):
-            operand = call.emit("GATHER", [operand, first], x.dtype, {"axis": place})
+            operand = operand.gather(first, place)
     else:
-        operand = squeeze(call, operand, places)
-    return call.wrap(operand, tuple(order[a] for a in kept))
+        operand = operand.squeeze(*places)
+    return operand.value(tuple(order[a] for a in kept))
 
 
 @operator("Unsqueeze")
@@ -187,15 +165,13 @@ def unsqueeze_node(call: Call) -> Value:
         rest = iter(dims)
         return to_shape(call, x, [1 if i in axes else next(rest) or 0 for i in range(rank)])
     for axis in axes:
-        operand = expand(call, operand, axis)
-    return call.wrap(operand)
+        operand = operand.expand(axis)
+    return operand.value()
 
 
 @operator("Transpose")
 def transpose_node(call: Call) -> Value:
-    """Another name for the dimensions of what is there; elements move where somebody needs them in
-    order.
-    """
+    """Renames the dimensions; elements are moved only where a consumer needs them in order."""
     x = call.tensor(0)
     rank = x.rank or 0
     order = call.node.integers("perm") if call.node.has("perm") else identity(rank)[::-1]
@@ -206,7 +182,7 @@ def transpose_node(call: Call) -> Value:
     local = call.emitter.local(x)
     back = inverse(order)
     have, operand = next(iter(local.forms.items()))
-    found = call.wrap(operand, tuple(back[axis] for axis in have))
+    found = call.emitter.value(operand, tuple(back[axis] for axis in have))
     for layout, other in local.forms.items():
         found.forms[tuple(back[axis] for axis in layout)] = other
     return found
@@ -227,12 +203,11 @@ def expand_node(call: Call) -> Value:
         if None not in found:
             if x.array is not None and x.array.size == 1:
                 return constant(uniform(x.array, tuple(d or 0 for d in found)))
-            to = call.emitter.integers([d or 0 for d in found], np.int64)
-            return call.wrap(call.emit("BROADCAST_TO", [call.get(x), to], x.dtype))
+            to = call.vector([d or 0 for d in found], np.int64)
+            return call.get(x).repeated(to).value()
     operand = call.get(x)
-    wanted = cast(call, call.get(shape), DType.INT64)
-    both = call.emit("BROADCAST_ARGS", [sizes(call, operand), wanted], DType.INT64)
-    return call.wrap(call.emit("BROADCAST_TO", [operand, both], x.dtype))
+    wanted = call.get(shape).cast(DType.INT64)
+    return operand.repeated(call.emit("BROADCAST_ARGS", [operand.sizes(), wanted])).value()
 
 
 @operator("Tile")
@@ -242,36 +217,31 @@ def tile(call: Call) -> Value:
         times = [1] * (x.rank or 0)
         count, axis = call.integers(1, "the repeats"), call.integers(2, "the axis")
         times[axis[0]] = count[0]
-        repeats = call.emitter.integers(times)
+        repeats = call.vector(times)
     else:
         repeats = call.get(1)
-    return call.wrap(call.emit("TILE", [call.get(x), repeats], x.dtype))
+    return call.emit("TILE", [call.get(x), repeats]).value()
 
 
 @operator("ConstantOfShape")
 def filled(call: Call) -> Value:
     value = np.asarray(call.node.attributes.get("value", np.zeros(1, np.float32))).reshape(-1)
     if value.size != 1:
-        raise call.node.invalid("the value of a filled tensor is one element")
-    scalar = call.emitter.constant(value.reshape(()))
-    dtype = call.emitter.dtype(scalar)
-    return call.wrap(call.emit("FILL", [call.get(0), scalar], dtype))
+        raise call.node.invalid("the value of a filled tensor must have one element")
+    scalar = call.literal(value.reshape(()))
+    return call.emit("FILL", [call.get(0), scalar], scalar.dtype).value()
 
 
 @operator("EyeLike")
 def eye_like(call: Call) -> Value:
-    from penstock.loaders.onnx.tensors import dtype_of
-
     x = call.tensor(0)
     shape = static_shape(x.shape)
     if shape is None or len(shape) != 2:
         raise call.refuse("the shape of an identity matrix must be known")
-    dtype = (
-        x.dtype
-        if not call.node.has("dtype")
-        else dtype_of(call.node.integer("dtype"), call.node.where)
-    )
-    call.body.lowering.budget.take(shape[0] * shape[1] * 8, call.node.where)
+    dtype = x.dtype
+    if call.node.has("dtype"):
+        dtype = dtype_of(call.node.integer("dtype"), call.node.where)
+    call.charge(shape[0] * shape[1] * 8)
     return constant(np.eye(*shape, k=call.node.integer("k", 0)).astype(dtype.numpy))
 
 
@@ -284,15 +254,14 @@ def concat(call: Call) -> Value:
         raise call.mismatch("inputs of different rank are joined")
     layout = call.emitter.layout_of(values, rank)
     operands = [call.get(v, layout) for v in values]
-    return call.wrap(concatenate(call, operands, axis_in(layout, axis)), layout)
+    return call.concatenate(operands, axis_in(layout, axis)).value(layout)
 
 
 @operator("Split")
 def split(call: Call) -> list[Value]:
     x = call.tensor(0)
-    rank = x.rank or 0
-    axis = call.axis(call.node.integer("axis", 0), rank)
-    size, count = (x.shape or ())[axis], len(call.node.outputs)
+    axis, count = call.own_axis(x), len(call.node.outputs)
+    size = (x.shape or ())[axis]
     parts: list[int] | None = None
     if call.has(1):
         parts = list(call.integers(1, "the sizes of parts"))
@@ -301,20 +270,18 @@ def split(call: Call) -> list[Value]:
     elif size is not None:
         each = -(-size // call.node.integer("num_outputs", count))
         parts = [max(min(each, size - i * each), 0) for i in range(count)]
-    layout = call.emitter.layout_of([x], rank)
-    operand = call.get(x, layout)
-    at = call.emitter.constant(np.array(axis_in(layout, axis), np.int32))
-    dtypes = [x.dtype] * count
+    operand, layout = call.stored(x)
+    at, types = call.place(axis_in(layout, axis)), [x.dtype] * count
     if parts is None:
-        made = call.emitter.emit("SPLIT", [at, operand], dtypes, {"num_splits": count})
+        made = call.emit_all("SPLIT", [at, operand], types, num_splits=count)
     else:
         if len(parts) != count or (size is not None and sum(parts) != size):
             raise call.mismatch(f"parts {parts} of a dimension of {size} for {count} outputs")
         if count == 1:
             return [x]
-        lengths = call.emitter.integers(parts)
-        made = call.emitter.emit("SPLIT_V", [operand, lengths, at], dtypes, {"num_splits": count})
-    return [call.wrap(m, layout) for m in made]
+        inputs = [operand, call.vector(parts), at]
+        made = call.emit_all("SPLIT_V", inputs, types, num_splits=count)
+    return [m.value(layout) for m in made]
 
 
 @operator("Pad")
@@ -328,7 +295,7 @@ def pad_node(call: Call) -> Value:
         value: Value | None = constant(np.array(call.node.number("value", 0.0), np.float32))
     else:
         flat = list(call.integers(1, "the pads"))
-        value = call.value(2) if call.has(2) else None
+        value = call.optional(2)
         if call.has(3):
             axes = call.axes(call.integers(3, "the axes"), rank)
     if len(flat) != 2 * len(axes):
@@ -336,97 +303,84 @@ def pad_node(call: Call) -> Value:
     pads = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         pads[axis] = (flat[i], flat[i + len(axes)])
-    layout = call.emitter.layout_of([x], rank)
-    operand, ordered = call.get(x, layout), [pads[axis] for axis in layout]
+    operand, layout = call.stored(x)
+    ordered = [pads[axis] for axis in layout]
     if mode in {"reflect", "edge", "wrap"}:
-        return call.wrap(_mirrored(call, operand, ordered, mode), layout)
+        return _mirrored(operand, ordered, mode).value(layout)
     if mode != "constant":
         raise call.node.invalid(f"padding of mode {mode!r}")
     if value is None or value.array is not None:
         filling = 0 if value is None or value.array is None else value.array.reshape(-1)[0]
-        return call.wrap(pad(call, operand, ordered, filling), layout)
+        return operand.pad(ordered, filling).value(layout)
     if any(b < 0 or a < 0 for b, a in ordered):
         raise call.refuse("negative pads with a value computed while running")
-    paddings = call.emitter.constant(np.array(ordered, np.int32).reshape(-1, 2))
-    single = reshape(call, call.get(value), [])
-    return call.wrap(call.emit("PADV2", [operand, paddings, single], x.dtype), layout)
+    paddings = call.literal(np.array(ordered, np.int32).reshape(-1, 2))
+    single = call.get(value).reshape([])
+    return call.emit("PADV2", [operand, paddings, single]).value(layout)
 
 
-def _mirrored(call: Call, operand: int, pads: list[tuple[int, int]], mode: str) -> int:
-    from penstock.loaders.onnx.operators.common import slice_axis
-
+def _mirrored(x: Tensor, pads: list[tuple[int, int]], mode: str) -> Tensor:
+    call = x.call
     for axis, (before, after) in enumerate(pads):
-        operand = pad(
-            call,
-            operand,
-            [(min(before, 0), min(after, 0)) if i == axis else (0, 0) for i in range(len(pads))],
-        )
+        cut = min(before, 0), min(after, 0)
+        x = x.pad([cut if i == axis else (0, 0) for i in range(len(pads))])
     pads = [(max(b, 0), max(a, 0)) for b, a in pads]
     if not any(b or a for b, a in pads):
-        return operand
-    dtype = call.emitter.dtype(operand)
-    dims = call.shape(operand) or ()
+        return x
+    dims = x.dims
     if mode == "reflect":
-        inside = all(d is None or max(p) < d for d, p in zip(dims, pads, strict=True) if max(p))
-        if inside:
-            paddings = call.emitter.constant(np.array(pads, np.int32).reshape(-1, 2))
-            return call.emit("MIRROR_PAD", [operand, paddings], dtype, {"mode": "REFLECT"})
-        if any(d is None for d, p in zip(dims, pads, strict=True) if max(p)):
+        grown = [(d, max(p)) for d, p in zip(dims, pads, strict=True) if max(p)]
+        if all(d is None or most < d for d, most in grown):
+            paddings = call.literal(np.array(pads, np.int32).reshape(-1, 2))
+            return call.emit("MIRROR_PAD", [x, paddings], mode="REFLECT")
+        if any(d is None for d, _ in grown):
             raise call.refuse("a reflection of unknown extent")
     for axis, (before, after) in enumerate(pads):
         if not before and not after:
             continue
         size = dims[axis]
         if mode == "edge":
-            parts = []
-            for count, start, end in ((before, 0, 1), (after, -1, 2**31 - 1)):
-                edge = slice_axis(call, operand, axis, start, end)
-                repeats = [count if i == axis else 1 for i in range(len(dims))]
-                parts.append(
-                    call.emit("TILE", [edge, call.emitter.integers(repeats)], dtype)
-                    if count
-                    else -1
-                )
-            pieces = [p for p in (parts[0], operand, parts[1]) if p >= 0]
-            operand = concatenate(call, pieces, axis)
+            x = _with_edges(x, axis, before, after)
             continue
         if size is None:
             raise call.refuse("a dimension of unknown size is repeated around its ends")
-        if size + before + after > MAX_MIRRORED:
-            raise call.refuse(f"a dimension of {size} padded to {size + before + after}")
-        if mode == "wrap":
-            places = [(i - before) % size for i in range(size + before + after)]
-        else:
-            period = max(2 * (size - 1), 1)
-            places = [(i - before) % period for i in range(size + before + after)]
-            places = [p if p < size else period - p for p in places]
-        operand = call.emit(
-            "GATHER", [operand, call.emitter.integers(places)], dtype, {"axis": axis}
-        )
-    return operand
+        whole = size + before + after
+        if whole > MAX_MIRRORED:
+            raise call.refuse(f"a dimension of {size} padded to {whole}")
+        period = size if mode == "wrap" else max(2 * (size - 1), 1)
+        places = [(i - before) % period for i in range(whole)]
+        x = x.gather(call.vector(p if p < size else period - p for p in places), axis)
+    return x
+
+
+def _with_edges(x: Tensor, axis: int, before: int, after: int) -> Tensor:
+    """*x* with its first and last elements along *axis* repeated."""
+
+    def edge(count: int, start: int, end: int) -> list[Tensor]:
+        repeats = x.call.vector([count if i == axis else 1 for i in range(len(x.dims))])
+        return [x.call.emit("TILE", [x.slice(axis, start, end), repeats])] if count else []
+
+    return x.call.concatenate([*edge(before, 0, 1), x, *edge(after, -1, FAR)], axis)
 
 
 @operator("DepthToSpace")
 def depth_to_space(call: Call) -> Value:
-    """Channels of [n, c, h, w] laid out as blocks: DCR has the block first in the channels, CRD
-    last.
+    """Channels of [n, c, h, w] laid out as blocks, which come first (DCR) or last (CRD) in the
+    channels.
     """
     x = call.tensor(0)
     if x.rank != 4:
         raise call.mismatch(f"an image of shape {x.shape}")
     block = call.node.integer("blocksize")
     if call.node.text("mode", "DCR") == "DCR":
-        made = call.emit(
-            "DEPTH_TO_SPACE", [call.get(x, (0, 2, 3, 1))], x.dtype, {"block_size": block}
-        )
-        return call.wrap(made, (0, 2, 3, 1))
+        made = call.get(x, (0, 2, 3, 1)).fn("DEPTH_TO_SPACE", block_size=block)
+        return made.value((0, 2, 3, 1))
     _, c, h, w = x.shape or (None,) * 4
-    if None in (c, h, w):
+    if c is None or h is None or w is None:
         raise call.refuse("an image of unknown size")
-    depth = (c or 0) // (block * block)
-    parts = reshape(call, call.get(x), [-1, depth, block, block, h or 0, w or 0])
-    moved = transposed(call, parts, [0, 1, 4, 2, 5, 3])
-    return call.wrap(reshape(call, moved, [-1, depth, (h or 0) * block, (w or 0) * block]))
+    depth = c // (block * block)
+    parts = call.get(x).reshape([-1, depth, block, block, h, w]).transposed([0, 1, 4, 2, 5, 3])
+    return parts.reshape([-1, depth, h * block, w * block]).value()
 
 
 @operator("SpaceToDepth")
@@ -436,19 +390,17 @@ def space_to_depth(call: Call) -> Value:
         raise call.mismatch(f"an image of shape {x.shape}")
     if call.node.text("mode", "DCR") != "DCR":
         raise call.refuse(f"the mode {call.node.text('mode')!r}")
-    attributes = {"block_size": call.node.integer("blocksize")}
-    made = call.emit("SPACE_TO_DEPTH", [call.get(x, (0, 2, 3, 1))], x.dtype, attributes)
-    return call.wrap(made, (0, 2, 3, 1))
+    block = call.node.integer("blocksize")
+    return call.get(x, (0, 2, 3, 1)).fn("SPACE_TO_DEPTH", block_size=block).value((0, 2, 3, 1))
 
 
 @operator("Dropout")
 def dropout(call: Call) -> list[Value]:
-    """Nothing, when not training; its mask holds everything."""
+    """The input, when not training; the mask holds everything."""
     x = call.value(0)
     if call.has(2) and (call.array(2) is None or bool(np.asarray(call.array(2)).reshape(-1)[0])):
         raise call.refuse("Dropout in training")
     if len(call.node.outputs) < 2 or not call.node.outputs[1]:
         return [x]
     dtype = DType.BOOL if call.version >= 10 else x.dtype
-    shape = sizes(call, call.get(x))
-    return [x, call.wrap(call.emit("FILL", [shape, call.scalar(1, dtype)], dtype))]
+    return [x, call.emit("FILL", [call.get(x).sizes(), call.scalar(1, dtype)], dtype).value()]
