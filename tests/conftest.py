@@ -1,4 +1,4 @@
-"""Fixtures of every test: the corpus, its manifest, and a check that nothing stays open."""
+"""Fixtures of every test (the corpus, its manifest, leak checks) and the summary of a session."""
 
 from __future__ import annotations
 
@@ -49,9 +49,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if IN_CI else "d
 
 
 def find_corpus() -> Path | None:
-    """The corpus: the directory that PENSTOCK_CORPUS names, else `../shared`; None where there is
-    none.
-    """
+    """The directory that PENSTOCK_CORPUS names, else `../shared`; None if there is no corpus."""
     given = Path(os.environ.get("PENSTOCK_CORPUS") or ROOT.parent / "shared").expanduser()
     corpus = given if given.is_absolute() else ROOT / given
     return corpus if (corpus / "models" / "manifest.json").is_file() else None
@@ -62,9 +60,10 @@ NO_CORPUS = "no test corpus: set PENSTOCK_CORPUS to the directory that holds mod
 
 
 def corpus_parameters(found: Iterable[Any], *, arguments: int = 1) -> list[Any]:
-    """*found*, the parameters of a test over the corpus's files. Without a corpus one parameter of
-    *arguments* values,
-    that skips; with one an empty list stays empty, and its test fails when it is collected.
+    """*found*, the parameters of a test over the corpus's files.
+
+    Without a corpus: one parameter of *arguments* values, which skips. With a corpus an empty list
+    stays empty, and its test fails when it is collected.
     """
     if CORPUS is not None:
         return list(found)
@@ -91,10 +90,11 @@ def manifest(corpus: Path) -> dict[str, Any]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Gives each of several test processes its share of the cores: what computes on several threads
-    waits for them spinning, and would keep the other processes' tests from the cores meanwhile.
-    They read it when they start, as do numpy's matrix products, Penstock and its hosts; tests of
-    threads ask for a number of their own.
+    """Gives each of several test processes its share of the cores.
+
+    Engines spin while they wait for their threads, and would keep the cores from other processes.
+    NumPy, Penstock and its host processes read the variable when they start; tests of threads set a
+    number of their own.
     """
     from penstock.threads import allowed_processors
 
@@ -103,9 +103,7 @@ def pytest_xdist_setupnodes(specs: list[Any]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leaves the tests themselves out of what is collected while they run: they are many, and stay
-    to the end.
-    """
+    """Excludes the tests themselves from garbage collection: they are many, and stay to the end."""
     gc.collect()
     gc.freeze()
 
@@ -115,8 +113,9 @@ _finished = itertools.count(1)
 
 
 def pytest_runtest_logfinish() -> None:
-    """Leaves out, from time to time, what tests before have left: engines, models, reports. Tests
-    that count what stays open collect garbage first, and would look through all of it each time.
+    """Excludes from collection, from time to time, what earlier tests left: engines, models, reports.
+
+    Tests that count open resources collect garbage first, and would scan all of it each time.
     """
     if next(_finished) % FROZEN_EVERY == 0:
         gc.collect()
@@ -133,21 +132,35 @@ _began: dict[Path, int] = {}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What tests import, as it is before them; of several test processes, the one that starts the
-    others looks.
-    """
+    """Notes the state of the sources before the tests; with xdist the controller does."""
     if not hasattr(session.config, "workerinput"):
         _began.update(stamps(*SOURCES))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    tell_of_changes(terminalreporter, _began, stamps(*SOURCES))
+    report_changes(terminalreporter, _began, stamps(*SOURCES))
+    ids = {
+        report.nodeid
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if hasattr(report, "nodeid")
+    }
+    if ids:
+        terminalreporter.line(functions_and_cases(ids))
 
 
-def tell_of_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]) -> None:
-    """Says which files were written, made or removed while tests ran. A process keeps the modules
-    that it has imported, and the processes that it starts afterwards, and tests that read sources,
-    see the new ones.
+def functions_and_cases(ids: Iterable[str]) -> str:
+    """How many test functions the node ids belong to, and how many cases they are."""
+    cases = set(ids)
+    functions = {case.partition("[")[0] for case in cases}
+    return f"{len(functions)} test functions, {len(cases)} cases"
+
+
+def report_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]) -> None:
+    """Reports the files that were written, made or removed while tests ran.
+
+    This process keeps the modules that it has imported. Processes that start later, and tests that
+    read sources, see the new files.
     """
     if changed := sorted({path for path, _ in before.items() ^ now.items()}):
         reporter.section("files that changed while the tests ran")
@@ -159,9 +172,7 @@ def tell_of_changes(reporter: Any, before: dict[Path, int], now: dict[Path, int]
 
 
 def open_descriptors() -> set[tuple[int, str]]:
-    """(number, target) of every open descriptor of this process; empty where the system does not
-    tell.
-    """
+    """(number, target) of every open descriptor of this process; empty without /proc/self/fd."""
     directory = Path("/proc/self/fd")
     if not directory.is_dir():
         return set()
@@ -175,10 +186,10 @@ def open_descriptors() -> set[tuple[int, str]]:
 
 
 def wait_for_hosts(seconds: float = 60.0) -> None:
-    """Waits until no thread starts a driver's process, or looks whether one is there.
+    """Waits until no thread starts a driver's process or checks its availability.
 
-    A call that ends before its driver's process is there leaves the start to a thread. What that
-    opens, and keeps for the next call, is not of the test during which it comes.
+    A call that ends before its driver's process is ready leaves the start to a thread. What that
+    thread opens belongs to a later test.
     """
     end = time.monotonic() + seconds
     names = ("penstock-availability", "penstock-start")
@@ -198,7 +209,7 @@ def no_descriptor_leaks() -> Iterator[None]:
     wait_for_hosts()
     before = open_descriptors()
     yield
-    # What a run has left to a thread to keep of a failure is written by its end.
+    # A thread writes the record of a failed run; it must have ended.
     if (evidence := sys.modules.get("penstock.capsules.evidence")) is not None:
         evidence.wait()
     leaked = open_descriptors() - before

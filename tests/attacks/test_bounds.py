@@ -99,7 +99,7 @@ def test_tflite_file_of_many_operators_is_refused_before_they_are_built() -> Non
         penstock.load(content)
 
 
-def test_tflite_file_of_many_operators_loads_where_the_knob_allows_it() -> None:
+def test_raised_knob_loads_tflite_file_of_many_operators() -> None:
     with knobs.override(loading_limit_mib=2048):
         assert len(penstock.load(chain(30_000)).operations) == 30_000
 
@@ -285,7 +285,7 @@ def test_work_below_the_limit_stays_in_this_process() -> None:
         assert not any("process" in note for note in compiled.receipt.notes)
 
 
-def test_caller_who_asks_for_no_isolation_is_told_what_a_timeout_may_not_end() -> None:
+def test_receipt_warns_that_a_timeout_may_not_end_a_run_without_isolation() -> None:
     model = penstock.load(product(3000))
 
     with (

@@ -112,7 +112,7 @@ PROVOKED: dict[type[CacheError], Callable[[LabRig], None]] = {
 
 
 @pytest.mark.parametrize("kind", PROVOKED, ids=lambda kind: kind.__name__)
-def test_each_refusal_has_a_case_of_its_own(tmp_path: Path, kind: type[CacheError]) -> None:
+def test_every_refusal_is_provoked_by_an_attack(tmp_path: Path, kind: type[CacheError]) -> None:
     rig = LabRig(tmp_path)
     info = CacheInfo(rig.path, TOKEN) if kind is TokenCollision else None
     assert rig.compile(MODEL, info).name == "NoEntry"
@@ -189,7 +189,9 @@ def test_bits_of_a_caller_s_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("what", LINKS)
-def test_what_stands_in_place_of_a_file(rig: LabRig, number: int, what: str) -> None:
+def test_link_or_directory_in_place_of_a_cache_file_is_refused(
+    rig: LabRig, number: int, what: str
+) -> None:
     """It is refused and makes room for a file; what a link named stays as it was."""
     aside = rig.root / "aside"
 
@@ -244,7 +246,7 @@ class TestTheRegistry:
     def test_the_key_alone_deleted(self, rig: LabRig) -> None:
         rig.attack(SealBroken, (rig.state / "key").unlink, MODEL)
 
-    def test_from_another_version(self, rig: LabRig) -> None:
+    def test_registry_of_another_version_is_refused(self, rig: LabRig) -> None:
         theirs = newer(rig, folder="theirs")
         theirs.compile(MODEL)
         whole = theirs.registry_file.read_bytes()
@@ -257,7 +259,7 @@ class TestTheRegistry:
         assert theirs.registry_file.read_bytes() == whole
         assert theirs.hits(MODEL)
 
-    def test_from_another_driver(self, rig: LabRig) -> None:
+    def test_registry_of_another_driver_is_refused(self, rig: LabRig) -> None:
         from penstock.sealed import FileRegistry, Owner
 
         other = FileRegistry(rig.state / "other", Owner("sample", "1"), rig.key_store)
@@ -269,7 +271,7 @@ class TestTheRegistry:
 
         rig.attack(SealBroken, put, MODEL)
 
-    def test_seeded_bits_of_it(self, rig: LabRig) -> None:
+    def test_flipped_bits_of_the_registry_give_a_named_miss(self, rig: LabRig) -> None:
         draw = random.Random(11)
         seen = set()
         for _ in range(60):
@@ -309,11 +311,13 @@ class TestARolledBackPair:
         assert rig.refuses(SealBroken, MODEL)
         return rig, put_back
 
-    def test_of_the_same_version_where_a_key_store_holds_the_count(self, tmp_path: Path) -> None:
+    def test_rolled_back_pair_is_refused_by_a_key_store_counter(self, tmp_path: Path) -> None:
         rig, put_back = self.with_keys(tmp_path, MemoryKeyStore())
         rig.attack(RolledBack, put_back, MODEL)
 
-    def test_of_the_same_version_without_one(self, tmp_path: Path) -> None:
+    def test_rolled_back_pair_of_the_same_version_loads_without_a_counter(
+        self, tmp_path: Path
+    ) -> None:
         """It may load, and its answer is right: it was sealed for this very model."""
         rig, put_back = self.with_keys(tmp_path, None)
         assert rig.hits(MODEL)
@@ -321,7 +325,9 @@ class TestARolledBackPair:
         assert rig.hits(MODEL)
 
     @pytest.mark.parametrize("store", [None, MemoryKeyStore])
-    def test_of_another_version(self, tmp_path: Path, store: type[MemoryKeyStore] | None) -> None:
+    def test_rolled_back_pair_of_another_version_is_refused(
+        self, tmp_path: Path, store: type[MemoryKeyStore] | None
+    ) -> None:
         """The old version's files and registry under the new version's names."""
         old = LabRig(tmp_path, keys=store() if store else None, folder="old")
         old.compile(MODEL)
@@ -364,7 +370,7 @@ class TestATrustedToken:
     for the other.
     """
 
-    def test_of_two_models_of_one_shape(self, tmp_path: Path) -> None:
+    def test_trusted_token_of_two_models_gives_the_first_model(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
         assert rig.compile(MODEL, trusting).name == "NoEntry"
@@ -373,7 +379,9 @@ class TestATrustedToken:
         np.testing.assert_array_equal(answer, expected(MODEL))
 
     @pytest.mark.parametrize("seed", range(6))
-    def test_of_models_of_other_shapes(self, tmp_path: Path, seed: int) -> None:
+    def test_trusted_token_of_other_shapes_gives_a_named_error_or_a_compile(
+        self, tmp_path: Path, seed: int
+    ) -> None:
         """The driver's program does not fit the request: a named error of Penstock's, or a compile."""
         rig = LabRig(tmp_path)
         trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
@@ -384,14 +392,14 @@ class TestATrustedToken:
             assert outcome in {"hit", "miss"}
             assert isinstance(answer, np.ndarray) or issubclass(answer, DriverError), answer
 
-    def test_what_is_altered_is_still_refused(self, tmp_path: Path) -> None:
+    def test_trusted_token_refuses_altered_entries(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
         rig.compile(MODEL, trusting)
         rig.attack(SealBroken, lambda: flip_a_bit(rig), MODEL, trusting)
         rig.attack(ForeignEntry, lambda: exchange_model_files(rig), MODEL, trusting)
 
-    def test_does_not_pass_for_an_untrusted_one(self, tmp_path: Path) -> None:
+    def test_trusted_entry_is_refused_for_an_untrusted_token(self, tmp_path: Path) -> None:
         rig = LabRig(tmp_path)
         rig.compile(MODEL, CacheInfo(rig.path, TOKEN, trust_token=True))
         assert rig.refuses(IngredientChanged, MODEL, CacheInfo(rig.path, TOKEN))

@@ -41,7 +41,7 @@ def test_the_files_are_small_enough_for_every_bit(bulk: Bulk) -> None:
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_each_single_bit_of_each_file(bulk: Bulk, number: int) -> None:
+def test_lab_refuses_every_flipped_bit_of_each_file(bulk: Bulk, number: int) -> None:
     fd = bulk.handles[number].fd
     bits = os.fstat(fd).st_size * 8
     assert bulk.attack(SealBroken, partial(flip, fd), range(bits)) == bits
@@ -49,7 +49,7 @@ def test_each_single_bit_of_each_file(bulk: Bulk, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_each_other_length(bulk: Bulk, number: int) -> None:
+def test_lab_refuses_every_other_length_of_each_file(bulk: Bulk, number: int) -> None:
     """Shorter ones are cut off, longer ones continued with zeros, ones and noise."""
     fd = bulk.handles[number].fd
     whole = os.fstat(fd).st_size
@@ -75,7 +75,7 @@ def test_empty_files_are_not_yet_written(bulk: Bulk) -> None:
 
 
 @pytest.mark.parametrize("what", ["token", "binding"])
-def test_each_bit_of_token_and_binding(bulk: Bulk, what: str) -> None:
+def test_lab_refuses_every_flipped_bit_of_token_and_binding(bulk: Bulk, what: str) -> None:
     """A changed token is another entry's name, a changed binding another model under the same name."""
     for bit in range(256):
         changed = bytearray(TOKEN if what == "token" else BINDING)
@@ -105,7 +105,7 @@ def test_seeded_bits_and_lengths_through_compile(tmp_path: Path, number: int) ->
         rig.attack(WrongLength, partial(alter, rig, number, os.truncate, length), MODEL)
 
 
-def test_each_leaf_of_a_large_data_file(tmp_path: Path) -> None:
+def test_lab_refuses_a_flipped_bit_in_each_leaf_of_a_large_file(tmp_path: Path) -> None:
     """2.5 MiB of weights are three Merkle leaves: a bit of each, at its first, its last and some
     other byte.
     """

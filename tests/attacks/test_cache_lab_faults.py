@@ -220,7 +220,7 @@ def found_after(rig: LabRig, damage: bool) -> str:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_each_fault_at_any_file_operation_of_a_hit(
+def test_every_fault_at_any_file_operation_of_a_hit_keeps_the_answer(
     tmp_path: Path, prepared: Callable[[str], Path], fault: str
 ) -> None:
     found = fail_each(tmp_path, prepared("hit"), "hit", break_files, {fault: FAULTS[fault]})

@@ -120,7 +120,7 @@ def locks_in(state: Path) -> list[Path]:
     return sorted((state / "locks").iterdir())
 
 
-def test_nobody_else_can_reach_the_locks(tmp_path: Path, state: Path) -> None:
+def test_lock_files_are_private_to_the_user(tmp_path: Path, state: Path) -> None:
     compiled(tmp_path / "cache")
     assert [path.suffix for path in locks_in(state)] == [".lock"]
     if os.name == "posix":
@@ -169,7 +169,7 @@ def test_a_held_lease_of_a_living_process_costs_half_of_the_time(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a file in place of a directory")
-def test_without_a_state_directory_a_compile_goes_on(tmp_path: Path, state: Path) -> None:
+def test_compile_goes_on_without_a_state_directory(tmp_path: Path, state: Path) -> None:
     cache = tmp_path / "cache"
     compiled(cache)
     (state / "locks" / "x").touch()

@@ -124,7 +124,7 @@ def seal_by_another_version(entry: OpenVinoEntry) -> None:
     ],
     ids=lambda value: value.__name__,
 )
-def test_what_else_is_refused(
+def test_openvino_refuses_altered_entries_by_name(
     entry: OpenVinoEntry, kind: type[CacheError], alter: Callable[[OpenVinoEntry], None]
 ) -> None:
     assert entry.compiled() == ("hit", "optimised")

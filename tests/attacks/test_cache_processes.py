@@ -135,7 +135,7 @@ def test_processes_that_start_together_compile_once(tmp_path: Path) -> None:
     assert seen["hit"] + seen["waited and hit"] == PROCESSES - 1
 
 
-def test_nobody_ever_reads_anything_but_what_was_written(tmp_path: Path) -> None:
+def test_concurrent_readers_get_only_whole_entries(tmp_path: Path) -> None:
     """Writers that replace each other's entries, readers, an evictor and a verifier."""
     roles = ["write", "write", "write", "read", "read", "once", "evict", "verify"]
     with workers(tmp_path, roles, 3.0) as started:

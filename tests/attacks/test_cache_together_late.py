@@ -31,9 +31,7 @@ def three(tmp_path: Path, pool: Pool) -> Iterator[list[Child]]:
             child.ask("close")
 
 
-def test_what_the_first_run_compiled_hits_in_the_next_process(
-    tmp_path: Path, three: list[Child]
-) -> None:
+def test_next_process_hits_the_program_of_a_first_run(tmp_path: Path, three: list[Child]) -> None:
     first, second, third = three
     opened = first.ask("open", mode="first_run")
     assert (opened["outcome"], opened["compiles"]) == ("miss", 0)
@@ -43,7 +41,9 @@ def test_what_the_first_run_compiled_hits_in_the_next_process(
     assert compiles(tmp_path) == [first.pid]
 
 
-def test_what_use_improved_hits_in_the_next_process(tmp_path: Path, three: list[Child]) -> None:
+def test_next_process_hits_the_program_that_use_improved(
+    tmp_path: Path, three: list[Child]
+) -> None:
     first, second, third = three
     assert first.ask("open", mode="staged")["outcome"] == "miss"
     assert second.compiled(mode="staged") == ("hit", "baseline", 0)
@@ -53,7 +53,7 @@ def test_what_use_improved_hits_in_the_next_process(tmp_path: Path, three: list[
     assert compiles(tmp_path) == [first.pid, first.pid]
 
 
-def test_use_after_a_hit_improves_too(tmp_path: Path, three: list[Child]) -> None:
+def test_use_after_a_hit_improves_the_entry(tmp_path: Path, three: list[Child]) -> None:
     first, second, third = three
     assert first.compiled(mode="staged")[:1] == ("miss",)
     assert second.ask("open", mode="staged")["reason"] == "baseline"
@@ -72,7 +72,7 @@ def test_a_process_that_improved_meanwhile_reads_what_another_has_written(
     assert third.compiled() == ("hit", "optimised", 0)
 
 
-def test_while_the_writer_lives_the_entry_is_not_yet_written(
+def test_second_process_compiles_while_the_late_writer_lives(
     tmp_path: Path, three: list[Child]
 ) -> None:
     first, second, third = three
@@ -210,7 +210,7 @@ def test_a_late_write_against_a_late_write(three: list[Child]) -> None:
     assert 0 in written
 
 
-def test_nothing_is_left_of_late_writers(
+def test_late_writers_leave_no_files_or_locks(
     tmp_path: Path, three: list[Child], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "state"))

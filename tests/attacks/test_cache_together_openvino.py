@@ -30,7 +30,7 @@ def opened(child: Child, mode: str) -> tuple[Any, ...]:
     return found["outcome"], found["compiles"]
 
 
-def test_what_the_first_run_compiled(three: list[Child]) -> None:
+def test_openvino_next_process_hits_the_program_of_a_first_run(three: list[Child]) -> None:
     first, second, third = three
     assert opened(first, "first_run") == ("miss", 0)
     found = second.ask("compile", mode="first_run", openvino=True)
@@ -43,7 +43,7 @@ def test_what_the_first_run_compiled(three: list[Child]) -> None:
     assert third.compiled(openvino=True) == HIT
 
 
-def test_what_use_improved(three: list[Child]) -> None:
+def test_openvino_next_process_hits_the_program_that_use_improved(three: list[Child]) -> None:
     """Two improve one baseline at once; the third process hits what one of them wrote."""
     first, second, third = three
     assert opened(first, "staged") == ("miss", 1)

@@ -140,7 +140,7 @@ def test_a_device_of_another_package_s_name_finds_none_of_its_entries(machine: M
 
 
 @pytest.mark.parametrize("other", ["npu", "another"], ids=["one driver name", "one device name"])
-def test_of_two_packages_neither_is_used_until_a_setting_names_one(
+def test_name_claimed_by_two_packages_is_refused_until_a_setting_decides(
     machine: Machine, other: str
 ) -> None:
     first, _ = install(machine.root / "site", "vendor", "npu", "npu")

@@ -122,7 +122,7 @@ def test_a_probe_is_refused(name: str) -> None:
     shutil.which("unshare") is None,
     reason="unshare, of util-linux, makes the namespaces of this test",
 )
-def test_in_namespaces_what_is_mounted_below_a_place_that_is_shown_is_read_only() -> None:
+def test_mounts_below_a_shown_folder_are_read_only() -> None:
     looked_at(apart=True)
     shown = tried(apart=True, below="library/inner")["shown"]["mounts of the machine"]
     (options,) = [
@@ -138,7 +138,7 @@ def test_a_probe_is_refused_in_namespaces(name: str) -> None:
     assert looked_at(apart=True)["probes"][name] != "done"
 
 
-def test_in_namespaces_the_process_is_shown_nothing_of_the_machine() -> None:
+def test_sandbox_hides_networks_and_users_of_the_machine() -> None:
     shown = looked_at(apart=True)["shown"]
     assert set(shown["addresses of network devices"].split()) <= {"00:00:00:00:00:00"}
     # Nothing but the heading of the table.
@@ -157,12 +157,12 @@ def test_in_namespaces_the_process_is_shown_nothing_of_the_machine() -> None:
 
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", sorted(HARMLESS))
-def test_what_stays_within_the_process_is_allowed(name: str, apart: bool) -> None:
+def test_sandbox_allows_acts_within_the_process(name: str, apart: bool) -> None:
     assert tried(apart)["probes"][name] == "done"
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_nothing_of_the_user_s_has_changed_and_nobody_has_heard_anything(apart: bool) -> None:
+def test_sandboxed_driver_changes_no_file_and_reaches_no_socket(apart: bool) -> None:
     assert tried(apart)["changed"] == []
     assert tried(apart)["heard"] == 0
 

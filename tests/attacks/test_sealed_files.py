@@ -94,7 +94,7 @@ def test_each_single_bit_of_each_file_is_refused(quick: Rig, number: int) -> Non
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_after_each_single_bit_the_file_is_sealed_anew(quick: Rig, number: int) -> None:
+def test_save_replaces_a_file_with_any_flipped_bit(quick: Rig, number: int) -> None:
     assert quick.saved()
     path = quick.paths()[number]
     for bit in range(path.stat().st_size * 8):
@@ -104,7 +104,7 @@ def test_after_each_single_bit_the_file_is_sealed_anew(quick: Rig, number: int) 
 
 
 @pytest.mark.parametrize("number", FILES)
-def test_each_other_length_is_refused(quick: Rig, number: int) -> None:
+def test_sealed_file_of_another_length_is_refused(quick: Rig, number: int) -> None:
     assert quick.saved()
     path = quick.paths()[number]
     whole = path.read_bytes()
@@ -161,14 +161,14 @@ def test_a_file_in_the_place_of_another_of_its_entry_is_refused(
     assert rig.saved()
 
 
-def test_another_driver_s_entry_is_refused(rig: Rig, tmp_path: Path) -> None:
+def test_entry_of_another_driver_is_refused(rig: Rig, tmp_path: Path) -> None:
     assert rig.saved()
     assert Rig(tmp_path, driver="other").saved()
     assert rig.refuses(ForeignEntry)
     assert rig.saved()
 
 
-def test_another_version_s_entry_is_refused_and_its_registry_stays(
+def test_entry_of_another_version_is_refused_and_its_registry_stays(
     rig: Rig, tmp_path: Path
 ) -> None:
     newer = Rig(tmp_path, version="2")
@@ -187,7 +187,7 @@ def test_an_entry_of_another_number_of_files_is_refused(rig: Rig, tmp_path: Path
     assert fewer.saved()
 
 
-def test_another_user_s_entry_is_refused(rig: Rig, tmp_path: Path) -> None:
+def test_entry_of_another_user_is_refused(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "stranger").mkdir()
     stranger = Rig(tmp_path / "stranger")
     assert stranger.saved()
@@ -200,7 +200,7 @@ def test_another_user_s_entry_is_refused(rig: Rig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", FILES)
 @pytest.mark.parametrize("how", ["symlink", "hard link", "directory", "pipe"])
-def test_what_is_no_file_of_one_name_is_refused(rig: Rig, number: int, how: str) -> None:
+def test_link_or_special_file_is_refused(rig: Rig, number: int, how: str) -> None:
     assert rig.saved()
     path = rig.paths()[number]
     aside = rig.root / "aside"
@@ -282,7 +282,7 @@ def test_offsets_of_handles_do_not_matter(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("models", "datas"), [(1, 1), (3, 1), (2, 0), (2, 2), (0, 0)])
-def test_wrong_numbers_of_handles_are_told(rig: Rig, models: int, datas: int) -> None:
+def test_wrong_number_of_handles_is_refused(rig: Rig, models: int, datas: int) -> None:
     assert rig.saved()
     with opened(rig) as (seal, model, data):
         more_models, more_datas = (model * 2)[:models], (data * 2)[:datas]
@@ -414,7 +414,7 @@ def test_a_name_with_a_link_in_it_is_not_opened(tmp_path: Path) -> None:
         open_cache_file(tmp_path / "no" / "folder", create=True)
 
 
-def test_an_authentic_file_of_a_later_format_is_named_so(rig: Rig) -> None:
+def test_authentic_file_of_a_later_format_is_refused_by_name(rig: Rig) -> None:
     assert rig.saved()
     path = rig.paths()[0]
     whole = path.read_bytes()

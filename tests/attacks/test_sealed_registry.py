@@ -76,7 +76,7 @@ def test_registry_and_key_lost_together_are_a_named_miss(rig: Rig) -> None:
     assert rig.saved()
 
 
-def test_another_version_s_registry_is_refused(rig: Rig, tmp_path: Path) -> None:
+def test_registry_of_another_version_is_refused(rig: Rig, tmp_path: Path) -> None:
     other = Rig(tmp_path, version="2")
     assert other.saved("other")
     assert rig.saved()
@@ -86,7 +86,7 @@ def test_another_version_s_registry_is_refused(rig: Rig, tmp_path: Path) -> None
     assert other.hits("other")
 
 
-def test_another_driver_s_registry_is_refused(rig: Rig, tmp_path: Path) -> None:
+def test_registry_of_another_driver_is_refused(rig: Rig, tmp_path: Path) -> None:
     other = Rig(tmp_path, driver="other")
     assert other.saved("other")
     assert rig.saved()
@@ -339,7 +339,7 @@ def test_every_length_of_the_registry_s_file_is_authenticated(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "content", [b"not a registry" * 100, bytes(4096), b"SQLite format 3\0" * 9]
 )
-def test_what_is_no_registry_is_refused_and_made_anew(rig: Rig, content: bytes) -> None:
+def test_broken_registry_is_refused_and_replaced(rig: Rig, content: bytes) -> None:
     assert rig.saved()
     rig.registry_file.write_bytes(content)
     assert rig.refuses(SealBroken)
@@ -476,7 +476,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has other fi
 
 @posix
 @pytest.mark.parametrize("harm", OF_REGISTRIES)
-def test_what_is_no_private_file_is_never_used_as_a_registry(rig: Rig, harm: str) -> None:
+def test_registry_that_is_no_private_file_is_replaced(rig: Rig, harm: str) -> None:
     assert rig.saved()
     OF_REGISTRIES[harm](rig.registry_file)
     assert cheaply(lambda: rig.refuses(SealBroken))
@@ -499,7 +499,7 @@ def test_a_lock_file_that_somebody_replaced_keeps_nobody_out(rig: Rig, harm: str
 
 @posix
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_another_user_s_registry_and_key_are_not_used(rig: Rig) -> None:
+def test_registry_and_key_of_another_user_are_not_used(rig: Rig) -> None:
     assert rig.saved()
     os.chown(rig.registry_file, 4321, -1)
     assert rig.refuses(SealBroken)
@@ -512,7 +512,7 @@ def test_another_user_s_registry_and_key_are_not_used(rig: Rig) -> None:
 @posix
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("mode", [0o000, 0o200, 0o4600])
-def test_who_cannot_open_his_own_key_or_registry_makes_them_anew(tmp_path: Path, mode: int) -> None:
+def test_unreadable_key_or_registry_is_replaced(tmp_path: Path, mode: int) -> None:
     """Root opens whatever it likes; so this is an ordinary user's process."""
     tmp_path.chmod(0o755)
     for above in tmp_path.parents[:3]:
@@ -575,7 +575,7 @@ def test_every_prior_registry_that_is_put_back_is_refused(tmp_path: Path) -> Non
     assert rig.refuses(RegistryMissing, "elsewhere", token=bytes(32))
 
 
-def test_another_user_s_directory_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_of_another_user_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rig.saved()
     monkeypatch.setattr("os.geteuid", lambda: 4242)
     with pytest.raises(Unreadable, match="belongs to another user"):

@@ -164,7 +164,7 @@ def test_a_client_that_rewrites_what_it_can_reach_gets_a_refusal(stage: Stage) -
         service.wait()
 
 
-def test_what_others_have_the_service_seal_and_bits_of_the_entries_are_refused_too(
+def test_entries_sealed_for_other_models_and_flipped_bits_are_refused(
     stage: Stage,
 ) -> None:
     service = stage.serve()
@@ -189,7 +189,7 @@ def test_what_others_have_the_service_seal_and_bits_of_the_entries_are_refused_t
         service.wait()
 
 
-def test_others_are_not_served_and_others_sockets_not_believed(stage: Stage) -> None:
+def test_service_refuses_other_users_and_clients_refuse_other_sockets(stage: Stage) -> None:
     from penstock.errors import DeviceUnavailable
     from penstock.ipc.host_sockets import connect_service, listen
 

@@ -126,7 +126,7 @@ def commanding(text: str) -> list[str]:
 
 @pytest.mark.parametrize("flags", ["", " --json", " --debug"])
 @pytest.mark.parametrize("model", MODELS)
-def test_of_a_model(
+def test_texts_of_a_model_command_no_terminal(
     model: str, flags: str, files: dict[str, Path], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     for command in ON_MODEL:
@@ -135,7 +135,7 @@ def test_of_a_model(
 
 @pytest.mark.parametrize("flags", ["", " --json", " --debug"])
 @pytest.mark.parametrize("command", ALONE)
-def test_of_others(
+def test_texts_of_other_files_command_no_terminal(
     command: str, flags: str, files: dict[str, Path], capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     assert not commanding(printed(command + flags, files, capfdbinary))
@@ -144,7 +144,7 @@ def test_of_others(
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows' environment has no such texts")
 @pytest.mark.parametrize("flags", ["", " --json", " --debug"])
 @pytest.mark.parametrize("knob", ["devices", "isolate", "services", "num_threads", "cache_dir"])
-def test_of_settings(
+def test_texts_of_settings_command_no_terminal(
     knob: str,
     flags: str,
     files: dict[str, Path],

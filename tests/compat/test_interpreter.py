@@ -73,7 +73,7 @@ def test_penstock_does_what_litert_does(name: str, litert: Observations, tmp_pat
 
 @needs_litert
 @pytest.mark.parametrize("name", [name for name in DIVERGENCES if name in SCENARIOS])
-def test_a_divergence_is_what_its_table_says(
+def test_divergence_is_as_its_table_records(
     name: str, litert: Observations, tmp_path: Path
 ) -> None:
     from penstock import tflite

@@ -135,7 +135,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["-x"], ["-m"]])
-def test_without_a_program_it_says_how(arguments: list[str], tmp_path: Path) -> None:
+def test_launcher_without_a_program_shows_its_usage(arguments: list[str], tmp_path: Path) -> None:
     code, out, err = run("-m", "penstock.tflite", *arguments, directory=tmp_path)
     assert (code, out) == (2, "")
     assert err.startswith("usage: python -m penstock.tflite PROGRAM")

@@ -93,7 +93,7 @@ def test_one_line_is_changed(name: str, corpus: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_nothing_is_changed_under_the_launcher(name: str, corpus: Path) -> None:
+def test_program_prints_the_same_under_the_launcher(name: str, corpus: Path) -> None:
     program, arguments = command(name, detailed=False)
     wanted = run(corpus, program, *arguments)
     assert run(corpus, "-m", "penstock.tflite", program, *arguments) == wanted

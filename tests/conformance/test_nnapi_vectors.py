@@ -55,7 +55,7 @@ def test_the_ratchet_speaks_of_this_set(cases: list[Case]) -> None:
     assert len(frozenset().union(*(case.operations for case in cases))) == 107
 
 
-def test_nothing_fails(report: Report) -> None:
+def test_no_operation_vector_fails(report: Report) -> None:
     assert [f"{r.case} ({r.run}): {r.message}" for r in report.failures] == []
 
 
@@ -71,7 +71,7 @@ def test_the_count_is_raised_with_what_passes(report: Report) -> None:
     )
 
 
-def test_the_rest_is_named_with_reasons(report: Report) -> None:
+def test_uncovered_operation_vectors_are_listed_with_reasons(report: Report) -> None:
     rest = {r.case: r.message for r in report.uncovered if r.run == "plain"}
     runs = {f"{r.case} ({r.run})": r.message for r in report.uncovered if r.run != "plain"}
     assert rest == RATCHET["rest"]

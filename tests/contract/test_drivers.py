@@ -156,5 +156,5 @@ def test_gaps_name_drivers_and_checks_that_exist() -> None:
 
 
 @pytest.mark.parametrize("driver", [d for d in DRIVERS if d not in ENGINES])
-def test_only_what_computes_nothing_claims_no_performance(driver: str) -> None:
+def test_only_devices_that_compute_nothing_claim_no_performance(driver: str) -> None:
     assert computes(DRIVERS[driver]()) is (driver not in COMPUTES_NOTHING)

@@ -149,7 +149,7 @@ def test_softmax_heeds_the_scale_of_its_output(judge: Judge) -> None:
     assert theirs.tolist() != ours.tolist()
 
 
-def test_transforms_of_length_one(judge: Judge) -> None:
+def test_litert_fails_transforms_of_length_one(judge: Judge) -> None:
     x = np.array([[1], [2]], np.float32)
     drawn = single(
         lambda d: d.operation(
@@ -187,7 +187,7 @@ def test_a_vector_is_turned_like_a_row(judge: Judge) -> None:
 
 
 @pytest.mark.parametrize("kind", ["SUM", "MEAN"])
-def test_nothing_adds_up_to_zero(kind: str) -> None:
+def test_sum_and_mean_of_no_elements_are_zero(kind: str) -> None:
     """LiteRT's answer is what lay in memory, and so not compared."""
     drawn = single(
         lambda d: d.operation(
@@ -204,7 +204,7 @@ def test_nothing_adds_up_to_zero(kind: str) -> None:
     assert ours.tolist() == [[0], [0]]
 
 
-def test_both_sides_of_a_channel_count(judge: Judge) -> None:
+def test_local_response_normalization_sums_both_sides_of_a_channel(judge: Judge) -> None:
     x = np.ones((1, 1, 1, 3), np.float32)
     drawn = single(
         lambda d: d.operation(

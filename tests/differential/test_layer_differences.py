@@ -118,7 +118,7 @@ def test_depthwise_filters_of_four_bits_under_sixteen(judge: Judge) -> None:
     held(drawn, judge, lambda x: np.clip(x * 0.01 * factors / 0.05, -32768, 32767), 1.01)
 
 
-def test_a_bias_is_what_its_operand_says(judge: Judge) -> None:
+def test_bias_has_the_type_of_its_operand(judge: Judge) -> None:
     """LiteRT reads 32 bits for 64 where the attribute for the bias's type was left out."""
     kept: list[Value] = []
 
@@ -189,7 +189,7 @@ def test_transposition_by_an_order_of_64_bits(judge: Judge) -> None:
     held(single(build), judge, lambda x: x.transpose(2, 1, 0), 0)
 
 
-def test_packed_elements_repeat_one_by_one(judge: Judge) -> None:
+def test_broadcast_repeats_packed_elements_singly(judge: Judge) -> None:
     def build(d: Draw) -> None:
         x = given(d, DType.INT4, (3, 1), q(0.25))
         made = [d.output(DType.INT4, q(0.25))]

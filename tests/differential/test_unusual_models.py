@@ -361,7 +361,7 @@ def test_padding_of_integers_whose_input_has_no_scale(
     check(draw, judge)
 
 
-def test_scales_a_channel_of_a_mirrored_output_count_as_none(draw: Draw, judge: Judge) -> None:
+def test_mirror_pad_ignores_scales_per_channel_of_its_output(draw: Draw, judge: Judge) -> None:
     x = draw.value(I16, (1, 3), array=np.array([[1, 2, 3]], np.int16))
     made = draw.output(I16, Quantization((0.1,) * 5, (0,) * 5, 1), (1, 5))
     draw.operation("MIRROR_PAD", [x, draw.integers([0, 0], [1, 1])], [made], mode="REFLECT")

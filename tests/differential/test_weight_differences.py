@@ -99,7 +99,7 @@ def test_a_scale_of_64_bits_is_read_whole(judge: Judge) -> None:
     assert np.abs(theirs - ours).max() > 0.01
 
 
-def test_each_batch_attends_to_its_own_keys(judge: Judge) -> None:
+def test_attention_of_each_batch_uses_its_own_keys(judge: Judge) -> None:
     content, arrays = attention(2, 1, {"scale": 0.5})
     ours, theirs = both(judge, content, arrays, DELEGATED)
     alone, _ = attention(1, 1, {"scale": 0.5})
@@ -108,7 +108,7 @@ def test_each_batch_attends_to_its_own_keys(judge: Judge) -> None:
     assert np.abs(theirs - ours).max() > 0.01
 
 
-def test_blocks_go_where_the_file_says(judge: Judge) -> None:
+def test_sparse_blocks_follow_the_block_map_of_the_file(judge: Judge) -> None:
     dense = np.arange(16, dtype=np.float32).reshape(4, 4)
     stored = dense.reshape(2, 2, 2, 2).transpose(0, 2, 3, 1).reshape(-1)
     level = {"format": 0, "dense_size": 2}

@@ -185,7 +185,7 @@ def test_a_full_standard_output_is_one_line(
     assert missing or result.stderr.startswith("penstock: error: cannot write the output: ")
 
 
-def test_what_only_compiling_finds_names_the_file(program: Program, tmp_path: Path) -> None:
+def test_error_found_while_compiling_names_the_file(program: Program, tmp_path: Path) -> None:
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (None, 4), "x")
     size = builder.constant(np.array([2, 3], np.int32), "size")

@@ -187,7 +187,7 @@ def test_a_network_without_recorded_cases_is_judged_on_the_inputs_of_the_race(co
     assert not off.in_outputs
 
 
-def test_who_takes_no_recorded_shape_is_judged_on_the_inputs_of_the_race(
+def test_engine_that_refuses_recorded_shapes_is_judged_on_the_race_inputs(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ai_edge_litert.interpreter", reason="ai-edge-litert is not installed")
@@ -346,7 +346,7 @@ def test_results_are_written_race_by_race_and_a_later_run_goes_on(
         results.Results(place, 6)
 
 
-def test_a_race_without_a_result_is_lost_and_says_why() -> None:
+def test_race_without_a_result_is_lost_and_shows_the_reason() -> None:
     race = {**ran("a", {}), "failed": "no end after 1800 s"}
     assert engines.judged(race).met is False
     assert standings.lost(race)
@@ -355,7 +355,7 @@ def test_a_race_without_a_result_is_lost_and_says_why() -> None:
     assert "- a: no race: no end after 1800 s" in table
 
 
-def test_what_tf2onnx_cannot_convert_is_told_once_with_its_reason(
+def test_failed_tf2onnx_conversion_is_reported_once_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "tf2onnx"

@@ -57,7 +57,7 @@ def dirs(home: Path) -> dict[str, str]:
     }
 
 
-def test_what_prewarm_compiled_is_hit_by_the_first_start(
+def test_first_start_hits_the_entries_of_prewarm(
     program: Program, start: Start, model: Path, tmp_path: Path
 ) -> None:
     warmed = program("cache", "prewarm", model, "-d", "lab", **dirs(tmp_path))

@@ -82,7 +82,9 @@ def test_a_bar_while_it_compiles_and_a_table_afterwards(tmp_path: Path, model: P
 
 
 @pytest.mark.parametrize("command", [("run", "random"), ("bench", "--runs", "1")])
-def test_run_and_bench_draw_it_too(tmp_path: Path, model: Path, command: tuple[str, ...]) -> None:
+def test_run_and_bench_show_compile_progress(
+    tmp_path: Path, model: Path, command: tuple[str, ...]
+) -> None:
     name, *rest = command
     code, printed = on_terminal(tmp_path / "cache", name, model, *rest, "-d", "lab")
     assert code == 0, printed

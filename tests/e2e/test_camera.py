@@ -58,7 +58,7 @@ def test_a_device_that_cannot_ends_the_example_in_a_sentence(
         main()
 
 
-def test_whoever_reads_no_further_ends_the_example_quietly(
+def test_closed_pipe_ends_the_camera_example_quietly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader, writer = os.pipe()
@@ -85,7 +85,7 @@ def test_an_array_for_a_driver_in_another_process_is_copied_and_shows() -> None:
     assert [c.nbytes for c in copies if c.destination != "host"] == [stream.nbytes]
 
 
-def test_not_a_byte_is_copied_in_process() -> None:
+def test_camera_example_copies_no_byte_in_process() -> None:
     with camera() as line, ExitStack() as stack:
         stream, descriptors = receive_stream(line)
         buffers = [stack.enter_context(b) for b in wrap(descriptors, stream)]
@@ -98,7 +98,7 @@ def test_not_a_byte_is_copied_in_process() -> None:
             compiled(buffers[told[0]])
 
 
-def test_nothing_is_left_of_a_stream() -> None:
+def test_camera_stream_leaves_nothing_open() -> None:
     with Resources.unchanged("a camera"):
         with camera() as line:
             list(watch(line, "reference", frames=2))
@@ -112,7 +112,7 @@ def test_nothing_is_left_of_a_stream() -> None:
             source.close()
 
 
-def test_the_page_of_the_example_says_what_it_prints() -> None:
+def test_page_of_the_camera_example_shows_its_output() -> None:
     page = (ROOT / "examples" / "camera" / "README.md").read_text("utf-8")
     command, _, rest = page.partition("$ python -m examples.camera.consumer --frames 3\n")
     assert command != page
@@ -177,7 +177,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_a_camera_fills_its_buffers_in_turn(device: str) -> None:
+def test_camera_fills_its_buffers_in_order(device: str) -> None:
     with Resources.unchanged("a camera"):
         source = v4l2.Camera(device, 32, 16, 3, PlayedCamera())
         assert (source.width, source.height, source.channels, source.count) == (32, 16, 3, 3)
@@ -194,14 +194,12 @@ def test_a_camera_fills_its_buffers_in_turn(device: str) -> None:
         (PlayedCamera(capabilities=0x04000002), "captures no streams"),
     ],
 )
-def test_what_is_no_such_camera_is_refused(
-    device: str, played: PlayedCamera, complaint: str
-) -> None:
+def test_unsuitable_camera_is_refused(device: str, played: PlayedCamera, complaint: str) -> None:
     with Resources.unchanged("a refusal"), pytest.raises(OSError, match=complaint):
         v4l2.Camera(device, 32, 16, 3, played)
 
 
-def test_where_no_camera_is_named_a_stand_in_serves() -> None:
+def test_stand_in_serves_when_no_camera_is_named() -> None:
     source, name = open_source(None)
     assert isinstance(source, StandIn)
     assert name.startswith("stand-in (")

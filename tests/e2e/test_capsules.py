@@ -187,7 +187,7 @@ def create():
 """
 
 
-def test_a_driver_that_kills_its_process_is_a_failure_like_others(
+def test_driver_that_kills_its_process_leaves_a_capsule(
     program: Program, place: Path, environment: dict[str, str]
 ) -> None:
     from penstock.ipc.starting import unavailable

@@ -66,7 +66,7 @@ def answer(program: Program, entry: dict[str, Any], case: dict[str, Any], *more:
     return json.loads(result.stdout)
 
 
-def test_the_corpus_is_there() -> None:
+def test_corpus_has_recorded_answers() -> None:
     if CORPUS is None:
         if IN_CI:
             pytest.fail(NO_CORPUS)
@@ -76,7 +76,7 @@ def test_the_corpus_is_there() -> None:
 
 
 @pytest.mark.parametrize(("entry", "case"), corpus_parameters(cases("expected_top1"), arguments=2))
-def test_the_top_class_is_the_recorded_one(
+def test_top_class_equals_the_recorded_class(
     command: Program, entry: dict[str, Any], case: dict[str, Any]
 ) -> None:
     found = answer(command, entry, case)
@@ -88,7 +88,7 @@ def test_the_top_class_is_the_recorded_one(
 
 
 @pytest.mark.parametrize(("entry", "case"), corpus_parameters(cases("top_detections"), arguments=2))
-def test_the_boxes_are_the_recorded_ones(
+def test_boxes_equal_the_recorded_boxes(
     program: Program, entry: dict[str, Any], case: dict[str, Any], tmp_path: Any
 ) -> None:
     found = answer(program, entry, case, "--min-score", "0.3", "--out", tmp_path / "boxes.png")
@@ -102,7 +102,7 @@ def test_the_boxes_are_the_recorded_ones(
 
 
 @pytest.mark.parametrize(("entry", "case"), corpus_parameters(cases("class_fraction"), arguments=2))
-def test_the_shares_of_the_classes_are_the_recorded_ones(
+def test_class_shares_equal_the_recorded_shares(
     command: Program, entry: dict[str, Any], case: dict[str, Any], tmp_path: Any
 ) -> None:
     assert CORPUS is not None
@@ -163,7 +163,7 @@ def test_key_points_lie_on_the_person(
     assert (tmp_path / "pose.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_labels_the_models_own_are_used(corpus: Any, command: Program) -> None:
+def test_labels_of_the_model_are_the_default(corpus: Any, command: Program) -> None:
     models = corpus / "models"
     result = command(
         "run",

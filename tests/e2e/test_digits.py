@@ -80,7 +80,7 @@ def test_training_again_gives_the_same_files(digits: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_the_models_run_elsewhere_too(digits: Path, network: str) -> None:
+def test_litert_gives_the_same_results_for_the_digits(digits: Path, network: str) -> None:
     """LiteRT's reference kernels give the same integers, and the same floats but for rounding."""
     litert: Any = pytest.importorskip(
         "ai_edge_litert.interpreter", reason="LiteRT is not installed"

@@ -111,7 +111,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return program
 
 
-def test_discovery_finds_it(installed: Installed) -> None:
+def test_discovery_finds_the_example_driver(installed: Installed) -> None:
     listed: list[dict[str, Any]] = json.loads(installed("-m", "penstock", "devices", "--json"))[
         "devices"
     ]
@@ -120,7 +120,7 @@ def test_discovery_finds_it(installed: Installed) -> None:
     assert found["version"].startswith("1.0 (numpy ")
 
 
-def test_it_is_loaded_in_a_process_of_its_own_unless_told_otherwise(installed: Installed) -> None:
+def test_example_driver_is_isolated_unless_isolation_is_off(installed: Installed) -> None:
     code = (
         "import sys; from penstock.runtime.discovery import manager; manager.choose(['{}'], {});"
         "print('penstock_example' in sys.modules)"
@@ -130,18 +130,18 @@ def test_it_is_loaded_in_a_process_of_its_own_unless_told_otherwise(installed: I
     assert installed("-c", code.format("example", False)).strip() == "True"
 
 
-def test_devices_tell_that_it_is_isolated(installed: Installed) -> None:
+def test_devices_list_the_example_driver_as_isolated(installed: Installed) -> None:
     listed = json.loads(installed("-m", "penstock", "devices", "--json"))["devices"]
     assert [d["name"] for d in listed if d["isolated"]] == ["example"]
 
 
-def test_it_passes_the_contract_by_its_entry_point(installed: Installed) -> None:
+def test_example_driver_passes_the_contract(installed: Installed) -> None:
     report = json.loads(installed("-m", "penstock.testing", "contract", "example", "--json"))
     assert report["failures"] == []
     assert report["passed"] > 70
 
 
-def test_it_passes_chaos(installed: Installed) -> None:
+def test_example_driver_passes_chaos(installed: Installed) -> None:
     words = ("-m", "penstock.testing", "chaos", "example", "--graphs", "1", "--json")
     assert json.loads(installed(*words))["failures"] == []
 
@@ -153,14 +153,14 @@ def test_a_network_is_split_over_it_and_the_reference(installed: Installed) -> N
     assert found["reasons"] == {"example": "example has no TANH"}
 
 
-def test_its_extension_is_used_by_its_entry_point_from_a_process_of_its_own(
+def test_example_extension_runs_in_an_isolated_process(
     installed: Installed,
 ) -> None:
     found = json.loads(installed("-c", FIXED))
     assert found == {"supported": True, "isolated": True, "numbers": [384, -691]}
 
 
-def test_its_own_tests_pass(installed: Installed) -> None:
+def test_tests_of_the_example_driver_pass(installed: Installed) -> None:
     printed = installed("-m", "pytest", "-q", "-p", "no:cacheprovider")
     assert " passed" in printed
     assert " failed" not in printed

@@ -41,7 +41,7 @@ def plain(text: str) -> str:
     return text.strip()
 
 
-def test_both_pages_show_a_start_from_a_damaged_cache() -> None:
+def test_readme_and_tutorial_show_a_start_from_a_damaged_cache() -> None:
     tutorial = [command for command, _ in console("docs/tutorial.md")]
     assert tutorial[0] == "pip install '.[openvino]'"
     assert sum(command.startswith("penstock run") for command in tutorial) == 4

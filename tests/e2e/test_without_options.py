@@ -155,7 +155,7 @@ def test_no_picture_made_of_the_corpus_is_wrong_in_silence(
         assert answered == len(pictures)
 
 
-def test_a_network_that_finds_all_classes_alike_gives_none(corpus: Path, command: Program) -> None:
+def test_network_with_equal_scores_gives_no_class(corpus: Path, command: Program) -> None:
     models = corpus / "models"
     network = models / "networks" / "light_squeezenet_onnx.onnx"
     result = command("run", network, models / "images" / "sunflower.bmp")

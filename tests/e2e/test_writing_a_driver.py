@@ -136,7 +136,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 @pytest.mark.parametrize("position", range(len(BLOCKS)))
-def test_the_block_does_what_the_page_says(position: int, outcomes: list[str]) -> None:
+def test_block_of_writing_a_driver_does_what_the_page_shows(
+    position: int, outcomes: list[str]
+) -> None:
     assert not outcomes[position], outcomes[position]
 
 

@@ -68,7 +68,7 @@ def test_a_step_is_allowed(lists: Detecting, more: int) -> None:
     lists.check(outputs(lists, more=more), RULE, GIVEN, [GIVEN])
 
 
-def test_two_steps_are_not_where_litert_is_exact(lists: Detecting) -> None:
+def test_detections_two_steps_from_exact_litert_are_refused(lists: Detecting) -> None:
     with pytest.raises(AssertionError, match="2 from the reference kernels, 1 allowed"):
         lists.check(outputs(lists, more=2), RULE, GIVEN, [GIVEN])
 
@@ -80,7 +80,7 @@ def test_detections_must_follow_from_boxes_and_scores(lists: Detecting) -> None:
         lists.check(found, RULE, GIVEN, [GIVEN])
 
 
-def test_other_networks_have_none() -> None:
+def test_network_without_detections_has_no_rule() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (2,), "x")
     assert detecting(builder.build(builder.operation("RELU", [x], [(DType.FLOAT32, (2,))]))) is None

@@ -15,7 +15,7 @@ GAPS: dict[str, str] = {}
 """Files that do not run yet, each with its reason; strict: one that starts to pass must leave."""
 
 
-def test_the_corpus_is_there() -> None:
+def test_corpus_has_networks_and_unit_models() -> None:
     if CORPUS is None:
         if IN_CI:
             pytest.fail(NO_CORPUS)

@@ -37,7 +37,7 @@ def parameters() -> list[Any]:
     return corpus_parameters(found)
 
 
-def test_the_corpus_is_there() -> None:
+def test_corpus_has_onnx_networks_and_unit_models() -> None:
     if CORPUS is None:
         if IN_CI:
             pytest.fail(NO_CORPUS)

@@ -67,7 +67,7 @@ DESCRIPTORS_TOO: Final = {"pool"}
 
 @pytest.mark.parametrize("path", ["a\0b", Path("a\0b"), "a\ud800b"], ids=ascii)
 @pytest.mark.parametrize("door", PATHS)
-def test_what_no_file_can_be_called_is_no_path(door: str, path: object) -> None:
+def test_impossible_file_name_is_refused(door: str, path: object) -> None:
     with pytest.raises(InputError, match=r"a.* is none: no file can be called so$"):
         PATHS[door](path)
 
@@ -81,7 +81,7 @@ def test_paths_are_text(door: str) -> None:
             PATHS[door](wrong)
 
 
-def test_a_path_is_what_the_system_makes_of_it() -> None:
+def test_path_of_accepts_str_and_pathlike_only() -> None:
     assert path_of("a/\udcff", "a path") == "a/\udcff"
     assert path_of(Path("a"), "a path") == "a"
     for wrong in (None, b"a", 3):

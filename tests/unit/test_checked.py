@@ -99,7 +99,7 @@ def pytest_in(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_makes_no_check_fails_and_everything_else_keeps_its_outcome(
+def test_passing_without_a_check_fails(
     outcomes: dict[str, str],
 ) -> None:
     assert outcomes == {

@@ -1,11 +1,11 @@
-"""What the test session says of itself."""
+"""The summary of a test session."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tests.conftest import stamps, tell_of_changes
+from tests.conftest import functions_and_cases, report_changes, stamps
 
 
 class Reporter:
@@ -19,20 +19,25 @@ class Reporter:
         self.lines.append(text)
 
 
-def test_files_that_change_while_tests_run_are_named(tmp_path: Path) -> None:
+def test_summary_names_files_that_changed_while_tests_ran(tmp_path: Path) -> None:
     for name in ("kept", "written", "removed"):
         (tmp_path / f"{name}.py").write_text("")
     before = stamps(tmp_path)
     same = Reporter()
-    tell_of_changes(same, before, stamps(tmp_path))
+    report_changes(same, before, stamps(tmp_path))
     assert same.lines == []
     os.utime(tmp_path / "written.py", ns=(0, 0))
     (tmp_path / "removed.py").unlink()
     (tmp_path / "made.py").write_text("")
     (tmp_path / "note.txt").write_text("")
-    told = Reporter()
-    tell_of_changes(told, before, stamps(tmp_path))
-    title, *files, advice = told.lines
+    changed = Reporter()
+    report_changes(changed, before, stamps(tmp_path))
+    title, *files, advice = changed.lines
     assert title == "files that changed while the tests ran"
     assert files == [str(tmp_path / f"{name}.py") for name in ("made", "removed", "written")]
     assert "old and new" in advice
+
+
+def test_summary_counts_functions_and_cases() -> None:
+    ids = ["a.py::test_x[1]", "a.py::test_x[2]", "a.py::test_x[2]", "a.py::test_y", "b.py::test_x"]
+    assert functions_and_cases(ids) == "3 test functions, 4 cases"

@@ -20,12 +20,12 @@ def test_every_listed_name_is_there_and_is_kept(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_another_name_is_an_attribute_error(package: str) -> None:
+def test_unknown_name_of_a_package_is_an_attribute_error(package: str) -> None:
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nothing'"):
         _ = importlib.import_module(package).nothing
 
 
-def test_a_package_loads_only_what_is_asked_of_it() -> None:
+def test_package_loads_submodules_on_first_use() -> None:
     code = (
         "import sys; from penstock.ir import DType;"
         "print('penstock.ir.types' in sys.modules, 'penstock.ir.model' in sys.modules)"

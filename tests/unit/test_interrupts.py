@@ -49,7 +49,7 @@ def test_polled_gives_every_item_and_ends_in_the_middle() -> None:
     assert len(seen) < 100
 
 
-def test_block_without_limits_keeps_those_around_it() -> None:
+def test_block_without_limits_keeps_outer_limits() -> None:
     with (
         interruptible(PAST, None),
         interruptible(None, None),

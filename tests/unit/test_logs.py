@@ -49,7 +49,7 @@ def test_quiet_once_is_quiet() -> None:
         ),
     ],
 )
-def test_what_a_process_prints(program: str, printed: str) -> None:
+def test_process_prints_warnings_to_stderr(program: str, printed: str) -> None:
     code = f"import penstock; from penstock.logs import Log; LOG = Log('penstock.here'); {program}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr.strip()) == ("", printed)

@@ -90,7 +90,7 @@ class Leaks(InterceptingDevice):
         return proceed()
 
 
-def test_what_a_driver_does_wrong_is_seen() -> None:
+def test_chaos_reports_wrong_values_foreign_errors_and_refusals() -> None:
     wrong = tried(LyingDevice(Relu(), "values"), "no fault")
     assert wrong.outcome == "failed"
     assert "output 0 is not the reference's, and nothing was raised" in wrong.message
@@ -103,7 +103,7 @@ def test_what_a_driver_does_wrong_is_seen() -> None:
     assert "never executed it on this device" in refuses.message
 
 
-def test_what_is_left_open_is_counted() -> None:
+def test_chaos_reports_descriptors_that_a_driver_leaves_open() -> None:
     leaking = tried(Leaks(Relu(), "leaks"), "no fault")
     for file in Leaks.kept:
         file.close()

@@ -40,7 +40,7 @@ def test_a_table_has_a_line_for_every_check(capsys: pytest.CaptureFixture[str]) 
     assert lines[-1].startswith("null: ")
 
 
-def test_the_last_line_says_where_most_was_not_tried_and_why() -> None:
+def test_summary_gives_the_reasons_when_most_checks_are_not_covered() -> None:
     def results(passed: int, **reasons: int) -> list[CheckResult]:
         left = [
             CheckResult("s", "c", "not_covered", why.replace("_", " "), 0.0)
@@ -133,7 +133,7 @@ def test_a_failure_is_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
     assert "answers for" in first["message"]
 
 
-def test_a_failure_says_the_rule_what_was_seen_and_where_to_read() -> None:
+def test_failure_shows_the_rule_the_observation_and_the_page() -> None:
     result = CheckResult(
         "execute", "check_values", "failed", "wrong sum", 0.5, "mine", "Sums are right.", "a page"
     )
@@ -242,7 +242,7 @@ def test_a_device_that_cannot_work_here_is_passed_over_beside_one_that_can(
         (["vectors", "no_directory", "--device", "sample"], "no_directory: no such directory"),
     ],
 )
-def test_what_cannot_be_run_is_exit_code_2(
+def test_driver_that_cannot_be_run_is_exit_code_2(
     arguments: list[str],
     complaint: str,
     capsys: pytest.CaptureFixture[str],

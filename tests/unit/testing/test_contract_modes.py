@@ -69,7 +69,7 @@ class Altering(InterceptingDevice):
 
 
 @pytest.mark.parametrize("method", GENERAL)
-def test_a_way_that_fails_fails_the_check_of_that_way_alone(method: str) -> None:
+def test_failing_executor_fails_only_its_own_checks(method: str) -> None:
     device = FaultyDevice(sample(), {method: "always"})
     for way, checks in GENERAL.items():
         for check in checks:
@@ -116,7 +116,7 @@ def test_a_burst_that_holds_to_the_memory_of_its_first_run_is_caught() -> None:
 
 
 @pytest.mark.parametrize("method", ["execute", "burst_execute", "reusable_execute"])
-def test_a_way_that_believes_its_request_is_caught(method: str) -> None:
+def test_executor_that_accepts_invalid_requests_fails_the_contract(method: str) -> None:
     """One that looks at nothing but the first argument's kind."""
 
     class Believing(InterceptingDevice):
@@ -155,7 +155,7 @@ class TestQuality:
         assert outcome(slow, "check_prepare_by_a_deadline") == "passed"
 
     @pytest.mark.parametrize("method", ["execute", "prepare_model"])
-    def test_one_that_is_missed_with_time_enough_is_caught(self, method: str) -> None:
+    def test_missed_deadline_with_time_left_fails_the_contract(self, method: str) -> None:
         def miss(arguments: tuple[Any, ...]) -> None:
             (config,) = (a for a in arguments if isinstance(a, ExecutionConfig | PrepareConfig))
             if config.deadline_ns is not None:
@@ -167,7 +167,7 @@ class TestQuality:
             check = "check_prepare_by_a_deadline"
         assert outcome(device, check) == "failed"
 
-    def test_another_error_for_a_deadline_is_caught(self) -> None:
+    def test_error_other_than_missed_deadline_fails_the_contract(self) -> None:
         def fail(arguments: tuple[Any, ...]) -> None:
             deadline = arguments[1].deadline_ns
             if deadline is not None and time.monotonic_ns() >= deadline:
@@ -195,7 +195,7 @@ class TestQuality:
         assert outcome(Odd(sample()), "check_concurrency_is_a_count") == "failed"
 
 
-def test_executors_are_told_apart_by_name() -> None:
+def test_executors_have_unique_names() -> None:
     assert len({executor.name for executor in EXECUTORS}) == len(EXECUTORS) == 6
     assert [e.name for e in EXECUTORS if e.fenced] == ["fenced"]
 

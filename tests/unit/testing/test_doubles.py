@@ -94,7 +94,7 @@ class TestFaulty:
                 else:
                     prepared.execute(trial.request, PLAIN)
 
-    def test_several_calls_or_all_of_them(self) -> None:
+    def test_faulty_device_raises_at_several_calls_or_all(self) -> None:
         some = FaultyDevice(null(), {"supported_operations": range(2, 4)})
         every = FaultyDevice(null(), {"supported_operations": "always"})
         outcomes = []
@@ -133,7 +133,7 @@ class TestFaulty:
         with pytest.raises(InputError, match="NONE is no failure"):
             FaultyDevice(null(), {}, ErrorStatus.NONE)
 
-    def test_the_runtime_falls_back_from_it(self) -> None:
+    def test_runtime_falls_back_from_a_faulty_device(self) -> None:
         class Quick(FaultyDevice):
             capabilities = Capabilities(default_performance=PerformanceInfo(0.1, 0.1))
 
@@ -164,7 +164,7 @@ class TestRecording:
 
 
 class TestSlow:
-    def test_it_takes_its_time_by_its_own_clock(self) -> None:
+    def test_slow_device_delays_by_its_own_clock(self) -> None:
         clock = Clock()
         device = SlowDevice(
             sample(), {"execute": 0.5}, sleep=clock.sleep, clock_ns=clock.nanoseconds
@@ -175,7 +175,7 @@ class TestSlow:
             prepared.execute(trial.request, PLAIN)
         assert clock.now == pytest.approx(0.5, abs=0.002)
 
-    def test_it_notices_its_deadline(self) -> None:
+    def test_slow_device_notices_the_deadline(self) -> None:
         clock = Clock()
         device = SlowDevice(
             sample(), {"execute": 60.0}, sleep=clock.sleep, clock_ns=clock.nanoseconds
@@ -186,7 +186,7 @@ class TestSlow:
             prepared.execute(trial.request, config)
         assert clock.now == pytest.approx(1.0, abs=0.002)
 
-    def test_it_notices_its_cancel_token(self) -> None:
+    def test_slow_device_notices_the_cancel_token(self) -> None:
         token = CancelToken()
 
         def sleep(_: float) -> None:
@@ -223,7 +223,7 @@ class TestSlow:
 
 
 class TestLying:
-    def test_several_lies_are_told_at_once(self) -> None:
+    def test_lying_device_combines_several_lies(self) -> None:
         device = LyingDevice(sample(), "values", "output_count", "writes_behind")
         prepared = device.prepare_model(CASE.model, PrepareConfig())
         with Trial(CASE) as trial:
@@ -273,7 +273,7 @@ class Clock:
 
 
 class TestSubset:
-    def test_it_leaves_operations_to_others_with_a_reason(self) -> None:
+    def test_subset_device_refuses_operations_with_a_reason(self) -> None:
         def supports(model: Model, index: int) -> bool | str:
             return "adds are dull" if model.operations[index].type == "ADD" else True
 
@@ -284,12 +284,12 @@ class TestSubset:
         with pytest.raises(GeneralFailure, match=r"operation 1 \(ADD\): adds are dull"):
             device.prepare_model(CASE.model, PrepareConfig())
 
-    def test_it_supports_nothing_that_the_device_does_not(self) -> None:
+    def test_subset_device_supports_at_most_what_its_device_does(self) -> None:
         model = next(c for c in every_case() if c.name == "add_int8").model
         device = SubsetDevice(sample(), "subset", lambda _model, _index: True)
         assert not device.supported_operations(model)[0].supported
 
-    def test_two_subsets_make_a_whole(self) -> None:
+    def test_two_subset_devices_share_one_model(self) -> None:
         even = SubsetDevice(reference(), "even", lambda _, i: i % 2 == 0)
         odd = SubsetDevice(reference(), "odd", lambda m, i: m.operations[i].type != "RELU")
         case = next(c for c in every_case() if c.name == "chain")
@@ -349,7 +349,7 @@ class TestLoopback:
         device.close()
         assert closes == [1]
 
-    def test_the_runtime_runs_through_it(self) -> None:
+    def test_runtime_runs_through_a_loopback_device(self) -> None:
         with penstock.compile(
             CASE.model, devices=[LoopbackDevice(reference())], cache=False
         ) as compiled:
@@ -414,7 +414,7 @@ def test_leaks_are_named() -> None:
     assert Resources(None, None, 1, 0).more_than(before) == []
 
 
-def test_what_is_gone_soon_is_no_leak() -> None:
+def test_thread_that_ends_soon_is_no_leak() -> None:
     with does_not_raise(), Resources.unchanged("a thread that ends"):
         threading.Timer(0.2, int).start()
 

@@ -52,7 +52,7 @@ def test_any_feature_level(level: int) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"mode": "soon"}, {"feature_level": 9}, {"uses": 0}])
-def test_what_no_lab_device_is(wrong: dict[str, Any]) -> None:
+def test_lab_device_refuses_wrong_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="no lab device"):
         LabDevice(**wrong)
 
@@ -128,7 +128,7 @@ def test_device_executes_the_content_of_its_files(
         assert outputs(prepared, case)[0].tolist() == answer
 
 
-def test_the_first_model_file_says_what_the_values_are(entry: Entry) -> None:
+def test_program_in_the_first_model_file_is_parsed_before_use(entry: Entry) -> None:
     case = sum_and_constant()
     device = LabDevice()
     with entry.opened() as config:
@@ -233,7 +233,7 @@ def test_refusals_have_reasons() -> None:
     assert "bytes" in refusal("RELU", [(1 << 28, 2)], (1 << 28, 2))
 
 
-def test_what_passes_through_unseen_is_not_quantised() -> None:
+def test_lab_device_refuses_quantised_pass_through_values() -> None:
     b = ModelBuilder()
     x, y = b.input(F32, (2,)), b.input(DType.INT8, (2,), "y", Quantization((0.5,), (0,)))
     (z,) = b.operation("RELU", [x], [(F32, (2,))])

@@ -43,7 +43,7 @@ def test_the_next_device_compiles_nothing(mode: Mode, file: Path) -> None:
     assert use(LabDevice(mode=mode, uses=2, blobs=file), times=3).compiles == 0
 
 
-def test_another_model_is_compiled(file: Path) -> None:
+def test_blob_cache_misses_for_another_model(file: Path) -> None:
     use(LabDevice(blobs=file))
     device = LabDevice(blobs=file)
     with closing(device), closing(device.prepare_model(network().model, PLAIN)) as prepared:
@@ -73,7 +73,7 @@ def test_artefacts_are_freed_on_request(file: Path) -> None:
     assert use(LabDevice(feature_level=1, blobs=file)).compiles == 1
 
 
-def test_what_others_keep_in_the_same_file_stays(file: Path) -> None:
+def test_device_keeps_blobs_of_others_in_its_file(file: Path) -> None:
     with PersistentBlobCache.open(file) as blobs:
         blobs.set(b"kernel", b"somebody else's")
     use(LabDevice("lab", blobs=file))
@@ -92,7 +92,7 @@ def test_a_cache_that_is_shared_stays_open() -> None:
         assert len(blobs) == 1
 
 
-def test_without_a_blob_cache_there_is_nothing_to_free() -> None:
+def test_device_without_a_blob_cache_frees_no_artefact() -> None:
     assert LabDevice().free_artefacts() == 0
 
 

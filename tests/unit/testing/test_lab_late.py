@@ -46,7 +46,7 @@ def misses(entry: Entry, reason: str) -> bool:
 
 
 class TestFirstRun:
-    def test_nothing_is_compiled_or_written_before_it(self, entry: Entry) -> None:
+    def test_first_run_mode_compiles_and_writes_at_the_first_run(self, entry: Entry) -> None:
         device = LabDevice(mode="first_run")
         with entry.opened() as config:
             prepared = device.prepare_model(CASE.model, config)
@@ -70,7 +70,7 @@ class TestFirstRun:
                 thread.join()
         assert (device.compiles, device.engine_calls["execute"]) == (1, 8)
 
-    def test_without_a_lock_nothing_is_written(self, entry: Entry) -> None:
+    def test_late_write_needs_the_lock_of_the_entry(self, entry: Entry) -> None:
         device = LabDevice(mode="first_run")
         with (
             entry.opened(lock=None) as config,
@@ -81,7 +81,7 @@ class TestFirstRun:
             run(prepared, CASE)
         assert entry.contents() == [b""] * 3
 
-    def test_what_another_has_written_meanwhile_is_read(self, entry: Entry) -> None:
+    def test_first_run_reads_an_entry_written_by_another_process(self, entry: Entry) -> None:
         first, second = LabDevice(mode="first_run"), LabDevice(mode="first_run")
         with (
             entry.opened() as one,
@@ -94,9 +94,7 @@ class TestFirstRun:
             assert late.cache_report == CacheReport(artefact="optimised")
         assert (first.compiles, second.compiles, second.loads) == (1, 0, 1)
 
-    def test_what_another_has_spoiled_meanwhile_is_compiled_and_not_touched(
-        self, entry: Entry
-    ) -> None:
+    def test_first_run_compiles_and_leaves_a_spoiled_entry_alone(self, entry: Entry) -> None:
         device = LabDevice(mode="first_run")
         with (
             entry.opened() as config,
@@ -113,7 +111,7 @@ class TestFirstRun:
             LabDevice(mode="first_run").prepare_model(CASE.model, config).close()
         assert misses(entry, "NotYetWritten")
 
-    def test_wrong_counts_are_said_at_once(self, entry: Entry) -> None:
+    def test_wrong_number_of_files_is_reported_at_once(self, entry: Entry) -> None:
         with entry.opened(data_cache=()) as config:
             prepared = LabDevice(mode="first_run").prepare_model(CASE.model, config)
         assert prepared.cache_report.reason.startswith("InvalidArgument: ")
@@ -135,7 +133,7 @@ class TestStaged:
             assert prepared.cache_report == CacheReport("saved", artefact="optimised")
         assert device.saves == 2
 
-    def test_a_baseline_that_was_loaded_is_improved_too(self, entry: Entry) -> None:
+    def test_staged_device_improves_a_loaded_baseline(self, entry: Entry) -> None:
         with entry.opened() as config:
             LabDevice(mode="staged").prepare_model(CASE.model, config).close()
         device = LabDevice(mode="staged", uses=2)
@@ -162,7 +160,7 @@ class TestStaged:
         assert (first.compiles, second.compiles, second.loads) == (2, 0, 2)
 
     @pytest.mark.parametrize("how", ["replaced", "removed"])
-    def test_a_late_write_goes_only_where_somebody_will_find_it(
+    def test_late_write_leaves_replaced_entries_alone(
         self, how: str, entry: Entry, tmp_path: Path
     ) -> None:
         device = LabDevice(mode="staged", uses=1)
@@ -277,7 +275,7 @@ class TestTwoProcesses:
         assert hit(entry)[1].artefact == "optimised"
 
     @pytest.mark.parametrize("mode", ["first_run", "staged"])
-    def test_of_two_who_write_late_one_writes_or_reads(self, mode: str, entry: Entry) -> None:
+    def test_two_late_writers_leave_one_entry(self, mode: str, entry: Entry) -> None:
         """Both run at the same moment: whoever comes second reads what the first wrote, or drops
         his write.
         """

@@ -67,7 +67,7 @@ def test_tiles_and_back(shape: list[int], dtype: Any) -> None:
     assert np.array_equal(back, array)
 
 
-def test_nothing_is_converted_or_copied_between_bound_runs(lab: LabDevice) -> None:
+def test_bound_runs_convert_and_copy_nothing(lab: LabDevice) -> None:
     with (
         penstock.compile(recurrent(), devices=[lab], cache=None) as compiled,
         compiled.allocate(inputs=["x"]) as x,
@@ -92,7 +92,7 @@ def test_nothing_is_converted_or_copied_between_bound_runs(lab: LabDevice) -> No
         assert lab.conversions == before + 2
 
 
-def test_what_comes_from_the_host_is_converted_once_a_run() -> None:
+def test_host_input_is_converted_once_a_run() -> None:
     lab = LabDevice(layout="tiles")
     with penstock.compile(recurrent(), devices=[lab], cache=None) as compiled:
         compiled.bind_state({"after": "h"})

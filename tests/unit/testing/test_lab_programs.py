@@ -43,7 +43,7 @@ def answers(made: Program, case: Case) -> list[list[float]]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_written_is_read(name: str, form: str) -> None:
+def test_decode_returns_the_encoded_program(name: str, form: str) -> None:
     made = program(name, form)
     assert decode(*encode(made)) == made
     assert made.artefact == form
@@ -100,7 +100,7 @@ def test_no_flipped_bit_does_more_than_change_the_answer(name: str, form: str) -
     assert refused > 4 * len(stream)
 
 
-def test_every_other_length_is_refused() -> None:
+def test_decode_refuses_streams_and_weights_of_other_lengths() -> None:
     stream, weights = encode(program("small", "baseline"))
     for length in range(len(stream)):
         with pytest.raises(MalformedProgram):

@@ -62,14 +62,14 @@ def start_process(cache: Path, mode: Mode, runs: int) -> Start:
     return Start(int(prepared), int(compiles), said.strip())
 
 
-def test_what_the_first_run_compiled_is_the_next_process_s_hit(tmp_path: Path) -> None:
+def test_next_process_hits_the_entry_of_a_first_run(tmp_path: Path) -> None:
     first = start_process(tmp_path, "first_run", 1)
     assert first.compiles == 1
     assert first.said.startswith("miss: NoEntry: ")
     assert start_process(tmp_path, "first_run", 1) == Start(0, 0, "hit: optimised")
 
 
-def test_each_stage_is_the_next_process_s_hit(tmp_path: Path) -> None:
+def test_next_process_hits_the_entry_of_each_stage(tmp_path: Path) -> None:
     assert start_process(tmp_path, "staged", 1).compiles == 1
     assert start_process(tmp_path, "staged", 1) == Start(0, 0, "hit: baseline")
     # It loads the baseline, and optimises it at the second run.

@@ -43,7 +43,7 @@ def alone(kind: str, operand: Operand, value: NDArray) -> OperationCase:
     return case
 
 
-def test_each_operation_comes_with_what_the_ones_before_it_gave() -> None:
+def test_cases_have_the_results_of_earlier_operations_as_inputs() -> None:
     model, inputs = two_steps()
     first, second = cases_of(model, inputs)
     assert (first.index, first.type, first.name) == (0, "ADD", "twice")
@@ -75,7 +75,7 @@ def test_the_last_results_are_the_whole_models(seed: int) -> None:
         assert results[operand].tobytes() == array.tobytes()
 
 
-def test_results_that_nobody_reads_are_expected_too() -> None:
+def test_cases_expect_unread_results() -> None:
     b = ModelBuilder()
     x = b.input(F32, (4,), "x")
     k = b.constant(np.array(2, np.int32))
@@ -214,7 +214,7 @@ def test_narrow_floats_may_be_off_by_their_last_place() -> None:
     assert not distance(case, [np.nextafter(case.expected[0], np.float16(-9))]).departs
 
 
-def test_what_is_no_number_must_be_none_there() -> None:
+def test_distance_requires_nan_and_infinity_in_the_same_places() -> None:
     case = alone("NEG", Operand(F32, (2,)), np.array([np.nan, np.inf], np.float32))
     assert not distance(case, [np.array([np.nan, -np.inf], np.float32)]).departs
     found = distance(case, [np.array([np.nan, np.inf], np.float32)])
@@ -248,7 +248,7 @@ def test_relaxed_asks_for_the_root_mean_square() -> None:
         ([np.zeros((2,), np.float64)], "its element type is float64, not float32"),
     ],
 )
-def test_what_cannot_be_compared_departs(outputs: list[NDArray], problem: str) -> None:
+def test_distance_of_incomparable_outputs_departs(outputs: list[NDArray], problem: str) -> None:
     case = alone("NEG", Operand(F32, (2,)), np.ones(2, np.float32))
     found = distance(case, outputs)
     assert (found.departs, found.problem) == (True, problem)

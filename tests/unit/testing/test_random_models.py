@@ -69,7 +69,7 @@ def test_the_mix_has_everything_it_promises() -> None:
     assert len(read_inside) > 20
 
 
-def test_only_what_a_device_supports_is_used() -> None:
+def test_random_models_use_only_supported_operations() -> None:
     assert set(recipes_for(sample())) == {"ADD", "RELU"}
     assert set(recipes_for(null())) == set(RECIPES)
     for seed in range(50):
@@ -77,7 +77,7 @@ def test_only_what_a_device_supports_is_used() -> None:
         assert all(a.supported for a in sample().supported_operations(model))
 
 
-def test_without_relu_nothing_can_be_made() -> None:
+def test_random_models_need_relu() -> None:
     dull = SubsetDevice(sample(), "dull", lambda m, i: m.operations[i].type == "ADD")
     with pytest.raises(ValueError, match="need RELU"):
         recipes_for(dull)
@@ -85,7 +85,7 @@ def test_without_relu_nothing_can_be_made() -> None:
 
 @settings(max_examples=25)
 @given(models(sample(), max_operations=6))
-def test_two_drivers_agree_on_random_models(case: RandomModel) -> None:
+def test_sample_and_reference_agree_on_random_models(case: RandomModel) -> None:
     assert run(case, "sample") == run(case, "reference")
 
 

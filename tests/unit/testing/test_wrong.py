@@ -48,7 +48,7 @@ def wrong(kind: str, fault: str, **how: object) -> WrongDevice:
 RIGHT = np.abs(X)
 
 
-def test_what_it_does_not_reach_is_right() -> None:
+def test_wrong_device_leaves_other_operations_right() -> None:
     device = wrong("TANH", "much")
     assert outputs(device)[0].tolist() == RIGHT.tolist()
     assert device.wrong == 0
@@ -56,7 +56,7 @@ def test_what_it_does_not_reach_is_right() -> None:
 
 @pytest.mark.parametrize("kind", ["ABS", "RELU"])
 @pytest.mark.parametrize("fault", ["much", "nan", "noise"])
-def test_it_is_wrong_by_a_lot(kind: str, fault: str) -> None:
+def test_fault_much_departs_from_the_reference(kind: str, fault: str) -> None:
     (got,) = outputs(wrong(kind, fault))
     assert distance_of(network(), [X], [got], [RIGHT]).departs
 
@@ -79,7 +79,7 @@ def test_noise_differs_each_time_and_comes_again_in_the_same_order() -> None:
     assert any(a.tolist() == RIGHT.tolist() for a in first)
 
 
-def test_it_is_wrong_late_and_for_some_inputs() -> None:
+def test_wrong_device_is_wrong_after_some_runs_or_for_some_inputs() -> None:
     late = outputs(wrong("ABS", "much", after=2), 4)
     assert [a.tolist() == RIGHT.tolist() for a in late] == [True, True, False, False]
 
@@ -89,7 +89,7 @@ def test_it_is_wrong_late_and_for_some_inputs() -> None:
     assert outputs(wrong("ABS", "much", when=never))[0].tolist() == RIGHT.tolist()
 
 
-def test_it_is_wrong_in_pools_too() -> None:
+def test_wrong_device_spoils_outputs_in_pools() -> None:
     class PoolsOnly(WrongDevice):
         @property
         def capabilities(self) -> Capabilities:

@@ -167,7 +167,7 @@ def test_wrong_values_fail(tmp_path: Path) -> None:
     assert "first at [1]: 6, where 7 is expected" in result.message
 
 
-def test_what_a_device_does_not_take_is_not_covered(tmp_path: Path) -> None:
+def test_unsupported_operation_is_not_covered(tmp_path: Path) -> None:
     (result, _) = run_case(quantised(tmp_path), sample())
     assert result.outcome == "not_covered"
     assert result.message.startswith("ADD: ")
@@ -253,7 +253,7 @@ class Broken(ReferenceDevice):
 
 
 @pytest.mark.parametrize("error", [GeneralFailure("no"), RuntimeError("out of its mind")])
-def test_whatever_a_driver_raises_is_a_failure(tmp_path: Path, error: Exception) -> None:
+def test_error_of_a_driver_is_a_failure(tmp_path: Path, error: Exception) -> None:
     (result,) = run_case(adding(tmp_path), Broken(error))
     assert result.outcome == "failed"
     assert result.message == f"{type(error).__name__}: {error}"
@@ -326,7 +326,7 @@ def test_an_operation_that_no_case_has_is_no_success(
         assert printed.out == ""
 
 
-def test_what_is_not_covered_is_listed(
+def test_table_lists_uncovered_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantised(tmp_path)
@@ -340,7 +340,7 @@ def test_what_is_not_covered_is_listed(
     ]
 
 
-def test_devices_and_directories_that_are_not_there(
+def test_missing_device_or_directory_is_exit_code_2(
     directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(arguments(directory, device="nope")) == 2
