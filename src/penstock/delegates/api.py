@@ -1,19 +1,17 @@
-"""What a delegate is: the raw form, as TensorFlow Lite's delegate guide has it. Experimental until
-1.0.
+"""The raw form of a delegate, as in TensorFlow Lite's delegate guide. Experimental until 1.0.
 
-A delegate is a guest of an interpreter's graph. When it is added, the interpreter calls its
-`prepare`, which looks at the execution plan and calls
-`DelegateContext.replace_node_subsets_with_delegate_kernels` for the nodes it takes. They are cut
-into as few subsets as dependencies allow, and each subset becomes one delegate node, run by the
-functions of a `DelegateRegistration`.
+A delegate replaces nodes of an interpreter's graph with kernels of its own. When it is added, the
+interpreter calls its `prepare`. This looks at the execution plan and calls
+`DelegateContext.replace_node_subsets_with_delegate_kernels` for the nodes it takes. They are
+partitioned into as few subsets as dependencies allow. Each subset becomes one delegate node, run by
+the functions of a `DelegateRegistration`.
 
-The order of calls, for each delegate node: `init` once, when its nodes are replaced; `prepare` when
+The order of calls for each delegate node: `init` once, when its nodes are replaced; `prepare` when
 the graph is prepared, and again whenever the shapes of its inputs have changed; `invoke` at every
-run; `free` once. Everything is called in the thread that uses the interpreter, one call at a time.
+run; `free` once. All calls are made in the thread that uses the interpreter, one at a time.
 
-What an author's code raises ends in `DelegateError(delegate, stage)`: *stage* is "prepare" (the
-delegate's or a kernel's), "init", "invoke", or the name of the method that moves buffers. | Calls into an author's code: whatever it raises becomes a `DelegateError` that names the delegate
-and the stage.
+An exception of an author's code becomes `DelegateError(delegate, stage)`: *stage* is "prepare" (the
+delegate's or a kernel's), "init", "invoke", or the name of the method that moves buffers.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from penstock.ir.operation import NO_ATTRIBUTES
 from penstock.logs import Log
 
 NULL_BUFFER_HANDLE: Final = -1
-"""The handle of a tensor that lies in no buffer of a delegate's."""
+"""The handle of a tensor that is in no buffer of a delegate."""
 
 
 class DelegateFlags(enum.IntFlag):
-    """What a delegate can do (TFLite's `TfLiteDelegateFlags`).
+    """The abilities of a delegate (TFLite's `TfLiteDelegateFlags`).
 
-    ALLOW_DYNAMIC_TENSORS: its kernels take shapes that change, also such as are known only at run
-    time. Without it a graph that has any of those refuses the delegate, and a resized input takes
-    the delegate off the graph and adds it anew, with new kernels. REQUIRE_PROPAGATED_SHAPES asks
-    for what is always so here.
+    ALLOW_DYNAMIC_TENSORS: its kernels accept shapes that change, even in a run. Without it, a graph
+    with such shapes rejects the delegate, and a resized input removes the delegate from the graph
+    and adds it again, with new kernels. REQUIRE_PROPAGATED_SHAPES asks for what Penstock always
+    does.
     """
 
     NONE = 0
@@ -51,12 +49,11 @@ class DelegateFlags(enum.IntFlag):
 
 
 class Delegate:
-    """The base of every delegate. A subclass overrides `copy_from_buffer_handle`, without which it
-    is refused when it is added, and `prepare`.
+    """The base of every delegate. A subclass must override `copy_from_buffer_handle`, else it is
+    rejected, and `prepare`.
 
-    *flags* says what it can do. `data` is free for its author. An interpreter keeps its delegates
-    alive, and frees their kernels before it lets go of them; one delegate may serve several
-    interpreters.
+    *flags* are its abilities. `data` is free for its author. An interpreter keeps references to its
+    delegates, and frees their kernels first; one delegate may serve several interpreters.
     """
 
     flags: DelegateFlags = DelegateFlags.NONE
@@ -67,17 +64,15 @@ class Delegate:
         self.flags = DelegateFlags(flags)
 
     def prepare(self, context: DelegateContext) -> None:
-        """Takes nodes of the graph, or none. Called for each subgraph that is an entry point of the
-        model, and for each that a branch or a loop enters.
-
-        Whatever it raises restores the graph.
+        """Takes nodes of the graph, or none. Called for each entry subgraph of the model, and for
+        each subgraph that a branch or a loop enters. An exception restores the graph.
         """
 
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Copies what buffer *handle* holds to `tensor.data`, which is writable, C-contiguous and
-        of the tensor's shape. Required.
+        """Copies buffer *handle* to `tensor.data`, which is writable, C-contiguous and of the
+        tensor's shape. Required.
 
         Called only when somebody reads a tensor whose `data_is_stale` is set.
         """
@@ -94,7 +89,7 @@ class Delegate:
         raise NotImplementedError(f"{type(self).__name__} has no copy_to_buffer_handle")
 
     def free_buffer_handle(self, context: DelegateContext, handle: int) -> None:
-        """Releases buffer *handle*, which no tensor refers to any more. Optional; the default does
+        """Releases buffer *handle*, which no tensor uses any more. Optional; the default does
         nothing.
         """
 
@@ -108,10 +103,10 @@ class DelegateRegistration(Struct, frozen=True):
     """The functions of one kind of delegate node.
 
     `init(context, params) -> user_data` makes a kernel for the nodes of *params*; None, or an
-    exception, means that it could not. `prepare(context, node)` readies it for the present shapes.
+    exception, means that it failed. `prepare(context, node)` prepares it for the present shapes.
     `invoke(context, node)` computes `node.outputs` from `node.inputs`. `free(context, user_data)`
-    releases it. What the last three return counts for nothing. Only `invoke` is required; without
-    `init` the node's `user_data` is None.
+    releases it. Results of the last three are ignored. Only `invoke` is required; without `init`
+    the node's `user_data` is None.
     """
 
     custom_name: str
@@ -124,11 +119,11 @@ class DelegateRegistration(Struct, frozen=True):
 
 
 class DelegateParams(Struct, frozen=True):
-    """One subset of nodes that a kernel stands for.
+    """One subset of nodes for a kernel.
 
-    *nodes* in an order in which they can run; *inputs* the tensors they read and do not compute,
-    constants too; *outputs* those they compute that are read elsewhere or are outputs of the graph.
-    Tensor indexes in rising order, none twice.
+    *nodes* are in topological order. *inputs* are the tensors that they read and do not compute,
+    including constants; *outputs* those that they compute and that others read, or that the graph
+    returns. Tensor indexes ascend, without repetition.
     """
 
     nodes: tuple[int, ...]
@@ -140,9 +135,9 @@ class DelegateNode(Struct, eq=False):
     """One node: the tensors it reads (-1 for an omitted input) and writes.
 
     *temporaries* is a list that a kernel's `prepare` may fill with tensors of
-    `DelegateContext.add_tensor`. *user_data* is what the kernel's `init` returned, None for a node
-    of the file. *attributes* are the operator's options, by the names of the schema (a custom
-    operator has `custom_code` and `custom_options`); a delegate node has none.
+    `DelegateContext.add_tensor`. *user_data* is the result of the kernel's `init`, None for a node
+    of the file. *attributes* are the operator's options, by the schema's names (a custom operator
+    has `custom_code` and `custom_options`); a delegate node has none.
     """
 
     inputs: tuple[int, ...]
@@ -153,8 +148,8 @@ class DelegateNode(Struct, eq=False):
 
 
 class Registration(Struct, frozen=True):
-    """What a node computes: the code of its operator, the schema's name of it, a custom operator's
-    or kernel's own name ("" for the others), and the operator's version.
+    """The operator of a node: its code, the schema's name, a custom operator's or kernel's own name
+    ("" for others), and the version.
     """
 
     builtin_code: BuiltinOperator
@@ -173,8 +168,8 @@ def name_of(delegate: Delegate) -> str:
 
 
 def call(delegate: Delegate, stage: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of *function*. What another delegate's code has raised inside it stays that
-    delegate's.
+    """The result of *function*. An exception becomes a `DelegateError`; another delegate's
+    `DelegateError` inside it is unchanged.
     """
     try:
         return function(*arguments)

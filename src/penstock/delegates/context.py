@@ -1,6 +1,4 @@
-"""A tensor as delegates see it: type, shape, memory, and the buffer it may lie in. Experimental
-until 1.0. | The graph as a delegate sees it and changes it. Experimental until 1.0.
-"""
+"""The delegates' view of a graph and its tensors. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -44,8 +42,8 @@ class DelegateTensor:
 
     @property
     def shape(self) -> Shape:
-        """The dimensions; while nothing is computed, None in the place of one that is known only at
-        run time, and None for an unknown rank.
+        """The dimensions. Before a run, None in a place is a dimension that only the run
+        determines, and None an unknown rank.
         """
         return self._tensors.shape(self.index)
 
@@ -66,21 +64,20 @@ class DelegateTensor:
 
     @property
     def data(self) -> NDArray:
-        """Its memory as an array of `dtype` and `shape`, first brought up to date where it is
-        stale.
+        """Its memory as an array of `dtype` and `shape`, up to date.
 
-        Writable where the kernel under way writes the tensor, read-only otherwise. Packed types
-        have one element a byte, strings are an array of bytes objects. Constants always have data;
-        every other tensor from the run on, and what the graph computes for nobody else never.
-        Raises `StateError` where there is none.
+        Writable if the present kernel writes the tensor, else read-only. Packed types have one
+        element a byte; strings are an array of bytes objects. Constants always have data; other
+        tensors from the run on, unless the graph computes them for nobody else. Raises `StateError`
+        if there is none.
         """
         return self._tensors.data(self.index)
 
     @property
     def buffer_handle(self) -> int:
-        """The buffer it lies in, NULL_BUFFER_HANDLE for none. A kernel may set that of a tensor
-        which is its delegate's: the buffer that it replaces is freed
-        (`Delegate.free_buffer_handle`) when the kernel returns, unless a tensor lies in it then.
+        """Its buffer, NULL_BUFFER_HANDLE for none. A kernel may set that of its delegate's tensors.
+        The replaced buffer is freed (`Delegate.free_buffer_handle`) when the kernel returns, unless
+        a tensor is in it then.
         """
         return self._tensors.handle(self.index)
 
@@ -90,8 +87,8 @@ class DelegateTensor:
 
     @property
     def data_is_stale(self) -> bool:
-        """Whether only the buffer has the present value. A kernel sets it for an output that it
-        leaves in its buffer.
+        """Whether only the buffer has the present value. A kernel sets it for an output in its
+        buffer.
         """
         return self._tensors.is_stale(self.index)
 
@@ -106,9 +103,9 @@ class DelegateTensor:
 class PartitionModel(Struct, frozen=True, eq=False):
     """Nodes of a graph as a model of their own, for the present shapes.
 
-    *inputs* and *outputs* are the tensors that the model's inputs and outputs stand for, in order.
-    A variable tensor that the nodes change is both; what the output gives is to be written to its
-    data. *nodes* has, for each operation of the model's main subgraph, the node that it computes.
+    *inputs* and *outputs* are the tensors of the model's inputs and outputs, in order. A variable
+    tensor that the nodes change is both; its output must be written to its data. *nodes* has the
+    node of each operation of the model's main subgraph.
     """
 
     model: Model
@@ -120,8 +117,8 @@ class PartitionModel(Struct, frozen=True, eq=False):
 class DelegateContext:
     """One subgraph of an interpreter: nodes, tensors, and the order in which the nodes run.
 
-    Nodes and tensors have the file's numbers; what delegates add is numbered after them. An index
-    that there is not raises `InputError`.
+    Nodes and tensors have the file's numbers; delegates add higher ones. An unknown index raises
+    `InputError`.
     """
 
     __slots__ = ("_graph",)
@@ -136,9 +133,7 @@ class DelegateContext:
 
     @property
     def execution_plan(self) -> tuple[int, ...]:
-        """Node indexes in the order in which they run; delegate nodes stand in the place of those
-        they replaced.
-        """
+        """Node indexes in the order in which they run; delegate nodes replace others."""
         return self._graph.plan
 
     @property
@@ -165,10 +160,10 @@ class DelegateContext:
         """Replaces *nodes* of the execution plan by delegate nodes, as few as dependencies allow,
         and calls `init` for each.
 
-        Only a delegate's `prepare` may call it, for itself. Raises `StateError` elsewhere,
+        Only a delegate's `prepare` may call it, for itself. Raises `StateError` elsewhere;
         `InputError` for a node that is not in the plan, is another delegate's, or stays with the
-        interpreter (`reason_kept`), `DelegateError` where `init` fails; in each case the graph is
-        restored when `prepare` is over.
+        interpreter (`reason_kept`); `DelegateError` if `init` fails. Each of these restores the
+        graph after `prepare`.
         """
         self._graph.replace(registration, nodes, delegate)
 
@@ -179,36 +174,35 @@ class DelegateContext:
     def nodes_within_limits(
         self, nodes: Iterable[int], most: int | None = None, least: int = 0
     ) -> list[int]:
-        """Those of *nodes* in the *most* largest subsets (None: all) of at least *least* nodes; of
-        equal ones the first.
+        """The nodes of the *most* largest subsets (None: all) with at least *least* nodes; of equal
+        ones the first.
         """
         return self._graph.within_limits(nodes, most, least)
 
     def reason_kept(self, index: int) -> str:
-        """Why node *index* cannot be replaced; empty where it can. A node that another delegate put
-        there, or whose network state no tensor holds, stays.
+        """Why node *index* cannot be replaced, "" if it can: it is another delegate's, or no tensor
+        holds its network state.
         """
         return self._graph.reason_kept(index)
 
     def partition_model(self, nodes: Sequence[int]) -> PartitionModel:
-        """*nodes*, none of which has a reason to stay, as a model: for a delegate that hands them
-        to a driver or to the runtime.
+        """*nodes*, all replaceable, as a model: for a delegate that passes them to a driver or to
+        the runtime.
 
-        In a kernel's `prepare` and later its shapes are those that the kernel is prepared for.
+        From a kernel's `prepare` on, it has the shapes that the kernel is prepared for.
         """
         return self._graph.partition_model(nodes)
 
     def add_tensor(self, dtype: DType, shape: Sequence[int]) -> int:
-        """A new tensor for a kernel's own use, for its node's `temporaries`; its data stays from
-        run to run.
+        """Adds a tensor for a kernel's own use, for its node's `temporaries`; its data persists
+        between runs.
         """
         return self._graph.tensors.add(dtype, shape)
 
     def resize_tensor(self, index: int, shape: Sequence[int]) -> None:
-        """Gives a tensor that the kernel under way writes the shape *shape*; its data is new
-        memory.
+        """Gives a tensor that the present kernel writes another shape; its data is new memory.
 
-        For an output whose shape is known only at run time, before its data is written; and for the
+        For an output whose shape only the run determines, before its data is written; and for the
         kernel's own tensors. Raises `StateError` for any other tensor, `InputError` for a shape
         that contradicts the known one.
         """

@@ -14,8 +14,8 @@ from penstock.runtime.discovery import manager
 
 
 class Fit(Struct, frozen=True):
-    """A built-in delegate: the *device* it would use ("" where there is none), whether it *fits*,
-    and *why*.
+    """A built-in delegate: the *device* it would use ("" for none), whether it *fits*, and
+    *why*.
     """
 
     delegate: str
@@ -25,7 +25,7 @@ class Fit(Struct, frozen=True):
 
 
 def fitting() -> list[Fit]:
-    """Every built-in delegate. The first that fits is the one for this machine."""
+    """Every built-in delegate; the first that fits suits this machine best."""
     return [
         _of_kind("CoreMLDelegate", COREML),
         _of_kind("GpuDelegate", GPU),

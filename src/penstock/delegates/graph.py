@@ -1,4 +1,4 @@
-"""One subgraph of an interpreter with delegates: its execution plan, and the kernels in it."""
+"""One subgraph of an interpreter with delegates: its execution plan, and its kernels."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ class Kernel(Node):
 
 
 class DelegatedGraph:
-    """The nodes of one subgraph, the delegates added to it, and what they made of its execution
-    plan.
+    """The nodes of one subgraph, its delegates, and the resulting execution plan.
 
-    *model* is the model entered through the subgraph, at the present shapes. `plan` changes only by
-    whole delegates: one that fails leaves everything as it was. Not for two threads at once.
+    *model* is the model entered through the subgraph, at the present shapes. A delegate that fails
+    leaves the plan unchanged. Not thread-safe.
     """
 
     def __init__(
@@ -99,8 +98,8 @@ class DelegatedGraph:
 
     @property
     def context(self) -> DelegateContext:
-        """The graph as delegates see it. Made anew each time: what refers to itself lives on when
-        its user is gone.
+        """The delegates' view of the graph. Created anew each time, since a stored one would form a
+        reference cycle.
         """
         return DelegateContext(self)
 
@@ -177,10 +176,9 @@ class DelegatedGraph:
         return self._cutter.cut(sorted(operations))
 
     def add(self, delegate: Delegate) -> None:
-        """Adds *delegate*: its `prepare`, `init` of each kernel, then `prepare` of each.
+        """Adds *delegate*: calls its `prepare`, `init` of each kernel, then `prepare` of each.
 
-        Whatever fails restores the graph and frees the kernels it made; that raises
-        `DelegateError`.
+        A failure restores the graph, frees the new kernels, and raises `DelegateError`.
         """
         if any(delegate is known for known in self.delegates):
             raise DelegateError(name_of(delegate), "prepare", "it has been added already")
@@ -218,9 +216,7 @@ class DelegatedGraph:
     def replace(
         self, registration: DelegateRegistration, nodes: Iterable[int], delegate: Delegate
     ) -> None:
-        """Puts kernels in the place of *nodes*; a failure is kept, whatever the delegate makes of
-        it.
-        """
+        """Replaces *nodes* by kernels. A failure is kept, even if the delegate catches it."""
         if self._adding is None or delegate is not self._adding:
             raise StateError(
                 "nodes are replaced by a delegate's prepare, while it is added, and for itself"
@@ -232,10 +228,10 @@ class DelegatedGraph:
             raise
 
     def at(self, model: Model) -> None:
-        """Readies every kernel for the shapes of *model*.
+        """Prepares every kernel for the shapes of *model*.
 
-        Where a delegate takes static shapes only, all are taken off and added anew; the first error
-        of one that then fails is raised once the others are back. Raises `DelegateError`.
+        If a delegate requires static shapes, all are removed and added again; the first error is
+        raised after all have been tried. Raises `DelegateError`.
         """
         if model is self._prepared:
             return
@@ -351,7 +347,7 @@ class DelegatedGraph:
                 call(kernel.delegate, "prepare", function, self.context, kernel.node)
 
     def _restore(self, plan: tuple[int, ...], count: int, delegate: Delegate) -> None:
-        """Back to *plan*, with the first *count* nodes; frees the other nodes, and the delegate's
+        """Restores *plan* with the first *count* nodes; frees the other nodes and the delegate's
         buffers.
         """
         self.plan = plan
@@ -420,9 +416,7 @@ class DelegatedGraph:
 
 
 def dynamic_tensor(model: Model) -> str:
-    """The first computed tensor whose shape is known only at run time, by name; empty where there
-    is none.
-    """
+    """The name of the first tensor whose shape only the run determines; "" for none."""
     for operation in model.operations:
         for index in operation.outputs:
             if static_shape(model.operands[index].shape) is None:

@@ -1,5 +1,5 @@
-"""LiteRT, as far as native delegates need it: its interpreter, which they were compiled for.
-Imported when one is loaded. | `load_delegate`: TFLite delegates in shared libraries, which LiteRT runs. Experimental until 1.0.
+"""`load_delegate`: TFLite delegates in shared libraries, which LiteRT runs. Experimental until
+1.0.
 """
 
 from __future__ import annotations
@@ -39,14 +39,12 @@ PACKAGE: Final = "ai_edge_litert"
 MODULE: Final = f"{PACKAGE}.interpreter"
 INSTALL: Final = install_command("xnnpack")
 OWN_NAME: Final = "penstock_litert_interpreter"
-"""What LiteRT's module is called where its own name is answered by
-`penstock.tflite.install_aliases`.
-"""
+"""The name of LiteRT's module if `penstock.tflite.install_aliases` answers its own name."""
 
 
 def find_litert() -> ModuleType | None:
-    """LiteRT's module `interpreter`, or None where LiteRT is not installed. Raises what importing
-    it does.
+    """LiteRT's module `interpreter`; None if LiteRT is not installed. Raises what its import
+    raises.
     """
     found = PathFinder.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
@@ -71,9 +69,8 @@ def _by_place(file: Path) -> ModuleType:
 
 
 class Runner:
-    """A LiteRT interpreter of the file *content* with the one native delegate *native*, ready to
-    run; LiteRT's own kernels compute what the delegate does not take. `GeneralFailure` with
-    LiteRT's words.
+    """A LiteRT interpreter of the file *content* with the native delegate *native*, ready to run.
+    LiteRT's own kernels compute the remaining nodes. Raises `GeneralFailure` with LiteRT's words.
     """
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:
@@ -103,14 +100,13 @@ class Runner:
             raise GeneralFailure(f"LiteRT: {error}") from error
 
     def close(self) -> None:
-        """Lets go of the interpreter, which frees the delegate's kernels."""
+        """Drops the interpreter, which frees the delegate's kernels."""
         del self._interpreter
 
 
 def _taken(nodes: Sequence[Mapping[str, Any]]) -> tuple[list[int], int]:
-    """Which of the file's operators the delegate has, by index, and how many operators there are.
-
-    A delegate's node stands for whatever leads from its inputs to its outputs.
+    """The indexes of the file's operators that the delegate took, and the number of operators. A
+    delegate's node stands for everything between its inputs and its outputs.
     """
     own = [n for n in nodes if n["op_name"] != "DELEGATE"]
     maker = {int(t): n for n in own for t in n["outputs"]}
@@ -135,30 +131,30 @@ log = Log(__name__)
 PASSED: Final = frozenset(["bool", "complex64", "float16", "float32", "float64"]) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Element types that LiteRT's Python interpreter takes and gives as they are."""
+"""Element types that LiteRT's Python interpreter takes and returns unchanged."""
 
 
 class DelegateNotLoaded(NotAvailable, ValueError, OSError):
     """A delegate's library cannot be loaded: a `ValueError`, as LiteRT documents it, and an
-    `OSError`, which LiteRT raises for a missing one. Programs that catch either go on without a
+    `OSError`, which LiteRT raises for a missing one. Programs that catch either continue without a
     delegate.
     """
 
 
 class NativeDelegate(Delegate):
-    """A TFLite delegate in the shared library *library*, by the external delegates' C interface
+    """A TFLite delegate in the shared library *library*, by the C interface of external delegates
     (`tflite_plugin_create_delegate`, `tflite_plugin_destroy_delegate`). *options* reach it as text.
 
     A native delegate works on a graph of TFLite's own, so LiteRT must be installed (ai-edge-litert,
-    the extra `xnnpack`). It is shown the graph in a LiteRT interpreter; the nodes it takes become
-    delegate nodes, each run by a LiteRT interpreter with the delegate, and the rest stays with the
-    runtime. As in LiteRT, the library makes one delegate, which every interpreter that it is added
-    to shares. Where one graph needs several LiteRT interpreters, the delegate is created again for
-    the others, with the same options. Shapes are static, as for most native delegates.
+    the extra `xnnpack`). It sees the graph in a LiteRT interpreter. The nodes it takes become
+    delegate nodes, each run by a LiteRT interpreter with the delegate; the runtime runs the rest.
+    As in LiteRT, the library makes one delegate, which all its interpreters share. If one graph
+    needs several LiteRT interpreters, the delegate is created again with the same options. Shapes
+    are static, as for most native delegates.
 
-    Raises `DelegateNotLoaded` for a library that cannot be loaded, and where LiteRT is missing;
-    `AttributeError` for a library that makes no delegate; `ValueError`, in the library's words,
-    where it refuses to make one.
+    Raises `DelegateNotLoaded` if the library cannot be loaded or LiteRT is missing;
+    `AttributeError` for a library without a delegate; `ValueError`, in the library's words, if it
+    refuses to make one.
     """
 
     def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
@@ -184,11 +180,11 @@ class NativeDelegate(Delegate):
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """Its buffers are LiteRT's own, and never seen here."""
+        """Raises `GeneralFailure`: only LiteRT sees its buffers."""
         raise GeneralFailure(f"{self.name} keeps no buffers")
 
     def prepare(self, context: DelegateContext) -> None:
-        """Shows it the graph, and takes what it takes."""
+        """Shows it the graph, and replaces the nodes that it takes."""
         self.reasons = {}
         nodes = self._offered(context)
         if not nodes:
@@ -218,20 +214,20 @@ class NativeDelegate(Delegate):
             shown.close()
 
     def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
-        """A LiteRT interpreter of *content*, a part of the graph of that number, with this
-        delegate. `GeneralFailure` with LiteRT's words, or the library's.
+        """A LiteRT interpreter with this delegate for *content*, a part of graph *graph_id*. Raises
+        `GeneralFailure` with LiteRT's words, or the library's.
         """
         runner = Runner(self._litert, content, self._native(graph_id), num_threads)
         self._used.append((runner, graph_id))
         return runner
 
     def release(self, runner: Runner) -> None:
-        """The end of *runner*; its delegate serves the next of its graph."""
+        """Closes *runner*; its delegate may serve the next part of its graph."""
         self._used = [(known, graph_id) for known, graph_id in self._used if known is not runner]
         runner.close()
 
     def _get_native_delegate_pointer(self) -> int:
-        """The `TfLiteDelegate *`, as LiteRT's delegate gives it; it lives as long as this object."""
+        """The `TfLiteDelegate *` from LiteRT's delegate. It lives as long as this object."""
         pointer: int = self._natives[0]._get_native_delegate_pointer()  # noqa: SLF001  # LiteRT's name
         return pointer
 
@@ -259,7 +255,7 @@ class NativeDelegate(Delegate):
         return True
 
     def _native(self, graph_id: int) -> Any:
-        """LiteRT's delegate for another part of a graph: the first that serves none of it."""
+        """LiteRT's delegate for another part of a graph: the first that serves no other part."""
         for native in self._natives:
             if not any(r.native is native and other == graph_id for r, other in self._used):
                 return native
@@ -268,7 +264,7 @@ class NativeDelegate(Delegate):
 
 
 class Shown:
-    """A graph as LiteRT shows it to the delegate, before any node is taken."""
+    """The whole graph in LiteRT, with the delegate, to find the nodes that it takes."""
 
     def __init__(
         self, delegate: NativeDelegate, context: DelegateContext, nodes: Sequence[int]
@@ -281,16 +277,16 @@ class Shown:
         )
 
     def taken(self) -> list[int]:
-        """The nodes that the delegate takes. `GeneralFailure` where LiteRT's are not those that
-        were written.
+        """The nodes that the delegate takes. Raises `GeneralFailure` if LiteRT has other nodes than
+        written.
         """
         if self._runner is None or self._runner.count != len(self._nodes):
             raise GeneralFailure(f"LiteRT does not have the {len(self._nodes)} nodes shown to it")
         return sorted({self._nodes[i] for i in self._runner.taken})
 
     def handed_over(self, content: bytes) -> Runner | None:
-        """The interpreter itself, where it is of the file *content*; else None, and the delegate is
-        free for another.
+        """The interpreter itself if it is of the file *content*; else None, and the delegate is
+        free again.
         """
         runner = self._runner
         if runner is None or runner.content != content:
@@ -300,7 +296,7 @@ class Shown:
         return runner
 
     def close(self) -> None:
-        """Lets go of it."""
+        """Closes the interpreter."""
         runner, self._runner = self._runner, None
         if runner is not None:
             self._delegate.release(runner)
@@ -337,7 +333,7 @@ class NativeKernel(DelegateKernel):
             context.tensor(index).data[...] = value
 
     def free(self) -> None:
-        """Lets go of LiteRT's interpreter."""
+        """Closes LiteRT's interpreter."""
         runner, self._runner = self._runner, None
         if runner is not None:
             self._delegate.release(runner)
@@ -347,12 +343,14 @@ Made = TypeVar("Made", bound=NativeDelegate)
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> NativeDelegate:
-    """The delegate in the shared library *library*; errors as `NativeDelegate`, in LiteRT's words."""
+    """The delegate in the shared library *library*. Raises what `NativeDelegate` does, in LiteRT's
+    words.
+    """
     return loaded(NativeDelegate, library, options)
 
 
 def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) -> Made:
-    """A delegate of that class; a refusal of the library names it, as LiteRT's does."""
+    """A delegate of class *kind*; if the library refuses, the error names it, as LiteRT's does."""
     try:
         return kind(library, options)
     except DelegateNotLoaded:
@@ -362,7 +360,7 @@ def loaded(kind: type[Made], library: str, options: Mapping[Any, Any] | None) ->
 
 
 def _not_passed(tensor: DelegateTensor) -> str:
-    """Why nodes at *tensor* are not shown to a native delegate; empty where they may be."""
+    """Why nodes at *tensor* are not shown to a native delegate; "" if they are."""
     if tensor.is_variable:
         return "it reads network state, which native delegates are not given"
     if tensor.dtype.value not in PASSED:
@@ -371,7 +369,7 @@ def _not_passed(tensor: DelegateTensor) -> str:
 
 
 def written(part: PartitionModel) -> bytes:
-    """*part* as a TFLite file. `NotExportable` where it has no form there."""
+    """*part* as a TFLite file. Raises `NotExportable` if it has no form there."""
     return write(part.model)
 
 

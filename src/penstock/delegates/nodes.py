@@ -1,6 +1,4 @@
-"""How the nodes that a delegate takes are cut into as few subsets as dependencies allow. | The nodes of a subgraph: operators under the file's numbers, each with the operation of the model
-that computes it.
-"""
+"""The nodes of a subgraph, and how those of a delegate are partitioned into subsets."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from penstock.loaders.tflite.catalog import OperatorEntry, SubgraphEntry
 
 
 class Subset(Struct, frozen=True):
-    """Nodes that run together, all for the delegate or none, in an order in which they can run."""
+    """Nodes that run together, all for the delegate or none, in topological order."""
 
     nodes: tuple[int, ...]
     delegated: bool
@@ -32,13 +30,13 @@ def cut_into_subsets(
     cluster: bool = True,
     fuse: bool = True,
 ) -> list[Subset]:
-    """*plan* as subsets, in the order in which they run.
+    """Partitions *plan* into few subsets, in the order in which they run.
 
-    *depends* has for each node those whose results it needs, which stand before it in *plan*. A
-    subset takes every node of its kind that can run then, so that the kinds alternate; of the two
-    kinds that may come first, the one that makes fewer subsets does, else that of the first node
-    that can run (TFLite's `PartitionGraphIntoIndependentNodeSubsets`). Without *cluster* nodes stay
-    in the order of the plan; without *fuse* each wanted node is a subset of its own.
+    *depends* has the earlier nodes whose results a node needs. A subset takes every node of its
+    kind that is ready, so the kinds alternate. Of the two kinds that may come first, the one with
+    fewer subsets does, else that of the first ready node (TFLite's
+    `PartitionGraphIntoIndependentNodeSubsets`). Without *cluster* nodes keep the order of the plan;
+    without *fuse* each wanted node is a subset of its own.
     """
     if not cluster:
         found = _consecutive(plan, wanted)
@@ -93,7 +91,7 @@ def _alternating(
 
 
 Value: TypeAlias = "tuple[Literal['tensor', 'operand'], int]"
-"""What a node reads or writes: a tensor of the file, or an operand of the model."""
+"""A value that a node reads or writes: a tensor of the file, or an operand of the model."""
 
 RESOURCE_TYPES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
@@ -101,7 +99,7 @@ SUBGRAPHS_OF: Final = {
     "IF": ("then_subgraph_index", "else_subgraph_index"),
     "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
 }
-"""The attributes that name the subgraphs of branches and loops, in the order of `Node.targets`."""
+"""Attributes with the subgraphs of branches and loops, in the order of `Node.targets`."""
 
 NOT_COMPUTED: Final = (
     "the interpreter does it when the model is loaded, there is nothing to compute"
@@ -114,11 +112,10 @@ HIDDEN_STATE: Final = "it has network state that no tensor holds"
 class Node:
     """One node of the file, or of a delegate.
 
-    *operations* are those of the model's entry that compute it. *kept* says why it cannot be
-    replaced, and is empty where it can. *targets* are the subgraphs that it enters, where it is a
-    branch (then, else) or a loop (condition, body) that can. *operands* maps the tensors it reads
-    to the operands that hold them, *updates* the variable tensors it changes to the operands that
-    hold their new values.
+    *operations* of the model's entry compute it. *kept* is the reason why it cannot be replaced, ""
+    for none. *targets* are the subgraphs of a replaceable branch (then, else) or loop (condition,
+    body). *operands* maps the tensors that it reads to the operands with their values, *updates*
+    the variable tensors that it changes to the operands with their new values.
     """
 
     index: int
@@ -181,7 +178,7 @@ def _node(
 def _match(
     made: Node, operator: OperatorEntry, operation: Operation, variables: Collection[int]
 ) -> bool:
-    """Finds which operand is which tensor; False where an operand is no tensor at all."""
+    """Finds the operand of each tensor; False if an operand has no tensor."""
     more = len(operation.outputs) - len(operator.outputs)
     if len(operation.inputs) != len(operator.inputs) or more < 0:
         return False

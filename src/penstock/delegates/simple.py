@@ -1,4 +1,4 @@
-"""The simple form of a delegate: say which nodes, and make a kernel. Experimental until 1.0."""
+"""The simple form of a delegate: which nodes it takes, and a kernel. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ if TYPE_CHECKING:
 class DelegateKernel:
     """Computes one subset of nodes. A subclass overrides `invoke`; every other method is optional.
 
-    What a method raises is a failure of that stage; what it returns counts for nothing.
+    An exception is a failure of that stage; the result is ignored.
     """
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Once, when the nodes of *params* are replaced: they and their constants can be read from
-        *context*.
+        """Called once, when the nodes of *params* are replaced. *context* has the nodes and their
+        constants.
         """
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
-        """After `init`, and whenever shapes have changed: those of the inputs are known."""
+        """Called after `init`, and whenever shapes have changed; the shapes of the inputs are
+        known.
+        """
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
         """Writes the data of `node.outputs`. Required."""
         raise NotImplementedError(f"{type(self).__name__} has no invoke")
 
     def free(self) -> None:
-        """Once, when the node goes."""
+        """Called once, when the node is removed."""
 
 
 class SimpleDelegate(Delegate):
-    """A delegate that answers for each node whether it takes it. A subclass overrides
+    """A delegate that decides for each node whether it takes it. A subclass overrides
     `is_node_supported` and `create_kernel`.
 
-    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* bound what it takes: the
-    largest subsets first. Both may be set in the class instead. Nodes that another delegate has
-    taken, and those whose network state no tensor holds (resource variables, tables, generators),
-    are not asked about.
+    *max_delegated_partitions* (None: all) and *min_nodes_per_partition* limit the subsets that it
+    takes, largest first; a class may set both. Nodes of another delegate, and nodes whose network
+    state no tensor holds (resource variables, tables, generators), are not offered.
     """
 
     name: str = ""
-    """What errors call it; its class's name where it is empty."""
+    """Its name in errors; by default its class's."""
 
     max_delegated_partitions: int | None = None
     min_nodes_per_partition: int = 0
@@ -71,7 +72,7 @@ class SimpleDelegate(Delegate):
             self.min_nodes_per_partition = min_nodes_per_partition
 
     def initialize(self, context: DelegateContext) -> None:
-        """Before any node is asked about. Optional."""
+        """Called before any node is offered. Optional."""
 
     def is_node_supported(
         self, registration: Registration, node: DelegateNode, context: DelegateContext
@@ -80,17 +81,17 @@ class SimpleDelegate(Delegate):
         raise NotImplementedError(f"{type(self).__name__} has no is_node_supported")
 
     def create_kernel(self) -> DelegateKernel:
-        """A new kernel, for one subset of nodes. Required."""
+        """A new kernel for one subset of nodes. Required."""
         raise NotImplementedError(f"{type(self).__name__} has no create_kernel")
 
     def copy_from_buffer_handle(
         self, context: DelegateContext, handle: int, tensor: DelegateTensor
     ) -> None:
-        """A simple delegate that keeps no buffers has none to copy from."""
+        """Raises `GeneralFailure`: a simple delegate keeps no buffers."""
         raise GeneralFailure(f"{type(self).__name__} keeps no buffers")
 
     def prepare(self, context: DelegateContext) -> None:
-        """Asks, partitions, and takes the largest subsets that the limits leave."""
+        """Asks about each node, partitions, and takes the largest subsets within the limits."""
         self.initialize(context)
         nodes = context.nodes_within_limits(
             self._asked(context), self._most(), self.min_nodes_per_partition

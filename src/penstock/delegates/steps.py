@@ -1,5 +1,5 @@
-"""A delegated subgraph, ready to run: what stays with the runtime is compiled by it, kernels stand
-between.
+"""A delegated subgraph, ready to run: the runtime compiles the nodes between the delegates'
+kernels.
 """
 
 from __future__ import annotations
@@ -28,17 +28,15 @@ from penstock.memory.limits import check_bytes
 from penstock.partitioning.split import Cut
 
 Compile: TypeAlias = "Callable[[Model], CompiledModel]"
-"""How the runtime compiles a part; it may give more outputs than the part has, for tensors of the
-file.
-"""
+"""Compiles a part; the result may have more outputs than the part, for tensors of the file."""
 
 
 class DelegatedModel:
-    """What `CompiledModel` is for a subgraph without delegates: made for the shapes of
+    """The counterpart of `CompiledModel` for a subgraph with delegates, at the shapes of
     `graph.model`.
 
-    The plan's nodes between two kernels are cut out together and compiled as a model of their own.
-    Raises what compiling does; what was compiled before an error is closed again.
+    The nodes between two kernels are compiled together as a model of their own. Raises what
+    compiling does, after closing the models compiled before.
     """
 
     def __init__(self, graph: DelegatedGraph, compile_part: Compile) -> None:
@@ -61,13 +59,13 @@ class DelegatedModel:
             raise
 
     def bind(self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None) -> DelegatedRun:
-        """Runs on these arrays, the model's inputs and outputs in order; None for an output without
-        fixed memory.
+        """Binds runs to these arrays, the model's inputs and outputs in order; None for an output
+        without fixed memory.
         """
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:
-        """Closes what was compiled; kernels are the graph's."""
+        """Closes the compiled models; kernels belong to the graph."""
         for step in self.steps:
             step.close()
 
@@ -87,7 +85,7 @@ class DelegatedModel:
 def _of_the_whole(
     error: ModelError | PlacementError, cut: Cut, subgraph: int
 ) -> ModelError | PlacementError:
-    """An error about an operation of a part, about that operation of the whole model."""
+    """An error about an operation of a part, renumbered for the whole model."""
     where = error.where
     if where is not None and where.subgraph == 0 and where.operation is not None:
         at = where.operation
@@ -99,7 +97,9 @@ def _of_the_whole(
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
-    """The step of a node that the runtime does not compute; None for one that it does."""
+    """The step of a node that a kernel or other subgraphs compute; None if the runtime computes
+    it.
+    """
     if isinstance(item, Kernel):
         return KernelStep(graph, item)
     others = graph.subgraphs
@@ -109,7 +109,7 @@ def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None
 
 
 class DelegatedRun:
-    """Runs of one `DelegatedModel` on the same memory each time."""
+    """Runs of one `DelegatedModel` on the same memory."""
 
     def __init__(
         self,
@@ -131,10 +131,10 @@ class DelegatedRun:
         self._publish(dict(self._fixed))
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order; those with memory of their own are that memory.
+        """The outputs, in order; those with fixed memory are that memory.
 
-        Raises `DelegateError` naming the delegate whose kernel failed, else what
-        `CompiledModel.run` does. *state* is then as before.
+        Raises `DelegateError` with the delegate whose kernel failed, else what `CompiledModel.run`
+        does; *state* is then unchanged.
         """
         if state is None:
             return self._run(None)
@@ -178,7 +178,7 @@ class DelegatedRun:
         return self._delegated.model.constant(held) if held.is_constant else values[operand]
 
     def _owned(self, operand: int, values: dict[int, NDArray]) -> NDArray:
-        """A state value apart from memory that the next run writes, or that somebody else has."""
+        """A state value, copied if its memory is shared."""
         self._delegated.graph.tensors.make_readable(operand)
         value = self._value(operand, values)
         entry = self._delegated.model.entry
@@ -188,7 +188,7 @@ class DelegatedRun:
         return np.array(value) if shared else value
 
     def _make_room(self) -> None:
-        """Memory for every value of known shape that goes from one step to another."""
+        """Allocates every value of known shape between two steps."""
         operands = self._delegated.model.operands
         missing = {}
         for step in self._delegated.steps:
@@ -225,7 +225,7 @@ class HostStep:
             self._bound = BoundRun(self.compiled.executable, [fixed[i] for i in self._inputs], out)
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Puts its outputs into *values*."""
+        """Adds its outputs to *values*."""
         for operand in self._inputs:
             self._tensors.make_readable(operand)
         if self._bound is not None:
@@ -258,11 +258,11 @@ class KernelStep:
         )
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Its kernel reads and writes the memory of tensors wherever that is."""
+        """Does nothing: a kernel finds the memory of its tensors itself."""
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Calls `invoke`. Raises `DelegateError` for whatever it raises, and for an output that has
-        no value then.
+        """Calls `invoke`. Raises `DelegateError` for any exception, and for an output without a
+        value.
         """
         kernel, tensors = self._kernel, self._graph.tensors
         delegate, node = kernel.delegate, kernel.node
@@ -291,13 +291,11 @@ class KernelStep:
         tensors.after_kernel(self._written)
 
     def close(self) -> None:
-        """Its kernel lives as long as the graph has it."""
+        """Does nothing: the graph owns the kernel."""
 
 
 class EnterStep:
-    """A branch or a loop into subgraphs in which a delegate has nodes: they run as graphs of their
-    own.
-    """
+    """A branch or loop into subgraphs with kernels, which run as graphs of their own."""
 
     def __init__(self, graph: DelegatedGraph, item: Node, subgraphs: Subgraphs) -> None:
         (at,) = item.operations
@@ -307,10 +305,10 @@ class EnterStep:
         self._is_loop = operation.type == "WHILE"
 
     def bind(self, fixed: dict[int, NDArray]) -> None:
-        """Its subgraphs have memory of their own."""
+        """Does nothing: its subgraphs have their own memory."""
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Puts what the subgraphs give into *values*."""
+        """Adds the subgraphs' outputs to *values*."""
         given = [self._value(i, values) for i in self._inputs]
         first, second = self._targets
         if self._is_loop:
@@ -326,7 +324,7 @@ class EnterStep:
             self._graph.tensors.overwritten(operand)
 
     def close(self) -> None:
-        """Its subgraphs are the interpreter's."""
+        """Does nothing: the interpreter owns the subgraphs."""
 
     def _loop(self, condition: int, body: int, given: list[NDArray]) -> list[NDArray]:
         while np.all(self._subgraphs.run(condition, given)[0]):

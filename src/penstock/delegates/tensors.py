@@ -1,6 +1,4 @@
-"""The tensors of a delegated subgraph: where their data is now, in host memory or in a delegate's
-buffer.
-"""
+"""The tensors of a delegated subgraph: their data, in host memory or in a delegate's buffer."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Buffered:
-    """What is known of a tensor that a delegate computes, or that lies in a buffer of its.
+    """The buffer of a tensor that a delegate computes or holds.
 
     *stale*: only the buffer has the present value. *newer*: only host memory has it. *lent*: the
     user of the interpreter, not a kernel, named the buffer.
@@ -44,9 +42,9 @@ class Buffered:
 class Tensors:
     """All tensors by index; those that kernels add follow the file's.
 
-    *held* maps tensors to the operand of the model that holds their value, where that is not the
-    operand of their own number. *values* are the arrays of operands, from the run on. *changing*
-    are the variable tensors as the kernel under way changes them.
+    *held* maps tensors to the operand of the model with their value, if it has another number.
+    *values* are the arrays of operands during a run. *changing* are the variable tensors that the
+    present kernel changes.
     """
 
     def __init__(self, catalog: SubgraphEntry, model: Model, held: Mapping[int, int]) -> None:
@@ -63,19 +61,19 @@ class Tensors:
         self._next = len(catalog.tensors)
 
     def attach(self, graph: DelegatedGraph) -> None:
-        """Whose tensors they are; the graph holds them, not they the graph."""
+        """Sets the graph, by a weak reference: the graph owns its tensors."""
         self._graph = weakref.ref(graph)
 
     @property
     def context(self) -> DelegateContext:
-        """What delegates get. `StateError` once the graph is gone."""
+        """The delegates' view of the graph. Raises `StateError` once the graph is gone."""
         graph = self._graph()
         if graph is None:
             raise StateError("the graph of this tensor is gone")
         return graph.context
 
     def tensor(self, index: int) -> DelegateTensor:
-        """Tensor *index* as delegates see it; `InputError` where there is none."""
+        """The delegates' view of tensor *index*. Raises `InputError` if it does not exist."""
         if type(index) is not int or not (
             0 <= index < len(self._catalog.tensors) or index in self._added
         ):
@@ -110,12 +108,12 @@ class Tensors:
         return index not in self._added and self._catalog.tensors[index].is_variable
 
     def operand(self, index: int) -> int:
-        """The operand that holds tensor *index*."""
+        """The operand with the value of tensor *index*."""
         return self._held.get(index, index)
 
     def data(self, index: int) -> NDArray:
-        """Its memory, up to date; read-only but for who writes it now. `StateError` where there is
-        none.
+        """Its memory, up to date, and read-only except for its present writer. Raises `StateError`
+        if it has none.
         """
         self.make_readable(index)
         array = self._memory(index)
@@ -136,13 +134,13 @@ class Tensors:
         return known is not None and known.stale
 
     def owner(self, index: int) -> Delegate | None:
-        """The delegate whose buffers it may lie in."""
+        """The delegate whose buffers may hold it."""
         known = self._buffered.get(index)
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """A delegate's own way to say where its tensor lies. The buffer that the tensor lay in
-        before is freed when the delegate's code returns, unless a tensor lies in it then.
+        """Sets the buffer of a delegate's tensor. The previous buffer is freed when the delegate's
+        code returns, unless a tensor is in it then.
         """
         buffered = self._own(index)
         number = _checked(handle)
@@ -162,10 +160,10 @@ class Tensors:
             self._at(index).owner = delegate
 
     def bind(self, index: int, handle: int, delegate: Delegate, *, fed: bool) -> None:
-        """Names the buffer of a tensor, and frees the one it lay in.
+        """Sets the buffer of a tensor, and frees its previous one.
 
-        *fed*: no node writes the tensor, so that the buffer's content is its value from now on.
-        Raises `InputError` for a tensor of another delegate's, a constant, or what is no handle.
+        *fed*: no node writes the tensor, so the buffer's content is its value from now on. Raises
+        `InputError` for a tensor of another delegate, a constant, and a wrong handle.
         """
         number = _checked(handle)
         self.tensor(index)
@@ -186,10 +184,9 @@ class Tensors:
         buffered.stale, buffered.newer = fed, False
 
     def make_readable(self, index: int) -> None:
-        """Brings host memory up to date from the buffer, where it is stale.
+        """Copies a stale tensor from its buffer to host memory.
 
-        Raises `DelegateError` where the delegate cannot, `StateError` while the tensor has no
-        memory.
+        Raises `DelegateError` if the delegate fails, `StateError` while the tensor has no memory.
         """
         buffered = self._buffered.get(index)
         if buffered is None or not buffered.stale:
@@ -219,8 +216,8 @@ class Tensors:
     def before_kernel(
         self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
     ) -> None:
-        """Brings what a kernel of *delegate* reads to where it reads it: its own buffers, or host
-        memory.
+        """Copies the inputs of a kernel of *delegate* to where it reads them: its own buffers, or
+        host memory.
         """
         for index in inputs:
             buffered = self._buffered.get(index)
@@ -235,30 +232,30 @@ class Tensors:
                 buffered.stale = False
 
     def after_kernel(self, outputs: Collection[int]) -> None:
-        """What a kernel did not leave in a buffer it wrote to host memory."""
+        """Marks the outputs that a kernel wrote to host memory."""
         for index in outputs:
             self.written(index)
 
     def written(self, index: int) -> None:
-        """Host memory has a new value."""
+        """Notes a new value in host memory."""
         buffered = self._buffered.get(index)
         if buffered is not None and not buffered.stale:
             buffered.newer = True
 
     def overwritten(self, index: int) -> None:
-        """Host memory has a new value, whatever the buffer had."""
+        """Notes a new value in host memory that replaces the buffer's."""
         if (buffered := self._buffered.get(index)) is not None:
             buffered.stale = False
             self.written(index)
 
     def add(self, dtype: DType, shape: Sequence[int]) -> int:
-        """A tensor beyond the file's."""
+        """Adds a tensor beyond the file's."""
         index, self._next = self._next, self._next + 1
         self._added[index] = dtype, blank(dtype, shape)
         return index
 
     def resize(self, index: int, shape: Sequence[int]) -> None:
-        """New memory for a tensor that is being written."""
+        """Allocates new memory for a tensor that is being written."""
         wanted = tuple(int(d) for d in shape)
         if index in self._added:
             dtype, old = self._added[index]
@@ -277,7 +274,7 @@ class Tensors:
 
     @contextmanager
     def writing(self, indexes: Collection[int]) -> Iterator[None]:
-        """Lets these tensors be written meanwhile."""
+        """A block in which these tensors may be written."""
         before, self._writable = self._writable, indexes
         try:
             yield
@@ -286,9 +283,7 @@ class Tensors:
 
     @contextmanager
     def acting(self, delegate: Delegate) -> Iterator[None]:
-        """Names the delegate whose code is under way. Buffers that it took its tensors out of are
-        freed afterwards.
-        """
+        """A block in which the delegate's code runs. Replaced buffers are freed at its end."""
         before, self.current = self.current, delegate
         try:
             yield
@@ -298,8 +293,8 @@ class Tensors:
                 self._free_replaced()
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
-        """Frees the buffers of *owners*; those that the user named only with *lent_too*. What was
-        only there is lost.
+        """Frees the buffers of *owners* with their content; those that the user named only with
+        *lent_too*.
         """
         for index, buffered in list(self._buffered.items()):
             if buffered.owner is None or not any(buffered.owner is o for o in owners):
@@ -310,16 +305,16 @@ class Tensors:
             del self._buffered[index]
 
     def drop(self, index: int) -> None:
-        """Frees the buffer of one tensor, whose memory is about to change; it is nobody's then."""
+        """Frees the buffer of one tensor, whose memory is about to change."""
         if (buffered := self._buffered.pop(index, None)) is not None:
             self._free(buffered)
 
     def present(self, index: int) -> NDArray | None:
-        """The array that holds it now, None where it has none."""
+        """The array with its present value; None if it has none."""
         return self._memory(index)
 
     def forget(self) -> None:
-        """Forgets all buffers without freeing them: they are another process's."""
+        """Forgets all buffers without freeing them: they belong to another process."""
         self._buffered.clear()
         self._replaced.clear()
 
@@ -332,14 +327,14 @@ class Tensors:
         buffered.newer = False
 
     def _free(self, buffered: Buffered) -> None:
-        """Takes a tensor out of its buffer, which is freed unless others lie in it."""
+        """Takes a tensor out of its buffer, and frees the buffer if no other tensor is in it."""
         owner, handle = buffered.owner, buffered.handle
         buffered.handle = NULL_BUFFER_HANDLE
         if owner is not None and handle != NULL_BUFFER_HANDLE:
             self._free_unused(owner, handle)
 
     def _free_replaced(self) -> None:
-        """Frees the buffers that were replaced while a delegate's code ran, each once."""
+        """Frees the buffers that the delegate's code replaced, each once."""
         replaced, self._replaced = self._replaced, []
         freed: set[tuple[int, int]] = set()
         for owner, handle in replaced:
@@ -348,13 +343,13 @@ class Tensors:
                 self._free_unused(owner, handle)
 
     def _free_unused(self, owner: Delegate, handle: int) -> None:
-        """Frees a buffer that no tensor lies in any more."""
+        """Frees a buffer if no tensor is in it."""
         if not any(b.owner is owner and b.handle == handle for b in self._buffered.values()):
             free = owner.free_buffer_handle
             release(owner, "free_buffer_handle", free, self.context, handle)
 
     def _own(self, index: int) -> Buffered:
-        """What is known of a tensor, for its delegate's code to change."""
+        """The buffer of a tensor, for its delegate's code to change."""
         buffered = self._at(index)
         if self.current is None or buffered.owner not in (None, self.current):
             raise StateError(
@@ -382,7 +377,7 @@ class Tensors:
 
 
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
-    """Zeros, or empty strings. `LimitExceeded` where it is more than an array may take."""
+    """Zeros, or empty strings. Raises `LimitExceeded` beyond the size of an array."""
     wanted = tuple(int(d) for d in shape)
     if any(d < 0 for d in wanted):
         raise InputError(f"a shape has no negative dimension: {wanted}")

@@ -1,4 +1,4 @@
-"""Operands of a model that is being built. | A finished model: constants in pools, operations in an order to run, and the models it refers to. | One operation looked at while it is added, before the rest of its model is there."""
+"""A model under construction: its operands, checks of a new operation, and the finished model."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ PER_CHANNEL: Final = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 @dataclass(frozen=True, slots=True)
 class FinishedSubgraph:
-    """One finished model without those it refers to: pool and subgraph numbers of its operands
-    count *pools* and *referenced*.
+    """A finished model without those it refers to. Pool and subgraph numbers of its operands count
+    *pools* and *referenced*.
     """
 
     subgraph: NnapiSubgraph
@@ -44,8 +44,8 @@ class FinishedSubgraph:
 
 @dataclass(slots=True)
 class OperandSlot:
-    """One operand on its way: its type, and of *value* (copied, or read when the model is
-    finished), *memory* with *offset* and *length*, and *model* at most one.
+    """An operand under construction: its type, and at most one of *value* (copied now or by
+    `finish`), *memory* with *location*, and *model*.
     """
 
     type: AnyType
@@ -71,17 +71,17 @@ class OperandSlot:
         length: int = 0,
         model: FinishedSubgraph | None = None,
     ) -> None:
-        """Gives it another value; the last one counts."""
+        """Replaces the value."""
         self.lifetime, self.value, self.memory, self.model = lifetime, value, memory, model
         self.location = None if memory is None else DataLocation(0, offset, length)
 
     def release(self) -> None:
-        """Lets go of the caller's memory and models."""
+        """Drops references to the caller's memory and models."""
         self.set(self.lifetime)
 
     def check_type(self) -> None:
-        """Raises BAD_DATA where dimensions, scale and zero point are not those of its type (NNAPI
-        section 8.1).
+        """Raises BAD_DATA if dimensions, scale or zero point do not fit the type (NNAPI section
+        8.1).
         """
         alone = NnapiOperand(
             self.type, self.dimensions, scale=self.scale, zero_point=self.zero_point
@@ -96,7 +96,7 @@ class OperandSlot:
             check_operand(alone, (), 1, MAXIMUM_FEATURE_LEVEL)
 
     def nbytes(self) -> int:
-        """The size of its values; BAD_DATA where it is not fully specified."""
+        """The size of its value; BAD_DATA if the dimensions are not fully known."""
         if self.type is OperandType.SUBGRAPH:
             raise bad_data("an operand that stands for a model has no bytes")
         if self.dimensions is None or not is_static(self.dimensions):
@@ -105,14 +105,14 @@ class OperandSlot:
 
     @property
     def is_small(self) -> bool:
-        """Whether it is a constant of a size that is copied at once."""
+        """Whether it is a constant that is small enough to be copied at once."""
         length = self.location.length if self.location is not None else None
         if self.value is not None:
             length = len(self.value)
         return length is not None and length <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES
 
     def set_channels(self, dimension: int, scales: Sequence[float]) -> None:
-        """Gives it the scales of its channels; BAD_DATA where it cannot have these."""
+        """Sets the scales of its channels. Raises BAD_DATA if they do not fit."""
         if self.type is not PER_CHANNEL:
             raise bad_data(f"a {self.type.name} has no scales for channels")
         if self.dimensions is None or not 0 <= dimension < len(self.dimensions):
@@ -131,7 +131,7 @@ class OperandSlot:
         subgraph: int | None = None,
         lifetime: NnapiLifetime | None = None,
     ) -> NnapiOperand:
-        """It as a value, which lies where the arguments say."""
+        """The operand as a frozen value, stored where the arguments say."""
         return NnapiOperand(
             self.type,
             self.dimensions,
@@ -150,15 +150,15 @@ class OperandSlot:
 Item = TypeVar("Item")
 
 ALIGNMENT: Final = 64
-"""Of large constants in the pool they are packed in: that of the widest vector registers."""
+"""Alignment of large constants in their pool: that of the widest vector registers."""
 
 OWN_POOL: Final = -1
-"""Where the pool of large values stands among a model's pools: it is the last."""
+"""Placeholder for the model's own pool of large values, which becomes the last one."""
 
 
 @dataclass(slots=True)
 class Packing:
-    """Constants of one model being laid into pools: large values into one of the model's own."""
+    """Packs the constants of one model into pools; large values go to a pool of the model's own."""
 
     own: bytearray = field(default_factory=bytearray)
     pools: list[ConstantPool] = field(default_factory=list)
@@ -166,7 +166,7 @@ class Packing:
     _places: dict[int, int] = field(default_factory=dict)
 
     def operand(self, slot: OperandSlot) -> NnapiOperand:
-        """*slot* as a value."""
+        """*slot* as a frozen value."""
         if slot.value is not None:
             if len(slot.value) <= MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES:
                 return slot.described(value=bytes(slot.value))
@@ -189,7 +189,7 @@ class Packing:
 
 
 def _place(item: Item, items: list[Item], places: dict[int, int]) -> int:
-    """Where *item* stands among *items*, at the end if it was not there."""
+    """The index of *item* among *items*; appends it if it is new."""
     if id(item) not in places:
         places[id(item)] = len(items)
         items.append(item)
@@ -231,11 +231,9 @@ def _renumbered(
 def in_run_order(
     operands: Sequence[OperandSlot], operations: Sequence[NnapiOperation]
 ) -> list[int]:
-    """The operations in an order in which each comes after those whose results it reads (NNAPI
-    section 1.5).
-
-    Of those that are ready, the one that became so last comes first. Raises BAD_DATA where there is
-    none: operations that wait for each other, or for what nobody writes.
+    """A topological order of the operations (NNAPI section 1.5): of several ready operations, the
+    last to become ready comes first. Raises BAD_DATA for a cycle, and for an operand that nothing
+    writes.
     """
     computed = {NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT}
     readers: dict[int, list[int]] = {}
@@ -266,12 +264,12 @@ def in_run_order(
 WRITABLE: Final = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_OUTPUT})
 
 UNUSED: Final = NnapiOperand(OperandType.FLOAT32, (), NnapiLifetime.SUBGRAPH_INPUT)
-"""A model needs an input, and an operation may have none."""
+"""A model needs an input, even for an operation without any."""
 
 
 def check_operation(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> None:
-    """Raises BAD_DATA for an operation that no model can have: numbers and types of its operands,
-    and, where its scalars and optional operands are given by now, dimensions, scales and ranges.
+    """Raises BAD_DATA for an operation that no model can have: number and types of its operands. If
+    its scalars and optional operands are set by now, also checks dimensions, scales and ranges.
     """
     inputs = [operands[i] for i in operation.inputs]
     outputs = [operands[i] for i in operation.outputs]
@@ -296,9 +294,7 @@ def _is_settled(
     inputs: Sequence[OperandSlot],
     outputs: Sequence[OperandSlot],
 ) -> bool:
-    """Whether nothing that a caller may still set changes what is valid, and the operation can
-    stand alone.
-    """
+    """Whether later calls cannot change the operation's validity, and it can stand alone."""
     written = set(operation.outputs)
     optional = {match.inputs.get(a.name) for a in match.form.inputs if a.optional}
     return (
@@ -318,9 +314,7 @@ def _is_settled(
 
 
 def _alone(operation: NnapiOperation, operands: Sequence[OperandSlot]) -> FinishedSubgraph:
-    """The model of one operation. Large constants are inputs of it: they are read once, by
-    `Model.finish`.
-    """
+    """The model of one operation. Large constants become inputs: only `Model.finish` reads them."""
     packing, places = Packing(), {}
     listed, fed = [UNUSED], [0]
     for index in dict.fromkeys((*operation.inputs, *operation.outputs)):

@@ -1,7 +1,6 @@
-"""NNAPI's numbers: result codes, levels, preferences, priorities, types of devices, operations
-(NNAPI section 1.1).
+"""NNAPI's numbers (NNAPI sections 1.1 and 1.2), and the error that carries a result code.
 
-Values are those of NNAPI's C header, so that ports may pass them as they are. | `NnapiError`, and the result code of every error that Penstock raises (NNAPI section 1.2).
+Values are those of NNAPI's C header, so that ports may pass them unchanged.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from penstock.errors import (
 )
 
 MAX_SIZE_OF_IMMEDIATELY_COPIED_VALUES: Final = 128
-"""Bytes up to which `Model.set_operand_value` copies a value at once."""
+"""Values up to this size are copied by `Model.set_operand_value` at once."""
 
 MAX_NUMBER_OF_OPERANDS: Final = 0xFFFFFFFE
-"""Of one model; also of operations."""
+"""The maximum for one model, also of operations."""
 
 
 class ResultCode(IntEnum):
-    """What a call of NNAPI answers (NNAPI section 1.2)."""
+    """The result of an NNAPI call (NNAPI section 1.2)."""
 
     NO_ERROR = 0
     OUT_OF_MEMORY = 1
@@ -64,7 +63,9 @@ class FeatureLevel(IntEnum):
 
     @classmethod
     def of(cls, level: int) -> FeatureLevel:
-        """The code of level 1 to 8; levels beyond are the highest that this runtime knows."""
+        """The code of level 1 to 8; a higher level counts as the highest that this runtime
+        knows.
+        """
         return list(cls)[min(level, len(cls)) - 1]
 
 
@@ -77,7 +78,7 @@ class Preference(IntEnum):
 
 
 class Priority(IntEnum):
-    """How a compilation's work stands to that of others."""
+    """The priority of a compilation's work."""
 
     LOW = 90
     MEDIUM = 100
@@ -95,8 +96,8 @@ class DeviceType(IntEnum):
 
 
 class DurationCode(IntEnum):
-    """What `Execution.get_duration` tells: time on the device or in its driver, FENCED ones without
-    what a run waited for its dependencies.
+    """What `Execution.get_duration` measures: time on the device or in its driver; the FENCED codes
+    without the wait for dependencies.
     """
 
     ON_HARDWARE = 0
@@ -106,7 +107,7 @@ class DurationCode(IntEnum):
 
 
 class FuseCode(IntEnum):
-    """Activation functions that an operation ends with: none, at least 0, in [-1, 1], in [0, 6]."""
+    """Fused activation functions: none, at least 0, in [-1, 1], in [0, 6]."""
 
     NONE = 0
     RELU = 1
@@ -237,7 +238,7 @@ class OperationCode(IntEnum):
 
 
 class NnapiError(PenstockError):
-    """A call of NNAPI's object model that does not answer NO_ERROR; *code* is what it answers."""
+    """The error of an NNAPI call; *code* is its result code."""
 
     def __init__(self, code: ResultCode, message: str) -> None:
         self.code, self.message = code, message
@@ -263,7 +264,7 @@ STATUS_CODES: Final[Mapping[ErrorStatus, ResultCode]] = {
 
 
 def code_of(error: PenstockError | MemoryError) -> ResultCode:
-    """The result code that stands for *error*; OP_FAILED for what has none of its own."""
+    """The result code of *error*; OP_FAILED for an error without a code."""
     if isinstance(error, NnapiError):
         return error.code
     if isinstance(error, DriverError):
@@ -278,9 +279,7 @@ def code_of(error: PenstockError | MemoryError) -> ResultCode:
 
 
 def driver_error(error: NnapiError) -> DriverError:
-    """The driver's error that *error* is told as where no result codes are known: `GeneralFailure`
-    for most.
-    """
+    """The driver error that stands for *error* outside NNAPI: `GeneralFailure` for most codes."""
     statuses = {
         code: status for status, code in STATUS_CODES.items() if status is not ErrorStatus.NONE
     }
@@ -290,7 +289,9 @@ def driver_error(error: NnapiError) -> DriverError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises the `NnapiError` of whatever `PenstockError` the block raises, or OUT_OF_MEMORY."""
+    """Turns any `PenstockError` of the block into an `NnapiError`, and `MemoryError` into
+    OUT_OF_MEMORY.
+    """
     try:
         yield
     except NnapiError:

@@ -1,4 +1,6 @@
-"""`Compilation`: NNAPI's compilation of a finished model. | `Burst`: executions of one compilation in quick succession."""
+"""`Compilation`: NNAPI's compilation of a finished model; `Burst`: its executions in quick
+succession.
+"""
 
 from __future__ import annotations
 
@@ -49,23 +51,22 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 LEVEL_OF_DEADLINES: Final = 4
-"""Devices below this feature level know no deadlines (NNAPI section 1.4)."""
+"""Devices below this feature level ignore deadlines (NNAPI section 1.4)."""
 
 LEAST_ALIGNMENT: Final = 16
 LEAST_PADDING: Final = 1
-"""In bytes: what every device can ask for (NNAPI section 4.9)."""
+"""In bytes: the least that a device may ask for (NNAPI section 4.9)."""
 
 
 class Compilation(Closing, Ported):
-    """A compilation being set up, and then finished: `ANeuralNetworksCompilation` (NNAPI section
+    """A compilation under construction, then finished: `ANeuralNetworksCompilation` (NNAPI section
     1.4).
 
-    `Compilation(model)` places *model* on every device, and the reference device repeats what
-    another fails at; `create_for_devices` keeps to the devices it is given. *model* is finished,
-    else BAD_STATE. Every call raises `NnapiError`: BAD_STATE after `finish`, or before it where its
-    result is asked for.
+    `Compilation(model)` places *model* on every device, with fallback to the reference device;
+    `create_for_devices` uses only the given devices. *model* must be finished, else BAD_STATE.
+    Every call raises `NnapiError`: BAD_STATE for changes after `finish`, and for results before it.
 
-    Not to be used by two threads until it is finished.
+    Not thread-safe until it is finished.
     """
 
     def __init__(self, model: Model) -> None:
@@ -94,10 +95,10 @@ class Compilation(Closing, Ported):
         cls, model: Model, devices: Sequence[Device | HalDevice | DeviceInfo | str]
     ) -> Self:
         """A compilation on *devices* alone, in order of preference: handles, names or device
-        objects.
+        objects. There is no fallback, neither now nor in a run.
 
-        Nothing falls back, neither now nor in a run. UNEXPECTED_NULL for None among them, BAD_DATA
-        for an empty list, a device that is listed twice, is unknown or cannot be used.
+        Raises UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device
+        that is listed twice, unknown or unusable.
         """
         made = cls(model)
         made._wanted, made._devices = choose_devices(devices)
@@ -115,8 +116,8 @@ class Compilation(Closing, Ported):
         self._priority = parameters.code(Priority, priority, "the priority")
 
     def set_timeout(self, duration: int) -> None:
-        """Nanoseconds that `finish` may take; 0 is no limit. Only for a single device that was
-        named, else BAD_DATA; devices below feature level 4 know no deadlines.
+        """Limits `finish` to *duration* nanoseconds; 0 is no limit. BAD_DATA unless the compilation
+        names a single device. Devices below feature level 4 ignore deadlines.
         """
         self._check_open()
         nanoseconds = parameters.whole(duration, "the timeout", 0, 2**64 - 1)
@@ -129,14 +130,14 @@ class Compilation(Closing, Ported):
         token: bytes,
         trust_token: bool = False,
     ) -> None:
-        """Keeps what is compiled in *directory*, under 32 bytes that the caller chose for the
+        """Caches compiled artefacts in *directory*, under 32 bytes that the caller chose for the
         model.
 
-        A directory that cannot be used means that nothing is kept; the receipt says so, and the log
-        where the name is none that a directory can have. What the token was given to is checked:
-        another model's entry is a miss. *trust_token* leaves that check out, for models too large
-        to read at each start: the token must then be another one whenever anything of the model is,
-        or answers may be the other model's (`docs/nnapi.md` has how to choose one).
+        If the directory cannot be used, nothing is cached, and the receipt says so; an impossible
+        name is logged. An entry of another model with the same token is a miss. *trust_token* skips
+        that check for models too large to read at each start: the token must then change whenever
+        the model does, or answers may be another model's (`docs/nnapi.md` explains how to choose
+        one).
         """
         self._check_open()
         if directory is None:
@@ -160,12 +161,12 @@ class Compilation(Closing, Ported):
     def set_caching_from_fds(
         self, model_cache: Sequence[int], data_cache: Sequence[int], token: bytes
     ) -> None:
-        """As `set_caching`, in files that the caller has opened read-write; they are duplicated
-        now.
+        """As `set_caching`, in files that the caller opened read-write; the descriptors are
+        duplicated now.
 
-        As many as the device needs (`hal.Device.cache_files_needed`): another number means that
-        nothing is loaded or saved. BAD_DATA for what is no open descriptor. For a plan of one step
-        only.
+        The device determines their number (`hal.Device.cache_files_needed`); with another number
+        nothing is loaded or saved. For a plan of one step only. Raises BAD_DATA for a descriptor
+        that is not open.
         """
         self._check_open()
         lists = [
@@ -197,12 +198,11 @@ class Compilation(Closing, Ported):
         length: int | None = None,
     ) -> None:
         """Adds a hint for the device: attribute number *attribute_code_within_extension* of an
-        extension, with *length* bytes of the buffer *data* as its value, all of it where *length*
-        is None. They are copied now, and are part of the cache's key.
+        extension, with *length* bytes of the buffer *data* (all without *length*). They are copied
+        now, and are part of the cache key. A driver ignores attributes that it does not know.
 
-        Only for a single device that was named, which offers the extension, and once for each
-        attribute: else BAD_DATA, as for an empty value. A driver ignores what it does not know.
-        UNEXPECTED_NULL where *data* is None.
+        Raises BAD_DATA unless the compilation names a single device that offers the extension, for
+        a repeated attribute and an empty value; UNEXPECTED_NULL if *data* is None.
         """
         self._check_open()
         device = self.only_device("an extension's attribute")
@@ -213,10 +213,10 @@ class Compilation(Closing, Ported):
         )
 
     def finish(self) -> None:
-        """Compiles. A second call is BAD_STATE, also where the first one failed.
+        """Compiles. A second call is BAD_STATE, even after a failure.
 
-        BAD_DATA where an operation has no device; else the result code of the driver that failed,
-        where nothing could take its place.
+        Raises BAD_DATA if an operation has no device; else the result code of the driver that
+        failed, if there is no fallback.
         """
         self._check_open()
         self._sealed = "has failed"
@@ -231,7 +231,7 @@ class Compilation(Closing, Ported):
 
     @property
     def compiled(self) -> CompiledModel:
-        """What was compiled; BAD_STATE unless `finish` has succeeded."""
+        """The compiled model; BAD_STATE unless `finish` has succeeded."""
         if self._compiled is None:
             raise bad_state(f"the compilation {self._sealed or 'is not finished'}")
         return self._compiled
@@ -243,32 +243,31 @@ class Compilation(Closing, Ported):
 
     @property
     def names_devices(self) -> bool:
-        """Whether it was created for devices: nothing falls back then."""
+        """Whether it was created for devices: then there is no fallback."""
         return self._wanted is not None
 
     @property
     def single_device(self) -> HalDevice | None:
-        """The device, where it was created for exactly one."""
+        """The device, if it was created for exactly one."""
         return self._devices[0] if len(self._devices) == 1 else None
 
     def only_device(self, what: str) -> HalDevice:
-        """The device; BAD_DATA, naming *what* needs one, where it was not created for exactly one."""
+        """The single device; BAD_DATA, naming *what* needs it, unless there is exactly one."""
         if (device := self.single_device) is None:
             raise bad_data(f"{what} needs a compilation for exactly one device")
         return device
 
     def ports(self, kind: Kind) -> tuple[NnapiOperand, ...]:
-        """The operands of the model's inputs, or of its outputs, in order."""
+        """The operands of the model's inputs or outputs, in order."""
         return self._ports[kind]
 
     def port(self, kind: Kind, index: object) -> Port:
-        """Input or output *index*; BAD_DATA where there is none."""
+        """Input or output *index*; BAD_DATA if it does not exist."""
         return port(kind, index, self.ports(kind))
 
     def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
-        """What was compiled, for executions that leave these inputs out, which stand for optional
-        operands: each such set is compiled once, when it is first asked for. BAD_DATA where an
-        operation needs one of them.
+        """The compiled model for executions that omit these optional inputs; each such set is
+        compiled once. Raises BAD_DATA if an operation needs one of them.
         """
         whole = self.compiled
         if not omitted:
@@ -281,21 +280,21 @@ class Compilation(Closing, Ported):
 
     @property
     def receipt(self) -> Receipt:
-        """What `finish` did: devices, compiles, hits of the cache and the reasons of its misses."""
+        """The receipt of `finish`: devices, compiles, cache hits and the reasons of misses."""
         return self.compiled.receipt
 
     @property
     def model(self) -> Model:
-        """The model that is compiled."""
+        """The compiled NNAPI model."""
         return self._model
 
     def get_preferred_memory_alignment_for_input(self, index: int) -> int:
-        """Bytes, a power of two, at multiples of which memory for input *index* best begins."""
+        """The best alignment in bytes, a power of two, of memory for input *index*."""
         return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "input"))])
 
     def get_preferred_memory_padding_for_input(self, index: int) -> int:
-        """Bytes, a power of two, to a multiple of which memory for input *index* is best rounded
-        up.
+        """The number of bytes, a power of two, to a multiple of which memory for input *index* is
+        best padded.
         """
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
 
@@ -308,7 +307,7 @@ class Compilation(Closing, Ported):
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "output"))])
 
     def close(self) -> None:
-        """Frees it, finished or not, after runs in flight; twice is harmless."""
+        """Frees it, finished or not, after runs in flight. A second call has no effect."""
         self._sealed = "is closed"
         compiled, self._compiled = self._compiled, None
         with self._lock:
@@ -344,7 +343,7 @@ class Compilation(Closing, Ported):
         return self._timeout_ns / 1e9
 
     def _users(self, index: int, kind: Kind) -> list[Capabilities]:
-        """What the devices that read or write an input or output of the model claim."""
+        """The capabilities of the devices that read or write an input or output of the model."""
         plan = self.compiled.plan
         entry = plan.model.entry
         listed = entry.ordinary_inputs if kind == "input" else entry.ordinary_outputs
@@ -391,30 +390,24 @@ def _close_all(fds: list[int]) -> None:
 
 
 class Burst(Closing):
-    """Resources kept between executions of *compilation*, which is finished, else BAD_STATE:
-    `ANeuralNetworksBurst` (NNAPI section 7.1).
+    """Resources kept between executions of a finished *compilation*: `ANeuralNetworksBurst` (NNAPI
+    section 7.1).
 
-    One execution at a time uses it. It may be closed before or after the memories that its
-    executions use.
+    One execution at a time uses it. It may be closed before or after the memories of its
+    executions.
     """
 
     def __init__(self, compilation: Compilation) -> None:
 
-        if compilation is None:
-            raise unexpected_null("the compilation")
-        if not isinstance(compilation, Compilation):
-            raise bad_data(
-                f"a penstock.nnapi.Compilation is needed, not {type(compilation).__name__}"
-            )
-        self.compilation = compilation
+        self.compilation = parameters.instance(compilation, Compilation, "the compilation")
         self._running = threading.Lock()
         self._burst: CompiledBurst | None
         with translated():
             self._burst = compilation.compiled.burst()
 
     def enter(self, compilation: Compilation) -> CompiledBurst:
-        """Begins an execution of *compilation*, which `leave` ends: BAD_DATA for another one than
-        the burst's, BAD_STATE where one is under way, or the burst is closed.
+        """Begins an execution of *compilation*, which `leave` ends. Raises BAD_DATA for another
+        compilation than the burst's, BAD_STATE if the burst is executing or closed.
         """
         if compilation is not self.compilation:
             raise bad_data("the burst is another compilation's")
@@ -430,17 +423,8 @@ class Burst(Closing):
         self._running.release()
 
     def close(self) -> None:
-        """Frees it, after an execution under way; twice is harmless."""
+        """Frees it, after an execution in flight. A second call has no effect."""
         with self._running:
             burst, self._burst = self._burst, None
         if burst is not None:
             burst.close()
-
-
-def usable_burst(burst: object) -> Burst:
-    """*burst*; UNEXPECTED_NULL for None, BAD_DATA for what is none."""
-    if burst is None:
-        raise unexpected_null("the burst")
-    if not isinstance(burst, Burst):
-        raise bad_data(f"a penstock.nnapi.Burst is needed, not {type(burst).__name__}")
-    return burst

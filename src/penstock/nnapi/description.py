@@ -1,8 +1,7 @@
 """An NNAPI model as a frozen value: operands with NNAPI's types, operations, subgraphs.
 
-This is what the object model of NNAPI builds and what files of NNAPI models hold. Nothing is
-checked on construction; `penstock.nnapi.lowering.lower` checks it against NNAPI's rules (NNAPI
-sections 8.1 to 8.5).
+NNAPI's object model builds this value, and files of NNAPI models contain it. Construction checks
+nothing; `penstock.nnapi.lowering.lower` checks NNAPI's rules (NNAPI sections 8.1 to 8.5).
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from penstock.ir.types import Shape, byte_size
 
 MAXIMUM_FEATURE_LEVEL: Final = 8
 EXPERIMENTAL: Final = 9
-"""Stands above every feature level: operations that only experimental builds of NNAPI have."""
+"""The level of operations that only experimental builds of NNAPI have: above every feature
+level.
+"""
 
 
 class OperandType(enum.Enum):
@@ -61,14 +62,14 @@ class OperandType(enum.Enum):
 
     @property
     def feature_level(self) -> int:
-        """The level that introduced it."""
+        """The level that introduced the type."""
         return _LEVELS.get(self, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class ExtensionType:
-    """An operand type of a vendor's extension: number *code* within *extension*, *byte_size* bytes
-    an element (NNAPI section 8.6). Only drivers that offer the extension know what the bytes mean.
+    """An operand type of a vendor's extension: number *code* within *extension*, with *byte_size*
+    bytes an element (NNAPI section 8.6). Only the extension's drivers interpret the bytes.
     """
 
     extension: str
@@ -87,12 +88,12 @@ class ExtensionType:
 
     @property
     def is_quantized(self) -> bool:
-        """Never to anybody but its driver."""
+        """Never: only the driver knows."""
         return False
 
     @property
     def dtype(self) -> DType:
-        """Bytes: those of an element are the last dimension in the IR."""
+        """Bytes; an element's bytes are the last dimension in the IR."""
         return DType.UINT8
 
     @property
@@ -183,11 +184,11 @@ class ChannelQuantization:
 class NnapiOperand:
     """One operand.
 
-    *dimensions* is () for a scalar; None in a place is an unknown dimension (NNAPI writes 0), None
-    as a whole an unknown rank; 0 is a real dimension, which NNAPI knows at run time only. A
+    *dimensions* is () for a scalar. None in a place is an unknown dimension (NNAPI writes 0), None
+    as a whole an unknown rank; 0 is a real dimension, which NNAPI allows only in a run. A
     CONSTANT_COPY has *value*, a CONSTANT_POOL *location*, both little-endian and dense; a SUBGRAPH
-    has *subgraph*, an index into `NnapiModel.referenced`. *extension_data* is what an operand of an
-    extension's type has beside its value.
+    has *subgraph*, an index into `NnapiModel.referenced`. *extension_data* belongs to operands of
+    extension types.
     """
 
     type: AnyType
@@ -205,8 +206,8 @@ class NnapiOperand:
 
 @dataclass(frozen=True, slots=True)
 class NnapiOperation:
-    """One operation: NNAPI's name of it, or the key of an extension's
-    (`penstock.ir.operand.extension_key`), and operand indexes.
+    """One operation: its NNAPI name, or an extension's key (`penstock.ir.operand.extension_key`),
+    and operand indexes.
     """
 
     type: str
@@ -216,8 +217,8 @@ class NnapiOperation:
 
 @dataclass(frozen=True, slots=True)
 class NnapiSubgraph:
-    """Operands, operations in an order in which every operand is written before it is read, inputs
-    and outputs.
+    """Operands, inputs, outputs, and operations in an order that writes each operand before it is
+    read.
     """
 
     operands: tuple[NnapiOperand, ...]
@@ -229,9 +230,8 @@ class NnapiSubgraph:
 
 @dataclass(frozen=True, slots=True)
 class NnapiModel:
-    """The main subgraph, those that IF and WHILE refer to, and the pools of constants.
-
-    *relaxed* allows float32 to be computed with the range and precision of float16.
+    """The main subgraph, those that IF and WHILE refer to, and the pools of constants. *relaxed*
+    allows float32 to be computed with the range and precision of float16.
     """
 
     main: NnapiSubgraph

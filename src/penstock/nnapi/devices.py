@@ -1,9 +1,9 @@
-"""The vendor extensions of this process: which devices offer them, and the numbers that stand for
-their types (NNAPI section 8.6).
+"""The devices of NNAPI's object model, and the vendor extensions that they offer (NNAPI section
+8.6).
 
 An identifier has 32 bits: the high 16 are the extension's prefix, from 1 to 32767, the low 16 the
-number of the operation or operand type within the extension. An extension gets its prefix when it
-is first asked for, and keeps it for the life of the process. | The devices of NNAPI's door: handles over what the runtime has found.
+number of the operation or operand type within the extension. An extension gets its prefix on first
+use, and keeps it for the life of the process.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from penstock.runtime.discovery import DeviceInfo, manager
 log = Log(__name__)
 
 TYPE_BITS: Final = 16
-"""Low bits of an identifier: the number within the extension."""
+"""Bits of the number within the extension."""
 
 MAX_PREFIX: Final = 0x7FFF
-"""The largest prefix: identifiers are positive numbers of 32 bits."""
+"""The largest prefix: identifiers are positive 32-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An extension that is offered by the device *first*, and whether others agree: *conflict* says
-    how one does not.
+    """An extension, the *first* device that offers it, and how another device contradicts it
+    (*conflict*).
     """
 
     extension: Extension
@@ -51,7 +51,7 @@ class Offer:
 
 
 class Registry:
-    """The prefixes of extensions, and the devices besides the installed ones. Safe from any thread."""
+    """The prefixes of extensions, and devices that are not installed. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, tuple[Extension, ...]] = {}
@@ -62,16 +62,16 @@ class Registry:
             os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock."""
+        """Renews the lock in a forked child: another thread of the parent may have held it."""
         self._lock = Lock()
 
     def give(self, device: str, extensions: Iterable[Extension]) -> None:
-        """Makes the *extensions* of a device object known that no installed driver has."""
+        """Registers the *extensions* of a device object that no installed driver has."""
         with self._lock:
             self._given[device] = tuple(extensions)
 
     def prefix_of(self, name: str) -> int:
-        """The prefix of an extension; BAD_DATA where no more are left."""
+        """The prefix of an extension; BAD_DATA if none is left."""
         with self._lock:
             if name not in self._names:
                 if len(self._names) == MAX_PREFIX:
@@ -80,12 +80,12 @@ class Registry:
             return self._names.index(name) + 1
 
     def name_of(self, prefix: int) -> str | None:
-        """The extension with that prefix, or None."""
+        """The extension with that prefix; None for no extension."""
         return self._names[prefix - 1] if 0 < prefix <= len(self._names) else None
 
     def offers(self) -> Mapping[str, Offer]:
-        """Every extension that a usable device offers, by name; of two devices' declarations that
-        differ the log has a warning, once.
+        """Every extension of a usable device, by name. Warns once if two devices declare one
+        differently.
         """
         found: dict[str, Offer] = {}
         for device, extensions in self._devices():
@@ -121,7 +121,7 @@ registry: Final = Registry()
 
 
 def usable_infos() -> list[DeviceInfo]:
-    """Every usable device, also those that are used only when they are named."""
+    """Every usable device, including those that are used only by name."""
     with translated():
         return [info for info in manager.infos() if info.usable]
 
@@ -135,16 +135,16 @@ def is_supported(info: DeviceInfo, name: str) -> bool:
 
 
 def identifier(name: str, code: int) -> int:
-    """The identifier of operation or operand type *code* of an extension. BAD_DATA unless a device
-    offers the extension.
+    """The identifier of operation or operand type *code* of an extension. Raises BAD_DATA if no
+    device offers the extension.
     """
     usable_offer(name)
     return registry.prefix_of(name) << TYPE_BITS | code
 
 
 def usable_offer(name: str) -> Offer:
-    """The extension of that name; BAD_DATA where no device offers it, or two devices contradict
-    each other.
+    """The extension of that name. Raises BAD_DATA if no device offers it, or devices declare it
+    differently.
     """
     if fault := name_fault(name):
         raise bad_data(fault)
@@ -157,8 +157,8 @@ def usable_offer(name: str) -> Offer:
 
 
 def operand_type_of(number: int) -> ExtensionType | None:
-    """The operand type with that identifier; None for a number without a prefix. BAD_DATA where it
-    stands for none.
+    """The operand type with that identifier; None for a number without a prefix. Raises BAD_DATA if
+    it does not exist.
     """
     if number >> TYPE_BITS == 0:
         return None
@@ -166,7 +166,7 @@ def operand_type_of(number: int) -> ExtensionType | None:
 
 
 def checked_type(kind: ExtensionType) -> ExtensionType:
-    """*kind*, which stands for itself; BAD_DATA unless it is what devices declare now."""
+    """*kind*, if devices declare it now; else raises BAD_DATA."""
     declared = _declared(kind.extension, kind.code)
     if declared != kind:
         raise bad_data(f"{kind.name} is not declared as {kind}")
@@ -181,8 +181,8 @@ def _declared(name: str, code: int) -> ExtensionType:
 
 
 def operation_of(number: int) -> str | None:
-    """The key of the operation with that identifier; None for a number without a prefix. BAD_DATA
-    for an unknown prefix. Whether the extension has such an operation its driver alone knows.
+    """The key of the operation with that identifier; None for a number without a prefix. Raises
+    BAD_DATA for an unknown prefix. Only the driver knows whether the operation exists.
     """
     if number >> TYPE_BITS == 0:
         return None
@@ -196,9 +196,8 @@ def with_attribute(
     device: HalDevice,
     given: tuple[object, object, object, object],
 ) -> tuple[ExtensionAttribute, ...]:
-    """*attributes* and one more for *device*: the extension's name, the number, the value and its
-    length, as a caller passes them. BAD_DATA or UNEXPECTED_NULL as
-    `Compilation.add_extension_attribute` says.
+    """*attributes* and one more for *device*: *given* are the extension's name, the number, the
+    value and its length. Raises as `Compilation.add_extension_attribute`.
     """
     name = parameters.text(given[0], "the extension's name")
     code = parameters.code_within(given[1], "the number of the attribute")
@@ -220,9 +219,7 @@ def with_attribute(
 
 
 def operand_type(value: object) -> AnyType:
-    """An operand type by its member or number, of an extension by the number that stands for it in
-    this process.
-    """
+    """An operand type by its member or number; an extension's by its number in this process."""
     if value is None:
         raise unexpected_null("the operand's type")
     if isinstance(value, OperandType):
@@ -239,8 +236,8 @@ def operand_type(value: object) -> AnyType:
 
 
 def operation_type(value: object) -> str:
-    """The type of an operation that is given by its member, number or name, or by the number that
-    stands for one of an extension's in this process: NNAPI's name, or the extension's key.
+    """The NNAPI name of an operation that is given by member, number or name, or the key of an
+    extension's operation that is given by its number in this process.
     """
     if isinstance(value, str):
         if value in OperationCode.__members__:
@@ -286,12 +283,12 @@ class Device:
 
     @property
     def name(self) -> str:
-        """Unique among the devices of the process."""
+        """Its name, unique in the process."""
         return self.info.name
 
     @property
     def version(self) -> str:
-        """Changes whenever compiled artefacts could change."""
+        """A text that changes whenever compiled artefacts may change."""
         return self.info.version
 
     @property
@@ -300,29 +297,29 @@ class Device:
 
     @property
     def feature_level(self) -> FeatureLevel:
-        """The highest level that the device and this runtime both have."""
+        """The highest level that both the device and this runtime support."""
         return FeatureLevel.of(self.info.feature_level)
 
     def get_extension_support(self, name: str) -> bool:
-        """Whether it offers the extension of that name; False too where another device declares
-        other operand types for it.
+        """Whether it offers the extension, and no other device declares other operand types for
+        it.
         """
         return is_supported(self.info, parameters.text(name, "the extension's name"))
 
     def wait(self) -> None:
-        """Returns once the device is there; one that was found is."""
+        """Returns at once: a discovered device is ready."""
 
     def __repr__(self) -> str:
         return f"<penstock.nnapi.Device {self.name!r}>"
 
 
 def get_device_count() -> int:
-    """How many devices a compilation for no device in particular places on."""
+    """How many devices a compilation uses if it names none."""
     return len(_listed())
 
 
 def get_device(index: int) -> Device:
-    """Device *index* of these, the reference device last; BAD_DATA beyond the last."""
+    """Device *index* of these, the reference device last. Raises BAD_DATA for a greater index."""
     devices = _listed()
     place = parameters.whole(index, "the device's index", 0)
     if place >= len(devices):
@@ -331,8 +328,8 @@ def get_device(index: int) -> Device:
 
 
 def get_device_by_name(name: str) -> Device:
-    """The usable device of that name, also one that is used only when it is named; BAD_DATA where
-    there is none.
+    """The usable device of that name, even if it is used only by name. Raises BAD_DATA if there is
+    none.
     """
     wanted = parameters.text(name, "the device's name")
     for info in usable_infos():
@@ -347,11 +344,10 @@ def get_runtime_feature_level() -> FeatureLevel:
 
 
 def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
-    """What a caller lists, handles, names or device objects, as the runtime takes it, and as
-    devices.
+    """The listed handles, names or device objects, as the runtime takes them and as devices.
 
-    UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, one that is listed twice,
-    unknown or unusable.
+    Raises UNEXPECTED_NULL for None among them, BAD_DATA for an empty list, and for a device that is
+    listed twice, unknown or unusable.
     """
     found = parameters.listed(devices, "the devices")
     if any(device is None for device in found):
@@ -362,11 +358,9 @@ def choose_devices(devices: object) -> tuple[list[Nameable], list[HalDevice]]:
 
 
 def register_extensions(device: HalDevice) -> None:
-    """Makes the extensions of *device* known: an object that is given to
-    `Compilation.create_for_devices`, and that no installed driver has. Another device of its name
-    takes its place.
-
-    BAD_DATA for what is no usable device.
+    """Registers the extensions of *device*: an object for `Compilation.create_for_devices` that no
+    installed driver has. It replaces another device of its name. Raises BAD_DATA if it is not
+    usable.
     """
     (chosen,) = choose_devices([device])[1]
     with translated():

@@ -1,4 +1,4 @@
-"""`Event`: the end of an execution that was started, or somebody's sync fence."""
+"""`Event`: the end of a started execution, or a sync fence."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from penstock.nnapi.codes import (
 
 
 class Event(Closing):
-    """Something that ends once, well or with a result code: `ANeuralNetworksEvent` (NNAPI section
-    7.2).
+    """Something that ends once, with success or a result code: `ANeuralNetworksEvent` (NNAPI
+    section 7.2).
 
-    Made by `Execution.start_compute`, by `Execution.start_compute_with_dependencies`, or by
+    Created by `Execution.start_compute`, `Execution.start_compute_with_dependencies` and
     `create_from_sync_fence_fd`.
     """
 
@@ -36,9 +36,9 @@ class Event(Closing):
 
     @classmethod
     def create_from_sync_fence_fd(cls, sync_fence_fd: int) -> Self:
-        """The event of a sync fence, any descriptor that `poll` finds readable once it is
-        signalled, and in error where it failed. It is duplicated. BAD_DATA for a negative
-        descriptor and one that is not open.
+        """The event of a sync fence: a descriptor that `poll` reports as readable once it is
+        signalled, and in error if it failed. The descriptor is duplicated. Raises BAD_DATA for a
+        negative descriptor and one that is not open.
         """
         number = parameters.whole(sync_fence_fd, "the sync fence", -(2**31), 2**31 - 1)
         if number < 0:
@@ -47,8 +47,8 @@ class Event(Closing):
             return cls(ForeignFence(number))
 
     def wait(self) -> None:
-        """Waits for the end. Raises the `NnapiError` of an execution that failed, each time it is
-        called; OP_FAILED for a fence that says no more than that it failed.
+        """Waits for the end. Raises the `NnapiError` of a failed execution, at each call; OP_FAILED
+        for a fence that failed without a code.
         """
         failure = self.outcome(None)
         if failure is not None:
@@ -56,12 +56,14 @@ class Event(Closing):
 
     @property
     def fence(self) -> Fence:
-        """The fence that it ends with, for runs that wait for it."""
+        """The fence that is signalled at the end, for runs that wait for it."""
         self._check_open()
         return self._ending.fence
 
     def outcome(self, timeout_ns: int | None) -> NnapiError | None:
-        """What `wait` raises; `TimeoutError` where the event has not ended within *timeout_ns*."""
+        """The error that `wait` raises; raises `TimeoutError` if the event has not ended within
+        *timeout_ns*.
+        """
         self._check_open()
         if not self._ending.wait(timeout_ns):
             raise TimeoutError("the event has not ended yet")
@@ -69,17 +71,17 @@ class Event(Closing):
         return None if failure is None else NnapiError(failure.code, failure.message)
 
     def get_sync_fence_fd(self) -> int:
-        """A descriptor that `poll` finds readable after the end; the caller closes it. What is made
-        of it by `create_from_sync_fence_fd`, in whichever process, also knows whether the end was
-        well. Only an execution that was started with dependencies has one, and what was made of
-        one: BAD_DATA for others.
+        """A descriptor that `poll` reports as readable after the end; the caller closes it. An
+        event that `create_from_sync_fence_fd` makes of it, in any process, also reports a failure.
+        Raises BAD_DATA unless the execution was started with dependencies, or the event was made
+        from such a descriptor.
         """
         self._check_open()
         return self._ending.fence_fd()
 
     def close(self) -> None:
-        """Waits for an execution under way, whatever comes of it, and frees the event; twice is
-        harmless.
+        """Waits for an execution in flight, ignoring its result, and frees the event. A second call
+        has no effect.
         """
         if not self._closed:
             self._closed = True
@@ -91,18 +93,18 @@ class Event(Closing):
 
 
 class Ending:
-    """How an event ends, as far as it has."""
+    """The end of an event."""
 
     failure: NnapiError | None = None
-    """What it ended with; None before it has, and where it went well."""
+    """The error that it ended with; None before the end, and after success."""
 
     @property
     def fence(self) -> Fence:
-        """What other runs wait for."""
+        """The fence that other runs wait for."""
         raise NotImplementedError
 
     def wait(self, timeout_ns: int | None) -> bool:
-        """Whether it ended within *timeout_ns*, None for any time."""
+        """Whether it ended within *timeout_ns*; None waits without limit."""
         raise NotImplementedError
 
     def fence_fd(self) -> int:
@@ -114,7 +116,9 @@ class Ending:
 
 
 class ForeignFence(Ending):
-    """The sync fence behind a descriptor, which is duplicated; `InvalidArgument` for what is none."""
+    """The sync fence of a descriptor, which is duplicated. Raises `InvalidArgument` if it is
+    none.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fence = DescriptorFence(fd)
@@ -138,7 +142,7 @@ class ForeignFence(Ending):
 
 
 class Started(Ending):
-    """*work* in a thread of its own; it raises `NnapiError` where it fails."""
+    """Runs *work* in a thread of its own; it raises `NnapiError` if it fails."""
 
     def __init__(self, work: Callable[[], object], *, fenced: bool) -> None:
         self._work, self._fenced = work, fenced
@@ -180,7 +184,9 @@ class Started(Ending):
 
 
 def check_events(events: object) -> list[Event]:
-    """A list of events; UNEXPECTED_NULL for None among them, BAD_DATA for what is none."""
+    """The events of a list. Raises UNEXPECTED_NULL for None among them, BAD_DATA for any other
+    object.
+    """
     found = parameters.listed(events, "the dependencies")
     if any(event is None for event in found):
         raise unexpected_null("a dependency")

@@ -1,4 +1,4 @@
-"""`Execution`: one run of a compilation, or many on the same arguments."""
+"""`Execution`: one run of a compilation, or several with the same arguments."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from penstock.nnapi.codes import (
     bad_data,
     bad_state,
     translated,
-    unexpected_null,
 )
-from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Burst, Compilation, usable_burst
+from penstock.nnapi.compilation import LEVEL_OF_DEADLINES, Burst, Compilation
 from penstock.nnapi.devices import with_attribute
 from penstock.nnapi.event import Event, Started, check_events
 from penstock.nnapi.memory_kinds import Metadata
@@ -44,14 +43,14 @@ DEFAULT_LOOP_TIMEOUT_NS: Final = 2_000_000_000
 MAXIMUM_LOOP_TIMEOUT_NS: Final = 15_000_000_000
 
 UNKNOWN_DURATION: Final = 2**64 - 1
-"""What `Execution.get_duration` answers where nobody knows."""
+"""The result of `Execution.get_duration` if the duration is unknown."""
 
 GREATEST_DURATION: Final = 2**64 - 1
-"""Nanoseconds that a timeout may have."""
+"""The longest timeout in nanoseconds."""
 
 
 class State(enum.Enum):
-    """Where an execution is (NNAPI section 1.4)."""
+    """The state of an execution (NNAPI section 1.4)."""
 
     PREPARATION = "being prepared"
     COMPUTATION = "under way"
@@ -59,24 +58,18 @@ class State(enum.Enum):
 
 
 class Execution(Closing):
-    """Arguments being set, and then a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
+    """Arguments and settings of a run: `ANeuralNetworksExecution` (NNAPI section 1.4).
 
-    *compilation* is finished, else BAD_STATE. Arguments and settings are set before the first run,
-    and each argument once: BAD_STATE otherwise. A run needs all of them. One execution runs once,
-    unless it is reusable; it runs by `compute`, `start_compute`, `start_compute_with_dependencies`
-    or `burst_compute`, and only one run is under way at a time. The caller's buffers are read and
-    written by each run, and not copied.
+    *compilation* must be finished, else BAD_STATE. Arguments and settings are set before the first
+    run, each argument once: BAD_STATE otherwise. A run needs all arguments. An execution runs once
+    unless it is reusable, by `compute`, `start_compute`, `start_compute_with_dependencies` or
+    `burst_compute`; only one run is in flight at a time. Each run reads and writes the caller's
+    buffers without a copy.
     """
 
     def __init__(self, compilation: Compilation) -> None:
-        if compilation is None:
-            raise unexpected_null("the compilation")
-        if not isinstance(compilation, Compilation):
-            raise bad_data(
-                f"a penstock.nnapi.Compilation is needed, not {type(compilation).__name__}"
-            )
+        self._compilation = parameters.instance(compilation, Compilation, "the compilation")
         _ = compilation.compiled
-        self._compilation = compilation
         self._inputs: list[Binding | None] = [None] * len(compilation.ports("input"))
         self._outputs: list[Binding | None] = [None] * len(compilation.ports("output"))
         self._timeout_ns = 0
@@ -96,18 +89,14 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Input *index* is the value in *buffer*: an array of the operand's dtype, or any other
-        contiguous buffer of its bytes. None leaves an optional operand out.
+        """Sets input *index* to the value in *buffer*: an array of the operand's dtype, or any
+        contiguous buffer of its bytes. None omits an optional operand.
 
-        *length* in bytes is that of the buffer where it is not given; it is the value's size
-        exactly, or more where padding is enabled. *type* says the dimensions that the model leaves
-        open, which must all be known then.
+        *length* in bytes is the buffer's by default. It is exactly the value's size, or more if
+        padding is enabled. *type* states the dimensions that the model leaves unknown; then all
+        must be known.
         """
-        self._bind(
-            "input",
-            index,
-            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
-        )
+        self._bind_buffer("input", index, buffer, length, type)
 
     def set_output(
         self,
@@ -117,16 +106,12 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Output *index* is written to *buffer*, as for an input; None drops it.
+        """Has output *index* written to *buffer*, as for an input; None drops it.
 
-        Where the shape is not known, *buffer* may have any length of 1 byte and more: a value that
-        does not fit is OUTPUT_INSUFFICIENT_SIZE of the run.
+        If the shape is unknown, *buffer* may have any length from 1 byte; a run whose value does
+        not fit raises OUTPUT_INSUFFICIENT_SIZE.
         """
-        self._bind(
-            "output",
-            index,
-            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
-        )
+        self._bind_buffer("output", index, buffer, length, type)
 
     def set_input_from_memory(
         self,
@@ -137,10 +122,10 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Input *index* is the value in *length* bytes of *memory* from byte *offset* on.
+        """Sets input *index* to the value in *length* bytes of *memory* from byte *offset*.
 
-        Both are 0 for hardware buffers that are no BLOBs and for memory made from a descriptor,
-        which must have the role. BAD_DATA for bytes that *memory* does not have.
+        Both are 0 for hardware buffers that are not BLOBs, and for memory made from a descriptor,
+        which must have the role. Raises BAD_DATA for bytes outside *memory*.
         """
         self._bind_memory("input", index, memory, offset, length, type)
 
@@ -153,12 +138,12 @@ class Execution(Closing):
         *,
         type: OperandDesc | None = None,
     ) -> None:
-        """Output *index* is written to *memory*, likewise."""
+        """Has output *index* written to *memory*, as for an input."""
         self._bind_memory("output", index, memory, offset, length, type)
 
     def set_timeout(self, duration: int) -> None:
-        """Nanoseconds that a run may take; 0 is no limit. Only for a compilation for a single
-        device, else BAD_DATA; devices below feature level 4 know no deadlines.
+        """Limits a run to *duration* nanoseconds; 0 is no limit. BAD_DATA unless the compilation
+        names a single device. Devices below feature level 4 ignore deadlines.
         """
         with self._preparing():
             nanoseconds = parameters.whole(duration, "the timeout", 0, GREATEST_DURATION)
@@ -166,14 +151,14 @@ class Execution(Closing):
             self._timeout_ns = nanoseconds
 
     def set_loop_timeout(self, duration: int) -> None:
-        """Nanoseconds that each WHILE may take; more than `get_maximum_loop_timeout` is that."""
+        """Limits each WHILE to *duration* nanoseconds, at most `get_maximum_loop_timeout`."""
         with self._preparing():
             nanoseconds = parameters.whole(duration, "the loop timeout", 0, GREATEST_DURATION)
             self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Whether runs are timed, for `get_duration`. Only for a compilation for a single device,
-        else BAD_DATA.
+        """Sets whether runs are timed, for `get_duration`. BAD_DATA unless the compilation names a
+        single device.
         """
         with self._preparing():
             wanted = parameters.flag(measure, "measure")
@@ -181,13 +166,13 @@ class Execution(Closing):
             self._measure = wanted
 
     def set_reusable(self, reusable: bool) -> None:
-        """Whether it may run again once a run has completed, on the same arguments."""
+        """Sets whether it may run again after a run, with the same arguments."""
         with self._preparing():
             self._reusable = parameters.flag(reusable, "reusable")
 
     def enable_input_and_output_padding(self, enable: bool) -> None:
-        """Whether buffers may be longer than their values, and what is beyond them scratch space of
-        the device. Before any argument is set, else BAD_STATE.
+        """Sets whether buffers may be longer than their values; the device may use the rest as
+        scratch space. BAD_STATE once an argument is set.
         """
         with self._preparing():
             wanted = parameters.flag(enable, "enable")
@@ -202,9 +187,7 @@ class Execution(Closing):
         data: object,
         length: int | None = None,
     ) -> None:
-        """Adds a hint for the device to each run: as `Compilation.add_extension_attribute`, for a
-        compilation for a single device that was named.
-        """
+        """Adds a hint for the device to each run, as `Compilation.add_extension_attribute`."""
         with self._preparing():
             self._attributes = with_attribute(
                 self._attributes,
@@ -215,28 +198,27 @@ class Execution(Closing):
     def compute(self) -> None:
         """Runs, and returns when the outputs are written.
 
-        Raises BAD_STATE, BAD_DATA for an argument that is not set, OP_FAILED for an input whose
-        memory holds no value or one of another shape, OUTPUT_INSUFFICIENT_SIZE where an output does
-        not fit (its shape can be asked for then), a missed deadline, or the result code of the
-        device that failed.
+        Raises BAD_STATE; BAD_DATA for a missing argument; OP_FAILED for an input whose memory holds
+        no value or one of another shape; OUTPUT_INSUFFICIENT_SIZE if an output does not fit (its
+        shape is then available); a missed deadline; or the result code of the device that failed.
         """
         self._begin()
         self._carry_out(self._deadline_ns())
 
     def start_compute(self) -> Event:
-        """Runs in a thread: what `compute` raises of the run, the event's `wait` does."""
+        """Runs in a thread. The event's `wait` raises what `compute` raises of the run."""
         self._begin()
         return self._started(partial(self._carry_out, self._deadline_ns()), fenced=False)
 
     def start_compute_with_dependencies(
         self, dependencies: Sequence[Event], duration: int = 0
     ) -> Event:
-        """Runs once every event of *dependencies* has ended well; the event that is returned has a
-        sync fence.
+        """Runs once every event of *dependencies* has ended well; the returned event has a sync
+        fence.
 
-        A dependency that failed fails the run with OP_FAILED. *duration* is the nanoseconds that
-        the run may take from then on, 0 for any; it is for compilations for a single device, else
-        BAD_DATA. So is an output whose shape is not known beforehand.
+        A failed dependency fails the run with OP_FAILED. *duration* limits the run from then on, in
+        nanoseconds; 0 is no limit. Raises BAD_DATA for a *duration* unless the compilation names a
+        single device, and for an output of unknown shape.
         """
         events = check_events(dependencies)
         after_ns = parameters.whole(duration, "the duration", 0, GREATEST_DURATION)
@@ -248,10 +230,10 @@ class Execution(Closing):
         return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
-        """As `compute`, in *burst*: BAD_DATA for one of another compilation, BAD_STATE where it is
-        executing.
+        """As `compute`, in *burst*. Raises BAD_DATA for a burst of another compilation, BAD_STATE
+        if it is executing.
         """
-        used = usable_burst(burst)
+        used = parameters.instance(burst, Burst, "the burst")
         entered = used.enter(self._compilation)
         try:
             self._begin()
@@ -260,28 +242,28 @@ class Execution(Closing):
             used.leave()
 
     def get_output_operand_rank(self, index: int) -> int:
-        """The rank of output *index* as the last run found it, also where it did not fit; BAD_STATE
-        before a run has succeeded, or failed for want of room.
+        """The rank of output *index* in the last run, even if the output did not fit. BAD_STATE
+        unless a run has succeeded, or failed for lack of room.
         """
         return len(self._shape(index))
 
     def get_output_operand_dimensions(self, index: int) -> tuple[int, ...]:
-        """Its dimensions, likewise; BAD_DATA for a scalar, which has none."""
+        """Its dimensions; BAD_DATA for a scalar, which has none."""
         shape = self._shape(index)
         if not shape:
             raise bad_data(f"output {index} has no dimensions")
         return shape
 
     def is_output_sufficient(self, index: int) -> bool:
-        """Whether there was room for output *index* in the last run. Where there was not, NNAPI
-        answers OUTPUT_INSUFFICIENT_SIZE beside rank and dimensions.
+        """Whether output *index* fitted in the last run. NNAPI returns OUTPUT_INSUFFICIENT_SIZE
+        beside rank and dimensions if it did not.
         """
         answer, place = self._answered(index)
         return answer.sufficient[place]
 
     def get_duration(self, duration_code: DurationCode | int) -> int:
-        """Nanoseconds of the last run, `UNKNOWN_DURATION` where the device did not say; BAD_STATE
-        unless it was measured and has succeeded.
+        """Nanoseconds of the last run, `UNKNOWN_DURATION` if the device did not report them.
+        BAD_STATE unless the run was measured and succeeded.
         """
         code = parameters.code(DurationCode, duration_code, "the duration's code")
         with self._changed:
@@ -297,7 +279,9 @@ class Execution(Closing):
 
     @property
     def receipt(self) -> Receipt:
-        """What the last run did; BAD_STATE before one has succeeded, or failed for want of room."""
+        """The receipt of the last run. BAD_STATE unless it has succeeded, or failed for lack of
+        room.
+        """
         with self._changed:
             if self._answer is None:
                 raise bad_state("no run has answered")
@@ -305,11 +289,11 @@ class Execution(Closing):
 
     @property
     def compilation(self) -> Compilation:
-        """What it runs."""
+        """The compilation."""
         return self._compilation
 
     def close(self) -> None:
-        """Waits for a run under way and frees it; twice is harmless."""
+        """Waits for a run in flight and frees the execution. A second call has no effect."""
         with self._changed:
             self._changed.wait_for(lambda: self._state is not State.COMPUTATION)
             self._closed = True
@@ -339,6 +323,15 @@ class Execution(Closing):
                 raise bad_state(f"{port} is set already")
             held[port.index] = make(port, self._padded)
 
+    def _bind_buffer(
+        self, kind: Kind, index: int, buffer: Any, length: int | None, type: OperandDesc | None
+    ) -> None:
+        self._bind(
+            kind,
+            index,
+            lambda port, padded: bind_buffer(port, type, buffer, length, padded=padded),
+        )
+
     def _bind_memory(
         self,
         kind: Kind,
@@ -358,7 +351,7 @@ class Execution(Closing):
         )
 
     def _begin(self, *, fenced: bool = False) -> None:
-        """From what it is to under way, if it may run now."""
+        """Enters the state of computation, if a run is legal now."""
         with self._changed:
             if self._closed:
                 raise bad_state("the execution is closed")
@@ -380,7 +373,7 @@ class Execution(Closing):
             self._state, self._answer = State.COMPUTATION, None
 
     def _started(self, work: Callable[[], None], *, fenced: bool) -> Event:
-        """*work*, which ends what `_begin` began, in a thread."""
+        """Starts *work*, the run that `_begin` began, in a thread."""
         try:
             return Event(Started(work, fenced=fenced))
         except RuntimeError as error:
@@ -396,7 +389,7 @@ class Execution(Closing):
         burst: CompiledBurst | None = None,
         waiting: Waiting | None = None,
     ) -> None:
-        """The run that `_begin` began."""
+        """Carries out the run that `_begin` began."""
         inputs, outputs = self._bound(self._inputs), self._bound(self._outputs)
         answer: Answer | None = None
         try:
@@ -446,14 +439,14 @@ class Execution(Closing):
         return (compiled if burst is None else burst).run(values, out=out, **settings)
 
     def _reused_for(self, compiled: CompiledModel) -> CompiledBurst:
-        """What keeps the arguments of runs of *compiled*, and has drivers bind them."""
+        """A burst that keeps the arguments of runs of *compiled*, and has drivers bind them."""
         if self._series is None:
             with translated():
                 self._series = burst_of(compiled.executable, ReusedRequests)
         return self._series
 
     def _note(self, outputs: Sequence[Binding], answer: Answer | None) -> None:
-        """What memories made from descriptors hold after a run that gave *answer*, or failed."""
+        """Updates memories made from descriptors after a run that gave *answer*, or failed."""
         succeeded = answer is not None and all(answer.sufficient)
         for place, binding in enumerate(outputs):
             memory = binding.memory
@@ -485,10 +478,10 @@ class Execution(Closing):
 
 
 def get_default_loop_timeout() -> int:
-    """Nanoseconds that each WHILE may take where nothing is set."""
+    """Default time limit of each WHILE in nanoseconds."""
     return DEFAULT_LOOP_TIMEOUT_NS
 
 
 def get_maximum_loop_timeout() -> int:
-    """The most that can be set."""
+    """Greatest time limit of a WHILE in nanoseconds."""
     return MAXIMUM_LOOP_TIMEOUT_NS

@@ -1,4 +1,4 @@
-"""`Memory`: bytes that several objects share: a file's, a hardware buffer's, or a device's own."""
+"""`Memory`: bytes shared by several objects: of a file, a hardware buffer, or a device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.closing import Closing
 from penstock.ir.types import static_shape
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBuffer, MemoryPool
 from penstock.nnapi import parameters
-from penstock.nnapi.codes import bad_data, bad_state, translated, unexpected_null
+from penstock.nnapi.codes import bad_data, bad_state, translated
 from penstock.nnapi.description import ir_shape
 from penstock.nnapi.memory_kinds import (
     DeviceStore,
@@ -29,27 +29,26 @@ BOTH: Final = PROT_READ | PROT_WRITE
 
 
 class Memory(Closing):
-    """Memory made by `create_from_fd`, `create_from_hardware_buffer` or `create_from_desc`:
-    `ANeuralNetworksMemory` (NNAPI section 6.3).
+    """Memory for constants, inputs and outputs: `ANeuralNetworksMemory` (NNAPI section 6.3).
 
-    Constants, inputs and outputs lie in it. It outlives what uses it: `close` lets go of it, and
-    views that executions under way have of it stay good.
+    Created by `create_from_fd`, `create_from_hardware_buffer` or `create_from_desc`. It must
+    outlive its users; views of executions in flight stay valid after `close`.
     """
 
     def __init__(self, store: Store, rules: Rules) -> None:
         self._store, self._rules = store, rules
         self._closed = False
         self.copies: tuple[CopyReceipt, ...] = ()
-        """What the last `copy` of this memory copied, and why."""
+        """Receipts of the last `copy` of this memory."""
 
     @classmethod
     def create_from_fd(cls, size: int, protect: int, fd: int, offset: int = 0) -> Self:
-        """The *size* bytes of *fd* from byte *offset* on, shared with whoever else maps them.
+        """Maps *size* bytes of *fd* from byte *offset*, shared with other mappings.
 
-        *protect* is made of `PROT_READ` and `PROT_WRITE` of `mmap`, or 0. *fd* is duplicated.
-        Nothing is mapped before a value is read or written; what cannot be is UNMAPPABLE then.
-        BAD_DATA for a size of 0, a negative descriptor or one that is not open, other protections,
-        a negative offset, and bytes that are not there.
+        *protect* consists of `mmap`'s `PROT_READ` and `PROT_WRITE`, or is 0. *fd* is duplicated.
+        Nothing is mapped until a value is read or written; UNMAPPABLE then if it cannot be. Raises
+        BAD_DATA for a size of 0, a descriptor that is negative or not open, other protections, a
+        negative offset, and bytes outside the file.
         """
         nbytes = parameters.whole(size, "the size", 0, 2**63 - 1)
         bits = parameters.whole(protect, "the protection")
@@ -68,16 +67,11 @@ class Memory(Closing):
 
     @classmethod
     def create_from_hardware_buffer(cls, buffer: HardwareBuffer) -> Self:
-        """The bytes of *buffer* where it is a BLOB, else the image that it is: an input or an
-        output of an execution as a whole, never a constant, and never copied. *buffer* may be
-        closed where it is a BLOB, else it outlives the memory.
+        """The bytes of a BLOB *buffer*, which may then be closed. Any other buffer is an image and
+        must outlive the memory: an input or output of an execution as a whole, never a constant,
+        never copied.
         """
-        if buffer is None:
-            raise unexpected_null("the hardware buffer")
-        if not isinstance(buffer, HardwareBuffer):
-            raise bad_data(
-                f"a penstock.memory.HardwareBuffer is needed, not {type(buffer).__name__}"
-            )
+        parameters.instance(buffer, HardwareBuffer, "the hardware buffer")
         with translated():
             if not buffer.description.is_blob:
                 return cls(ImageStore(buffer), ImageRules())
@@ -86,10 +80,9 @@ class Memory(Closing):
 
     @classmethod
     def create_from_desc(cls, desc: MemoryDesc) -> Self:
-        """Memory for the roles of *desc*, which is finished: the device's own, where one device
-        serves them all and has memory domains. Else, or where the device refuses, a pool of the
-        same size: only if no compilation names its devices and the size is known; OP_FAILED
-        otherwise.
+        """Memory for the roles of *desc*, which must be finished: memory of the device that serves
+        all roles, if it has memory domains. Otherwise a pool of the same size, if no compilation
+        names its devices and the size is known; else OP_FAILED.
 
         It is used in the declared roles alone, as a whole, and holds no value at first.
         """
@@ -99,29 +92,26 @@ class Memory(Closing):
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where that is not known."""
+        """Bytes; 0 if the size is unknown."""
         return self._rules.metadata.size
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it holds a value: what was made from a descriptor holds none until one is put
-        there.
-        """
+        """Whether it holds a value; memory made from a descriptor holds none at first."""
         return self._rules.initialized
 
     @property
     def is_in_device(self) -> bool:
-        """Whether a device manages it, where it was made from a descriptor."""
+        """Whether a device manages it."""
         return isinstance(self._store, DeviceStore)
 
     def copy(self, destination: Memory) -> None:
-        """Copies the value over that of *destination*: `ANeuralNetworksMemory_copy` (NNAPI section
-        6.6).
+        """Copies the value to *destination*: `ANeuralNetworksMemory_copy` (NNAPI section 6.6).
 
-        BAD_DATA where this memory holds no value, or the two have different types, shapes or sizes;
-        UNMAPPABLE where one was made without the protection it takes; OP_FAILED for hardware
-        buffers that are no BLOBs. A copy that fails leaves *destination* without a value, where it
-        was made from a descriptor. A memory copied over itself counts as holding one.
+        Raises BAD_DATA if this memory holds no value, or the two differ in type, shape or size;
+        UNMAPPABLE if one lacks the necessary protection; OP_FAILED for hardware buffers that are
+        not BLOBs. A failed copy leaves a *destination* that was made from a descriptor without a
+        value. A memory copied to itself counts as holding one.
         """
         source = usable_memory(self)
         target = usable_memory(destination)
@@ -144,32 +134,30 @@ class Memory(Closing):
 
     @property
     def is_whole(self) -> bool:
-        """Whether executions use all of it, and say neither offset nor length."""
+        """Whether executions use all of it, without offset and length."""
         return self.is_managed or isinstance(self._store, ImageStore)
 
     @property
     def rules(self) -> Rules:
-        """What it may be used for, and what it holds."""
+        """Its permitted uses and its value."""
         return self._rules
 
     @property
     def store(self) -> Store:
-        """Where its bytes lie; BAD_STATE once it is closed."""
+        """Where its bytes are; BAD_STATE after `close`."""
         if self._closed:
             raise bad_state("the memory is closed")
         return self._store
 
     def close(self) -> None:
-        """Frees it; twice is harmless."""
+        """Frees it. A second call has no effect."""
         if not self._closed:
             self._closed = True
             self._store.close()
 
 
 def _array_shape(memory: Memory) -> tuple[int, ...] | None:
-    """The shape of the array that a device has for the value of *memory*; None where it is not
-    known.
-    """
+    """The shape of the device's array for the value of *memory*; None if it is unknown."""
     metadata = memory.rules.metadata
     shape = metadata.shape
     if metadata.operand is not None:
@@ -178,12 +166,9 @@ def _array_shape(memory: Memory) -> tuple[int, ...] | None:
 
 
 def usable_memory(memory: object) -> Memory:
-    """*memory*; UNEXPECTED_NULL for None, BAD_DATA for what is none, BAD_STATE for one that is
-    closed.
+    """*memory*, if it is usable. Raises UNEXPECTED_NULL for None, BAD_DATA for another object,
+    BAD_STATE if it is closed.
     """
-    if memory is None:
-        raise unexpected_null("the memory")
-    if not isinstance(memory, Memory):
-        raise bad_data(f"a penstock.nnapi.Memory is needed, not {type(memory).__name__}")
-    _ = memory.store
-    return memory
+    found = parameters.instance(memory, Memory, "the memory")
+    _ = found.store
+    return found

@@ -1,4 +1,6 @@
-"""`MemoryDesc`: what a device's own memory must serve. | Memory made from a descriptor: a device's own, or shared memory in its place (NNAPI section 6.4)."""
+"""`MemoryDesc`: the uses of memory that a device manages, and its allocation (NNAPI section
+6.4).
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,15 @@ if TYPE_CHECKING:
 
 
 class MemoryDesc(Closing):
-    """A descriptor being filled, and then finished: `ANeuralNetworksMemoryDesc` (NNAPI section
+    """A descriptor under construction, then finished: `ANeuralNetworksMemoryDesc` (NNAPI section
     6.4).
 
-    Each role is an input or an output of a finished compilation, and all describe one operand:
-    their types, scales, zero points and scales of channels are equal, their dimensions agree. Any
-    number of memories is made of one (`Memory.create_from_desc`). Every call raises `NnapiError`:
-    BAD_STATE after `finish`, and for `finish` twice.
+    Each role is an input or output of a finished compilation. All roles describe one operand: equal
+    types, scales, zero points and channel scales, compatible dimensions. A descriptor may serve
+    several memories (`Memory.create_from_desc`). Every call raises `NnapiError`: BAD_STATE after
+    `finish`.
 
-    Not to be used by two threads until it is finished.
+    Not thread-safe until it is finished.
     """
 
     def __init__(self) -> None:
@@ -63,22 +65,21 @@ class MemoryDesc(Closing):
         self._sealed = ""
 
     def add_input_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
-        """The memory will be input *index* of executions of *compilation*, in that share of them: 0
+        """The memory will be input *index* of executions of *compilation*, in this share of them: 0
         < *frequency* <= 1.
 
-        BAD_DATA for a compilation that is not finished, an index it does not have, a frequency out
-        of range, the same role twice, and an operand at odds with those before or with the
-        dimensions that were set.
+        Raises BAD_DATA for an unfinished compilation, an unknown index, a frequency out of range, a
+        repeated role, and an operand that contradicts earlier roles or dimensions.
         """
         self._add(compilation, "input", index, frequency)
 
     def add_output_role(self, compilation: Ported, index: int, frequency: float = 1.0) -> None:
-        """The same of an output."""
+        """The same for an output."""
         self._add(compilation, "output", index, frequency)
 
     def set_dimensions(self, dimensions: Sequence[int | None]) -> None:
-        """What is known of the shape beside what the roles say: 0 or None for an unknown dimension,
-        none at all for nothing. BAD_DATA where they contradict each other; a scalar has none.
+        """Adds to the shape of the roles: 0 or None is an unknown dimension, an empty list an
+        unknown rank. Raises BAD_DATA if they contradict each other; a scalar has no dimensions.
         """
         self._check_open()
         given = parameters.dimensions(parameters.listed(dimensions, "the dimensions"), tensor=True)
@@ -100,13 +101,13 @@ class MemoryDesc(Closing):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """What it is for; BAD_STATE unless it is finished."""
+        """The roles; BAD_STATE unless it is finished."""
         self._check_finished()
         return tuple(self._roles)
 
     @property
     def operand(self) -> NnapiOperand:
-        """An operand that stands for all of its roles'; BAD_STATE unless it is finished."""
+        """An operand that represents all roles; BAD_STATE unless it is finished."""
         self._check_finished()
         if self._operand is None:
             raise bad_data("a descriptor needs a role")
@@ -114,12 +115,12 @@ class MemoryDesc(Closing):
 
     @property
     def shape(self) -> Shape:
-        """What roles and dimensions together say; BAD_STATE unless it is finished."""
+        """The shape by roles and dimensions together; BAD_STATE unless it is finished."""
         self._check_finished()
         return self._shape
 
     def close(self) -> None:
-        """Frees it; twice is harmless. Memories that were made of it stay good."""
+        """Frees it. Memories made from it stay valid."""
         self._roles, self._operand, self._sealed = [], None, "closed"
 
     def _add(self, compilation: object, kind: Kind, index: object, frequency: object) -> None:
@@ -157,11 +158,8 @@ log = Log(__name__)
 
 
 def allocate(desc: object) -> tuple[Store, Rules]:
-    """What `Memory.create_from_desc` is made of."""
-    if desc is None:
-        raise unexpected_null("the descriptor")
-    if not isinstance(desc, MemoryDesc):
-        raise bad_data(f"a penstock.nnapi.MemoryDesc is needed, not {type(desc).__name__}")
+    """Store and rules for `Memory.create_from_desc`."""
+    desc = parameters.instance(desc, MemoryDesc, "the descriptor")
     roles, operand, shape = desc.roles, desc.operand, desc.shape
     rules = DeviceRules(roles, operand, shape)
     with translated():
@@ -183,9 +181,7 @@ def allocate(desc: object) -> tuple[Store, Rules]:
 
 
 def _on_device(desc: MemoryDesc, devices: Sequence[HalDevice]) -> DeviceBuffer:
-    """Memory of the one of *devices*; `PlacementError` where there is not exactly one that can have
-    any.
-    """
+    """Memory of the single device; raises `PlacementError` unless there is exactly one."""
     if len(devices) != 1:
         names = ", ".join(device.name for device in devices)
         raise PlacementError(
@@ -201,7 +197,7 @@ def _on_device(desc: MemoryDesc, devices: Sequence[HalDevice]) -> DeviceBuffer:
 
 
 def _devices(roles: Sequence[Role]) -> list[HalDevice]:
-    """Those of all steps that read or write what has these roles."""
+    """The devices of all steps that read or write an argument with these roles."""
     found: dict[int, HalDevice] = {}
     for role in roles:
         use = role.compilation.compiled.buffer_role(role.kind, role.index)
@@ -210,8 +206,8 @@ def _devices(roles: Sequence[Role]) -> list[HalDevice]:
 
 
 def _takes_blobs(device: HalDevice) -> bool:
-    """Whether a hardware buffer may stand in for memory of *device*: below the level of such memory
-    none does.
+    """Whether a hardware buffer may replace memory of *device*: not below the level of memory
+    domains.
     """
     kinds = device.capabilities.memory_kinds
     return device.feature_level >= DOMAINS_FROM_LEVEL and "hardware_buffer_blob" in kinds

@@ -1,5 +1,5 @@
-"""What each kind of memory may be used for, and what it holds (NNAPI sections 6.3 to 6.6). | Where the bytes of a `Memory` lie: in a pool, in an image that only devices read, in a device's
-own memory.
+"""The kinds of memory: their permitted uses, their values, and their bytes (NNAPI sections 6.3 to
+6.6).
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -28,48 +28,44 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is known of the value in a memory: of what *operand* and *shape* it is, and how many
-    bytes it has, 0 where that is not known.
-    """
+    """The value of a memory: its *operand* and *shape*, and its bytes, 0 if unknown."""
 
     size: int = 0
     operand: NnapiOperand | None = None
     shape: Shape = None
 
 
-class Rules(Protocol):
-    """The rules of one memory."""
+class Rules:
+    """The permitted uses of one memory, and what is known of its value."""
 
-    initialized: bool
+    initialized = True
 
     @property
-    def metadata(self) -> Metadata: ...
+    def metadata(self) -> Metadata:
+        return Metadata()
 
     def check_constant(self, offset: int, length: int) -> None:
         """Raises BAD_DATA unless a constant may lie there."""
-        ...
+        raise NotImplementedError
 
     def check_argument(
         self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         """Raises BAD_DATA unless an execution may use these bytes for a value of *shape* at *port*."""
-        ...
+        raise NotImplementedError
 
     def check_read(self, shape: Shape) -> None:
         """Raises OP_FAILED unless a value of *shape* can be read now."""
-        ...
 
     def take(self, metadata: Metadata) -> None:
-        """Notes the value that is coming; BAD_DATA where it can be none of this memory's."""
-        ...
+        """Notes the value that will be written; BAD_DATA if this memory cannot hold it."""
 
 
-class SizedRules:
-    """Of bytes that the client counts: parts of them serve any number of purposes."""
+class SizedRules(Rules):
+    """Bytes of known size: parts of them serve any purpose."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self.initialized = True
 
     @property
     def metadata(self) -> Metadata:
@@ -86,22 +82,13 @@ class SizedRules:
     ) -> None:
         self.check_constant(offset, length)
 
-    def check_read(self, shape: Shape) -> None:
-        """Bytes can always be read."""
-
     def take(self, metadata: Metadata) -> None:
         if metadata.size not in {0, self._size}:
             raise bad_data(f"{metadata.size} bytes for a memory of {self._size}")
 
 
-class ImageRules:
-    """Of a hardware buffer that is no BLOB: it is an input or an output, as a whole."""
-
-    initialized = True
-
-    @property
-    def metadata(self) -> Metadata:
-        return Metadata()
+class ImageRules(Rules):
+    """A hardware buffer that is not a BLOB: an input or output as a whole."""
 
     def check_constant(self, offset: int, length: int) -> None:
         raise bad_data("a constant cannot lie in a hardware buffer that is no BLOB")
@@ -110,12 +97,6 @@ class ImageRules:
         self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
         _check_whole(offset, length, "a hardware buffer that is no BLOB")
-
-    def check_read(self, shape: Shape) -> None:
-        """What an image holds is its maker's matter."""
-
-    def take(self, metadata: Metadata) -> None:
-        """Its format says what it holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +109,11 @@ class Role:
     frequency: float
 
 
-class DeviceRules:
-    """Of memory that was made for *roles*, values of *operand* and of shapes that refine *initial*.
+class DeviceRules(Rules):
+    """Memory made for *roles*: values of *operand*, of shapes that refine *initial*.
 
-    It holds nothing at first. A value that a copy or an execution has put there can be read, in its
-    own shape, until one fails to put another there.
+    It holds nothing at first. A value that a copy or an execution has written can be read, in its
+    own shape, until the next write fails.
     """
 
     def __init__(self, roles: Collection[Role], operand: NnapiOperand, initial: Shape) -> None:
@@ -178,7 +159,7 @@ class DeviceRules:
 
 
 def alike(one: NnapiOperand, other: NnapiOperand) -> bool:
-    """Whether values of both are of one type and quantisation, whatever their shapes."""
+    """Whether values of both have one type and quantisation, whatever their shapes."""
     return _quantization(one) == _quantization(other)
 
 
@@ -203,25 +184,20 @@ ASKED: Final = "the caller copies one memory to another"
 
 
 class PoolStore:
-    """Bytes in a pool that the host maps when they are first needed."""
+    """Bytes in a pool that the host maps on demand."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.pool = pool
 
-    @property
-    def kind(self) -> str:
-        """The name of the `hal.Memory` that it is; empty where there is none."""
-        return self.pool.memory.name
-
     def content(self) -> NDArray:
-        """All bytes as flat uint8; UNMAPPABLE where the host has no view of them."""
+        """All bytes as flat uint8; UNMAPPABLE if the host has no view of them."""
         try:
             return self.pool.view(np.uint8, self.pool.nbytes)
         except InputError as error:
             raise NnapiError(ResultCode.UNMAPPABLE, str(error)) from error
 
     def writable(self) -> NDArray:
-        """The same to be written; UNMAPPABLE where they cannot be."""
+        """The same for writing; UNMAPPABLE if they are read-only."""
         found = self.content()
         if not found.flags.writeable:
             raise NnapiError(ResultCode.UNMAPPABLE, "the memory was made without PROT_WRITE")
@@ -229,8 +205,9 @@ class PoolStore:
 
     @contextmanager
     def used(self, *, write: bool) -> Iterator[None]:
-        """The CPU reads the bytes in this block, and perhaps writes them: a dma-buf is told so."""
-        fd = self.pool.memory.handle.fd if self.kind == HARDWARE_BUFFER_BLOB else -1
+        """A block in which the CPU reads the bytes, or also writes them; a dma-buf is told so."""
+        memory = self.pool.memory
+        fd = memory.handle.fd if memory.name == HARDWARE_BUFFER_BLOB else -1
         if fd < 0 or not dmabuf.begin(fd, write=write):
             yield
             return
@@ -240,27 +217,22 @@ class PoolStore:
             dmabuf.end(fd, write=write)
 
     def place(self, kind: str) -> Any:
-        """What a run takes in the place of an array; None where it takes an array over `content`."""
+        """What a run takes instead of an array over `content`; None for nothing."""
         return None
 
     def close(self) -> None:
-        """Lets go of them; twice is harmless."""
+        """Closes the pool. A second call has no effect."""
         self.pool.close()
 
 
 class ImageStore:
-    """A hardware buffer that is no BLOB: the caller's, who closes it."""
+    """A hardware buffer that is not a BLOB; the caller closes it."""
 
     def __init__(self, buffer: HardwareBuffer) -> None:
         self.buffer = buffer
 
-    @property
-    def kind(self) -> str:
-        """As of a pool."""
-        return self.buffer.memory.name
-
     def content(self) -> NDArray:
-        """Never: UNMAPPABLE."""
+        """Always raises UNMAPPABLE."""
         what = f"a hardware buffer of format {self.buffer.description.format:#x}"
         raise NnapiError(ResultCode.UNMAPPABLE, f"{what} is never mapped")
 
@@ -269,7 +241,7 @@ class ImageStore:
         return self.buffer
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Does nothing."""
 
 
 class DeviceStore:
@@ -278,18 +250,13 @@ class DeviceStore:
     def __init__(self, buffer: DeviceBuffer) -> None:
         self.buffer = buffer
 
-    @property
-    def kind(self) -> str:
-        """None."""
-        return ""
-
     def content(self) -> NDArray:
-        """Never: UNMAPPABLE."""
+        """Always raises UNMAPPABLE."""
         raise NnapiError(ResultCode.UNMAPPABLE, "memory of a device is never mapped")
 
     def place(self, kind: str) -> Any:
-        """The buffer; OP_FAILED for an input where the device has no value in it, DEAD_OBJECT where
-        it is lost with it.
+        """The buffer. Raises OP_FAILED for an input that holds no value, DEAD_OBJECT if the device
+        lost it.
         """
         if (gone := self.buffer.gone()) is not None:
             with translated():
@@ -299,7 +266,7 @@ class DeviceStore:
         return self.buffer
 
     def close(self) -> None:
-        """Frees it; twice is harmless."""
+        """Frees it. A second call has no effect."""
         self.buffer.close()
 
 
@@ -309,11 +276,10 @@ Store: TypeAlias = PoolStore | ImageStore | DeviceStore
 def copy_bytes(
     source: Store, destination: Store, shape: tuple[int, ...] | None
 ) -> tuple[CopyReceipt, ...]:
-    """Copies what *source* holds over *destination*, which is of *shape* then (NNAPI section 6.6);
-    gives what was copied.
+    """Copies the value of *source* to *destination*, which then has *shape* (NNAPI section 6.6).
 
-    Raises BAD_DATA where they differ in size, UNMAPPABLE where the host has no view that it takes,
-    OP_FAILED for images, or what the device answers.
+    Raises BAD_DATA for different sizes, UNMAPPABLE if the host has no suitable view, OP_FAILED for
+    images, or the device's error.
     """
     if isinstance(source, ImageStore) or isinstance(destination, ImageStore):
         raise NnapiError(ResultCode.OP_FAILED, "a hardware buffer that is no BLOB cannot be copied")

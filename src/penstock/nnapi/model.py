@@ -41,15 +41,14 @@ from penstock.runtime.planning import trusted
 
 
 class Model(Closing):
-    """A model being built, and then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
+    """A model under construction, then finished: `ANeuralNetworksModel` (NNAPI section 1.4).
 
-    Operands are numbered as they are added. `finish` validates the model and lowers it; before it
-    the model can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE
-    at the wrong time, UNEXPECTED_NULL for a None that means nothing, BAD_DATA for what breaks a
-    rule; the model is then as before, save after `finish`, which makes a model that it refuses
-    invalid for good.
+    Operands are numbered as they are added. `finish` validates and lowers the model; before it the
+    model can only be changed, after it only be used. Every call raises `NnapiError`: BAD_STATE at
+    the wrong time, UNEXPECTED_NULL for a None without meaning, BAD_DATA for a broken rule. A failed
+    call leaves the model unchanged; a failed `finish` makes it invalid.
 
-    Not to be used by two threads until it is finished.
+    Not thread-safe until it is finished.
     """
 
     def __init__(self) -> None:
@@ -75,9 +74,9 @@ class Model(Closing):
     ) -> int:
         """Adds an operand and returns its index.
 
-        *type* may be the number of an extension's (`get_extension_operand_type`). *dimensions* of a
-        tensor: 0 or None for an unknown one, none at all for an unknown rank; a scalar has none.
-        *name* is what the compiled model calls it where it is an input or an output.
+        *type* may be the number of an extension type (`get_extension_operand_type`). *dimensions*
+        of a tensor: 0 or None for an unknown one, an empty list for an unknown rank; a scalar has
+        none. *name* is the name of an input or output in the compiled model.
         """
         self._check_open()
         kind = operand_type(type)
@@ -97,7 +96,7 @@ class Model(Closing):
     def set_operand_symm_per_channel_quant_params(
         self, index: int, channel_dim: int, scales: Sequence[float]
     ) -> None:
-        """The scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of dimension
+        """Sets the scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of
         *channel_dim*.
         """
         self._check_open()
@@ -109,12 +108,12 @@ class Model(Closing):
         )
 
     def set_operand_value(self, index: int, value: object, length: int | None = None) -> None:
-        """Makes the operand a constant; None leaves an optional operand out.
+        """Makes the operand a constant; None omits an optional operand.
 
-        *value* is a NumPy array of the operand's dtype, any buffer of raw little-endian bytes, or
-        for a scalar one number. Up to 128 bytes are copied now; of more, the memory stays the
-        caller's, who leaves it alone until `finish` has copied it. *length*, in bytes, is what
-        *value* has where it is not given. Setting a value again replaces it.
+        *value* is a NumPy array of the operand's dtype, a buffer of raw little-endian bytes, or one
+        number for a scalar. Up to 128 bytes are copied now; larger memory must stay unchanged until
+        `finish` has copied it. *length* is in bytes, by default that of *value*. Setting a value
+        again replaces it.
         """
         self._check_open()
         slot = self._slot(index)
@@ -137,12 +136,12 @@ class Model(Closing):
     def set_operand_value_from_memory(
         self, index: int, memory: object, offset: int = 0, length: int | None = None
     ) -> None:
-        """Makes the operand a constant that lies in *memory*, *length* bytes from byte *offset* on.
+        """Makes the operand a constant in *memory*, *length* bytes from byte *offset*.
 
         *memory* is a `Memory`, a `penstock.memory.MemoryPool`, a `hal.Memory` or another buffer (an
-        `mmap`, an array). It is not copied: it outlives the model, and its bytes do not change from
-        `finish` on. BAD_DATA for bytes that it does not have, hardware buffers that are no BLOBs,
-        and memory made from a descriptor.
+        `mmap`, an array). It is not copied: it must outlive the model, and its bytes must not
+        change after `finish`. Raises BAD_DATA for bytes outside *memory*, hardware buffers that are
+        not BLOBs, and memory made from a descriptor.
         """
         self._check_open()
         slot = self._slot(index)
@@ -157,8 +156,8 @@ class Model(Closing):
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
-        """Makes the operand stand for *model*, which is finished: a branch of IF, condition or body
-        of WHILE.
+        """Makes the operand stand for a finished *model*: a branch of IF, condition or body of
+        WHILE.
         """
         self._check_open()
         slot = self._slot(index)
@@ -167,11 +166,10 @@ class Model(Closing):
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None
     ) -> None:
-        """Gives an operand of an extension's type what belongs to it beside its value: *length*
-        bytes of the buffer *data*, all of it where *length* is None. They are copied now. None
-        takes them away again.
+        """Attaches data to an operand of an extension type: *length* bytes of the buffer *data*
+        (all without *length*), copied now. None removes them.
 
-        BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB;
+        Raises BAD_DATA for an operand of another type, an empty buffer, and more than 1 MiB;
         UNEXPECTED_NULL for a *length* without a buffer.
         """
         self._check_open()
@@ -184,20 +182,17 @@ class Model(Closing):
     def get_extension_operand_type(
         self, extension_name: str, operand_code_within_extension: int
     ) -> int:
-        """The number that stands for an operand type of an extension in this process, for
-        `add_operand`.
+        """The number of an extension's operand type in this process, for `add_operand`.
 
-        BAD_DATA for an extension that no usable device offers, or that devices contradict each
-        other about.
+        Raises BAD_DATA if no usable device offers the extension, or devices declare it differently.
         """
         return self._identifier(extension_name, operand_code_within_extension, "operand type")
 
     def get_extension_operation_type(
         self, extension_name: str, operation_code_within_extension: int
     ) -> int:
-        """The number that stands for an operation of an extension, for `add_operation`, likewise.
-        Whether there is such an operation its device decides: see
-        `get_supported_operations_for_devices`.
+        """The number of an extension's operation in this process, for `add_operation`. Only the
+        device knows whether the operation exists: see `get_supported_operations_for_devices`.
         """
         return self._identifier(extension_name, operation_code_within_extension, "operation")
 
@@ -208,9 +203,8 @@ class Model(Closing):
     def add_operation(
         self, type: OperationCode | int | str, inputs: Sequence[int], outputs: Sequence[int]
     ) -> None:
-        """Adds an operation, in any order. Numbers and types of its operands are checked at once,
-        and so is all else that does not depend on what is still to be set; the rest is checked by
-        `finish`.
+        """Adds an operation, in any order. Number and types of its operands are checked now, as is
+        everything that later calls cannot change; `finish` checks the rest.
         """
         self._check_open()
         operation = NnapiOperation(
@@ -224,8 +218,8 @@ class Model(Closing):
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Names the operands that a run brings and those that it gives, in their order. None of
-        them has a value, or is named already.
+        """Sets the inputs and outputs of the model, in order. They must have no value and must not
+        be set already.
         """
         self._check_open()
         named = (
@@ -253,8 +247,8 @@ class Model(Closing):
         self._inputs, self._outputs = named[0][0], named[1][0]
 
     def relax_computation_float32_to_float16(self, allow: bool) -> None:
-        """Whether float32 may be computed with the range and precision of float16. Compilations
-        then take every device's own arithmetic (the accuracy class "relaxed").
+        """Sets whether float32 may be computed with the range and precision of float16.
+        Compilations then accept every device's arithmetic (the accuracy class "relaxed").
         """
         self._check_open()
         self._relaxed = parameters.flag(allow, "allow")
@@ -287,8 +281,8 @@ class Model(Closing):
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
     ) -> list[bool]:
-        """For each operation, in the order in which they were added, whether *devices* together can
-        run it.
+        """For each operation, in the order of `add_operation`, whether *devices* together support
+        it.
         """
         model = self.lowered
         _, chosen = choose_devices(devices)
@@ -306,7 +300,7 @@ class Model(Closing):
 
     @property
     def lowered(self) -> IrModel:
-        """The model of the IR that it became; BAD_STATE unless it is finished and valid."""
+        """The lowered model; BAD_STATE unless it is finished and valid."""
         if self._lowered is None:
             raise bad_state(
                 f"the model is {self._sealed}" if self._sealed else "the model is not finished"
@@ -315,7 +309,7 @@ class Model(Closing):
 
     @property
     def finished(self) -> FinishedSubgraph:
-        """What was built; BAD_STATE unless the model is finished and valid."""
+        """The finished model; BAD_STATE unless it is finished and valid."""
         _ = self.lowered
         if self._finished is None:
             raise bad_state("the model is closed")
@@ -327,13 +321,13 @@ class Model(Closing):
         return self._relaxed
 
     def close(self) -> None:
-        """Frees it, finished or not; twice is harmless. Compilations of it stay good."""
+        """Frees it, finished or not. Its compilations stay valid. A second call has no effect."""
         self._release()
         self._operands, self._operations, self._sealed = [], [], "closed"
         self._finished = self._lowered = None
 
     def _release(self) -> None:
-        """Lets go of callers' memory and models."""
+        """Drops references to callers' memory and models."""
         self._memories.clear()
         for slot in self._operands:
             slot.release()
@@ -347,7 +341,7 @@ class Model(Closing):
 
 
 def finished_model(model: object) -> Model:
-    """*model*; UNEXPECTED_NULL for None, BAD_STATE unless it is finished and valid."""
+    """*model* if it is finished and valid. Raises UNEXPECTED_NULL for None, else BAD_STATE."""
     if model is None:
         raise unexpected_null("the model")
     if not isinstance(model, Model):
@@ -357,8 +351,8 @@ def finished_model(model: object) -> Model:
 
 
 def policy_of(model: Model, *, allow_fallback: bool = True) -> Policy:
-    """What *model* asks of a compile: NNAPI's placement, and the accuracy that it is relaxed to or
-    not. Nothing falls back to the processor for a model that uses extensions (NNAPI section 4.6).
+    """The policy for a compile of *model*: NNAPI's placement, and its accuracy. A model with
+    extensions does not fall back to the processor (NNAPI section 4.6).
     """
     accuracy: AccuracyClass = "relaxed" if model.is_relaxed else "faithful"
     allow = allow_fallback and not uses_extensions(model.lowered)

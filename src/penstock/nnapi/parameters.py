@@ -1,4 +1,4 @@
-"""What callers pass, turned into what it means, or the `NnapiError` of what it cannot mean."""
+"""Checks what callers pass, and converts it; a wrong argument raises `NnapiError`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,22 @@ from penstock.ir.types import Shape
 from penstock.nnapi.codes import bad_data, unexpected_null
 
 Code = TypeVar("Code", bound=IntEnum)
+Handle = TypeVar("Handle")
 
 MAX_LISTED: Final = 1 << 20
-"""Entries of one list of a caller: no operation or model is near it."""
+"""Greatest length of a caller's list; real models are far below it."""
+
+
+def instance(value: object, kind: type[Handle], what: str) -> Handle:
+    """*value*, which is a *kind*."""
+    if value is None:
+        raise unexpected_null(what)
+    if not isinstance(value, kind):
+        name = (
+            f"penstock.{'memory' if kind.__name__ == 'HardwareBuffer' else 'nnapi'}.{kind.__name__}"
+        )
+        raise bad_data(f"a {name} is needed, not {type(value).__name__}")
+    return value
 
 
 def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) -> int:
@@ -33,7 +46,7 @@ def whole(value: object, what: str, low: int = -(2**31), high: int = 2**32 - 1) 
 
 
 def real(value: object, what: str) -> float:
-    """A number; what range it may have is its operand's matter."""
+    """A number; its operand limits the range."""
     if value is None:
         raise unexpected_null(what)
     if isinstance(value, bool) or not isinstance(value, Real):
@@ -77,7 +90,7 @@ def index(value: object, what: str, count: int) -> int:
 
 
 def dimensions(values: object, *, tensor: bool) -> Shape:
-    """The dimensions of an operand: 0 and None are unknown ones; none at all is a scalar, or an
+    """The dimensions of an operand: 0 and None are unknown; an empty list is a scalar, or an
     unknown rank.
     """
     given = [] if values is None else listed(values, "the dimensions")
@@ -86,12 +99,12 @@ def dimensions(values: object, *, tensor: bool) -> Shape:
 
 
 def code_within(value: object, what: str) -> int:
-    """The number of something within an extension: 16 bits."""
+    """A number within an extension: 16 bits."""
     return whole(value, what, 0, MAX_CODE)
 
 
 def extension_bytes(data: object, length: object, what: str) -> bytes:
-    """*length* bytes of the buffer *data*, all of it where that is None; b"" for None. BAD_DATA for
+    """*length* bytes of the buffer *data*, all without *length*; b"" for None. Raises BAD_DATA for
     an empty buffer and for more than `MAX_DATA`, UNEXPECTED_NULL for a length without a buffer.
     """
     size = None if length is None else whole(length, f"the length of {what}", 0, 2**63)
@@ -114,7 +127,7 @@ def extension_bytes(data: object, length: object, what: str) -> bytes:
 
 
 def code(kind: type[Code], value: object, what: str) -> Code:
-    """A member of *kind* by itself or its number."""
+    """A member of *kind*, given as a member or its number."""
     number = whole(value, what)
     try:
         return kind(number)
@@ -124,7 +137,7 @@ def code(kind: type[Code], value: object, what: str) -> Code:
 
 
 def flag(value: object, what: str) -> bool:
-    """True or false, also as 1 or 0."""
+    """True or false, also given as 1 or 0."""
     if value is None:
         raise unexpected_null(what)
     if isinstance(value, bool):

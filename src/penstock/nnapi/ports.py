@@ -1,5 +1,5 @@
-"""Inputs and outputs of a compiled model as NNAPI describes them, and what a caller may say of
-their shapes.
+"""NNAPI's description of a compiled model's inputs and outputs, and of their shapes in one
+execution.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MAX_LENGTH: Final = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class OperandDesc:
-    """What an operand is, said once more: `ANeuralNetworksOperandType`.
+    """A description of an operand: `ANeuralNetworksOperandType`.
 
-    *type* and *dimensions* are as for `Model.add_operand`: 0 or None for an unknown one. An
-    execution takes it where the model leaves dimensions open.
+    *type* and *dimensions* are as for `Model.add_operand`: 0 or None is unknown. An execution takes
+    one if the model leaves dimensions unknown.
     """
 
     type: AnyType | int
@@ -40,7 +40,7 @@ class OperandDesc:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input or output: which one it is, and the operand behind it."""
+    """One input or output, and its operand."""
 
     kind: Kind
     index: int
@@ -52,7 +52,7 @@ class Port:
 
 
 class Ported(ABC):
-    """What a role of memory belongs to: a `Compilation`, as the memory's rules see it."""
+    """The owner of a memory's role: a `Compilation`, as the memory's rules see it."""
 
     @property
     @abstractmethod
@@ -62,7 +62,7 @@ class Ported(ABC):
     @property
     @abstractmethod
     def names_devices(self) -> bool:
-        """Whether it was created for devices: nothing falls back then."""
+        """Whether it was created for devices: then there is no fallback."""
 
     @property
     @abstractmethod
@@ -71,11 +71,11 @@ class Ported(ABC):
 
     @abstractmethod
     def port(self, kind: Kind, index: object) -> Port:
-        """Input or output *index*; BAD_DATA where there is none."""
+        """Input or output *index*; BAD_DATA if it does not exist."""
 
 
 def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
-    """Input or output *index* of *operands*; BAD_DATA where there is none."""
+    """Input or output *index* of *operands*; BAD_DATA if it does not exist."""
     place = parameters.whole(index, f"the {kind}'s index", -(2**63), 2**63)
     if not 0 <= place < len(operands):
         raise bad_data(f"{kind} {place} of {len(operands)}")
@@ -83,10 +83,10 @@ def port(kind: Kind, index: object, operands: Sequence[NnapiOperand]) -> Port:
 
 
 def refined(port: Port, given: OperandDesc | None) -> Shape:
-    """The shape of *port* in one execution, which says *given* of it (NNAPI section 1.4).
+    """The shape of *port* in one execution, which describes it as *given* (NNAPI section 1.4).
 
-    Raises BAD_DATA where *given* is of another type, scale or zero point, has another rank, or says
-    something else of a dimension that the model knows.
+    Raises BAD_DATA if *given* has another type, scale, zero point or rank, or contradicts a known
+    dimension.
     """
     operand = port.operand
     known = operand.dimensions
@@ -115,8 +115,8 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
 
 
 def merged(one: Shape, other: Shape, what: str) -> Shape:
-    """NNAPI's merge rule: nothing said is anything, else ranks and known dimensions are equal;
-    BAD_DATA where they are not (NNAPI section 6.4).
+    """NNAPI's merge rule: an unknown shape fits any, else ranks and known dimensions must be equal,
+    or BAD_DATA (NNAPI section 6.4).
     """
     if one is None or other is None:
         return other if one is None else one
@@ -128,6 +128,6 @@ def merged(one: Shape, other: Shape, what: str) -> Shape:
 
 
 def size_of(operand: NnapiOperand, shape: Shape) -> int | None:
-    """Bytes of a value of that shape; None where it is not fully known."""
+    """Bytes of a value of that shape; None if it is not fully known."""
     known = static_shape(shape)
     return None if known is None else value_size(operand.type, known)

@@ -1,4 +1,4 @@
-"""One run of an execution: from its arguments to a compiled model's, and back."""
+"""One run of an execution: converts its arguments, runs a compiled model, delivers the outputs."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ from penstock.nnapi.codes import NnapiError, ResultCode, translated
 from penstock.nnapi.values import Binding
 
 Run: TypeAlias = "Callable[[list[Any], list[Any] | None], Outputs]"
-"""Runs a compiled model on inputs in order, with places for its outputs, or None for each or all of
-them.
-"""
+"""Runs a compiled model on inputs in order; the second argument has places for outputs, or None."""
 
 
 LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, and one is left out"
@@ -38,7 +36,7 @@ LEFT_OUT: Final = "memory of a device serves the model with all of its inputs, a
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a run: each output's shape, and whether there was room for it."""
+    """The result of a run: each output's shape, and whether it fitted."""
 
     shapes: tuple[tuple[int, ...], ...]
     sufficient: tuple[bool, ...]
@@ -47,7 +45,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What a run begins behind: *fences*; and nanoseconds that it may take from then on, 0 for any."""
+    """Fences that a run waits for, and its time limit after that in nanoseconds, 0 for none."""
 
     fences: tuple[Fence, ...]
     after_ns: int
@@ -59,8 +57,8 @@ class Waiting:
         out: list[Any] | None,
         settings: dict[str, Any],
     ) -> Outputs:
-        """Runs *compiled*, by its drivers' own waiting where shapes are known (`CompiledModel.run`
-        has the *settings*).
+        """Runs *compiled* with *settings* of `CompiledModel.run`; the drivers wait if all shapes
+        are known.
         """
         from penstock.execution.fenced import await_fences, run_fenced
 
@@ -84,14 +82,12 @@ class Waiting:
 def carry_out(
     inputs: Sequence[Binding], outputs: Sequence[Binding], operands: Sequence[Operand], run: Run
 ) -> Answer:
-    """Runs on *inputs*, those left out apart, and writes *outputs*, which *operands* describe as
-    they were compiled.
+    """Runs on the *inputs* that are not omitted and writes *outputs*; *operands* describe them as
+    compiled.
 
-    With an input left out, memory of a device is copied: it was made for the model with all of its
-    inputs.
-
-    An output without enough room is not written. Raises `NnapiError`: OP_FAILED where an output has
-    another shape than its argument says, or what the run answers.
+    With an omitted input, device memory is copied: it belongs to the model with all inputs. An
+    output that does not fit is not written. Raises `NnapiError`: OP_FAILED if an output has another
+    shape than its argument, or the run's result code.
     """
     copies: list[CopyReceipt] = []
     direct = not any(binding.is_omitted for binding in inputs)
@@ -115,7 +111,7 @@ def carry_out(
 
 
 def _shape_of(result: Any, operand: Operand) -> tuple[int, ...]:
-    """The dimensions of an output as a run gives it: an image has none of its own."""
+    """The dimensions of an output of a run; an image has none of its own."""
     if isinstance(result, HardwareBuffer):
         return static_shape(plain_dimensions(operand)) or ()
     return tuple(result.shape if operand.extension is None else result.shape[:-1])
@@ -143,8 +139,8 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
 
 
 def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
-    """Where a run writes an output at once; None where its shape is not known, or its place is odd
-    or too small.
+    """Where a run writes an output directly; None if its shape is unknown, or its place is
+    misaligned or too small.
     """
     if binding.is_omitted:
         return None
@@ -165,7 +161,7 @@ def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
 def _deliver(
     binding: Binding, result: NDArray, copies: list[CopyReceipt], shape: tuple[int, ...]
 ) -> bool:
-    """Copies *result*, of these dimensions, to where it belongs; whether there was room."""
+    """Copies *result* of this shape to its place; returns whether it fitted."""
     if (place := binding.place()) is not None:
         count = put_value(place, _contiguous(result, copies))
         copies.append(CopyReceipt(result.nbytes, "host", place.device or "pool", LEFT_OUT))

@@ -1,5 +1,5 @@
-"""Values of operands: the bytes of what a caller passes, and memory that constants lie in. | Arguments of an execution: which bytes an input is read from, or an output written to (NNAPI
-sections 1.4, 6.2).
+"""Values that callers pass: constants, and the arguments of executions (NNAPI sections 1.4,
+6.2).
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ SCALARS: Final = {
 
 
 def value_bytes(value: object, kind: AnyType) -> memoryview:
-    """The bytes of a constant, read-only and of the caller's own memory where that is contiguous.
+    """The bytes of a constant, read-only; the caller's own memory if it is contiguous.
 
-    *value* is a NumPy array of the operand's dtype, any other buffer, which is taken for raw bytes
-    (so is an array of uint8, and any array for an extension's type), or for a scalar operand one
-    number.
+    *value* is a NumPy array of the operand's dtype, a buffer of raw bytes (also an array of uint8,
+    and any array for an extension type), or one number for a scalar operand.
     """
     if isinstance(value, bool | int | float) and isinstance(kind, OperandType) and kind in SCALARS:
         return memoryview(_packed(value, kind))
@@ -60,11 +59,11 @@ def value_bytes(value: object, kind: AnyType) -> memoryview:
 
 
 def constant_pool(memory: object) -> ConstantPool:
-    """Constants in *memory*, not copied: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any
+    """Constants in *memory*, without a copy: a `Memory`, a `MemoryPool`, a `hal.Memory`, or any
     contiguous buffer (an mmap).
 
-    Raises UNEXPECTED_NULL for None, BAD_DATA for memory of a device, hardware buffers that are no
-    BLOBs and what is no memory, UNMAPPABLE for what cannot be mapped.
+    Raises UNEXPECTED_NULL for None, BAD_DATA for device memory, hardware buffers that are not BLOBs
+    and other objects, UNMAPPABLE if it cannot be mapped.
     """
     if memory is None:
         raise unexpected_null("the memory")
@@ -120,9 +119,9 @@ def _readonly(array: NDArray) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One argument: a caller's *content* (flat uint8), *length* bytes from byte *offset* of a
-    *memory*, or neither, for what is left out. *shape* is the request's, None or with None in a
-    place for an output that a run decides.
+    """One argument: a caller's *content* (flat uint8), or *length* bytes from byte *offset* of a
+    *memory*, or neither if it is omitted. *shape* is the execution's; unknown dimensions of an
+    output are None.
     """
 
     port: Port
@@ -135,22 +134,22 @@ class Binding:
 
     @property
     def is_omitted(self) -> bool:
-        """Whether the input has no value, or nobody wants the output."""
+        """Whether the input has no value, or the output is not wanted."""
         return self.content is None and self.memory is None
 
     def place(self) -> Any:
-        """What is not an array of the host: a device's buffer, an image. None where it is."""
+        """The device buffer or image of the argument; None for host memory."""
         return None if self.memory is None else self.memory.store.place(self.port.kind)
 
     def used(self) -> AbstractContextManager[None]:
-        """Tells the memory, for the time of the block, that the CPU reads or writes it."""
+        """A block in which the CPU reads or writes the memory, which is told so."""
         if self.memory is None or not isinstance(store := self.memory.store, PoolStore):
             return nullcontext()
         return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
-        """The bytes that the value lies in, with what pads them. UNMAPPABLE where there is no view
-        of them.
+        """The bytes of the value with their padding. Raises UNMAPPABLE if there is no view of
+        them.
         """
         if self.content is not None:
             return self.content
@@ -165,14 +164,16 @@ class Binding:
         return found
 
     def array(self) -> NDArray | None:
-        """The value's place as an array of its type and shape; None where the shape is not known,
-        or the place does not suit the type's alignment.
+        """The value's place as an array; None if the shape is unknown, or the place is
+        misaligned.
         """
         shape = static_shape(self.shape)
         return None if shape is None else self.array_of(shape)
 
     def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
-        """The same of another shape, one array for good; None also where there is no room for it."""
+        """The place as an array of this shape, created once; None also if there is no room for
+        it.
+        """
         if shape in self._arrays:
             # A memory that was closed meanwhile is not used.
             _ = self.memory and self.memory.store
@@ -188,7 +189,7 @@ class Binding:
         return value
 
     def value(self) -> NDArray:
-        """A copy of an input whose place does not suit its type's alignment."""
+        """A copy of an input whose place is misaligned."""
         shape = static_shape(self.shape) or ()
         needed = size_of(self.port.operand, shape) or 0
         copied = np.array(self.bytes()[:needed])
@@ -205,8 +206,8 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 def bind_buffer(
     port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
 ) -> Binding:
-    """*port* in a caller's own *buffer*, *length* bytes of it, None for all; None without a length
-    leaves it out.
+    """*port* in a caller's *buffer*, *length* bytes of it, None for all; without a buffer it is
+    omitted.
     """
     size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
     if buffer is None:
@@ -236,8 +237,8 @@ def bind_memory(
     *,
     padded: bool,
 ) -> Binding:
-    """*port* in *length* bytes of *memory* from byte *offset* on; 0 and 0 for a memory that is used
-    as a whole.
+    """*port* in *length* bytes of *memory* from byte *offset*; 0 and 0 for a memory used as a
+    whole.
     """
     found = usable_memory(memory)
     start = parameters.whole(offset, "the offset", 0, MAX_LENGTH)
@@ -269,7 +270,7 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
 
 
 def _lent(buffer: Any, port: Port) -> NDArray:
-    """The caller's own bytes, flat: an array of the operand's dtype or of bytes, or any other
+    """The caller's bytes, flat: of an array of the operand's dtype or of bytes, or another
     buffer.
     """
     operand_type = port.operand.type

@@ -27,11 +27,13 @@ zip file with a __main__.py.
 """
 
 LAUNCHER: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
-"""Files whose frames a traceback does not begin with."""
+"""Files whose frames are left out at the start of a traceback."""
 
 
 def main(arguments: list[str]) -> None:
-    """Runs what *arguments* name in this process; returns or raises as the program does."""
+    """Runs the program that *arguments* name in this process; returns or raises as the program
+    does.
+    """
     match arguments:
         case ["-h" | "--help", *_]:
             sys.stdout.write(USAGE)
@@ -81,14 +83,14 @@ def _run(program: str) -> None:
 
 
 def _is_archive(path: Path) -> bool:
-    """Whether *path* is what the import system can enter (a zip file), or compiled code."""
+    """Whether *path* is a zip file or compiled code."""
     from zipfile import is_zipfile
 
     return path.suffix == ".pyc" or is_zipfile(path)
 
 
 def _put_first(entry: str) -> None:
-    """Has imports begin at the program's place, as python has, in the stead of the launcher's."""
+    """Puts the program's directory first on the import path, as python does."""
     if sys.flags.safe_path:
         return
     if sys.path and sys.path[0] in {"", str(Path.cwd())}:
@@ -105,7 +107,7 @@ def _refuse(program: str, error: OSError) -> NoReturn:
 
 
 def _show(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
-    """Shows an uncaught error as python does, from the program's first frame on."""
+    """Shows an uncaught error as python does, from the program's first frame."""
     while frames is not None and frames.tb_frame.f_code.co_filename in LAUNCHER:
         frames = frames.tb_next
     sys.__excepthook__(kind, error.with_traceback(frames), frames)

@@ -1,4 +1,6 @@
-"""Answers imports of LiteRT's interpreter with `penstock.tflite`, so that programs run as they are."""
+"""Makes imports of LiteRT's interpreter return `penstock.tflite`, so that programs run
+unchanged.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from typing import Final
 from penstock.errors import StateError
 
 PACKAGES: Final = ("tflite_runtime", "ai_edge_litert")
-"""The packages whose module `interpreter` is answered."""
+"""The packages whose module `interpreter` is replaced."""
 
 INTERPRETERS: Final = tuple(f"{package}.interpreter" for package in PACKAGES)
 
@@ -22,13 +24,13 @@ def install_aliases() -> None:
     """From now on, `tflite_runtime.interpreter` and `ai_edge_litert.interpreter` are
     `penstock.tflite`.
 
-    An installed package of either name stays what it is but for that module: its other modules are
-    imported as before. Where none is installed, an empty one stands for it. Calling it again
-    changes nothing. It holds for this process and for those forked from it; a process that is
-    started anew calls it again, or is started by `python -m penstock.tflite`.
+    The other modules of an installed package of either name are imported as before; an empty
+    package stands for one that is not installed. Further calls have no effect. The aliases hold for
+    this process and its forks; a new process must call this function, or be started by `python -m
+    penstock.tflite`.
 
-    Raises `StateError` where one of the modules has been imported already: what holds its names
-    would go on using it.
+    Raises `StateError` if one of the modules has been imported already: its users would keep the
+    original.
     """
     from penstock import tflite
 
@@ -45,7 +47,7 @@ def install_aliases() -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the interpreter's modules, and a package for them where none is installed."""
+    """Finds the interpreter's modules, and a package for them if none is installed."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -1,10 +1,8 @@
-"""Values inside the subgraphs that IF and WHILE of the main subgraph enter, for an interpreter that
-preserves all.
+"""The graphs behind an interpreter and its signature runners, for one thread at a time.
 
-No run of the whole model keeps them. They are computed when they are asked for: the subgraph is run
-by itself on what the operator gave it, a loop step by step; as in LiteRT, the body's inputs end as
-what it gave last. | What stands behind an interpreter and its signature runners: the graphs, one user at a time, open
-or closed.
+An interpreter that preserves all tensors also has values inside the subgraphs of IF and WHILE. They
+are computed on demand: the subgraph runs alone on the operator's inputs, a loop step by step. As in
+LiteRT, the body's inputs end as its last outputs.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ Find = Callable[[int], Graph]
 
 
 def enter(main: Graph, subgraph: int, find: Find) -> bool:
-    """Runs *subgraph* as the main subgraph's last run entered it; False where it was not entered.
-
-    *find* gives the graph of a subgraph. False too where an operator hands over more than tensors.
+    """Runs *subgraph* as the main subgraph's last run entered it. *find* returns the graph of a
+    subgraph. Returns False if it was not entered, or an operator passes more than tensors.
     """
     for operation in main.operations:
         if operation.type == "IF":
@@ -68,7 +65,7 @@ def _loop(main: Graph, operation: Operation, condition: Graph, body: Graph) -> b
 
 
 def run(graph: Graph, given: Sequence[Any]) -> list[Any]:
-    """The outputs of one subgraph on *given* inputs, whose shapes it takes."""
+    """The outputs of one subgraph for *given* inputs, which determine its shapes."""
     _feed(graph, given)
     graph.invoke()
     return [graph.get(tensor) for tensor in graph.catalog.outputs]
@@ -83,9 +80,7 @@ def _feed(graph: Graph, given: Sequence[Any]) -> None:
 
 
 def _given(main: Graph, operation: Operation) -> list[Any] | None:
-    """What the file's operator gave to the subgraph; None where that is more than values of
-    tensors.
-    """
+    """The inputs of the file's operator; None if they are more than values of tensors."""
     if operation.origin is None:
         return None
     inputs = main.catalog.operators[operation.origin.index].inputs
@@ -97,8 +92,8 @@ def _given(main: Graph, operation: Operation) -> list[Any] | None:
 
 
 class Core:
-    """The subgraphs of one interpreter, each made when first used. As a context manager it admits
-    one thread.
+    """The subgraphs of one interpreter, created on demand. As a context manager it admits one
+    thread.
     """
 
     def __init__(self, session: Session) -> None:
@@ -115,7 +110,7 @@ class Core:
 
     @property
     def guests(self) -> Guests:
-        """Who refers to the memory."""
+        """The users of the memory."""
         return self.session.guests
 
     def __enter__(self) -> Graph:
@@ -136,7 +131,9 @@ class Core:
         self._busy.release()
 
     def ensure_unshared(self) -> None:
-        """Raises `RuntimeError` while anybody refers to memory that a call may move or overwrite."""
+        """Raises `RuntimeError` while a view of the memory exists, which a call may move or
+        overwrite.
+        """
         if self.guests:
             raise RuntimeError(texts.HELD)
 
@@ -145,14 +142,16 @@ class Core:
             raise ClosedError("interpreter used after close()")
 
     def graph(self, index: int) -> Graph:
-        """The subgraph of that index; `ValueError` with LiteRT's words where there is none."""
+        """The subgraph of that index. Raises `ValueError` with LiteRT's words if it does not
+        exist.
+        """
         count = len(self.session.catalog.subgraphs)
         if not 0 <= index < count:
             raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")
         return find(self.session, self._graphs, index)
 
     def get(self, tensor: int, subgraph: int) -> Any:
-        """A copy of a tensor's value; inside called subgraphs too where everything is preserved."""
+        """A copy of a tensor's value, also inside called subgraphs if all tensors are preserved."""
         graph = self.graph(subgraph)
         if (
             subgraph
@@ -184,7 +183,9 @@ class Core:
         }
 
     def run_signature(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Resizes, allocates, sets, runs and gets, by the names of one signature."""
+        """Resizes, allocates, sets inputs, runs, and returns outputs by the names of one
+        signature.
+        """
         signature = self.session.catalog.signatures[key]
         with self:
             graph = self.graph(signature.subgraph)
@@ -200,9 +201,8 @@ class Core:
             return {name: graph.get(index) for name, index in signature.outputs.items()}
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate to every subgraph that is an entry point, and to those that branches and
-        loops enter which it has not taken and whose shapes it can take; one that fails is in none
-        of them.
+        """Adds a delegate to every entry subgraph, and to subgraphs of branches and loops that the
+        delegate has not taken and whose shapes it accepts. A failure removes it from all of them.
         """
         done: list[Graph] = []
         seen: set[int] = set()
@@ -232,7 +232,7 @@ class Core:
             graph.reset_variables()
 
     def close(self) -> None:
-        """Releases what was compiled; twice is harmless."""
+        """Closes the compiled models. A second call has no effect."""
         if self._closed:
             return
         with self:
@@ -241,15 +241,15 @@ class Core:
 
 
 class Entered:
-    """The subgraphs of one interpreter, as branches and loops of its graphs enter them. It does not
-    hold the `Core`, which ends with its last reference.
+    """The subgraphs that branches and loops enter. Holds no reference to the `Core`, which would
+    keep it alive.
     """
 
     def __init__(self, session: Session, graphs: dict[int, Graph]) -> None:
         self._session, self._graphs = session, graphs
 
     def has_kernels(self, subgraph: int) -> bool:
-        """Whether a delegate has a node in it, or in one that it enters."""
+        """Whether a delegate has a node in it, or in a subgraph that it enters."""
         pending, seen = [subgraph], set[int]()
         while pending:
             index = pending.pop()
@@ -269,7 +269,7 @@ class Entered:
 
 
 def find(session: Session, graphs: dict[int, Graph], index: int) -> Graph:
-    """The subgraph of that index, made when it is first used."""
+    """The subgraph of that index, created on demand."""
     graph = graphs.get(index)
     if graph is None:
         graph = graphs[index] = Graph(session, index)

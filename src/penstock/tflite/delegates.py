@@ -23,7 +23,7 @@ IS_NONE: Final = (
 
 def every(given: object) -> list[PythonDelegate]:
     """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and
-    `TypeError` for what is no list.
+    `TypeError` for another object than a list.
     """
     if not given:
         return []
@@ -48,8 +48,8 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Del
 
 
 def checked(delegate: object) -> PythonDelegate:
-    """*delegate*, where it is one of `penstock.delegates`. Raises `AttributeError` for what is no
-    delegate, as LiteRT does, `NotAvailable` for another library's.
+    """*delegate* if it is one of `penstock.delegates`. Raises `AttributeError` for another object,
+    as LiteRT does, `NotAvailable` for another library's delegate.
     """
     from penstock import delegates
 

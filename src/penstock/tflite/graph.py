@@ -71,8 +71,8 @@ class Graph:
         self._model: tuple[tuple[tuple[int, ...], ...], Model] | None = None
 
     def tensor(self, index: int) -> TensorEntry:
-        """The tensor of that index, of the type it has now; `ValueError` with LiteRT's words where
-        there is none.
+        """The tensor of that index, with its present type. Raises `ValueError` with LiteRT's words
+        if it does not exist.
         """
         count = len(self.catalog.tensors)
         if not 0 <= index < count:
@@ -95,7 +95,7 @@ class Graph:
     def resize(self, index: int, dims: NDArray, *, strict: bool) -> None:
         """Gives an input another shape, in force after the next `allocate`.
 
-        Raises `ValueError` for what is no shape, `RuntimeError` for a tensor that cannot have it.
+        Raises `ValueError` for a wrong shape, `RuntimeError` for a tensor that cannot have it.
         """
         if dims.ndim != 1:
             raise ValueError(f"Shape should be 1D instead of {dims.ndim}.")
@@ -131,9 +131,9 @@ class Graph:
                 )
 
     def allocate(self) -> None:
-        """Compiles for the present shapes where that is still to be done, and makes the memory.
+        """Compiles for the present shapes if necessary, and allocates the memory.
 
-        Raises `RuntimeError` with LiteRT's words, Penstock's error as its cause.
+        Raises `RuntimeError` with LiteRT's words, caused by Penstock's error.
         """
         if self._ready:
             return
@@ -149,7 +149,7 @@ class Graph:
         self._session.reset((*program.variables.values(), *program.generators))
 
     def invoke(self) -> None:
-        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and where a run
+        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and if a run
         fails.
         """
         if self._process != os.getpid():
@@ -199,9 +199,7 @@ class Graph:
             self._delegated.tensors.overwritten(index)
 
     def get(self, index: int) -> Any:
-        """A copy of a tensor's value; of a scalar the number itself. Raises `ValueError` where it
-        has none.
-        """
+        """A copy of a tensor's value, a number for a scalar. Raises `ValueError` if it has none."""
         return handed_out(self._value(index), self.tensor(index).dtype)
 
     def view(self, index: int) -> Any:
@@ -212,9 +210,7 @@ class Graph:
         return self._session.guests.lend(memory, shown_type(self.tensor(index).dtype))
 
     def reset_variables(self) -> None:
-        """Gives the subgraph's variable tensors their initial values. `RuntimeError` before they
-        have memory.
-        """
+        """Resets the subgraph's variable tensors. Raises `RuntimeError` before they have memory."""
         if self._program is not None:
             self._session.reset(self._program.variables.values())
         elif any(t.is_variable for t in self.catalog.tensors):
@@ -228,17 +224,15 @@ class Graph:
             self._delegated.close()
 
     def part(self) -> None:
-        """Lets go of the other subgraphs, after `close`: together they would wait for the garbage
-        collector.
-        """
+        """Drops references to other subgraphs after `close`, which would form cycles."""
         self._session.subgraphs = None
         self._program = None
 
     def add_delegate(self, delegate: Delegate) -> None:
-        """Adds a delegate; what fails leaves the subgraph as it was.
+        """Adds a delegate; a failure leaves the subgraph unchanged.
 
-        Raises `DelegateError` for what the delegate does wrong, `RuntimeError` for a model that no
-        run could take.
+        Raises `DelegateError` for a fault of the delegate, `RuntimeError` for a model that cannot
+        run.
         """
         self._check_indexes()
         try:
@@ -294,8 +288,8 @@ class Graph:
         graph.tensors.bind(index, handle, known, fed=fed)
 
     def make_readable(self, index: int) -> None:
-        """Brings a tensor's host memory up to date from the buffer it lies in. `DelegateError`
-        where that fails.
+        """Copies a stale tensor from its buffer to host memory. Raises `DelegateError` if that
+        fails.
         """
         self.tensor(index)
         if self._delegated is not None:
@@ -304,8 +298,8 @@ class Graph:
 
     @property
     def entered(self) -> tuple[int, ...]:
-        """The subgraphs that branches and loops enter which no delegate has taken; none before a
-        delegate was added.
+        """The subgraphs of branches and loops that no delegate has taken; none before a delegate is
+        added.
         """
         return () if self._delegated is None else self._delegated.entered
 
@@ -328,9 +322,7 @@ class Graph:
             self._programs.popitem()[1].compiled.close()
 
     def _allocate_if_promised(self) -> None:
-        """A graph that a delegate was added to is allocated when it is used, where LiteRT allocates
-        it at once.
-        """
+        """Allocates a graph with a new delegate on first use; LiteRT does it at once."""
         if self._promised and not self._ready:
             self.allocate()
 
@@ -362,8 +354,8 @@ class Graph:
         return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
-        """Where a tensor's value is kept, or None. Memory for what no program knows is made when
-        asked for.
+        """The tensor's memory, or None. Memory of tensors outside the program is allocated on
+        demand.
         """
         program = self._program
         if program is not None and index in program.variables:

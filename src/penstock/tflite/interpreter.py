@@ -28,8 +28,8 @@ class SignatureRunner:
     """Runs one signature by its own names; made by `Interpreter.get_signature_runner`.
 
     While a runner lives, `invoke`, `allocate_tensors` and `resize_tensor_input` of its interpreter
-    raise RuntimeError, as LiteRT's do: both would use the same memory. Raises `ValueError` without
-    an interpreter, without a key, and for a key that the model does not have.
+    raise RuntimeError, as in LiteRT: both would use the same memory. Raises `ValueError` without an
+    interpreter or a key, and for an unknown key.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SignatureRunner:
         array (copies).
 
         Raises `ValueError` for a wrong number of inputs, an unknown name, a wrong type;
-        `RuntimeError` where the model cannot take the shapes or a run fails.
+        `RuntimeError` if the model cannot take the shapes or a run fails.
         """
         if len(kwargs) != len(self._inputs):
             raise ValueError(
@@ -84,21 +84,21 @@ class Interpreter(Closing):
     tensors.
 
     *model_path* (str, bytes or PathLike) or *model_content* (bytes) names the model. *num_threads*
-    1 or more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in
+    is 1 or more. *experimental_op_resolver_type* BUILTIN_REF runs on the reference device alone, in
     the accuracy class `exact`; BUILTIN_WITHOUT_DEFAULT_DELEGATES on LiteRT's optimised kernels
-    without XNNPACK (where LiteRT is not installed as BUILTIN_REF, with a warning); the others on
-    every usable device. *experimental_delegates* are added in order (`modify_graph_with_delegate`),
-    and kept alive. *experimental_disable_delegate_clustering* keeps nodes in the file's order when
-    a delegate takes some of them, *experimental_disable_delegate_node_fusion* gives each a kernel
-    of its own. *experimental_preserve_all_tensors* keeps every intermediate value but those inside
-    kernels. *devices*, *cache* and *policy* are Penstock's, as in `penstock.compile`. The other
-    experimental arguments tune LiteRT's delegates, are taken and have no effect.
+    without XNNPACK (without LiteRT like BUILTIN_REF, with a warning); the others on every usable
+    device. *experimental_delegates* are added in order (`modify_graph_with_delegate`), and kept
+    alive. *experimental_disable_delegate_clustering* keeps nodes in the file's order if a delegate
+    takes some of them; *experimental_disable_delegate_node_fusion* gives each a kernel of its own.
+    *experimental_preserve_all_tensors* keeps every intermediate value except those inside kernels.
+    *devices*, *cache* and *policy* are Penstock's, as in `penstock.compile`. The other experimental
+    arguments tune LiteRT's delegates and have no effect.
 
-    Not for two threads at once: a call that finds another in progress raises `StateError`. Use
-    after `close()` raises `ClosedError`. Everything else raises what LiteRT raises, with its words
-    first, then Penstock's, whose error is the cause: `ValueError` from construction for a model
-    that cannot be opened, and `InputError`, which is one, for *devices* or a *policy* that
-    `penstock.compile` refuses.
+    Not thread-safe: a call during another raises `StateError`. Use after `close()` raises
+    `ClosedError`. Everything else raises what LiteRT raises, with LiteRT's words first, then
+    Penstock's, whose error is the cause. The constructor raises `ValueError` for a model that
+    cannot be opened, and its subclass `InputError` for *devices* or a *policy* that
+    `penstock.compile` rejects.
     """
 
     def __init__(
@@ -168,20 +168,19 @@ class Interpreter(Closing):
             raise
 
     def allocate_tensors(self) -> None:
-        """Compiles for the present input shapes and makes the memory; again only where a shape has
+        """Compiles for the present input shapes and allocates the memory; again only if a shape has
         changed.
 
-        Raises `RuntimeError` where the model cannot run, and while views of the memory are held.
+        Raises `RuntimeError` if the model cannot run, and while views of the memory exist.
         """
         with self._core as graph:
             self._core.ensure_unshared()
             graph.allocate()
 
     def invoke(self) -> None:
-        """Runs the model on what its inputs hold.
+        """Runs the model on its inputs.
 
-        Raises `RuntimeError` before `allocate_tensors`, while views are held, and where the run
-        fails.
+        Raises `RuntimeError` before `allocate_tensors`, while views exist, and if the run fails.
         """
         with self._core as graph:
             self._core.ensure_unshared()
@@ -190,9 +189,9 @@ class Interpreter(Closing):
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
         """Gives an input the shape *tensor_size*, after the next `allocate_tensors`.
 
-        *strict* allows only dimensions that `shape_signature` has as -1 to change. Raises
-        `ValueError` for what is no shape, `RuntimeError` for what the tensor cannot become, and
-        while views are held.
+        *strict* allows only dimensions that are -1 in `shape_signature` to change. Raises
+        `ValueError` for a wrong shape, `RuntimeError` for a tensor that cannot have it, and while
+        views exist.
         """
         with self._core as graph:
             self._core.ensure_unshared()
@@ -212,8 +211,8 @@ class Interpreter(Closing):
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
         """A copy of a tensor's value, a number for a scalar.
 
-        Inputs, outputs, constants and variables always; intermediate values with
-        `experimental_preserve_all_tensors`. Raises `ValueError` where there is no value, or no such
+        Inputs, outputs, constants and variables always have a value; intermediate tensors with
+        `experimental_preserve_all_tensors`. Raises `ValueError` if there is no value, or no such
         tensor.
         """
         with self._core:
@@ -221,11 +220,11 @@ class Interpreter(Closing):
             return self._core.get(as_index(tensor_index, "GetTensor"), subgraph)
 
     def tensor(self, tensor_index: int) -> Callable[[], Any]:
-        """A function that gives a view of a tensor's memory as it is when called.
+        """A function that returns a view of a tensor's present memory.
 
         While a view, or anything derived from it, is alive, `invoke`, `allocate_tensors` and
         `resize_tensor_input` raise `RuntimeError`. The function itself may be kept. It raises
-        `ValueError` as `get_tensor` does. String tensors come as copies, views of constants are
+        `ValueError` as `get_tensor` does. String tensors are copies, views of constants are
         read-only.
         """
 
@@ -236,9 +235,7 @@ class Interpreter(Closing):
         return view
 
     def reset_all_variables(self) -> None:
-        """Gives every variable tensor its initial value. Resource variables keep theirs, as
-        LiteRT's do.
-        """
+        """Resets every variable tensor. Resource variables keep their values, as in LiteRT."""
         with self._core:
             self._core.reset_variables()
 
@@ -280,9 +277,9 @@ class Interpreter(Closing):
         }
 
     def get_signature_runner(self, signature_key: str | None = None) -> SignatureRunner:
-        """A callable that runs one signature; None where the model has just one.
+        """A callable that runs one signature; None means the only one.
 
-        Raises `ValueError` for an unknown key, and for None where there is not exactly one.
+        Raises `ValueError` for an unknown key, and for None unless there is exactly one signature.
         """
         signatures = self._get_full_signature_list()
         if signature_key is None:
@@ -300,44 +297,42 @@ class Interpreter(Closing):
         return self._compress
 
     def modify_graph_with_delegate(self, delegate: object) -> None:
-        """Adds a delegate of `penstock.delegates`, after those that are there. Experimental until
-        1.0.
+        """Adds a delegate of `penstock.delegates` after the present ones. Experimental until 1.0.
 
-        The graph is then ready to run where it was before, or where every delegate takes static
-        shapes only. Raises `DelegateError` (a `RuntimeError`) naming the delegate and the stage at
-        which it failed: the graph is then as it was. `AttributeError` for what is no delegate,
-        `RuntimeError` while views are held.
+        The graph is then ready to run if it was before, or if every delegate requires static
+        shapes. Raises `DelegateError` (a `RuntimeError`) with the delegate and the failed stage;
+        the graph is then unchanged. Raises `AttributeError` for another object, `RuntimeError`
+        while views exist.
         """
         with self._core:
             self._core.ensure_unshared()
             self._core.add_delegate(delegates.checked(delegate))
 
     def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> None:
-        """Says that a tensor of the main subgraph lies in buffer *handle* (0 or more; -1: in none)
-        of *delegate*, and frees the buffer it lay in. Experimental until 1.0.
+        """Puts a tensor of the main subgraph into buffer *handle* (0 or more; -1: none) of
+        *delegate*, and frees its previous buffer. Experimental until 1.0.
 
-        What no operator writes, such as an input, has the buffer's content as its value from now
-        on, until `set_tensor` or a view changes it. What operators write must be read or written by
-        that delegate's kernels, which find its buffer there. A buffer that several tensors name is
-        freed when the last of them names it no more. Raises `ValueError` for any other tensor, and
-        for a delegate that was not added.
+        A tensor that no operator writes, such as an input, then has the buffer's content as its
+        value, until `set_tensor` or a view changes it. A computed tensor must be read or written by
+        that delegate's kernels, which find its buffer there. A buffer of several tensors is freed
+        when the last one leaves it. Raises `ValueError` for any other tensor, and for a delegate
+        that was not added.
         """
         with self._core as graph:
             index = as_index(tensor_index, "SetBufferHandle")
             graph.set_buffer_handle(index, handle, delegate)
 
     def set_allow_buffer_handle_output(self, allow: bool) -> None:
-        """Whether `invoke` leaves outputs in their buffers until somebody reads them; at first it
+        """Sets whether `invoke` leaves outputs in their buffers until they are read; by default it
         copies them back. Experimental until 1.0.
         """
         with self._core:
             self._core.session.allow_buffer_handle_output = bool(allow)
 
     def ensure_tensor_data_is_readable(self, tensor_index: int) -> None:
-        """Copies a tensor of the main subgraph back from its buffer, where its data is stale.
-        Experimental until 1.0.
+        """Copies a stale tensor of the main subgraph back from its buffer. Experimental until 1.0.
 
-        Reading it does so by itself. Raises `DelegateError` where the delegate cannot.
+        Reading it does so, too. Raises `DelegateError` if the delegate cannot.
         """
         with self._core as graph:
             graph.make_readable(as_index(tensor_index, "EnsureTensorDataIsReadable"))
@@ -410,10 +405,10 @@ class Interpreter(Closing):
 
 
 class InterpreterWithCustomOps(Interpreter):
-    """An `Interpreter` given the names of functions that add custom operators to LiteRT.
+    """An `Interpreter` with the names of functions that add custom operators to LiteRT.
 
-    Those are native code of LiteRT's: with any, construction raises `ValueError` for a name and
-    `NotAvailable` for a function. A driver is how Penstock learns an operator.
+    Those functions are LiteRT's native code: the constructor raises `ValueError` for a name and
+    `NotAvailable` for a function. In Penstock a driver adds an operator.
     """
 
     def __init__(self, custom_op_registerers: Sequence[Any] | None = None, **kwargs: Any) -> None:
@@ -448,8 +443,8 @@ def _open(path: Any, content: Any) -> LoadedFile:
 def _check_placement(
     devices: Sequence[str | DeviceInfo | Device] | None, policy: Policy | None
 ) -> None:
-    """Raises `InputError` for devices that do not exist or cannot be used, and for no policy or one
-    about such.
+    """Raises `InputError` for devices that do not exist or cannot be used, and for a wrong
+    policy.
     """
     if policy is not None and not isinstance(policy, Policy):
         raise InputError(f"policy must be a Policy, not {type(policy).__name__}")

@@ -72,10 +72,9 @@ _opened: weakref.WeakValueDictionary[tuple[Any, ...], LoadedFile] = weakref.Weak
 
 
 def open_content(content: object) -> LoadedFile:
-    """The file whose bytes are *content*, which the result keeps alive.
+    """The file with the bytes *content*, which the result keeps alive.
 
-    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words for what is no
-    model.
+    Raises `TypeError` for anything but bytes, `ValueError` with LiteRT's words if it is no model.
     """
     if not isinstance(content, bytes):
         raise TypeError(
@@ -87,7 +86,7 @@ def open_content(content: object) -> LoadedFile:
 
 def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
     """The file at *path*. Raises `TypeError` for what is no path, `ValueError` with LiteRT's words
-    for what cannot be opened or is no model.
+    if it cannot be opened or is no model.
     """
     name = os.fsdecode(os.fspath(path))
     try:
@@ -120,8 +119,8 @@ def _read(name: str) -> sealed_file.SealedFile:
 
 
 def _judge(head: bytes, size: int | None) -> None:
-    """Raises what reading the file would, where its first bytes are at fault; what is empty has an
-    error of its own.
+    """Raises what reading the file would if its first bytes are wrong; an empty file has its own
+    error.
     """
     if head:
         check_header(memoryview(head), size, TFLITE)

@@ -12,9 +12,9 @@ class Delegate(NativeDelegate):
     """A TFLite delegate in the shared library *library*, which LiteRT runs; see
     `penstock.delegates.load_delegate`.
 
-    Raises `DelegateNotLoaded`, a `ValueError` and an `OSError`, for a library that cannot be
-    loaded, and where LiteRT is not installed; `AttributeError` for a library that makes no
-    delegate; `ValueError`, in the library's words, where it refuses to make one.
+    Raises `DelegateNotLoaded`, a `ValueError` and an `OSError`, if the library cannot be loaded or
+    LiteRT is not installed; `AttributeError` for a library without a delegate; `ValueError`, in the
+    library's words, if it refuses to make one.
     """
 
     # LiteRT's words for a missing argument name its class.

@@ -1,8 +1,8 @@
-"""Tensors that are no operand of their own in the model: what READ_VARIABLE and DENSIFY write.
+"""One subgraph compiled for one set of input shapes, and the tensors of the file that its operands
+are.
 
-Lowering makes their values those of other operands. To show them, an interpreter asks who holds the
-value. | One subgraph compiled for one set of input shapes, and which of its operands are which tensors of
-the file.
+READ_VARIABLE and DENSIFY write tensors without an operand of their own: lowering replaces their
+values by those of other operands.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ENTERING: Final = frozenset({"IF", "WHILE", "CALL_ONCE"})
 
 @dataclass(slots=True)
 class Holders:
-    """By tensor: *tensors* another tensor of the same value, *variables* the variable whose value
-    before the run it is, *dense* the sparse constant that it is the dense form of.
+    """Tensors whose value something else holds: *tensors* another tensor, *variables* a variable
+    before the run, *dense* a sparse constant.
     """
 
     tensors: dict[int, int] = field(default_factory=dict)
@@ -69,12 +69,11 @@ def holders(catalog: SubgraphEntry, computed: Collection[int]) -> Holders:
 class Program:
     """A compiled model as the interpreter sees it.
 
-    *inputs* are the tensors given to a run, in order; *outputs* the tensors a run answers with,
-    None where the tensor already has its value elsewhere (an input, a constant, a variable, an
-    earlier output); the first *own* of them are the subgraph's. *variables* maps variable tensors
-    to the model's variables. *shapes* and *types* are those of the tensors that are computed; an
-    operator may give a tensor another type than the file says. *holders* say where tensors have
-    their value that are no operand of the model.
+    *inputs* are the tensors of a run's inputs, in order; *outputs* those of its outputs, None if
+    the tensor has its value elsewhere (an input, a constant, a variable, an earlier output). The
+    first *own* outputs are the subgraph's. *variables* maps variable tensors to the model's
+    variables. *shapes* and *types* describe computed tensors; an operator may give another type
+    than the file. *holders* locate the values of tensors without an operand.
     """
 
     def __init__(
@@ -135,8 +134,8 @@ class Program:
 
 
 def given_tensors(catalog: SubgraphEntry, count: int) -> list[int]:
-    """The tensor of each of the *count* inputs that the model has: one that the file lists more
-    than once may be one.
+    """The tensors of the model's *count* inputs; the model may merge a tensor that the file lists
+    twice.
     """
     listed = _stored(catalog.inputs, catalog)
     return listed if len(listed) == count else list(dict.fromkeys(listed))
@@ -169,8 +168,8 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
 
 
 def _generators(model: Model) -> tuple[int, ...]:
-    """The variables in which random operations keep their place, which LiteRT forgets when it
-    prepares them.
+    """The variables with the state of random operations, which LiteRT resets when it prepares
+    them.
     """
     positions = {
         i
@@ -182,8 +181,8 @@ def _generators(model: Model) -> tuple[int, ...]:
 
 
 def _before(model: Model, found: Holders) -> dict[int, int]:
-    """State inputs to a tensor that reads their value; other tensors that do so are held by that
-    one.
+    """State inputs, with a tensor that reads their value; further readers are held by that
+    tensor.
     """
     names = [v.name for v in model.variables]
     before: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""`OpResolverType`: which kernels LiteRT takes, and which devices stand for them here."""
+"""`OpResolverType`: LiteRT's choice of kernels, and the corresponding devices."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ BUILTIN_DEVICE: Final = "xnnpack-builtin"
 class OpResolverType(enum.Enum):
     """LiteRT's sets of kernels, with its names and numbers.
 
-    AUTO and BUILTIN place on every usable device, BUILTIN_REF on the reference device alone.
-    BUILTIN_WITHOUT_DEFAULT_DELEGATES places on LiteRT's optimised kernels without XNNPACK, and what
-    they do not compute on the reference device.
+    AUTO and BUILTIN use every usable device, BUILTIN_REF the reference device alone.
+    BUILTIN_WITHOUT_DEFAULT_DELEGATES uses LiteRT's optimised kernels without XNNPACK, and the
+    reference device for the rest.
     """
 
     AUTO = 0
@@ -31,8 +31,8 @@ class OpResolverType(enum.Enum):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """Where a set of kernels places: on *devices* (None: all), by *policy* (None: the default).
-    *note* says what is missing here, and what is used in its place.
+    """The placement of a set of kernels: *devices* (None: all), *policy* (None: the default), and a
+    *note* on a replacement.
     """
 
     devices: tuple[str, ...] | None = None
@@ -41,8 +41,8 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def placed_by(resolver: object) -> Placed:
-    """Where *resolver* places. Raises `ValueError` for what is no such type, `TypeError` for what
-    does not hash.
+    """The placement of *resolver*. Raises `ValueError` for another type, `TypeError` if it is not
+    hashable.
     """
     hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):

@@ -1,7 +1,4 @@
-"""What the interpreter asks of a model beyond what `penstock.compile` does: other shapes, every
-value. | What all subgraphs of one interpreter share: the file, how it is compiled, network state, and who
-looks on.
-"""
+"""The state that all subgraphs of one interpreter share, and the models that it compiles."""
 
 from __future__ import annotations
 
@@ -31,12 +28,11 @@ def entered(model: Model, subgraph: int) -> Model:
 
 
 def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-    """*model* with full shapes for inputs, by position among `model.inputs`, and everything
-    inferred from them.
+    """*model* with full shapes for inputs, by position among `model.inputs`, and all inferred
+    shapes.
 
-    Where an input's shape is another than the declared one (TFLite's non-strict resize), the
-    declared shapes of all that depends on it count for nothing. Raises `ShapeMismatch` where shapes
-    do not fit.
+    If a shape contradicts the declared one (TFLite's non-strict resize), the declared shapes of
+    everything that depends on it are ignored. Raises `ShapeMismatch` if shapes do not fit.
     """
     entry = model.entry
     changed = {
@@ -50,8 +46,8 @@ def with_input_shapes(model: Model, shapes: Mapping[int, tuple[int, ...]]) -> Mo
 
 
 def with_every_output(model: Model) -> Model:
-    """*model* with every value that its entry's operations compute for a tensor of the file among
-    its outputs, after its own, and with the values that its resource variables have before a run.
+    """*model* with more outputs: every computed value of the entry that is a tensor of the file,
+    and the values of resource variables before a run.
     """
     entry = model.entry
     own = entry.ordinary_outputs
@@ -131,14 +127,14 @@ class Session:
         return self.file.catalog
 
     def shaped(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-        """The model entered through *subgraph*, for full input shapes by position. `ModelError`
-        where they do not fit.
+        """The model entered through *subgraph*, for full input shapes by position. Raises
+        `ModelError` if they do not fit.
         """
         return with_input_shapes(entered(self.file.model, subgraph), shapes)
 
     def compile(self, model: Model) -> CompiledModel:
-        """*model*, all of the file's or a part of it, as the interpreter's options say. Raises what
-        compiling does.
+        """Compiles *model*, or a part of it, by the interpreter's options. Raises what compiling
+        does.
         """
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 

@@ -105,9 +105,7 @@ _FAULTS: Final = {
 
 
 def refused(error: ModelError) -> str:
-    """What LiteRT says of a file that it does not open for the reason of *error*; then Penstock's
-    own words.
-    """
+    """LiteRT's message for a file that *error* rejects, then Penstock's."""
     words = next((text for kinds, text in _REFUSALS if isinstance(error, kinds)), "")
     if error.fault is not None:
         words = _FAULTS[error.fault.code].format(**error.fault.facts)

@@ -1,5 +1,5 @@
-"""What LiteRT's details dictionaries hold, made from a file's catalogue. | Views of an interpreter's memory that are counted: while one lives, nothing may move or overwrite
-it. | What `set_tensor` takes and `get_tensor` gives: LiteRT's conversions, checks and messages.
+"""LiteRT's details dictionaries, its conversions of `set_tensor` and `get_tensor`, and counted
+views.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHOWN_AS: Final[Mapping[DType, type[np.generic]]] = {
     DType.FLOAT8_E4M3FN: np.int8,
     DType.FLOAT8_E5M2: np.int8,
 }
-"""Element types that LiteRT shows as another NumPy type: packed ones as whole bytes, float8 as its
+"""Element types that LiteRT shows as another NumPy type: packed ones as bytes, float8 as its
 bits.
 """
 
@@ -40,9 +40,7 @@ def shown_type(dtype: DType) -> type[np.generic]:
 def tensor_details(
     tensor: TensorEntry, index: int, shape: Sequence[int], *, compress_zero_points: bool
 ) -> dict[str, Any]:
-    """The dictionary for one tensor, whose present shape is *shape*. All arrays are the caller's
-    own.
-    """
+    """The dictionary of one tensor, which now has *shape*. The caller owns all arrays."""
     quantization = tensor.quantization
     zero_points = quantization.zero_points.astype(np.int32)
     signature = shape if tensor.signature is None else tensor.signature
@@ -113,10 +111,8 @@ class Guests:
         self._guests.add(guest)
 
     def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
-        """A counted view of *memory*, its elements shown as *dtype* of the same width; of a scalar
-        its value.
-
-        Arrays of objects cannot be viewed: they come as copies, and count for nothing.
+        """A counted view of *memory*, with elements of *dtype* (same width); of a scalar its value.
+        Arrays of objects are copied and not counted.
         """
         if memory.dtype.hasobject:
             return memory.copy()
@@ -154,7 +150,7 @@ def as_index(value: object, method: str) -> int:
 def readable(value: Any, tensor: TensorEntry, shape: Sequence[int], index: int) -> NDArray:
     """*value* as an array of the tensor's stored type and of *shape*.
 
-    Raises `ValueError` with LiteRT's words for another type, rank, dimension, or for what is no
+    Raises `ValueError` with LiteRT's words for another type, rank or dimension, and if it is no
     array.
     """
     if (
@@ -272,8 +268,8 @@ def stored_type(dtype: DType) -> np.dtype[Any]:
 
 
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
-    """Memory for a tensor: zeros, or empty strings. `LimitExceeded` where it is more than one array
-    may take.
+    """New memory of a tensor: zeros, or empty strings. Raises `LimitExceeded` beyond the size of an
+    array.
     """
     stored = stored_type(dtype)
     check_bytes(math.prod(shape) * stored.itemsize, f"a tensor of shape {tuple(shape)}")

@@ -50,12 +50,12 @@ _ARGUMENT: Final = re.compile(
 )
 
 Levels = Mapping[AnyType, int]
-"""Operand types, each with the feature level from which it may stand there."""
+"""Operand types, each with the feature level that allows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One operand of a form: its place in the operation's list is that in the form's."""
+    """One operand of a form."""
 
     name: str
     kind: str
@@ -154,7 +154,7 @@ def match_form(
     outputs: Sequence[NnapiOperand],
     feature_level: int,
 ) -> Match:
-    """How the operands fill *form*; raises `Misfit` where they do not."""
+    """How the operands fill *form*; raises `Misfit` if they do not."""
     types: dict[str, AnyType] = {}
     places, repeats = _fill(
         "input", form.inputs, form.ends, inputs, variables, types, feature_level

@@ -1,4 +1,4 @@
-"""Assembling IR subgraphs operation by operation, with shapes and small values inferred on the way."""
+"""Builds IR subgraphs operation by operation, and infers shapes and small values on the way."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ ValueType: TypeAlias = "tuple[DType, Quantization | None]"
 
 
 class ModelAssembly:
-    """The subgraphs and constants of one model being made. The first pools are those of the source."""
+    """Subgraphs and constants of a model under construction. The first pools are the source's."""
 
     def __init__(self, pools: Sequence[ConstantPool]) -> None:
         self._pools, self._own = tuple(pools), bytearray()
         self._subgraphs: list[Subgraph | None] = [None]
 
     def reserve(self) -> int:
-        """The index of a subgraph still to come."""
+        """Reserves the index of a subgraph."""
         self._subgraphs.append(None)
         return len(self._subgraphs) - 1
 
     def put(self, index: int, subgraph: Subgraph) -> None:
-        """*subgraph* under an index from `reserve`, or 0 for the entry."""
+        """Stores *subgraph* under an index from `reserve`, or 0 for the entry."""
         self._subgraphs[index] = subgraph
 
     def finished(self, index: int) -> Subgraph:
-        """Subgraph *index*; `InvalidOperation` where it is still being made: it refers to itself."""
+        """Subgraph *index*; `InvalidOperation` if it is under construction: it refers to itself."""
         found = self._subgraphs[index]
         if found is None:
             raise InvalidOperation("a subgraph refers to itself")
@@ -68,7 +68,7 @@ class ModelAssembly:
         )
 
     def settled(self, operand: Operand) -> Operand:
-        """*operand*, a large value of which moves to a pool of the model's own."""
+        """*operand*; a large value moves to a pool of the model's own."""
         if operand.value is None or len(operand.value) <= MAX_COPIED_VALUE:
             return operand
         self._own += bytes(-len(self._own) % ALIGNMENT)
@@ -85,14 +85,14 @@ class ModelAssembly:
         return constant_array(self._pools, operand)
 
     def model(self) -> Model:
-        """The validated model of everything put so far."""
+        """The validated model of all subgraphs."""
         own = (ConstantPool(memoryview(bytes(self._own))),) if self._own else ()
         return Model(tuple(map(self.finished, range(len(self._subgraphs)))), (*self._pools, *own))
 
 
 @dataclass(slots=True)
 class Context:
-    """`ShapeContext` of one operation about to be appended to a `SubgraphBuilder`."""
+    """The `ShapeContext` of an operation that a `SubgraphBuilder` appends."""
 
     graph: SubgraphBuilder
     operation: Operation
@@ -129,13 +129,13 @@ class Context:
         return self.outputs[index][0]
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        """As the subgraph was lowered; what other shapes would make of it is left to inference."""
+        """The shapes with which the subgraph was lowered; shape inference handles others."""
         target = self.graph.assembly.finished(subgraph)
         return [target.operands[i].shape for i in target.outputs]
 
 
 class SubgraphBuilder:
-    """One IR subgraph being assembled: operands, operations, and what is known of values."""
+    """An IR subgraph under construction: operands, operations, and known values."""
 
     def __init__(self, assembly: ModelAssembly) -> None:
         self.assembly = assembly
@@ -145,7 +145,7 @@ class SubgraphBuilder:
         self._omitted: int | None = None
 
     def add(self, operand: Operand) -> int:
-        """Appends *operand* as it is."""
+        """Appends *operand* unchanged."""
         self.operands.append(operand)
         return len(self.operands) - 1
 
@@ -160,13 +160,13 @@ class SubgraphBuilder:
         return self.add(self.assembly.constant(value, name, quantization, dtype))
 
     def omitted(self) -> int:
-        """The operand of an optional input that is left out."""
+        """The operand that stands for an omitted input."""
         if self._omitted is None:
             self._omitted = self.add(OMITTED)
         return self._omitted
 
     def value(self, index: int) -> NDArray | None:
-        """The value of an operand where it is known before running."""
+        """The value of an operand if it is known before the run."""
         operand = self.operands[index]
         return self.assembly.array(operand) if operand.is_constant else self._values.get(index)
 
@@ -177,7 +177,7 @@ class SubgraphBuilder:
         outputs: Sequence[ValueType],
         attributes: Mapping[str, AttributeValue],
     ) -> list[int]:
-        """Appends an operation; its outputs are new temporaries of the shapes that its row infers."""
+        """Appends an operation; its outputs are new temporaries with inferred shapes."""
         row = OPERATIONS[kind]
         operation = Operation(kind, tuple(inputs), (), row.complete(attributes))
         context = Context(self, operation, operation.attributes, outputs)
@@ -195,7 +195,9 @@ class SubgraphBuilder:
         return indexes
 
     def folded(self, index: int) -> int:
-        """The operand as a constant where its value is known, and its operation, the last, dropped."""
+        """The operand as a constant if its value is known; then its operation, the last one, is
+        dropped.
+        """
         value = self._values.get(index)
         if value is None or not self.operations or self.operations[-1].outputs != (index,):
             return index
@@ -205,8 +207,8 @@ class SubgraphBuilder:
         return index
 
     def refine(self, index: int, declared: Shape, name: str) -> None:
-        """Joins what is inferred of a shape with what the source declares; `ShapeMismatch` where
-        they differ.
+        """Joins the inferred shape with the declared one; `ShapeMismatch` if they contradict each
+        other.
         """
         operand = self.operands[index]
         shape = joined(operand.shape, declared)
@@ -214,7 +216,7 @@ class SubgraphBuilder:
             self.operands[index] = replace(operand, shape=shape, name=operand.name or name)
 
     def annotate(self, index: int, extension: ExtensionType | None) -> None:
-        """The operand is of an extension's type, or of none."""
+        """Sets the operand's extension type, or none."""
         if self.operands[index].extension != extension:
             self.operands[index] = replace(self.operands[index], extension=extension)
 
@@ -231,7 +233,7 @@ class SubgraphBuilder:
 
 
 def joined(inferred: Shape, declared: Shape) -> Shape:
-    """The shape that both allow."""
+    """The shape that both allow; `ShapeMismatch` if none does."""
     if inferred is None or declared is None:
         return declared if inferred is None else inferred
     if len(inferred) != len(declared):
@@ -247,7 +249,7 @@ def joined(inferred: Shape, declared: Shape) -> Shape:
 
 
 def show(shape: Shape) -> str:
-    """A shape as users read it."""
+    """A shape for people."""
     if shape is None:
         return "unknown rank"
     return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"

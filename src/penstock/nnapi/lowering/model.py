@@ -48,7 +48,7 @@ def if_else(op: OperationLowering) -> None:
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
 def while_loop(op: OperationLowering) -> None:
-    """What the body takes and does not give is handed through; state that is only the loop's stays
+    """What the body takes and does not give is passed through; state of the loop alone stays
     inside.
     """
     arguments, outputs = op.arguments("arguments"), op.results()
@@ -87,13 +87,13 @@ def lower(
 ) -> Model:
     """*model* in the operations of the IR, its inputs and outputs in their order.
 
-    *feature_level* (1 to 8) is what the model may use; `description.EXPERIMENTAL` allows
-    everything. *omitted* are positions of main inputs that stand for optional operands and are
-    given no value when the model runs: the result does not have them.
+    *feature_level* (1 to 8) limits the model; `description.EXPERIMENTAL` allows everything.
+    *omitted* are positions of main inputs for optional operands without a value in the run; the
+    result does not have them.
 
     Raises a `ModelError` for the first rule of NNAPI that *model* breaks, with the place and
-    NNAPI's numbers: structure and operands (NNAPI sections 8.1 and 8.4), then each operation's own
-    rules; and `NotLowerable` for what is valid and has no form in the IR.
+    NNAPI's numbers: first structure and operands (NNAPI sections 8.1 and 8.4), then each
+    operation's rules. Raises `NotLowerable` for a valid model that the IR cannot express.
     """
     return lower_traced(model, feature_level, omitted)[0]
 
@@ -103,9 +103,7 @@ def lower_traced(
     feature_level: int = MAXIMUM_FEATURE_LEVEL,
     omitted: AbstractSet[int] = NOTHING,
 ) -> tuple[Model, tuple[range, ...]]:
-    """As `lower`; and for each operation of the main subgraph the operations of the IR that it
-    became.
-    """
+    """As `lower`; also returns which IR operations each operation of the main subgraph became."""
     check_structure(model, feature_level)
     for position in omitted:
         if not 0 <= position < len(model.main.inputs):
@@ -119,7 +117,7 @@ def lower_traced(
 
 
 class ModelLowering:
-    """What the subgraphs of one model share while they are lowered."""
+    """Shared state of the subgraphs of one model during lowering."""
 
     def __init__(self, model: NnapiModel, assembly: ModelAssembly, feature_level: int) -> None:
         self.model, self.assembly, self.feature_level = model, assembly, feature_level
@@ -127,7 +125,7 @@ class ModelLowering:
         self._depth = 0
 
     def subgraph(self, index: int, passed: int) -> int:
-        """The IR index of referenced subgraph *index*, each lowered once for one *passed*."""
+        """The IR index of referenced subgraph *index*, lowered once for each *passed*."""
         key = index, passed
         if key not in self._lowered:
             if self._depth == MAX_DEPTH:
@@ -143,7 +141,7 @@ class ModelLowering:
 
 
 class SubgraphLowering:
-    """One NNAPI subgraph on its way: `graph` and which IR operand each NNAPI operand has become."""
+    """One NNAPI subgraph during lowering: `graph`, and the IR operand of each NNAPI operand."""
 
     def __init__(
         self, whole: ModelLowering, source: NnapiSubgraph, where: str, omitted: AbstractSet[int]
@@ -199,16 +197,14 @@ class SubgraphLowering:
         )
 
     def value(self, index: int) -> int:
-        """The IR operand of NNAPI operand *index*: inputs and constants come into being when first
-        asked for.
-        """
+        """The IR operand of NNAPI operand *index*; inputs and constants are created on demand."""
         if index not in self._values:
             operand = self.graph.assembly.settled(ir_operand(self._source.operands[index]))
             self._values[index] = self.graph.add(operand)
         return self._values[index]
 
     def bind(self, index: int, result: int) -> None:
-        """NNAPI operand *index* is IR operand *result*, of the type and shape that both say."""
+        """Makes IR operand *result* NNAPI operand *index*, with the type and shape of both."""
         source = self._source.operands[index]
         made = self.graph.operands[result].dtype
         if made is not source.type.dtype:

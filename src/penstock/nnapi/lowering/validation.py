@@ -63,8 +63,8 @@ LIFETIMES: Final = {
 def check_operand(
     operand: NnapiOperand, pools: Sequence[ConstantPool], subgraphs: int, feature_level: int
 ) -> None:
-    """Raises `InvalidOperand`, `InvalidQuantization` or `OffsetOutOfBounds` unless the operand is
-    valid by itself.
+    """Raises `InvalidOperand`, `InvalidQuantization` or `OffsetOutOfBounds` if the operand alone is
+    invalid.
     """
     kind = operand.type
     if kind.feature_level > feature_level:
@@ -189,7 +189,7 @@ def ir_operand(operand: NnapiOperand) -> Operand:
 
 
 def ir_extension(operand: NnapiOperand) -> IrExtensionType | None:
-    """The extension's type that an operand has in the IR."""
+    """The operand's extension type in the IR."""
     kind = operand.type
     if not isinstance(kind, ExtensionType):
         return None
@@ -207,9 +207,7 @@ WRITABLE = frozenset({NnapiLifetime.TEMPORARY_VARIABLE, NnapiLifetime.SUBGRAPH_O
 
 
 def check_structure(model: NnapiModel, feature_level: int) -> None:
-    """Raises the `ModelError` of the first defect of *model*'s operands and of how they are
-    connected.
-    """
+    """Raises the `ModelError` of the first defect in the operands and connections of *model*."""
     check_kind(model, NnapiModel, "an NnapiModel is lowered")
     check_subgraph(model, model.main, "main", feature_level)
     for index, subgraph in enumerate(model.referenced):
