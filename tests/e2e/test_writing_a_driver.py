@@ -171,20 +171,3 @@ def test_the_table_of_claims_has_claims_that_exist() -> None:
     fields = set(Capabilities.__struct_fields__)
     assert named <= fields
     assert fields - named == {"if_performance", "while_performance", "alignment", "padding"}
-
-
-def test_every_module_that_the_page_names_exists() -> None:
-    import importlib
-
-    for name in set(re.findall(r"`(penstock(?:\.\w+)+)`", TEXT)):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError:
-            parent, _, attribute = name.rpartition(".")
-            if name != "penstock.drivers":
-                assert hasattr(importlib.import_module(parent), attribute), name
-
-
-def test_every_link_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)", TEXT)
-    assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 
 import pytest
@@ -36,14 +35,6 @@ def test_the_numbers_are_those_of_the_code() -> None:
 def test_no_built_in_driver_makes_runs_wait(driver: str) -> None:
     for device in find_devices(driver):
         assert device.capabilities.concurrent_executions == 0
-
-
-def test_sections_that_are_referred_to_exist() -> None:
-    sections = {
-        title.strip().lower().replace(",", "").replace(" ", "-")
-        for title in re.findall(r"(?m)^## (.*)$", PAGE)
-    }
-    assert set(re.findall(r"\(#([\w-]+)\)", PAGE)) <= sections
 
 
 def test_page_of_memory_domains_says_what_to_prefer() -> None:

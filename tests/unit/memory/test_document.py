@@ -17,13 +17,3 @@ def test_the_page_names_every_kind_and_only_what_there_is() -> None:
     assert named
     assert all(hasattr(getattr(memory, owner), member) for owner, member in named)
     assert hasattr(penstock.CompiledModel, "input_memory")
-
-
-def test_every_link_leads_somewhere() -> None:
-    anchors = {
-        re.sub(r"[^\w-]", "", title.lower().replace(" ", "-"))
-        for title in re.findall(r"(?m)^#+ (.*)$", PAGE)
-    }
-    for page, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", PAGE):
-        assert not page or (ROOT / "docs" / page).exists()
-        assert page or anchor in anchors
