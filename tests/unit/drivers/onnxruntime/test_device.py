@@ -1,46 +1,33 @@
-"""The ONNX Runtime devices as users meet them: named, explained, and not loaded before they are
-needed.
-"""
+"""What the ONNX Runtime devices alone promise; tests/unit/driverkit has what every engine's do."""
 
 from __future__ import annotations
 
-import gc
 import os
-import struct
 import subprocess
 import sys
-import threading
-import time
-import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import penstock
-from penstock.driverkit.installation import package_folder, processor_features
-from penstock.drivers.onnxruntime import OnnxRuntimeDevice, create, installation, support
+from penstock.driverkit.installation import processor_features
+from penstock.drivers.onnxruntime import OnnxRuntimeDevice, installation, support
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
 from penstock.errors import (
-    Cancelled,
     DeviceUnavailable,
     GeneralFailure,
-    MissedDeadlineTransient,
-    PlacementError,
 )
 from penstock.hal import (
-    CancelToken,
     DeviceType,
     ExecutionConfig,
     HostMemory,
     PrepareConfig,
     Request,
 )
-from penstock.ir import DType, Model, ModelBuilder
+from penstock.ir import DType, ModelBuilder
 from tests.support_onnxruntime import cpu, needs_onnxruntime
 from tests.support_operations import F32
-from tests.support_python_goes_on import goes_on_during
+from tests.unit.driverkit.engines import ONNXRUNTIME, relu
 
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
 HOMES = (
@@ -52,11 +39,6 @@ HOMES = (
     "XDG_CONFIG_HOME",
 )
 """Variables that say where a user's files are."""
-
-
-def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
-    b = ModelBuilder()
-    return b.build(b.operation("RELU", [b.input(dtype, shape, "x")], [(dtype, shape)]))
 
 
 @needs_onnxruntime
@@ -74,41 +56,11 @@ def test_a_model_without_operations_hands_its_input_on(dtype: DType) -> None:
         assert got.tolist() == [0, 1, 2, 3]
 
 
-def lacking(package: str, monkeypatch: pytest.MonkeyPatch) -> OnnxRuntimeDevice:
-    """The device of a machine without one of the packages."""
-    found = package_folder
-    monkeypatch.setattr(
-        installation, "package_folder", lambda name: None if name == package else found(name)
-    )
-    installation.find_installation.cache_clear()
-    try:
-        (device,) = create()
-    finally:
-        installation.find_installation.cache_clear()
-    return device
-
-
-def test_without_onnxruntime_there_is_one_device_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    device = lacking("onnxruntime", monkeypatch)
-    assert device.name == "onnxruntime-cpu"
-    assert "onnxruntime missing" in device.version
-    assert device.check() == "ONNX Runtime is not installed: pip install 'penstock-nn[onnxruntime]'"
-    with pytest.raises(DeviceUnavailable, match="not installed"):
-        device.prepare_model(relu(), PrepareConfig())
-    with pytest.raises(DeviceUnavailable, match="not installed"):
-        device.prepare_model_from_cache(PrepareConfig())
-    with pytest.raises(PlacementError, match="cannot be used"):
-        penstock.compile(relu(), devices=[device])
-
-
 @needs_onnxruntime
 def test_without_onnx_there_is_one_device_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    reason = lacking("onnx", monkeypatch).check()
+    with ONNXRUNTIME.without("onnx", monkeypatch) as device:
+        reason = device.check()
     assert reason == "the package onnx is not installed: pip install 'penstock-nn[onnxruntime]'"
-
-
-def test_what_it_supports_is_told_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lacking("onnxruntime", monkeypatch).supported_operations(relu())[0].supported
 
 
 @pytest.mark.parametrize(
@@ -176,27 +128,6 @@ def test_another_library_makes_another_version(tmp_path: Path) -> None:
 
 
 @needs_onnxruntime
-def test_listing_and_planning_do_not_load_the_engine() -> None:
-    program = (
-        "import sys, penstock\n"
-        "from penstock.drivers.onnxruntime import create\n"
-        "from penstock.ir import DType, ModelBuilder\n"
-        "b = ModelBuilder()\n"
-        "x = b.input(DType.FLOAT32, (4,), 'x')\n"
-        "model = b.build(b.operation('RELU', [x], [(DType.FLOAT32, (4,))]))\n"
-        "penstock.devices()\n"
-        "for device in create():\n"
-        "    device.version, device.check(), device.supported_operations(model)\n"
-        "penstock.compile(model, devices=['reference'], cache=False).close()\n"
-        "print('onnxruntime' in sys.modules, 'onnx' in sys.modules)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["False", "False"]
-
-
-@needs_onnxruntime
 @pytest.mark.parametrize("imported", [False, True])
 def test_telemetry_and_log_are_off_unless_the_program_came_first(imported: bool) -> None:
     program = (
@@ -223,22 +154,6 @@ def test_telemetry_and_log_are_off_unless_the_program_came_first(imported: bool)
     assert done.stderr == ""
 
 
-REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
-    "unknown shape": (lambda: relu((None, 3)), "known only when it runs"),
-    "no elements": (lambda: relu((0, 3)), "no elements"),
-    "another type": (lambda: relu((3,), DType.FLOAT16), "float16 to float16"),
-    "no scale": (lambda: relu((3,), DType.INT8), "without a scale"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_say_why(name: str) -> None:
-    make, reason = REFUSED[name]
-    (answer,) = cpu().supported_operations(make())
-    assert not answer.supported
-    assert reason in answer.reason
-
-
 def test_whole_numbers_are_divided_by_what_is_known_not_to_stop_the_process() -> None:
     for divisor in (0, -1, None):
         b = ModelBuilder()
@@ -259,40 +174,6 @@ def test_more_constants_than_onnx_can_hold_are_refused(monkeypatch: pytest.Monke
     (answer,) = cpu().supported_operations(model)
     assert not answer.supported
     assert answer.reason == f"16384 bytes of constants; an ONNX model holds less than {support.ROOM + 16_000}"  # fmt: skip
-
-
-@needs_onnxruntime
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_a_forked_child_is_refused_and_does_not_hang() -> None:
-    program = (
-        "import os, sys\n"
-        "import numpy as np, penstock\n"
-        "from penstock.drivers.onnxruntime import create\n"
-        "from penstock.ir import DType, ModelBuilder\n"
-        "b = ModelBuilder()\n"
-        "x = b.input(DType.FLOAT32, (4,), 'x')\n"
-        "model = b.build(b.operation('RELU', [x], [(DType.FLOAT32, (4,))]))\n"
-        "device = create()[0]\n"
-        "compiled = penstock.compile(model, devices=[device], cache=False, num_threads=2)\n"
-        "compiled(np.zeros(4, np.float32))\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    ok = 'forked' in str(device.check())\n"
-        "    try:\n"
-        "        penstock.compile(model, devices=[device], cache=False)\n"
-        "    except penstock.errors.PlacementError as error:\n"
-        "        ok = ok and 'forked' in str(error)\n"
-        "    os._exit(0 if ok else 1)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    assert done.stdout.split() == ["0"]
 
 
 @needs_onnxruntime
@@ -335,108 +216,11 @@ def test_it_touches_no_file_of_the_users_and_reports_nothing(said: str | None, t
 
 
 @needs_onnxruntime
-def test_it_computes_over_the_callers_memory() -> None:
-    with penstock.compile(relu((64,)), devices=[cpu()], cache=False) as compiled:
-        given = np.linspace(-1, 1, 64, dtype=np.float32)
-        given.flags.writeable = False
-        out = np.empty(64, np.float32)
-        outputs = compiled.run([given], out=[out])
-        assert np.array_equal(out, np.maximum(given, 0))
-        assert outputs.receipt.copies == ()
-
-
-@needs_onnxruntime
-def test_memory_that_is_not_aligned_is_copied() -> None:
-    prepared = cpu().prepare_model(relu((5,)), PrepareConfig())
-    given, out = (np.zeros(24, np.uint8)[2:22].view(np.float32) for _ in range(2))
-    given[:] = [-1, 2, -3, 4, -5]
-    for _ in range(2):
-        prepared.execute(Request((HostMemory(given),), (HostMemory(out),)), ExecutionConfig())
-        assert out.tolist() == [0, 2, 0, 4, 0]
-        given *= -1
-        prepared.execute(Request((HostMemory(given),), (HostMemory(out),)), ExecutionConfig())
-        assert out.tolist() == [1, 0, 3, 0, 5]
-        given *= -1
-
-
-@needs_onnxruntime
-def test_it_keeps_nothing_of_the_callers_memory() -> None:
-    prepared = cpu().prepare_model(relu((1000,)), PrepareConfig())
-    given, out = np.zeros(1000, np.float32), np.empty(1000, np.float32)
-    request = Request((HostMemory(given),), (HostMemory(out),))
-    prepared.execute(request, ExecutionConfig())
-    watched = [weakref.ref(given), weakref.ref(out)]
-    del given, out, request
-    gc.collect()
-    assert [each() for each in watched] == [None, None]
-
-
-def products(count: int) -> Model:
-    """So many products of large matrices: each takes long on one thread."""
-    b = ModelBuilder()
-    x = b.input(F32, (1500, 1500), "x")
-    y = x
-    for _ in range(count):
-        (y,) = b.operation("BATCH_MATMUL", [y, x], [(F32, (1500, 1500))])
-    return b.build([y])
-
-
-@needs_onnxruntime
-def test_a_run_that_is_cancelled_or_late_ends_and_the_next_is_right() -> None:
-    prepared = cpu().prepare_model(products(40), PrepareConfig(num_threads=1))
-    given, out = np.zeros((1500, 1500), np.float32), np.ones((1500, 1500), np.float32)
-    request = Request((HostMemory(given),), (HostMemory(out),))
-    before = threading.active_count()
-    began = time.monotonic_ns()
-    with pytest.raises(MissedDeadlineTransient):
-        prepared.execute(request, ExecutionConfig(deadline_ns=began + 20_000_000))
-    token = CancelToken()
-    timer = threading.Timer(0.02, token.set)
-    timer.start()
-    with pytest.raises(Cancelled):
-        prepared.execute(request, ExecutionConfig(cancel=token))
-    timer.join()
-    assert threading.active_count() == before
-    out.fill(1)
-    time.sleep(0.01)
-    assert out.all()
-
-
-@needs_onnxruntime
-def test_python_goes_on_while_it_computes() -> None:
-    prepared = cpu().prepare_model(products(2), PrepareConfig(num_threads=1))
-    given, out = np.zeros((1500, 1500), np.float32), np.empty((1500, 1500), np.float32)
-    request = Request((HostMemory(given),), (HostMemory(out),))
-    assert goes_on_during(lambda: prepared.execute(request, ExecutionConfig()))
-
-
-@needs_onnxruntime
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
     options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
-
-
-@needs_onnxruntime
-def test_runs_in_many_threads_are_right() -> None:
-    prepared = cpu().prepare_model(relu((1000,)), PrepareConfig(num_threads=1))
-    wrong: list[int] = []
-
-    def runs(number: int) -> None:
-        given = np.full(1000, number - 4, np.float32)
-        out = np.empty(1000, np.float32)
-        for _ in range(200):
-            prepared.execute(Request((HostMemory(given),), (HostMemory(out),)), ExecutionConfig())
-            if not np.array_equal(out, np.maximum(given, 0)):
-                wrong.append(number)
-
-    threads = [threading.Thread(target=runs, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 @needs_onnxruntime
@@ -465,17 +249,3 @@ def test_what_onnx_runtime_refuses_is_told_in_its_words(monkeypatch: pytest.Monk
     )
     with pytest.raises(GeneralFailure, match=r"did not take the model: .*rotobuf"):
         cpu().prepare_model(relu(), PrepareConfig())
-
-
-def test_what_the_position_of_a_maximum_depends_on_is_relaxed() -> None:
-    """Float32 rounding would move whole values there."""
-    b = ModelBuilder()
-    shape = (1, 4, 4, 2)
-    (x,) = b.operation("RELU", [b.input(F32, shape, "x")], [(F32, shape)])
-    pooled, positions = b.operation(
-        "CUSTOM", [x], [(F32, (1, 2, 2, 2)), (F32, (1, 2, 2, 2))],
-        {"custom_code": "MaxPoolingWithArgmax2D", "custom_options": struct.pack("<5i", 1, 2, 2, 2, 2)},
-    )  # fmt: skip
-    (y,) = b.operation("RELU", [pooled], [(F32, (1, 2, 2, 2))])
-    answers = cpu().supported_operations(b.build([y, positions]))
-    assert [a.accuracy for a in answers if a.supported] == ["relaxed", "faithful"]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -32,12 +32,17 @@ from penstock.hal import (
     Request,
 )
 from penstock.sealed import locks
-from tests.support_artefacts import answer, network, run
+from tests.support_artefacts import WEIGHTS, answer, cache_files, network, run
 from tests.support_caching import lock_file
 from tests.support_openvino import cpu, needs_openvino
-from tests.unit.drivers.openvino.test_caching import opened
+from tests.unit.driverkit.engines import OPENVINO
+from tests.unit.driverkit.test_engine_caching import compiled
 
 pytestmark = [needs_openvino, pytest.mark.usefixtures("no_descriptor_leaks")]
+
+
+def opened(folder: Path) -> AbstractContextManager[PrepareConfig]:
+    return cache_files(folder, OPENVINO.files)
 
 
 @contextmanager
@@ -303,3 +308,27 @@ def prepared_with_deadline(prepared: OpenVinoPreparedModel, *, seconds: float) -
             return prepared.execute(request, msgspec.structs.replace(config, deadline_ns=deadline))
 
     return Hurried()
+
+
+@pytest.mark.parametrize(("mode", "forms"), [("first_run", ["optimised"]), ("staged", ["baseline", "optimised"])])  # fmt: skip
+def test_a_model_written_late_is_found_by_the_next_start(
+    tmp_path: Path, mode: str, forms: list[str]
+) -> None:
+    with knobs.override(driver_settings=f"openvino_compilation={mode}"):
+        first = cpu()
+        assert compiled(tmp_path, first)[0] == "miss"
+        assert first.compiles == 1
+        for form in forms:
+            device = cpu()
+            device.uses = 2
+            outcome, reason = compiled(tmp_path, device, runs=3)
+            assert outcome == "hit"
+            assert form in reason
+            assert device.compiles == (form == "baseline")
+
+
+def test_large_constants_lie_in_the_data_file_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as config:
+        cpu().prepare_model(network(), config)
+    assert WEIGHTS.tobytes() in (tmp_path / "data0").read_bytes()
+    assert WEIGHTS.tobytes()[:64] not in (tmp_path / "model0").read_bytes()

@@ -1,0 +1,40 @@
+"""The payload of the ONNX Runtime driver's cache file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import pytest
+
+from penstock.driverkit.artefact import Ports, ports_of
+from penstock.drivers.onnxruntime import preparation
+from penstock.errors import GeneralFailure
+from tests.support_artefacts import network
+
+PORTS: Final = ports_of(network())
+
+
+def packed(manifest: object) -> memoryview:
+    body = msgspec.msgpack.encode(manifest)
+    return memoryview(len(body).to_bytes(4, "little") + body + b"model")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (memoryview(b"abc"), "no manifest"),
+        (memoryview((1 << 30).to_bytes(4, "little") + b"abc"), "longer than its file"),
+        (packed([1, 2, 3]), "cannot be read"),
+        (packed(preparation.Manifest(2, "1", PORTS)), "schema 2"),
+        (packed(preparation.Manifest(1, "1", Ports((), (), (0,)))), "forwards inputs"),
+    ],
+)
+def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -> None:
+    with pytest.raises(GeneralFailure, match=reason):
+        preparation.unpack(content)
+
+
+def test_what_is_packed_is_unpacked() -> None:
+    manifest, model = preparation.unpack(memoryview(preparation.pack(b"model", PORTS, "1.2")))
+    assert (manifest.engine, manifest.ports, model) == ("1.2", PORTS, b"model")
