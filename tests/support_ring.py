@@ -79,7 +79,7 @@ class InProcess(LocalChannel):
         os.close(self._ours)
 
     def close(self) -> None:
-        self.dispatcher.close()
+        self.dispatcher.objects.close()
         os.close(self._life_fd)
 
 
@@ -128,7 +128,7 @@ def serve(end: socket.socket, device: Device) -> None:
             if isinstance(handle, Descriptor):
                 os.close(handle.fd)
         _send(end, reply)
-    dispatcher.close()
+    dispatcher.objects.close()
 
 
 def _send(end: socket.socket, frame: Frame) -> None:

@@ -1,4 +1,5 @@
-"""Loggers of the standard library that cost nothing until somebody listens.
+"""Loggers of the standard library that cost nothing until somebody listens, and text of other
+processes and files made safe to show: none of its characters can command a terminal.
 
 Importing `logging` is a sixteenth of a warm start. A process that never imported it has set no
 level, handler or filter, and what reached the null handler of the logger `penstock` there would be
@@ -7,7 +8,12 @@ dropped: so nothing is made of it.
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import Final
+
+_KEPT: Final = "\t\n"
+_JSON_STRING: Final = re.compile(r"[^\x20-\x7e]+")
 
 
 class Log:
@@ -50,3 +56,32 @@ def keep_quiet() -> None:
         top = logging.getLogger("penstock")
         if not any(isinstance(handler, logging.NullHandler) for handler in top.handlers):
             top.addHandler(logging.NullHandler())
+
+
+def printable(text: str) -> str:
+    r"""*text* with whatever is no character to be seen as an escape, but tabulators and ends of
+    lines: ESC is `\x1b`, and so are controls of the direction of text, other ends of lines, and
+    bytes of a file's name that are no text (Python's `str.isprintable`).
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in _KEPT else _escape(c) for c in text)
+
+
+def printable_json(encoded: str) -> str:
+    """JSON of one line, with the same characters as JSON's own escapes: it says the same."""
+    return _JSON_STRING.sub(
+        lambda found: "".join(c if c.isprintable() else _json_escape(c) for c in found[0]), encoded
+    )
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return (
+        f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+    )
+
+
+def _json_escape(character: str) -> str:
+    units = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

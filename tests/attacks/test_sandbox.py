@@ -19,7 +19,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the sandbox is Linux's", allow_module_level=True)
 
-from penstock.ipc.sandbox import measures
+from penstock.ipc.sandbox import kernel
 from tests.attacks import probes
 from tests.conftest import ROOT
 
@@ -86,7 +86,7 @@ def looked_at(apart: bool) -> dict[str, Any]:
     missing = [
         f"{what} ({detail})"
         for what, (holds, detail) in found["report"].items()
-        if not holds and (apart or what != measures.NAMESPACES)
+        if not holds and (apart or what != kernel.NAMESPACES)
     ]
     if missing:
         pytest.skip(f"this kernel lacks {', '.join(missing)}")
@@ -171,4 +171,4 @@ def test_sandboxed_driver_changes_no_file_and_reaches_no_socket(apart: bool) -> 
 def test_every_probe_was_tried(apart: bool) -> None:
     assert set(tried(apart)["probes"]) == {*names(), *HARMLESS}
     assert set(GAPS) <= set(names())
-    assert tried(apart)["report"][measures.NAMESPACES][0] in {apart, False}
+    assert tried(apart)["report"][kernel.NAMESPACES][0] in {apart, False}

@@ -186,7 +186,7 @@ class Device:
 
     def close_dispatcher(self) -> None:
         if self._dispatcher is not None:
-            self._dispatcher.close()
+            self._dispatcher.objects.close()
 
     def close(self) -> None:
         self.close_dispatcher()

@@ -23,7 +23,7 @@ from penstock.cli.output import Output
 from penstock.cli.plan import dump, plan
 from penstock.cli.run import run
 from penstock.cli.settings import knobs
-from penstock.ipc.text import printable
+from penstock.logs import printable
 
 EVERYWHERE: Final = ("--json", "--debug")
 """Root options that are accepted anywhere on the line."""

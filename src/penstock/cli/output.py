@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import counted
-from penstock.ipc.text import printable, printable_json
+from penstock.logs import printable, printable_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress

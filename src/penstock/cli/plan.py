@@ -14,7 +14,7 @@ from penstock.cli.failures import FileError, Unfinished, UsageError
 from penstock.cli.options import assumed_shapes, in_words, parse_shapes, shaped
 from penstock.cli.output import Output, output_of
 from penstock.errors import ModelError, PlacementError, counted
-from penstock.ipc.text import printable
+from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.ir import Model

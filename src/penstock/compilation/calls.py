@@ -131,6 +131,6 @@ def in_one_line(error: BaseException) -> str:
     if text.isprintable():
         return text
     # A process that isolates no driver has no other use for this package.
-    from penstock.ipc.text import printable
+    from penstock.logs import printable
 
     return printable(text)

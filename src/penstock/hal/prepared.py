@@ -54,6 +54,12 @@ class CacheReport(msgspec.Struct, frozen=True):
 NO_CACHE_REPORT: Final = CacheReport()
 
 
+def report_of(prepared: object) -> CacheReport:
+    """The cache report of a driver's object; an object without one has nothing to report."""
+    report: CacheReport = getattr(prepared, "cache_report", NO_CACHE_REPORT)
+    return report
+
+
 class PreparedModel(Protocol):
     """The result of `Device.prepare_model`.
 

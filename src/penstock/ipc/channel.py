@@ -43,13 +43,13 @@ from penstock.ipc.codec import (
     encode,
 )
 from penstock.ipc.deadlines import StoppedProcess
-from penstock.ipc.fd_checks import FUSE_DESCRIPTOR
 from penstock.ipc.pools import CopyingFence, sealed_place
 from penstock.ipc.remote import Channel
 from penstock.ipc.shared_arrays import ALIGNMENT, Staged, Staging, unit_of
-from penstock.ipc.text import printable
+from penstock.ipc.system import FUSE_DESCRIPTOR
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import ConstantPool
+from penstock.logs import printable
 
 CANCEL_POLL_NS: Final = 10_000_000
 """How often a call checks its cancel token."""

@@ -40,7 +40,6 @@ from penstock.hal import (
 from penstock.hal.device import preferred_memory
 from penstock.ipc import wire
 from penstock.ipc.codec import Packer
-from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.pools import Twin, carried_fence, of_arguments, twin_of
 from penstock.ipc.remote import (
     Channel,
@@ -56,6 +55,7 @@ from penstock.ipc.remote import (
 )
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
+from penstock.ipc.system import may_shrink
 from penstock.ir import Model
 
 MOST_CHARACTERS: Final = 1024

@@ -41,10 +41,10 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.deadlines import current_deadline
-from penstock.ipc.text import printable
 from penstock.ir import Attributes, AttributeValue, ConstantPool, Model, NDArray
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.transforms import holds_large_values, pooled
+from penstock.logs import printable
 from penstock.memory import HardwareBufferDescription, HardwareBufferHandle, MappedFd
 from penstock.memory.mapping import OUT_OF_ROOM
 

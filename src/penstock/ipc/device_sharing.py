@@ -322,11 +322,6 @@ class QueuedPreparedModel(SharedPreparedModel):
     Fenced executions wait for their fences without a slot.
     """
 
-    takes_turns = True
-    """However short its runs are, they may wait for long: those of a client that has left are not
-    to be waited for.
-    """
-
     def __init__(self, device: SharingDevice, entry: _Entry, scheduler: Scheduler) -> None:
         super().__init__(device, entry)
         self._scheduler = scheduler

@@ -28,9 +28,8 @@ from penstock.ipc.system import (
     kill_process,
     signal_event,
 )
-from penstock.ipc.text import printable
 from penstock.ipc.transport import close_all
-from penstock.logs import Log
+from penstock.logs import Log, printable
 
 log = Log("penstock.ipc")
 

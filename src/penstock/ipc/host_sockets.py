@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import DeviceUnavailable, InputError, Unreadable
-from penstock.ipc.sandbox.scratch import empty
+from penstock.ipc.sandbox.policy import empty
 from penstock.ipc.system import LINUX_ONLY, connect_within, peer
 from penstock.sealed.places import make_private_directory, state_directory
 

@@ -34,9 +34,8 @@ from penstock.hal import (
     Request,
     RequestArgument,
 )
-from penstock.ipc.fd_checks import cannot_shrink, descriptor_in, may_shrink
 from penstock.ipc.quotas import SharedCharge, constant_charges
-from penstock.ipc.system import LINUX_ONLY, is_sealed
+from penstock.ipc.system import LINUX_ONLY, cannot_shrink, descriptor_in, is_sealed, may_shrink
 from penstock.ir import ConstantPool, NDArray
 from penstock.memory import PROT_READ, PROT_WRITE, HardwareBufferHandle, MappedFd, MemoryPool
 from penstock.memory.copies import CopyReceipt

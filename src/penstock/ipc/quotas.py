@@ -20,8 +20,7 @@ from typing import Final, NamedTuple
 from penstock import knobs
 from penstock.errors import InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import Memory
-from penstock.ipc.fd_checks import descriptor_in
-from penstock.ipc.system import may_grow
+from penstock.ipc.system import descriptor_in, may_grow
 from penstock.ir import ConstantPool, Model, Operand, Variable
 from penstock.memory.limits import MIB, available_memory
 from penstock.memory.mapping import MappedFd, size_of

@@ -25,10 +25,10 @@ from penstock.hal import (
 )
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
-from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.pools import Carried, of_arguments
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.shared_arrays import ALIGNMENT
+from penstock.ipc.system import may_shrink
 
 if TYPE_CHECKING:
     from penstock.ipc.ring import Layout

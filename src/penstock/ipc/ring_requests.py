@@ -33,10 +33,10 @@ from penstock.hal import (
 )
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.fd_checks import may_shrink
 from penstock.ipc.ring import DEFAULT_LAYOUT, REQUEST
 from penstock.ipc.ring_client import Pace, RingClient
 from penstock.ipc.shared_arrays import LEAST_BYTES, Lent, lend
+from penstock.ipc.system import may_shrink
 from penstock.ir import NDArray
 from penstock.memory import MemoryPool, pool_of
 from penstock.memory.mapping import PoolPlace

@@ -42,9 +42,8 @@ from penstock.ipc.system import (
     peer,
     wait_for_end,
 )
-from penstock.ipc.text import printable
 from penstock.ipc.transport import Connection, Received, close_all
-from penstock.logs import Log
+from penstock.logs import Log, printable
 
 log = Log("penstock.ipc")
 

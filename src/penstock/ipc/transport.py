@@ -25,8 +25,7 @@ from typing import Final, NamedTuple
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.hal.fence import MOST_MS, remaining_seconds
 from penstock.ipc import wire
-from penstock.ipc.fd_checks import accepted
-from penstock.ipc.system import LINUX_ONLY
+from penstock.ipc.system import LINUX_ONLY, accepted
 
 HEADER: Final = struct.Struct("<IQ")
 """How many descriptors a frame has, and how many bytes."""
@@ -40,7 +39,7 @@ CHUNK: Final = 1 << 20
 
 class Received(NamedTuple):
     """One frame. Its *descriptors* are the receiver's to close, -1 those that it must not touch
-    (`penstock.ipc.fd_checks`); not *complete* means that this process had no room for them, and
+    (`penstock.ipc.system`); not *complete* means that this process had no room for them, and
     has none.
     """
 

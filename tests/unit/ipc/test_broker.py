@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.ipc.sandbox import measures
+from penstock.ipc.sandbox import kernel
 from penstock.ipc.starting import NotStarted, Place, Started, connect, how_ended
 from penstock.ipc.system import children_of, open_process, wait_for_end
 from penstock.ipc.transport import close_all
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 30.0
 CLIENT = """
 import sys
-from penstock.ipc.sandbox import measures
+from penstock.ipc.sandbox import kernel
 from penstock.ipc.starting import Place, connect
 connect(Place(*sys.argv[1:]))
 """
@@ -189,7 +189,7 @@ def test_without_a_directory_for_temporary_files_the_namespaces_hold(
     with pytest.raises(NotStarted) as raised:
         connect(Place("tells", "tests.support_isolated:tells_of_its_files"))
     said = raised.value.output
-    if not (detected := measures.detect_namespaces()).holds:
+    if not (detected := kernel.detect_namespaces()).holds:
         pytest.skip(detected.detail)
     assert "/scratch written" in said
 
@@ -199,7 +199,7 @@ def test_view_without_scratch_directory_shows_driver_that_lies_below_tmp(
 ) -> None:
     if "none" in request.node.name:
         pytest.skip("it is about namespaces")
-    if not (detected := measures.detect_namespaces()).holds:
+    if not (detected := kernel.detect_namespaces()).holds:
         pytest.skip(detected.detail)
     (tmp_path / "file").touch()
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path / "file"))

@@ -19,10 +19,11 @@ from penstock.hal import (
     PreparedModel,
     Request,
 )
-from penstock.ipc import wire
+from penstock.ipc import client_objects, wire
 from penstock.ipc.client import RemoteDevice
+from penstock.ipc.client_objects import MAX_OBJECTS
 from penstock.ipc.codec import Frame, Packer, encode
-from penstock.ipc.dispatch import MAX_OBJECTS, Dispatcher
+from penstock.ipc.dispatch import Dispatcher
 from penstock.ir import Model
 from penstock.testing.contract.cases import every_case
 from penstock.testing.doubles import InterceptingDevice
@@ -105,10 +106,9 @@ def test_objects_of_a_client_are_bounded(
     channel: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.errors import ResourceExhaustedPersistent
-    from penstock.ipc import dispatch
 
     assert MAX_OBJECTS == 65536
-    monkeypatch.setattr(dispatch, "MAX_OBJECTS", 2)
+    monkeypatch.setattr(client_objects, "MAX_OBJECTS", 2)
     device = RemoteDevice(channel)
     kept = [device.prepare_model(CASE.model, PrepareConfig()) for _ in range(2)]
     with pytest.raises(ResourceExhaustedPersistent, match="2 objects at a time"):
@@ -166,7 +166,7 @@ def test_an_object_that_cannot_be_closed_keeps_no_other_open(
     dispatcher = Dispatcher(create())
     objects = [Closing(fails=False), Closing(fails=True)]
     for each in objects:
-        dispatcher._keep("buffer", each)
-    dispatcher.close()
+        dispatcher.objects.keep("buffer", each)
+    dispatcher.objects.close()
     assert all(each.closed for each in objects)
     assert "could not be closed" in caplog.text

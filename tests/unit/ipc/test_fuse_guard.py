@@ -17,10 +17,10 @@ from msgspec.structs import replace
 from penstock.drivers.sample import SampleDevice
 from penstock.errors import DeadObject, InvalidArgument
 from penstock.hal import PrepareConfig
-from penstock.ipc import fd_checks, wire
+from penstock.ipc import system, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.codec import Packer, encode
-from penstock.ipc.fd_checks import may_block
+from penstock.ipc.system import may_block
 from penstock.ipc.transport import Connection, close_all
 from penstock.ir import DType, ModelBuilder
 from penstock.memory import MemoryPool
@@ -55,7 +55,7 @@ def test_kinds_of_file_systems_of_other_programs_are_known(
 ) -> None:
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     for kind, lasts in (("fuse", True), ("fuse.sshfs", True), ("fuseblk", True), ("ext4", False)):
-        monkeypatch.setattr(fd_checks, "_kind_of_mount", lambda _, kind=kind: kind)
+        monkeypatch.setattr(system, "_kind_of_mount", lambda _, kind=kind: kind)
         assert may_block(fd) is lasts
     os.close(fd)
 
@@ -64,10 +64,10 @@ def test_a_file_of_a_mount_that_is_not_seen_is_taken_where_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As that of a client in a container, or of a service with a view of its own."""
-    monkeypatch.setattr(fd_checks, "_kind_of_mount", lambda _: None)
+    monkeypatch.setattr(system, "_kind_of_mount", lambda _: None)
     fd = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     assert not may_block(fd)
-    monkeypatch.setattr(fd_checks, "filesystem_of", lambda _: fd_checks.FUSE_MAGIC)
+    monkeypatch.setattr(system, "filesystem_of", lambda _: system.FUSE_MAGIC)
     assert may_block(fd)
     os.close(fd)
 
@@ -76,12 +76,12 @@ def test_a_file_of_a_mount_that_is_not_seen_is_taken_where_it_answers(
 def test_a_file_of_a_mount_that_is_not_seen_and_does_not_answer_is_not_taken(
     stuck: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fd_checks, "_kind_of_mount", lambda _: None)
-    monkeypatch.setattr(fd_checks, "ANSWER_SECONDS", 0.05)
-    monkeypatch.setattr(fd_checks, "_asking", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(system, "_kind_of_mount", lambda _: None)
+    monkeypatch.setattr(system, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(system, "_asking", threading.BoundedSemaphore(1))
     # The second is not asked any more.
     assert may_block(stuck)
-    monkeypatch.setattr(fd_checks, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(system, "ANSWER_SECONDS", 60.0)
     began = time.monotonic()
     assert may_block(stuck)
     assert time.monotonic() - began < 30

@@ -33,7 +33,7 @@ from penstock.hal import (
     TokenArgument,
 )
 from penstock.hal.fence import fence_pair
-from penstock.ipc import dispatch, wire
+from penstock.ipc import client_objects, dispatch, wire
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame, Packer, decode_reply, decode_to_client, encode, error_of
 from penstock.ipc.dispatch import Dispatcher
@@ -150,7 +150,7 @@ def test_the_buffer_of_a_late_run_stays_open_when_its_client_leaves(held: HeldDe
     _, _unused = device.allocate(BufferDesc(), [BufferRole(prepared, "input", 0)])
     request = Request((TokenArgument(token),), (hal.NoValue(),))
     prepared.execute_fenced(request, [], ExecutionConfig())
-    channel.dispatcher.close()
+    channel.dispatcher.objects.close()
     # Its token would be another client's, and the run would write there.
     assert [b.closed for b in held.buffers] == [0, 1]
     held.fences[0].signal()
@@ -466,13 +466,13 @@ def test_pools_lent_to_rings_have_a_limit(
 def test_what_is_still_being_closed_counts_among_the_objects(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "MAX_OBJECTS", 2)
+    monkeypatch.setattr(client_objects, "MAX_OBJECTS", 2)
     channel = Local(held)
     device = RemoteDevice(channel)
     dropped = device.prepare_model(slow_model(), PrepareConfig())
-    close = channel.dispatcher.detach(dropped.number)
+    close = channel.dispatcher.objects.detach(dropped.number)
     assert close is not None
-    assert channel.dispatcher.detach(dropped.number) is None
+    assert channel.dispatcher.objects.detach(dropped.number) is None
     _second = device.prepare_model(slow_model(), PrepareConfig())
     with pytest.raises(ResourceExhaustedPersistent):
         device.prepare_model(slow_model(), PrepareConfig())

@@ -28,14 +28,13 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
-from penstock.ipc import fd_checks, wire
+from penstock.ipc import system, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
-from penstock.ipc.fd_checks import check_cannot_shrink
 from penstock.ipc.remote import Channel
 from penstock.ipc.starting import Place, Started, connect
-from penstock.ipc.system import SHRINK, filesystem_of, is_sealed
+from penstock.ipc.system import SHRINK, check_cannot_shrink, filesystem_of, is_sealed
 from penstock.ipc.transport import close_all
 from penstock.ir import DataLocation
 from penstock.memory import MappedFd, MemoryPool
@@ -323,8 +322,8 @@ def test_a_dma_buf_is_known_by_what_only_the_kernel_says(
     with Path(os.devnull).open("rb") as file:
         kinds = {filesystem_of(fd), filesystem_of(file.fileno()), filesystem_of(event)}
     os.close(event)
-    assert not {0, fd_checks.DMA_BUF_MAGIC} & kinds
+    assert not {0, system.DMA_BUF_MAGIC} & kinds
     assert filesystem_of(10_000) == filesystem_of(-1) == filesystem_of(1 << 40) == 0
-    assert not fd_checks.cannot_shrink(fd)
-    monkeypatch.setattr(fd_checks, "filesystem_of", lambda _: 0x444D4142)
-    assert fd_checks.cannot_shrink(fd)
+    assert not system.cannot_shrink(fd)
+    monkeypatch.setattr(system, "filesystem_of", lambda _: 0x444D4142)
+    assert system.cannot_shrink(fd)

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import json, os, signal, sys
 from penstock.ipc.host.broker import launch, status_of
-from penstock.ipc.sandbox import measures
+from penstock.ipc.sandbox import kernel
 
 def refuse(*_):
     raise OSError(1, "Operation not permitted")
 
 how, end = sys.argv[1:]
 if how == "refused":
-    measures.enter_namespaces = refuse
+    kernel.enter_namespaces = refuse
 
 def drive(apart, ready):
     if apart.holds and how == "no view":

@@ -222,9 +222,9 @@ class TestDispatcher:
         assert isinstance(made, wire.Made)
         run = wire.Execute(made.target, None, ExecutionConfig(loop_timeout_ns=1, priority="low"))
         assert "is no reusable execution" in refusal(dispatcher, Frame(encode(run)))
-        assert dispatcher.live_objects == 1
-        dispatcher.close()
-        assert dispatcher.live_objects == 0
+        assert len(dispatcher.objects) == 1
+        dispatcher.objects.close()
+        assert len(dispatcher.objects) == 0
 
     def test_another_wire_version_is_refused(self) -> None:
         frame = Frame(encode(wire.Describe(wire.WIRE_VERSION + 1)))

@@ -13,7 +13,7 @@ from penstock.cli.cache.listing import how_many
 from penstock.cli.failures import Unfinished, UsageError
 from penstock.cli.output import Output, output_of, size
 from penstock.errors import NotYetWritten, Unreadable, counted
-from penstock.ipc.text import printable
+from penstock.logs import printable
 
 if TYPE_CHECKING:
     from penstock.cache import Cache, CacheEntry, Removed

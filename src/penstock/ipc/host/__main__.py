@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 
 from penstock import knobs
 from penstock.ipc.host.broker import Broker, Wanted, give, launch
-from penstock.ipc.sandbox.measures import Measure
+from penstock.ipc.sandbox.kernel import Measure
 
 FIRST: Final = 3
 LISTENER: Final = 4

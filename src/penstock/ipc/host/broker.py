@@ -25,9 +25,8 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple, NoReturn
 
 from penstock import knobs
-from penstock.ipc.sandbox import kernel, measures
-from penstock.ipc.sandbox.kernel import die_with, die_with_parent
-from penstock.ipc.sandbox.measures import Measure
+from penstock.ipc.sandbox import kernel
+from penstock.ipc.sandbox.kernel import Measure, die_with, die_with_parent
 from penstock.ipc.system import LINUX_ONLY, kill_process, open_peer, open_process, peer
 
 STARTED: Final = b"+"
@@ -92,7 +91,7 @@ def launch(
     if not driver:
         _close(kept)
         die_with(parent)
-        drive(Measure(measures.NAMESPACES, False, reason), _nothing)
+        drive(Measure(kernel.NAMESPACES, False, reason), _nothing)
     return Launched(driver)
 
 
@@ -136,7 +135,7 @@ def _enter(
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     try:
-        measures.enter_namespaces()
+        kernel.enter_namespaces()
         first = os.fork()
     except OSError as error:
         _refuse(tell, error)
@@ -153,7 +152,7 @@ def _enter(
     if _is_orphan(parent):
         os._exit(1)
     try:
-        drive(measures.held_namespaces(), lambda: _ready(tell))
+        drive(kernel.held_namespaces(), lambda: _ready(tell))
     except OSError as error:
         _refuse(tell, error)
 

@@ -26,12 +26,11 @@ from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.fd_checks import check_cannot_shrink
 from penstock.ipc.host.broker import taken
 from penstock.ipc.host.heartbeat import Heart, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.quotas import Account, Accounts
-from penstock.ipc.system import LINUX_ONLY, begin
+from penstock.ipc.system import LINUX_ONLY, begin, check_cannot_shrink
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000

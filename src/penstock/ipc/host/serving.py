@@ -27,11 +27,10 @@ from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descrip
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_to_host, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
-from penstock.ipc.fd_checks import FUSE_DESCRIPTOR
 from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.pools import mapped
 from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
-from penstock.ipc.system import SHRINK, begin, is_sealed
+from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, begin, is_sealed
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 from penstock.memory.mapping import OUT_OF_ROOM
@@ -141,7 +140,7 @@ class Client:
             if not self._closing:
                 self._close()
             for dispatcher in self._dispatchers:
-                dispatcher.close()
+                dispatcher.objects.close()
             self._memories.clear()
             self._message.release()
             self._connection.close()
@@ -263,7 +262,7 @@ class Client:
             raise WireError(f"no device has the index {drop.device}")
         if drop.target == wire.DEVICE:
             return
-        close = self._dispatchers[drop.device].detach(drop.target)
+        close = self._dispatchers[drop.device].objects.detach(drop.target)
         if close is None:
             return
         # What a driver does in `close` may take its time: one thread waits for it, and nobody for

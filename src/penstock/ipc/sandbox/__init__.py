@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.ipc.sandbox import measures, seccomp, view
-from penstock.ipc.sandbox.measures import Measure, SandboxReport
+from penstock.ipc.sandbox import kernel, seccomp, view
+from penstock.ipc.sandbox.kernel import Measure, SandboxReport
 from penstock.ipc.sandbox.policy import SandboxPolicy, host_policy
 
 __all__ = [
@@ -31,14 +31,14 @@ def enter_view(policy: SandboxPolicy) -> SandboxPolicy:
     Gives what is allowed there. Raises `OSError`; the process is of no further use then.
     """
     written = view.enter(policy.shown(), policy.listed(), policy.write)
-    measures.drop_capabilities()
+    kernel.drop_capabilities()
     # Its own, and those of all the user's processes, count from here on: the others keep the other
     # half.
     return policy._replace(
         write=written,
         lists=True,
-        max_processes=measures.half_of("RLIMIT_NPROC"),
-        max_signals=measures.half_of("RLIMIT_SIGPENDING"),
+        max_processes=kernel.half_of("RLIMIT_NPROC"),
+        max_signals=kernel.half_of("RLIMIT_SIGPENDING"),
     )
 
 
@@ -59,9 +59,9 @@ def apply(
     return SandboxReport(
         (
             *([] if apart is None else [apart]),
-            measures.drop_privileges(),
-            measures.limit(policy),
-            measures.apply_landlock(policy),
+            kernel.drop_privileges(),
+            kernel.limit(policy),
+            kernel.apply_landlock(policy),
             seccomp.apply(hand_over),
         )
     )
@@ -71,10 +71,10 @@ def detect() -> SandboxReport:
     """What `apply` would find here; changes nothing."""
     return SandboxReport(
         (
-            measures.detect_namespaces(),
-            measures.detect_privileges(),
-            measures.detect_limits(),
-            measures.detect_landlock(),
+            kernel.detect_namespaces(),
+            kernel.detect_privileges(),
+            kernel.detect_limits(),
+            kernel.detect_landlock(),
             seccomp.detect(),
         )
     )

@@ -1,4 +1,7 @@
-"""System calls that Python has no function for."""
+"""What the sandbox takes from a process by system calls that Python has no function for: privileges,
+resources, namespaces (namespaces(7)) and, with Landlock, files. The filter of system calls is
+`seccomp`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,21 @@ import errno
 import os
 import platform
 import signal
+import stat
+import struct
 import sys
-from typing import Any, Final
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
-from penstock.ipc.sandbox.syscalls import ARCHITECTURES, Architecture
+from penstock.ipc.sandbox.policy import SandboxPolicy
+from penstock.ipc.sandbox.syscalls import (
+    ARCHITECTURES,
+    LANDLOCK_ADD_RULE,
+    LANDLOCK_CREATE_RULESET,
+    LANDLOCK_RESTRICT_SELF,
+    Architecture,
+)
 
 PIVOT_ROOT: Final = (155, 41)
 
@@ -103,3 +117,291 @@ def die_with(parent: int) -> None:
     die_with_parent()
     if os.getppid() != parent:
         os._exit(1)
+
+
+class Measure(NamedTuple):
+    """One barrier: whether it *holds*, and how far, or why not."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+class SandboxReport(NamedTuple):
+    """The *measures* in the order they were taken."""
+
+    measures: tuple[Measure, ...]
+
+    @property
+    def missing(self) -> tuple[Measure, ...]:
+        """Those that do not hold."""
+        return tuple(m for m in self.measures if not m.holds)
+
+    def lines(self) -> tuple[tuple[str, str], ...]:
+        """Each measure by name, and what became of it in words."""
+        return tuple(
+            (m.name, m.detail if m.holds else f"missing: {m.detail}") for m in self.measures
+        )
+
+
+PRIVILEGES: Final = "no new privileges"
+LIMITS: Final = "resource limits"
+
+
+def drop_privileges() -> Measure:
+    """No program that is executed later gets more rights than this process has; not to be undone."""
+    if sys.platform != "linux":
+        return Measure(PRIVILEGES, False, "Linux alone has it")
+    try:
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+    except OSError as error:
+        return Measure(PRIVILEGES, False, f"the kernel refuses: {error}")
+    return Measure(PRIVILEGES, True, "set for good")
+
+
+def detect_privileges() -> Measure:
+    """Whether the kernel has it."""
+    if sys.platform != "linux":
+        return Measure(PRIVILEGES, False, "Linux alone has it")
+    try:
+        prctl(PR_GET_NO_NEW_PRIVS)
+    except OSError as error:
+        return Measure(PRIVILEGES, False, f"the kernel does not know it: {error}")
+    return Measure(PRIVILEGES, True, "available")
+
+
+def half_of(name: str) -> int | None:
+    """Half of what this process may have of the limit *name*; None where there is none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    kind = getattr(resource, name, None)
+    if kind is None:
+        return None
+    soft, _ = resource.getrlimit(kind)
+    return None if soft == resource.RLIM_INFINITY else soft // 2
+
+
+def limit(policy: SandboxPolicy) -> Measure:
+    """Lowers the limits to those of *policy*; none is raised."""
+    if sys.platform == "win32":
+        return Measure(LIMITS, False, "this system has none")
+    import resource
+
+    wanted = [
+        ("core dumps", "RLIMIT_CORE", 0),
+        ("descriptors", "RLIMIT_NOFILE", policy.max_descriptors),
+        ("address space", "RLIMIT_AS", policy.max_address_space),
+        ("processes", "RLIMIT_NPROC", policy.max_processes),
+        ("waiting signals", "RLIMIT_SIGPENDING", policy.max_signals),
+    ]
+    done, failed = [], []
+    for what, name, value in wanted:
+        if value is None:
+            continue
+        kind = getattr(resource, name, None)
+        if kind is None:
+            failed.append(what)
+            continue
+        try:
+            _, hard = resource.getrlimit(kind)
+            least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (least, least))
+        except (OSError, ValueError) as error:
+            failed.append(f"{what}: {error}")
+        else:
+            done.append(f"{what} {least}")
+    if failed:
+        return Measure(LIMITS, False, "; ".join(failed))
+    return Measure(LIMITS, True, ", ".join(done))
+
+
+def detect_limits() -> Measure:
+    """Whether there are limits here."""
+    if sys.platform == "win32":
+        return Measure(LIMITS, False, "this system has none")
+    return Measure(LIMITS, True, "available")
+
+
+NAMESPACES: Final = "namespaces"
+
+NEWNS: Final = 0x0002_0000
+NEWIPC: Final = 0x0800_0000
+NEWUSER: Final = 0x1000_0000
+NEWPID: Final = 0x2000_0000
+NEWNET: Final = 0x4000_0000
+
+HELD: Final = "users, mounts, processes, System V objects and networks of its own"
+
+CAPABILITIES_VERSION: Final = 0x2008_0522
+
+
+def enter_namespaces() -> None:
+    """Moves this process, which has one thread, to namespaces of its own; of processes those that
+    it starts are the first.
+
+    Raises `OSError` where the kernel refuses; this process is of no further use then.
+    """
+    if sys.platform == "win32":
+        raise OSError("namespaces are Linux's")
+    user, group = os.geteuid(), os.getegid()
+    unshare(NEWUSER | NEWNS | NEWPID | NEWIPC | NEWNET)
+    # Whoever has no right to change groups may give them no names either.
+    Path("/proc/self/setgroups").write_text("deny", "ascii")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1", "ascii")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1", "ascii")
+
+
+def drop_capabilities() -> None:
+    """Gives up what the namespaces' first process may do in them. Raises `OSError`."""
+    header = ctypes.create_string_buffer((CAPABILITIES_VERSION).to_bytes(4, "little") + bytes(4), 8)
+    capset(header, bytes(24))
+
+
+def held_namespaces() -> Measure:
+    """What is said of a process that is in them."""
+    return Measure(NAMESPACES, True, HELD)
+
+
+def detect_namespaces() -> Measure:
+    """Whether the kernel lets this user have them: tried in another process."""
+    if sys.platform != "linux":
+        return Measure(NAMESPACES, False, "Linux alone has them")
+    import subprocess
+
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        f"from {__name__} import enter_namespaces; enter_namespaces()",
+    ]
+    try:
+        tried = subprocess.run(  # noqa: S603  # itself
+            command, capture_output=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return Measure(NAMESPACES, False, f"it cannot be tried: {error}")
+    if tried.returncode:
+        last = tried.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return Measure(NAMESPACES, False, f"the kernel refuses them: {last}")
+    return Measure(NAMESPACES, True, "available")
+
+
+LANDLOCK: Final = "landlock"
+
+EXECUTE: Final = 1 << 0
+WRITE_FILE: Final = 1 << 1
+READ_FILE: Final = 1 << 2
+READ_DIR: Final = 1 << 3
+REMOVE_DIR: Final = 1 << 4
+REMOVE_FILE: Final = 1 << 5
+MAKE_DIR: Final = 1 << 7
+MAKE_REG: Final = 1 << 8
+TRUNCATE: Final = 1 << 14
+IOCTL_DEV: Final = 1 << 15
+
+FILE_ACCESS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""Every access to files that the kernel knows, from each version of the interface on."""
+
+TCP: Final = 0b11
+"""Binding and connecting, from version 4 on."""
+SCOPES: Final = 0b11
+"""Abstract Unix sockets of, and signals to, processes outside, from version 6 on."""
+
+VERSION_FLAG: Final = 1
+PATH_BENEATH: Final = 1
+
+RULESET: Final = struct.Struct("=QQQ")
+RULE: Final = struct.Struct("=Qi")
+
+OF_FILES: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+"""Accesses that a rule for a file, rather than a directory, may name."""
+
+
+def landlock_version() -> int:
+    """The version of the kernel's interface, 0 where it has none."""
+    if sys.platform != "linux":
+        return 0
+    try:
+        return syscall(LANDLOCK_CREATE_RULESET, None, 0, VERSION_FLAG)
+    except OSError:
+        return 0
+
+
+def detect_landlock() -> Measure:
+    """Whether the kernel has it."""
+    found = landlock_version()
+    if not found:
+        return Measure(LANDLOCK, False, "the kernel has no Landlock, or it is switched off")
+    return Measure(LANDLOCK, True, f"available, version {found}")
+
+
+def apply_landlock(policy: SandboxPolicy) -> Measure:
+    """Takes the file system from the calling thread, and from threads that it starts later; not to
+    be undone.
+    """
+    found = landlock_version()
+    if not found:
+        return detect_landlock()
+    handled = FILE_ACCESS[max(v for v in FILE_ACCESS if v <= found)]
+    attributes = RULESET.pack(handled, TCP if found >= 4 else 0, SCOPES if found >= 6 else 0)
+    size = 24 if found >= 6 else 16 if found >= 4 else 8
+    threads = _other_threads()
+    try:
+        ruleset = syscall(LANDLOCK_CREATE_RULESET, attributes[:size], size, 0)
+    except OSError as error:
+        return Measure(LANDLOCK, False, f"the kernel refuses the rules: {error}")
+    reading = READ_FILE | READ_DIR
+    writing = reading | WRITE_FILE | TRUNCATE | REMOVE_FILE | REMOVE_DIR | MAKE_REG | MAKE_DIR
+    try:
+        _allow(ruleset, policy.readable(), reading & handled)
+        if policy.lists:
+            _allow(ruleset, policy.listed(), READ_DIR & handled)
+        _allow(ruleset, policy.writable(), writing & handled)
+        _allow(ruleset, policy.usable(), (reading | WRITE_FILE | IOCTL_DEV) & handled)
+        prctl(PR_SET_NO_NEW_PRIVS, 1)
+        syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    except OSError as error:
+        return Measure(LANDLOCK, False, f"the kernel refuses the rules: {error}")
+    finally:
+        os.close(ruleset)
+    held = "files read-only, and only what Python and engines need"
+    lacks = [
+        what
+        for since, what in (
+            (3, "truncation"),
+            (4, "TCP"),
+            (5, "ioctl of devices"),
+            (6, "abstract sockets and signals"),
+        )
+        if found < since
+    ]
+    if lacks:
+        held += f"; version {found} says nothing of {', '.join(lacks)}"
+    if threads:
+        held += f"; {threads} threads ran already and are not held"
+    return Measure(LANDLOCK, True, held)
+
+
+def _allow(ruleset: int, paths: Iterable[str], access: int) -> None:
+    if sys.platform != "linux":
+        return
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            given = access if stat.S_ISDIR(os.fstat(fd).st_mode) else access & OF_FILES
+            rule = ctypes.create_string_buffer(RULE.pack(given, fd), RULE.size)
+            syscall(LANDLOCK_ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+        finally:
+            os.close(fd)
+
+
+def _other_threads() -> int:
+    try:
+        return len(list(Path("/proc/self/task").iterdir())) - 1
+    except OSError:
+        return 0

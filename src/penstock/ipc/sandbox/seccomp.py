@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.ipc.sandbox import kernel
-from penstock.ipc.sandbox.measures import Measure
+from penstock.ipc.sandbox.kernel import Measure
 from penstock.ipc.sandbox.syscalls import (
     ALLOWED,
     CHECKED,

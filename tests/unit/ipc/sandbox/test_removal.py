@@ -16,7 +16,7 @@ import pytest
 if sys.platform == "win32":
     pytest.skip("descriptors of directories are Unix's", allow_module_level=True)
 
-from penstock.ipc.sandbox.scratch import empty
+from penstock.ipc.sandbox.policy import empty
 
 DEPTH: Final = 1500
 """Deeper than Python's recursion and the kernel's paths go."""
@@ -98,7 +98,7 @@ def test_names_that_are_taken(tmp_path: Path, opened: int) -> None:
 
 def test_a_host_starts_after_one_that_left_a_deep_tree(tmp_path: Path) -> None:
     program = (
-        "import sys; from penstock.ipc.sandbox.scratch import scratch_directory; "
+        "import sys; from penstock.ipc.sandbox.policy import scratch_directory; "
         "print(scratch_directory(), flush=True); sys.stdin.read()"
     )
 

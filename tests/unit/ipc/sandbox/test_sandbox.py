@@ -19,7 +19,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.ipc import sandbox
-from penstock.ipc.sandbox import kernel, measures, seccomp
+from penstock.ipc.sandbox import kernel, seccomp
 from penstock.ipc.sandbox.syscalls import ALLOWED, ARCHITECTURES, CHECKED, OF_ITSELF
 from tests.support_ring import ROOT
 
@@ -123,10 +123,10 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "syscall", refused)
     monkeypatch.setattr(kernel, "prctl", refused)
     policy = sandbox.SandboxPolicy()
-    for measure in (measures.apply_landlock(policy), seccomp.apply(), measures.drop_privileges()):
+    for measure in (kernel.apply_landlock(policy), seccomp.apply(), kernel.drop_privileges()):
         assert not measure.holds
         assert measure.detail
-    report = sandbox.SandboxReport((measures.apply_landlock(policy),))
+    report = sandbox.SandboxReport((kernel.apply_landlock(policy),))
     assert report.missing == report.measures
     assert report.lines() == (
         ("landlock", "missing: the kernel has no Landlock, or it is switched off"),
@@ -243,7 +243,7 @@ def _field(status: str, name: str) -> str:
 
 def test_temporary_files_are_swept_once_their_process_is_gone(tmp_path: Path) -> None:
     program = (
-        "import os, sys, tempfile; from penstock.ipc.sandbox.scratch import scratch_directory; "
+        "import os, sys, tempfile; from penstock.ipc.sandbox.policy import scratch_directory; "
         "own = scratch_directory(); open(os.path.join(tempfile.gettempdir(), 'x'), 'w').close(); "
         "print(own, flush=True); sys.stdin.read()"
     )

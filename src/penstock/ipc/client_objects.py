@@ -1,0 +1,168 @@
+"""The objects of a device that one client has, by the numbers that it knows them by."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedPersistent
+from penstock.hal.prepared import report_of
+from penstock.ipc import wire
+from penstock.ipc.quotas import Lease
+
+Kind: TypeAlias = Literal[
+    "prepared model", "burst", "reusable execution", "buffer", "ring", "lent pool"
+]
+
+logger: Final = logging.getLogger(__name__)
+
+MAX_OBJECTS: Final = 1 << 16
+"""Objects of one client at a time, including those that are still being closed."""
+
+
+class ClientObject(NamedTuple):
+    """One object. *lease* is closed with it, *token* is a buffer's, *tokens* are the buffers that its
+    runs use, and its runs may take long if it *loops*.
+    """
+
+    kind: Kind
+    value: Any
+    lease: Lease | None = None
+    token: int = 0
+    tokens: tuple[int, ...] = ()
+    loops: bool = False
+
+    def close(self) -> None:
+        try:
+            self.value.close()
+        finally:
+            if self.lease is not None:
+                self.lease.close()
+
+
+class ClientObjects:
+    """Those of one client: it can use no others. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._objects: dict[wire.ObjectId, ClientObject] = {}
+        self._numbers = itertools.count(1)
+        self._tokens: set[int] = set()
+        self._used: Counter[int] = Counter()
+        # Buffers to be closed when no run uses them any more, and objects being closed.
+        self._late: dict[int, ClientObject] = {}
+        self._closing = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+    def keep(
+        self,
+        kind: Kind,
+        value: Any,
+        lease: Lease | None = None,
+        token: int = 0,
+        tokens: tuple[int, ...] = (),
+        *,
+        loops: bool = False,
+    ) -> wire.Made:
+        """Gives *value* a number. Raises `ResourceExhaustedPersistent` beyond `MAX_OBJECTS`."""
+        if value is None:
+            raise GeneralFailure(f"the driver succeeded, and there is no {kind}")
+        made = ClientObject(kind, value, lease, token, tokens, loops)
+        with self._lock:
+            if len(self._objects) + len(self._late) + self._closing < MAX_OBJECTS:
+                number = next(self._numbers)
+                self._objects[number] = made
+                if token:
+                    self._tokens.add(token)
+                return wire.Made(number, report_of(value))
+        made.close()
+        raise ResourceExhaustedPersistent(f"a client may have {MAX_OBJECTS} objects at a time")
+
+    def get(self, number: wire.ObjectId, *kinds: Kind) -> ClientObject:
+        """The object of that number. Raises `InvalidArgument` if it is of none of *kinds*."""
+        found = self._objects.get(number)
+        if found is None or found.kind not in kinds:
+            raise InvalidArgument(f"object {number} is no {' or '.join(kinds)} of this client")
+        return found
+
+    def find(self, number: wire.ObjectId, *kinds: Kind) -> Any:
+        """The device's own object of that number; raises as `get`."""
+        return self.get(number, *kinds).value
+
+    @contextmanager
+    def using(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Keeps the buffers of *tokens*, which must be this client's, open during the block: a
+        driver may give the token of a closed buffer to another client.
+        """
+        if not tokens:
+            yield
+            return
+        with self._lock:
+            for token in tokens:
+                if token not in self._tokens:
+                    raise InvalidArgument(f"{token} is no token of a buffer of this client")
+            self._used.update(tokens)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._used.subtract(tokens)
+                free = [t for t in set(tokens) if t in self._late and not self._used[t]]
+                unused = [self._late.pop(t) for t in free]
+            for each in unused:
+                each.close()
+
+    def take(self, number: wire.ObjectId) -> ClientObject | None:
+        """Takes an object from the client; None if it is closed later, or does not exist."""
+        with self._lock:
+            found = self._objects.pop(number, None)
+            if found is not None and found.token:
+                self._tokens.discard(found.token)
+                if self._used[found.token]:
+                    self._late[found.token] = found
+                    return None
+        return found
+
+    def detach(self, number: wire.ObjectId) -> Callable[[], None] | None:
+        """As `take`, but returns a function that closes the object, which may take long."""
+        found = self.take(number)
+        if found is None:
+            return None
+        with self._lock:
+            self._closing += 1
+
+        def close() -> None:
+            _close_logged(found, "an object that a client dropped could not be closed")
+            with self._lock:
+                self._closing -= 1
+
+        return close
+
+    def close(self) -> None:
+        """Closes every object: rings first, then the newest. A buffer that a run uses is closed when
+        that run ends.
+        """
+        with self._lock:
+            objects, self._objects = list(self._objects.values()), {}
+            self._tokens.clear()
+            self._late.update({o.token: o for o in objects if self._used[o.token]})
+            unused = [o for o in objects if not self._used[o.token]]
+        # The runs of rings use the other objects.
+        unused.sort(key=lambda o: o.kind == "ring")
+        for each in reversed(unused):
+            _close_logged(each, "an object of a client that left could not be closed")
+
+
+def _close_logged(found: ClientObject, message: str) -> None:
+    """Closes it; an object that cannot be closed must not keep others open."""
+    try:
+        found.close()
+    except (Exception, SystemExit):
+        logger.exception(message)
