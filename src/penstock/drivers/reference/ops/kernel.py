@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial, wraps
 from importlib import import_module
 from typing import Final, TypeAlias
 
@@ -24,7 +25,10 @@ from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantiza
 from penstock.ir.operations import spec_of
 from penstock.ir.rounding import Sums
 
-Kernel: TypeAlias = "Callable[[Sequence[NDArray | None]], Sequence[NDArray]]"
+Inputs: TypeAlias = "Sequence[NDArray | None]"
+Outputs: TypeAlias = "Sequence[NDArray]"
+
+Kernel: TypeAlias = "Callable[[Inputs], Outputs]"
 """Computes one operation: the arrays of its inputs (None for an omitted one; constants are given
 too) to fresh arrays of its outputs, in their true shapes. An output may be an input, or a view of
 one, where the values are the same; inputs are never written. Stateless, and safe from any thread.
@@ -175,6 +179,26 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
         for key in keys:
             KERNELS.register(key, builder)
         return builder
+
+    return register
+
+
+def function(
+    *keys: str, inputs: int = 0
+) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
+    """Registers the decorated function of a site and its input arrays under *keys*, for operations
+    with nothing to check or prepare. They must have the first *inputs* inputs.
+    """
+
+    def register(compute: Callable[[Site, Inputs], Outputs]) -> Callable[[Site, Inputs], Outputs]:
+        @wraps(compute)
+        def build(site: Site) -> Kernel:
+            for index in range(inputs):
+                site.input(index)
+            return partial(compute, site)
+
+        kernel(*keys)(build)
+        return compute
 
     return register
 

@@ -13,7 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    function,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.numerics.hybrid import NARROW, weight_scales, weight_values
 from penstock.drivers.reference.ops.numerics.weights import flattened, given
 from penstock.drivers.reference.ops.structure.shape import checked, dimensions
@@ -209,15 +217,11 @@ def _finder(keys: NDArray, strings: bool) -> Finder:
     return find
 
 
-@kernel("HASHTABLE_SIZE")
-def hashtable_size(site: Site) -> Kernel:
+@function("HASHTABLE_SIZE")
+def hashtable_size(site: Site, inputs: Inputs) -> Outputs:
     """How many different keys there are."""
     dtype = site.output().dtype.numpy
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
-
-    return run
+    return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
 
 
 MOST_BYTES: Final = 1 << 28
@@ -227,8 +231,8 @@ OVERHEAD: Final = 64
 SPACES: Final = frozenset(b" \t\n\v\f\r")
 
 
-@kernel("SKIP_GRAM")
-def skip_gram(site: Site) -> Kernel:
+@function("SKIP_GRAM")
+def skip_gram(site: Site, inputs: Inputs) -> Outputs:
     """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size`
     words left out between two of them; with `include_all_ngrams` each run of fewer words after
     those that begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
@@ -236,23 +240,19 @@ def skip_gram(site: Site) -> Kernel:
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
     every = attributes.flag("include_all_ngrams")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        strings = given(inputs[0]).reshape(-1).tolist()
-        words = _words(strings[0]) if strings else []
-        chosen = _choices(len(words), size, skip, every) if 0 < size <= len(words) else iter(())
-        grams: list[bytes] = []
-        room = MOST_BYTES
-        for places in chosen:
-            grams.append(b" ".join(words[i] for i in places))
-            room -= len(grams[-1]) + OVERHEAD
-            if room < 0:
-                raise LimitExceeded(f"SKIP_GRAM would make more than {MOST_BYTES} bytes of n-grams")
-        result = np.empty(len(grams), object)
-        result[:] = grams
-        return (result,)
-
-    return run
+    strings = given(inputs[0]).reshape(-1).tolist()
+    words = _words(strings[0]) if strings else []
+    chosen = _choices(len(words), size, skip, every) if 0 < size <= len(words) else iter(())
+    grams: list[bytes] = []
+    room = MOST_BYTES
+    for places in chosen:
+        grams.append(b" ".join(words[i] for i in places))
+        room -= len(grams[-1]) + OVERHEAD
+        if room < 0:
+            raise LimitExceeded(f"SKIP_GRAM would make more than {MOST_BYTES} bytes of n-grams")
+    result = np.empty(len(grams), object)
+    result[:] = grams
+    return (result,)
 
 
 def _words(text: bytes) -> list[bytes]:

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    function,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.structure.shape import MOST_ELEMENTS, checked, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
@@ -86,16 +94,12 @@ def static_slice(site: Site) -> Kernel:
     return run
 
 
-@kernel("STABLEHLO_DYNAMIC_SLICE")
-def dynamic_slice(site: Site) -> Kernel:
+@function("STABLEHLO_DYNAMIC_SLICE")
+def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
     """A block of given sizes from start indices, clamped so that it fits."""
     sizes = site.attributes.integers("slice_sizes")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        return (np.asarray(x[_block(x, sizes, inputs[1:])], order="C"),)
-
-    return run
+    x = np.asarray(inputs[0])
+    return (np.asarray(x[_block(x, sizes, inputs[1:])], order="C"),)
 
 
 @kernel("STABLEHLO_DYNAMIC_UPDATE_SLICE")

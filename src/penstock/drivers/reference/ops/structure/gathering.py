@@ -8,7 +8,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    function,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray
@@ -19,26 +27,19 @@ ADDED: Final = frozenset(
 )
 
 
-@kernel("GATHER")
-def gather(site: Site) -> Kernel:
+@function("GATHER")
+def gather(site: Site, inputs: Inputs) -> Outputs:
     """Slices along an axis picked by index; leading batch dimensions are shared."""
     axis, batches = site.attributes.integer("axis"), site.attributes.integer("batch_dims")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
-        along = normal_axis(axis, x.ndim)
-        shared = batches + indices.ndim if batches < 0 else batches
-        if (
-            not 0 <= shared <= min(along, indices.ndim)
-            or x.shape[:shared] != indices.shape[:shared]
-        ):
-            raise ShapeMismatch(f"GATHER with {shared} batch dimensions along axis {along}")
-        _check_indices(indices, x.shape[along])
-        if shared == 0:
-            return (np.asarray(x.take(indices, along, mode="clip"), x.dtype),)
-        return (_gather_batches(x, indices, along, shared),)
-
-    return run
+    x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
+    along = normal_axis(axis, x.ndim)
+    shared = batches + indices.ndim if batches < 0 else batches
+    if not 0 <= shared <= min(along, indices.ndim) or x.shape[:shared] != indices.shape[:shared]:
+        raise ShapeMismatch(f"GATHER with {shared} batch dimensions along axis {along}")
+    _check_indices(indices, x.shape[along])
+    if shared == 0:
+        return (np.asarray(x.take(indices, along, mode="clip"), x.dtype),)
+    return (_gather_batches(x, indices, along, shared),)
 
 
 def _gather_batches(x: NDArray, indices: NDArray, along: int, shared: int) -> NDArray:
@@ -71,19 +72,14 @@ def _split_indices(indices: NDArray, shape: tuple[int, ...]) -> tuple[NDArray, .
     return parts
 
 
-@kernel("GATHER_ND")
-def gather_nd(site: Site) -> Kernel:
+@function("GATHER_ND", inputs=2)
+def gather_nd(_: Site, inputs: Inputs) -> Outputs:
     """Elements or slices picked by index vectors."""
-    require(len(site.inputs) == 2, "GATHER_ND without indices")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
-        parts = _split_indices(indices, x.shape)
-        if not parts:
-            return (np.broadcast_to(x, (*indices.shape[:-1], *x.shape)).copy(),)
-        return (np.asarray(x[parts]),)
-
-    return run
+    x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
+    parts = _split_indices(indices, x.shape)
+    if not parts:
+        return (np.broadcast_to(x, (*indices.shape[:-1], *x.shape)).copy(),)
+    return (np.asarray(x[parts]),)
 
 
 @kernel("SCATTER_ND")
@@ -123,68 +119,51 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
     return np.zeros(checked(shape, "scattering"), dtype)
 
 
-@kernel("SPARSE_TO_DENSE")
-def sparse_to_dense(site: Site) -> Kernel:
+@function("SPARSE_TO_DENSE", inputs=4)
+def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
     """A default everywhere but at index vectors, where values (or one value) stand."""
-    require(len(site.inputs) == 4, "SPARSE_TO_DENSE without a default")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
-        shape = dimensions(inputs[1])
-        result = _zeros(shape, values.dtype)
-        result[...] = scalar(inputs[3], "a default value")
-        vectors = indices.reshape(-1, len(shape)) if indices.ndim == 2 else indices.reshape(-1, 1)
-        result[_split_indices(vectors, shape)] = values
-        return (result,)
-
-    return run
+    indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
+    shape = dimensions(inputs[1])
+    result = _zeros(shape, values.dtype)
+    result[...] = scalar(inputs[3], "a default value")
+    vectors = indices.reshape(-1, len(shape)) if indices.ndim == 2 else indices.reshape(-1, 1)
+    result[_split_indices(vectors, shape)] = values
+    return (result,)
 
 
-@kernel("ONE_HOT")
-def one_hot(site: Site) -> Kernel:
+@function("ONE_HOT")
+def one_hot(site: Site, inputs: Inputs) -> Outputs:
     """A new dimension in which the index's place has the on value, the others the off value."""
     axis, dtype = site.attributes.integer("axis"), site.output().dtype.numpy
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        indices, (depth,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        on, off = (scalar(x, "a value of ONE_HOT") for x in inputs[2:])
-        checked((depth, *indices.shape), "ONE_HOT")
-        at = normal_axis(axis, indices.ndim + 1)
-        places = np.arange(depth).reshape(-1, *[1] * (indices.ndim - at))
-        return (np.where(np.expand_dims(indices, at) == places, on, off).astype(dtype),)
-
-    return run
+    indices, (depth,) = np.asarray(inputs[0]), dimensions(inputs[1])
+    on, off = (scalar(x, "a value of ONE_HOT") for x in inputs[2:])
+    checked((depth, *indices.shape), "ONE_HOT")
+    at = normal_axis(axis, indices.ndim + 1)
+    places = np.arange(depth).reshape(-1, *[1] * (indices.ndim - at))
+    return (np.where(np.expand_dims(indices, at) == places, on, off).astype(dtype),)
 
 
-@kernel("WHERE")
-def where(site: Site) -> Kernel:
+@function("WHERE")
+def where(site: Site, inputs: Inputs) -> Outputs:
     """The index vectors of the elements that are true or not zero."""
     dtype = site.output().dtype.numpy
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        # NumPy counts before it looks for them, and what it is given may be another's memory.
-        is_there = np.not_equal(np.asarray(inputs[0]), 0)
-        return (np.argwhere(is_there).astype(dtype),)
-
-    return run
+    # NumPy counts before it looks for them, and what it is given may be another's memory.
+    is_there = np.not_equal(np.asarray(inputs[0]), 0)
+    return (np.argwhere(is_there).astype(dtype),)
 
 
-@kernel("UNIQUE")
-def unique(site: Site) -> Kernel:
+@function("UNIQUE")
+def unique(site: Site, inputs: Inputs) -> Outputs:
     """The distinct elements of a vector, in order of first occurrence, and where each element
     went.
     """
     dtype = site.output(1).dtype.numpy
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0]).reshape(-1)
-        values, first, places = np.unique(x, return_index=True, return_inverse=True)
-        order = np.argsort(first, kind="stable")
-        rank = np.empty_like(order)
-        rank[order] = np.arange(order.size)
-        return values[order], rank[places].astype(dtype)
-
-    return run
+    x = np.asarray(inputs[0]).reshape(-1)
+    values, first, places = np.unique(x, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(order.size)
+    return values[order], rank[places].astype(dtype)
 
 
 @kernel("TOPK_V2")
@@ -208,16 +187,12 @@ def top_k(site: Site) -> Kernel:
     return run
 
 
-@kernel("BUCKETIZE")
-def bucketize(site: Site) -> Kernel:
+@function("BUCKETIZE")
+def bucketize(site: Site, inputs: Inputs) -> Outputs:
     """For each element, how many of the sorted boundaries are not above it."""
     boundaries = np.array(site.attributes["boundaries"], np.float32)
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        return (np.searchsorted(boundaries, x.astype(np.float32), "right").astype(np.int32),)
-
-    return run
+    x = np.asarray(inputs[0])
+    return (np.searchsorted(boundaries, x.astype(np.float32), "right").astype(np.int32),)
 
 
 _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {

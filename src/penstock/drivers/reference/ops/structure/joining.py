@@ -8,8 +8,11 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import (
+    Inputs,
     Kernel,
+    Outputs,
     Site,
+    function,
     kernel,
     require,
     tensor_quantization,
@@ -80,51 +83,39 @@ def pack(site: Site) -> Kernel:
     return lambda inputs: (np.stack([np.asarray(x) for x in inputs], axis),)
 
 
-@kernel("UNPACK")
-def unpack(site: Site) -> Kernel:
+@function("UNPACK")
+def unpack(site: Site, inputs: Inputs) -> Outputs:
     """The slices along an axis, which goes."""
     axis, count = site.attributes.integer("axis"), len(site.outputs)
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.moveaxis(np.asarray(inputs[0]), axis, 0)
-        if len(x) != count:
-            raise ShapeMismatch(f"UNPACK of a dimension of {len(x)} into {count}")
-        return [np.asarray(part, order="C") for part in x]
-
-    return run
+    x = np.moveaxis(np.asarray(inputs[0]), axis, 0)
+    if len(x) != count:
+        raise ShapeMismatch(f"UNPACK of a dimension of {len(x)} into {count}")
+    return [np.asarray(part, order="C") for part in x]
 
 
-@kernel("SPLIT")
-def split(site: Site) -> Kernel:
+@function("SPLIT")
+def split(site: Site, inputs: Inputs) -> Outputs:
     """Equal parts along an axis, the first input."""
     count = len(site.outputs)
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        (axis,), x = dimensions(inputs[0]), np.asarray(inputs[1])
-        axis = normal_axis(axis, x.ndim)
-        if x.shape[axis] % count:
-            raise ShapeMismatch(f"SPLIT of a dimension of {x.shape[axis]} into {count}")
-        return [np.asarray(part, order="C") for part in np.split(x, count, axis)]
-
-    return run
+    (axis,), x = dimensions(inputs[0]), np.asarray(inputs[1])
+    axis = normal_axis(axis, x.ndim)
+    if x.shape[axis] % count:
+        raise ShapeMismatch(f"SPLIT of a dimension of {x.shape[axis]} into {count}")
+    return [np.asarray(part, order="C") for part in np.split(x, count, axis)]
 
 
-@kernel("SPLIT_V")
-def split_v(site: Site) -> Kernel:
+@function("SPLIT_V")
+def split_v(site: Site, inputs: Inputs) -> Outputs:
     """Parts of given sizes along an axis; one size may be -1, what the others leave."""
     count = len(site.outputs)
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, sizes, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
-        axis = normal_axis(axis, x.ndim)
-        rest = x.shape[axis] - sum(s for s in sizes if s != -1)
-        fits = rest >= 0 if -1 in sizes else rest == 0
-        if not fits or len(sizes) != count or sizes.count(-1) > 1 or min(sizes) < -1:
-            raise ShapeMismatch(f"SPLIT_V of a dimension of {x.shape[axis]} into {sizes}")
-        ends = np.cumsum([rest if s == -1 else s for s in sizes])[:-1]
-        return [np.asarray(part, order="C") for part in np.split(x, ends, axis)]
-
-    return run
+    x, sizes, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
+    axis = normal_axis(axis, x.ndim)
+    rest = x.shape[axis] - sum(s for s in sizes if s != -1)
+    fits = rest >= 0 if -1 in sizes else rest == 0
+    if not fits or len(sizes) != count or sizes.count(-1) > 1 or min(sizes) < -1:
+        raise ShapeMismatch(f"SPLIT_V of a dimension of {x.shape[axis]} into {sizes}")
+    ends = np.cumsum([rest if s == -1 else s for s in sizes])[:-1]
+    return [np.asarray(part, order="C") for part in np.split(x, ends, axis)]
 
 
 Index = int | slice | None
@@ -132,43 +123,33 @@ Index = int | slice | None
 MASKS: Final = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask")
 
 
-@kernel("SLICE")
-def slice_block(site: Site) -> Kernel:
+@function("SLICE", inputs=3)
+def slice_block(_: Site, inputs: Inputs) -> Outputs:
     """A block from begin, of a size; -1 reaches to the end."""
-    require(len(site.inputs) == 3, "SLICE without begin and size")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, begins, sizes = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
-        if not len(begins) == len(sizes) == x.ndim:
-            raise ShapeMismatch(f"SLICE by {len(begins)} begins of a shape {x.shape}")
-        index = []
-        for whole, begin, size in zip(x.shape, begins, sizes, strict=True):
-            end = whole if size == -1 else begin + size
-            if not 0 <= begin <= end <= whole or size < -1:
-                raise ShapeMismatch(f"SLICE from {begins} of size {sizes} of a shape {x.shape}")
-            index.append(slice(begin, end))
-        return (np.asarray(x[tuple(index)], order="C"),)
-
-    return run
+    x, begins, sizes = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
+    if not len(begins) == len(sizes) == x.ndim:
+        raise ShapeMismatch(f"SLICE by {len(begins)} begins of a shape {x.shape}")
+    index = []
+    for whole, begin, size in zip(x.shape, begins, sizes, strict=True):
+        end = whole if size == -1 else begin + size
+        if not 0 <= begin <= end <= whole or size < -1:
+            raise ShapeMismatch(f"SLICE from {begins} of size {sizes} of a shape {x.shape}")
+        index.append(slice(begin, end))
+    return (np.asarray(x[tuple(index)], order="C"),)
 
 
-@kernel("STRIDED_SLICE")
-def strided_slice(site: Site) -> Kernel:
+@function("STRIDED_SLICE", inputs=4)
+def strided_slice(site: Site, inputs: Inputs) -> Outputs:
     """Every stride-th element from begin to end in each dimension, with masks by position: bounds
     left open, one ellipsis, new dimensions, and dimensions that keep one element and go.
     """
     attributes = site.attributes
-    require(len(site.inputs) == 4, "STRIDED_SLICE without begin, end and strides")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        begins, ends, strides = (dimensions(value) for value in inputs[1:])
-        if not len(begins) == len(ends) == len(strides):
-            raise ShapeMismatch("begin, end and strides differ in length")
-        index = _strided_index(x, begins, ends, strides, attributes)
-        return (np.asarray(x[tuple(index)], order="C"),)
-
-    return run
+    x = np.asarray(inputs[0])
+    begins, ends, strides = (dimensions(value) for value in inputs[1:])
+    if not len(begins) == len(ends) == len(strides):
+        raise ShapeMismatch("begin, end and strides differ in length")
+    index = _strided_index(x, begins, ends, strides, attributes)
+    return (np.asarray(x[tuple(index)], order="C"),)
 
 
 def _strided_index(
@@ -210,25 +191,20 @@ def _clamped(begin: int | None, end: int | None, stride: int, size: int) -> slic
     return slice(start, stop if stop >= 0 else None, step)
 
 
-@kernel("DYNAMIC_UPDATE_SLICE")
-def dynamic_update_slice(site: Site) -> Kernel:
+@function("DYNAMIC_UPDATE_SLICE", inputs=3)
+def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
     """The operand with a block replaced, at a start that is clamped so that the block fits."""
-    require(len(site.inputs) == 3, "DYNAMIC_UPDATE_SLICE without update and start")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, update, starts = np.array(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
-        if not x.ndim == update.ndim == len(starts):
-            raise ShapeMismatch(f"an update of shape {update.shape} at {starts} to {x.shape}")
-        places = []
-        for whole, size, start in zip(x.shape, update.shape, starts, strict=True):
-            if size > whole:
-                raise ShapeMismatch(f"an update of shape {update.shape} exceeds {x.shape}")
-            begin = min(max(start, 0), whole - size)
-            places.append(slice(begin, begin + size))
-        x[tuple(places)] = update
-        return (x,)
-
-    return run
+    x, update, starts = np.array(inputs[0]), np.asarray(inputs[1]), dimensions(inputs[2])
+    if not x.ndim == update.ndim == len(starts):
+        raise ShapeMismatch(f"an update of shape {update.shape} at {starts} to {x.shape}")
+    places = []
+    for whole, size, start in zip(x.shape, update.shape, starts, strict=True):
+        if size > whole:
+            raise ShapeMismatch(f"an update of shape {update.shape} exceeds {x.shape}")
+        begin = min(max(start, 0), whole - size)
+        places.append(slice(begin, begin + size))
+    x[tuple(places)] = update
+    return (x,)
 
 
 @kernel("CHANNEL_SHUFFLE")

@@ -9,7 +9,15 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    function,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.drivers.reference.ops.structure.shape import checked, dimensions, normal_axis, scalar
 from penstock.errors import ShapeMismatch
@@ -18,16 +26,11 @@ from penstock.ir import DType, NDArray, Operand
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 
 
-@kernel("TRANSPOSE")
-def transpose(site: Site) -> Kernel:
+@function("TRANSPOSE", inputs=2)
+def transpose(_: Site, inputs: Inputs) -> Outputs:
     """Output dimension i is input dimension permutation[i]."""
-    require(len(site.inputs) == 2, "TRANSPOSE without a permutation")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        moved = np.asarray(inputs[0]).transpose(dimensions(inputs[1]))
-        return (np.asarray(moved, order="C"),)
-
-    return run
+    moved = np.asarray(inputs[0]).transpose(dimensions(inputs[1]))
+    return (np.asarray(moved, order="C"),)
 
 
 @kernel("PAD", "PADV2")
@@ -75,96 +78,73 @@ def _paddings(value: NDArray | None) -> list[tuple[int, int]]:
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
-@kernel("MIRROR_PAD")
-def mirror_pad(site: Site) -> Kernel:
+@function("MIRROR_PAD")
+def mirror_pad(site: Site, inputs: Inputs) -> Outputs:
     """Its own mirror image around the input, the edge left out (REFLECT) or repeated
     (SYMMETRIC).
     """
     spare = 1 if site.attributes.text("mode") == "REFLECT" else 0
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
-        if len(pads) != x.ndim:
+    x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
+    if len(pads) != x.ndim:
+        raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
+    for axis, (size, pair) in enumerate(zip(x.shape, pads, strict=True)):
+        if min(pair) < 0 or max(pair) > max(size - spare, 0):
             raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
-        for axis, (size, pair) in enumerate(zip(x.shape, pads, strict=True)):
-            if min(pair) < 0 or max(pair) > max(size - spare, 0):
-                raise ShapeMismatch(f"paddings {pads} of an input of shape {x.shape}")
-            places = np.arange(-pair[0], size + pair[1])
-            places = np.where(places < 0, spare - 1 - places, places)
-            places = np.where(places >= size, 2 * size - 1 - spare - places, places)
-            x = x if pair == (0, 0) else np.take(x, places, axis)
-        return (x,)
-
-    return run
+        places = np.arange(-pair[0], size + pair[1])
+        places = np.where(places < 0, spare - 1 - places, places)
+        places = np.where(places >= size, 2 * size - 1 - spare - places, places)
+        x = x if pair == (0, 0) else np.take(x, places, axis)
+    return (x,)
 
 
-@kernel("TILE")
-def tile(site: Site) -> Kernel:
+@function("TILE", inputs=2)
+def tile(_: Site, inputs: Inputs) -> Outputs:
     """Repeated along each dimension."""
-    require(len(site.inputs) == 2, "TILE without multiples")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
-        if len(repeats) != x.ndim or min(repeats, default=0) < 0:
-            raise ShapeMismatch(f"multiples {repeats} of an input of shape {x.shape}")
-        checked([n * r for n, r in zip(x.shape, repeats, strict=True)], "TILE")
-        return (np.tile(x, repeats),)
-
-    return run
+    x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
+    if len(repeats) != x.ndim or min(repeats, default=0) < 0:
+        raise ShapeMismatch(f"multiples {repeats} of an input of shape {x.shape}")
+    checked([n * r for n, r in zip(x.shape, repeats, strict=True)], "TILE")
+    return (np.tile(x, repeats),)
 
 
-@kernel("DILATE")
-def dilate(site: Site) -> Kernel:
+@function("DILATE", inputs=3)
+def dilate(_: Site, inputs: Inputs) -> Outputs:
     """Copies of a scalar, one fewer than the dilation, between neighbours along each dimension."""
-    require(len(site.inputs) == 3, "DILATE without dilations and a value")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
-        if len(factors) != x.ndim or min(factors, default=1) < 1:
-            raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
-        shape = [max((n - 1) * f + 1, 0) for n, f in zip(x.shape, factors, strict=True)]
-        value = scalar(inputs[2], "a padding value")
-        result = np.full(checked(shape, "DILATE"), value, x.dtype)
-        result[tuple(slice(None, None, f) for f in factors)] = x
-        return (result,)
-
-    return run
+    x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
+    if len(factors) != x.ndim or min(factors, default=1) < 1:
+        raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
+    shape = [max((n - 1) * f + 1, 0) for n, f in zip(x.shape, factors, strict=True)]
+    value = scalar(inputs[2], "a padding value")
+    result = np.full(checked(shape, "DILATE"), value, x.dtype)
+    result[tuple(slice(None, None, f) for f in factors)] = x
+    return (result,)
 
 
-@kernel("REVERSE_V2")
-def reverse(site: Site) -> Kernel:
+@function("REVERSE_V2", inputs=2)
+def reverse(_: Site, inputs: Inputs) -> Outputs:
     """The order of elements along the given axes turned round."""
-    require(len(site.inputs) == 2, "REVERSE_V2 without axes")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        axes = {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])}
-        return (np.asarray(np.flip(x, tuple(axes)), order="C"),)
-
-    return run
+    x = np.asarray(inputs[0])
+    axes = {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])}
+    return (np.asarray(np.flip(x, tuple(axes)), order="C"),)
 
 
-@kernel("REVERSE_SEQUENCE")
-def reverse_sequence(site: Site) -> Kernel:
+@function("REVERSE_SEQUENCE")
+def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
     """For each index i of one dimension, the first lengths[i] elements along another turned
     round.
     """
     along, batch = site.attributes.integer("seq_dim"), site.attributes.integer("batch_dim")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
-        axes = normal_axis(along, x.ndim), normal_axis(batch, x.ndim)
-        if not x.size:
-            return (x.copy(),)
-        size = x.shape[axes[0]]
-        if axes[0] == axes[1] or len(lengths) != x.shape[axes[1]] or (lengths > size).any():
-            raise ShapeMismatch(f"REVERSE_SEQUENCE of shape {x.shape} by {len(lengths)} lengths")
-        places = np.arange(size)
-        places = np.where(places < lengths, lengths - 1 - places, places)
-        turned = np.moveaxis(x, axes[::-1], (0, 1))[np.arange(len(lengths))[:, None], places]
-        return (np.ascontiguousarray(np.moveaxis(turned, (0, 1), axes[::-1])),)
-
-    return run
+    x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
+    axes = normal_axis(along, x.ndim), normal_axis(batch, x.ndim)
+    if not x.size:
+        return (x.copy(),)
+    size = x.shape[axes[0]]
+    if axes[0] == axes[1] or len(lengths) != x.shape[axes[1]] or (lengths > size).any():
+        raise ShapeMismatch(f"REVERSE_SEQUENCE of shape {x.shape} by {len(lengths)} lengths")
+    places = np.arange(size)
+    places = np.where(places < lengths, lengths - 1 - places, places)
+    turned = np.moveaxis(x, axes[::-1], (0, 1))[np.arange(len(lengths))[:, None], places]
+    return (np.ascontiguousarray(np.moveaxis(turned, (0, 1), axes[::-1])),)
 
 
 @kernel("SPACE_TO_DEPTH")
@@ -221,26 +201,21 @@ def _empty(x: NDArray, count: int) -> NDArray:
     return x.reshape(batches, *x.shape[count + 1 :])
 
 
-@kernel("BATCH_TO_SPACE_ND")
-def batch_to_space(site: Site) -> Kernel:
+@function("BATCH_TO_SPACE_ND", inputs=3)
+def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
     """Batches laid out as blocks of the dimensions after the first, then cropped."""
-    require(len(site.inputs) == 3, "BATCH_TO_SPACE_ND without crops")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        blocks, crops = dimensions(inputs[1]), _paddings(inputs[2])
-        x, count = np.asarray(inputs[0]), len(blocks)
-        batch = x.shape[0] // int(np.prod(blocks))
-        cut = x.reshape(*blocks, batch, *x.shape[1:])
-        order = [count, *(a for i in range(count) for a in (count + 1 + i, i))]
-        cut = cut.transpose(*order, *range(2 * count + 1, cut.ndim))
-        sizes = [n * b for n, b in zip(x.shape[1 : count + 1], blocks, strict=True)]
-        whole = cut.reshape(batch, *sizes, *x.shape[count + 1 :])
-        if any(min(c) < 0 or sum(c) > n for n, c in zip(sizes, crops, strict=True)):
-            raise ShapeMismatch(f"crops {crops} of a shape {whole.shape}")
-        inside = [slice(a, n - b) for n, (a, b) in zip(sizes, crops, strict=True)]
-        return (np.asarray(whole[(slice(None), *inside)], order="C"),)
-
-    return run
+    blocks, crops = dimensions(inputs[1]), _paddings(inputs[2])
+    x, count = np.asarray(inputs[0]), len(blocks)
+    batch = x.shape[0] // int(np.prod(blocks))
+    cut = x.reshape(*blocks, batch, *x.shape[1:])
+    order = [count, *(a for i in range(count) for a in (count + 1 + i, i))]
+    cut = cut.transpose(*order, *range(2 * count + 1, cut.ndim))
+    sizes = [n * b for n, b in zip(x.shape[1 : count + 1], blocks, strict=True)]
+    whole = cut.reshape(batch, *sizes, *x.shape[count + 1 :])
+    if any(min(c) < 0 or sum(c) > n for n, c in zip(sizes, crops, strict=True)):
+        raise ShapeMismatch(f"crops {crops} of a shape {whole.shape}")
+    inside = [slice(a, n - b) for n, (a, b) in zip(sizes, crops, strict=True)]
+    return (np.asarray(whole[(slice(None), *inside)], order="C"),)
 
 
 OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})

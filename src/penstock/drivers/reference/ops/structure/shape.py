@@ -9,7 +9,15 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    function,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.numerics.real_values import by_parts
 from penstock.drivers.reference.ops.numerics.requantize import integer_range
 from penstock.errors import ShapeMismatch
@@ -53,18 +61,14 @@ def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
     return tuple(shape)
 
 
-@kernel("RESHAPE")
-def reshape(site: Site) -> Kernel:
+@function("RESHAPE")
+def reshape(site: Site, inputs: Inputs) -> Outputs:
     """The same elements in another shape; a vector of dimensions counts before the attribute."""
     attribute = site.attributes.integers("new_shape")
     fixed = () if attribute == (0,) else attribute
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        given = inputs[1] if len(inputs) > 1 else None
-        target = fixed if given is None or given.ndim != 1 else dimensions(given)
-        return (_reshaped(np.asarray(inputs[0]), target),)
-
-    return run
+    given = inputs[1] if len(inputs) > 1 else None
+    target = fixed if given is None or given.ndim != 1 else dimensions(given)
+    return (_reshaped(np.asarray(inputs[0]), target),)
 
 
 def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
@@ -82,29 +86,20 @@ def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
     return x.reshape(target)
 
 
-@kernel("SQUEEZE")
-def squeeze(site: Site) -> Kernel:
+@function("SQUEEZE")
+def squeeze(site: Site, inputs: Inputs) -> Outputs:
     """Without the named dimensions of size 1, or without all of them."""
     axes = site.attributes.integers("squeeze_dims")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        chosen = {normal_axis(axis, x.ndim) for axis in axes}
-        return (np.squeeze(x, tuple(chosen) if chosen else None),)
-
-    return run
+    x = np.asarray(inputs[0])
+    chosen = {normal_axis(axis, x.ndim) for axis in axes}
+    return (np.squeeze(x, tuple(chosen) if chosen else None),)
 
 
-@kernel("EXPAND_DIMS")
-def expand_dims(site: Site) -> Kernel:
+@function("EXPAND_DIMS", inputs=2)
+def expand_dims(_: Site, inputs: Inputs) -> Outputs:
     """A dimension of size 1 inserted at an axis."""
-    require(len(site.inputs) == 2, "EXPAND_DIMS without an axis")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
-        return (np.expand_dims(x, normal_axis(axis, x.ndim + 1)),)
-
-    return run
+    x, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1])
+    return (np.expand_dims(x, normal_axis(axis, x.ndim + 1)),)
 
 
 @kernel("SHAPE")
@@ -121,16 +116,11 @@ def rank_of(site: Site) -> Kernel:
     return lambda inputs: (np.array(np.asarray(inputs[0]).ndim, dtype),)
 
 
-@kernel("BROADCAST_TO")
-def broadcast_to(site: Site) -> Kernel:
+@function("BROADCAST_TO", inputs=2)
+def broadcast_to(_: Site, inputs: Inputs) -> Outputs:
     """Repeated along dimensions of size 1, and along new leading ones."""
-    require(len(site.inputs) == 2, "BROADCAST_TO without a shape")
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        target = checked(dimensions(inputs[1]), "BROADCAST_TO")
-        return (np.broadcast_to(np.asarray(inputs[0]), target).copy(),)
-
-    return run
+    target = checked(dimensions(inputs[1]), "BROADCAST_TO")
+    return (np.broadcast_to(np.asarray(inputs[0]), target).copy(),)
 
 
 @kernel("BROADCAST_ARGS")
@@ -242,16 +232,12 @@ def _bitcast_packed(given: DType, made: DType) -> Kernel:
     return run
 
 
-@kernel("FILL")
-def fill(site: Site) -> Kernel:
+@function("FILL")
+def fill(site: Site, inputs: Inputs) -> Outputs:
     """An array of a given shape, every element one scalar."""
     dtype = site.output().dtype.numpy
-
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        target = checked(dimensions(inputs[0]), "FILL")
-        return (np.full(target, scalar(inputs[1], "a value to fill with"), dtype),)
-
-    return run
+    target = checked(dimensions(inputs[0]), "FILL")
+    return (np.full(target, scalar(inputs[1], "a value to fill with"), dtype),)
 
 
 @kernel("ZEROS_LIKE")
