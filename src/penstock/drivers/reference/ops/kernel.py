@@ -116,8 +116,13 @@ class Site(Struct, frozen=True, eq=False):
         """
         return self.values(index) if self.has(index) else None
 
+    def require_types(self, condition: bool) -> None:
+        """Raises `Unsupported`, which names the types of all operands, unless *condition* holds."""
+        if not condition:
+            raise self.unsupported_types()
+
     def unsupported_types(self) -> Unsupported:
-        """The refusal of this combination of types, to raise."""
+        """The error for this combination of types."""
         given = ", ".join("-" if o is None else o.dtype.value for o in self.inputs)
         written = ", ".join(o.dtype.value for o in self.outputs)
         return Unsupported(f"{self.operation.type} of ({given}) -> ({written})")

@@ -46,8 +46,7 @@ def embedding_lookup(site: Site) -> Kernel:
         return _scaled_by_blocks(site)
     if table.dtype is target:
         return lambda inputs: (rows_of(given(inputs[1]), given(inputs[0])),)
-    if table.dtype not in NARROW or target is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(table.dtype in NARROW and target is DType.FLOAT32)
     scales = _row_scales(table)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -62,8 +61,9 @@ def embedding_lookup(site: Site) -> Kernel:
 
 def _scaled_by_blocks(site: Site) -> Kernel:
     target = site.output().dtype
-    if site.input(1).dtype not in BLOCK_SCALED or target not in {DType.FLOAT32, DType.FLOAT16}:
-        raise site.unsupported_types()
+    site.require_types(
+        site.input(1).dtype in BLOCK_SCALED and target in {DType.FLOAT32, DType.FLOAT16}
+    )
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         ids, table, scales = (given(x) for x in inputs)

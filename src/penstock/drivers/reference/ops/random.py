@@ -189,8 +189,7 @@ _FILLS: Final[dict[str, Callable[[NDArray], NDArray]]] = {
 def fill(site: Site) -> Kernel:
     """A given shape filled with random float32 numbers, whole blocks of words after another."""
     generator, make = Generator.of(site), _FILLS[site.operation.type]
-    if site.output().dtype is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(site.output().dtype is DType.FLOAT32)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         shape = checked(dimensions(inputs[0]), site.operation.type)
@@ -209,8 +208,7 @@ def multinomial(site: Site) -> Kernel:
     first whose running sum, float64, exceeds a uniform part of the whole.
     """
     generator, dtype = Generator.of(site), site.output().dtype.numpy
-    if site.input(0).dtype is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is DType.FLOAT32)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         logits, (samples,) = given(inputs[0]), dimensions(inputs[1])
@@ -250,8 +248,7 @@ def random_multinomial(site: Site) -> Kernel:
     """int32 [batches, samples]; logits that are not finite are never drawn. The same seeds give the
     same classes at every run; seeds of 0 and 0 are none (`Generator`).
     """
-    if not site.input(0).dtype.is_float:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype.is_float)
     read, samples = reader(site.input(0), "logits"), site.attributes.integer("samples")
     place = site.operation.outputs[0]
 

@@ -47,8 +47,7 @@ def box_with_nms_limit(site: Site) -> Kernel:
     read_boxes = reader(site.input(1), "boxes")
     write_scores = writer(site.output(0), "scores")
     chooser = Chooser.of(site.attributes)
-    if site.output(1).dtype is not site.input(1).dtype:
-        raise site.unsupported_types()
+    site.require_types(site.output(1).dtype is site.input(1).dtype)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         scores, boxes = read_scores(inputs[0]), read_boxes(inputs[1])
@@ -199,8 +198,7 @@ def detection_postprocessing(site: Site) -> Kernel:
     and how many there are. Class 0 is the background, never detected.
     """
     for index in range(3):
-        if site.input(index).dtype not in FLOATING:
-            raise site.unsupported_types()
+        site.require_types(site.input(index).dtype in FLOATING)
     roles = ("scores", "boxes", "anchors")
     readers = [reader(site.input(i), role) for i, role in enumerate(roles)]
     write_scores, write_boxes = writer(site.output(0), "scores"), writer(site.output(1), "boxes")

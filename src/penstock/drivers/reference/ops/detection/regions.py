@@ -116,8 +116,7 @@ def roi_align(site: Site) -> Kernel:
     rounded up.
     """
     source, target = site.input(0), site.output()
-    if source.dtype is not target.dtype or source.dtype not in FLOATING | STORED:
-        raise site.unsupported_types()
+    site.require_types(source.dtype is target.dtype and source.dtype in FLOATING | STORED)
     regions = Regions.of(site)
     points = tuple(
         site.attributes.integer(f"sampling_points_{side}") for side in ("height", "width")
@@ -198,13 +197,11 @@ def _mean(picked: NDArray, rows: NDArray, columns: NDArray) -> NDArray:
 def roi_pooling(site: Site) -> Kernel:
     """Corners are rounded to pixels, both included; a cell beyond the image is zero."""
     source, target = site.input(0), site.output()
-    if source.dtype is not target.dtype or source.dtype not in FLOATING | STORED:
-        raise site.unsupported_types()
+    site.require_types(source.dtype is target.dtype and source.dtype in FLOATING | STORED)
     nothing = 0
     if source.dtype in STORED:
         nothing = tensor_quantization(source, "an image").zero_point
-        if source.quantization != target.quantization:
-            raise site.unsupported_types()
+        site.require_types(source.quantization == target.quantization)
     regions = Regions.of(site)
 
     def fill(image: NDArray, corners: NDArray, batches: NDArray, out: NDArray) -> None:

@@ -286,6 +286,5 @@ def _whole(compute: Pair, a: NDArray, b: NDArray) -> NDArray:
 def check_types(site: Site, types: Collection[DType]) -> DType:
     """The one type of both inputs and the output; `Unsupported` unless it is one of *types*."""
     dtypes = {site.input(0).dtype, site.input(1).dtype, site.output().dtype}
-    if len(dtypes) != 1 or not dtypes <= set(types):
-        raise site.unsupported_types()
+    site.require_types(len(dtypes) == 1 and dtypes <= set(types))
     return site.output().dtype

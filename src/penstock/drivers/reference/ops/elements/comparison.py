@@ -50,8 +50,7 @@ def compare(site: Site) -> Kernel:
     """
     name, dtype = site.operation.type, site.input(0).dtype
     function = COMPARISONS[name]
-    if dtype is not site.input(1).dtype:
-        raise site.unsupported_types()
+    site.require_types(dtype is site.input(1).dtype)
     equality = name in {"EQUAL", "NOT_EQUAL"}
     scaled = dtype in QUANTIZED_8 or (
         equality and dtype is DType.INT16 and site.input(0).quantization is not None

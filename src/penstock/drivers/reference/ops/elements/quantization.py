@@ -56,8 +56,7 @@ TABLED: Final = frozenset({DType.INT8, DType.UINT8})
 def quantize(site: Site) -> Kernel:
     """Real values to stored ones, or stored ones to another quantisation."""
     source, target = site.input(0), site.output()
-    if target.dtype not in STORED:
-        raise site.unsupported_types()
+    site.require_types(target.dtype in STORED)
     if source.dtype.is_float:
         return _quantize(target)
     if source.dtype in STORED:
@@ -69,13 +68,11 @@ def quantize(site: Site) -> Kernel:
 def dequantize(site: Site) -> Kernel:
     """Stored values to real ones, or 16-bit floats to wider ones."""
     source, target = site.input(0), site.output()
-    if not target.dtype.is_float:
-        raise site.unsupported_types()
+    site.require_types(target.dtype.is_float)
     dtype = target.dtype.numpy
     if source.dtype.is_float:
         return lambda inputs: (given(inputs[0]).astype(dtype),)
-    if source.dtype not in STORED:
-        raise site.unsupported_types()
+    site.require_types(source.dtype in STORED)
     scales, zero_points = _vectors(_quantization(source), source)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

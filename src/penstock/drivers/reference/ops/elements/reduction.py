@@ -41,14 +41,12 @@ def mean_or_sum(site: Site) -> Kernel:
     A quantised sum is the sum of the real values, for int8 and int16 as for uint8.
     """
     dtype, mean = site.input(0).dtype, site.operation.type == "MEAN"
-    if dtype is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(dtype is site.output().dtype)
     if dtype is DType.BOOL and not mean:
         return _any_or_all(site, np.logical_or)
     if dtype in QUANTIZED:
         return _reduction(site, _quantized_sum(site, mean=mean))
-    if dtype not in PLAIN:
-        raise site.unsupported_types()
+    site.require_types(dtype in PLAIN)
     return _reduction(site, _mean if mean else _sum)
 
 
@@ -124,8 +122,7 @@ def extreme(site: Site) -> Kernel:
     if dtype is DType.BOOL:
         largest = site.operation.type == "REDUCE_MAX"
         return _any_or_all(site, np.logical_or if largest else np.logical_and)
-    if dtype not in PLAIN | QUANTIZED:
-        raise site.unsupported_types()
+    site.require_types(dtype in PLAIN | QUANTIZED)
     if dtype in QUANTIZED:
         # Scales a channel count as none, as LiteRT's kernel takes them.
         given, made = (of_tensor(o.quantization) for o in (site.input(0), site.output()))
@@ -151,11 +148,9 @@ def product(site: Site) -> Kernel:
     if dtype is DType.BOOL:
         return _any_or_all(site, np.logical_and)
     if site.input(0).quantization is not None:
-        if dtype not in {DType.INT8, DType.INT16}:
-            raise site.unsupported_types()
+        site.require_types(dtype in {DType.INT8, DType.INT16})
         return _reduction(site, _quantized_product(site))
-    if dtype not in PLAIN | {DType.INT8, DType.UINT8, DType.INT16}:
-        raise site.unsupported_types()
+    site.require_types(dtype in PLAIN | {DType.INT8, DType.UINT8, DType.INT16})
     return _reduction(
         site, lambda x, axes: np.asarray(np.multiply.reduce(x, axes, x.dtype, keepdims=True))
     )
@@ -203,8 +198,7 @@ def arg_extreme(site: Site) -> Kernel:
     """The index of the first largest or smallest stored value along an axis; what is not a number
     is neither.
     """
-    if site.input(0).dtype not in PLAIN | QUANTIZED | {DType.BOOL}:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL})
     largest = site.operation.type == "ARG_MAX"
     function, extreme = (np.argmax, np.inf) if largest else (np.argmin, -np.inf)
     dtype = site.output().dtype.numpy
@@ -229,8 +223,7 @@ def cumulative_sum(site: Site) -> Kernel:
     """The running sum along an axis, from the end on request, without the element itself on
     request.
     """
-    if site.input(0).dtype not in PLAIN:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in PLAIN)
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

@@ -91,8 +91,7 @@ def prelu(site: Site) -> Kernel:
     slopes.
     """
     dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
-    if sloped_by is not (DType.INT8 if dtype is DType.INT16 else dtype):
-        raise site.unsupported_types()
+    site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))
     if dtype is DType.FLOAT32:
         return _float_prelu
     given, made = _quantizations(site, QUANTIZED)
@@ -187,8 +186,7 @@ def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Q
     """Scales and zero points of the first input and the output, which have one type out of
     *types*.
     """
-    if site.input(0).dtype not in types or site.input(0).dtype is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
     if site.input(0).dtype is DType.INT16:

@@ -62,8 +62,7 @@ def tanh(site: Site) -> Kernel:
 @kernel("ELU")
 def elu(site: Site) -> Kernel:
     """`x` where it is not negative, `exp(x) - 1` elsewhere."""
-    if site.input(0).dtype is DType.UINT8:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is not DType.UINT8)
     return _by_type(site, _elu, _elu)
 
 
@@ -90,8 +89,7 @@ def _by_type(
     nearest float32.
     """
     given = site.input(0).dtype
-    if given is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(given is site.output().dtype)
     if given in QUANTIZED_8:
         return tabulated_reals(site, rounded)
     if given is not DType.FLOAT32 and given.numpy not in short:

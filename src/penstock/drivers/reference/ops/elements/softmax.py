@@ -76,8 +76,7 @@ def log_softmax(site: Site) -> Kernel:
     point.
     """
     given = site.input(0).dtype
-    if given is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(given is site.output().dtype)
     if given is DType.FLOAT32:
         return _rows(_float_log_softmax)
     if given in QUANTIZED_8:
@@ -253,8 +252,7 @@ def l2_normalization(site: Site) -> Kernel:
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
         return lambda inputs: (by_rows(_l2_float, np.asarray(inputs[0])),)
-    if dtype not in QUANTIZED_8 or dtype is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(dtype in QUANTIZED_8 and dtype is site.output().dtype)
     zero_point = tensor_quantization(site.input(0), "the input").zero_point
     made = tensor_quantization(site.output(), "the output")
     least, middle = (0, 128) if dtype is DType.UINT8 else (-128, 0)
@@ -287,8 +285,7 @@ def local_response_normalization(site: Site) -> Kernel:
     Neighbours on both sides count, as TensorFlow, NNAPI and LiteRT's default kernel have
     it; LiteRT's reference kernel leaves the farthest one above out.
     """
-    if site.input(0).dtype is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is DType.FLOAT32)
     radius = site.attributes.integer("radius")
     bias, alpha, beta = (
         np.float32(site.attributes.number(name)) for name in ("bias", "alpha", "beta")
@@ -316,8 +313,7 @@ def instance_normalization(site: Site) -> Kernel:
     float64.
     """
     dtype = site.output().dtype
-    if site.input(0).dtype is not dtype or dtype not in REAL:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is dtype and dtype in REAL)
     gamma, beta, epsilon = (site.attributes.number(name) for name in ("gamma", "beta", "epsilon"))
     axes = (2, 3) if channels_first(site) else (1, 2)
 

@@ -39,8 +39,7 @@ NEGATED: Final = frozenset(
 @kernel("NEG")
 def neg(site: Site) -> Kernel:
     """-x of the stored values, as TFLite has it for quantised operands too."""
-    if site.input(0).dtype not in NEGATED:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in NEGATED)
     return _elementwise(np.negative)
 
 
@@ -50,8 +49,7 @@ def absolute(site: Site) -> Kernel:
     dtype = site.input(0).dtype
     quantized = dtype is DType.INT8 or (dtype is DType.INT16 and site.input(0).quantization)
     if not quantized:
-        if dtype not in {DType.FLOAT32, DType.INT16, DType.INT32}:
-            raise site.unsupported_types()
+        site.require_types(dtype in {DType.FLOAT32, DType.INT16, DType.INT32})
         return _elementwise(np.abs)
     given, made = _quantizations(site)
     same = given.scale == made.scale
@@ -90,8 +88,7 @@ def rsqrt(site: Site) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return _elementwise(lambda x: np.float32(1) / np.sqrt(x))
-    if dtype not in {DType.INT8, DType.INT16}:
-        raise site.unsupported_types()
+    site.require_types(dtype in {DType.INT8, DType.INT16})
     given, made = _quantizations(site)
     greatest = np.float32(2**15 - 1) * np.float32(made.scale)
     if dtype is DType.INT16:
@@ -129,8 +126,7 @@ def sqrt(site: Site) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return _elementwise(np.sqrt)
-    if dtype not in {DType.INT8, DType.INT16} or dtype is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
     given, made = _quantizations(site)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
 
@@ -146,16 +142,14 @@ def sqrt(site: Site) -> Kernel:
 def real_function(site: Site) -> Kernel:
     """Functions of floats."""
     name = site.operation.type
-    if site.input(0).dtype not in FLOATS_OF.get(name, {DType.FLOAT32}):
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
     return _elementwise(_FUNCTIONS[name])
 
 
 @kernel("SIGN")
 def sign(site: Site) -> Kernel:
     """-1, 0 or 1 by the sign of x."""
-    if site.input(0).dtype not in {DType.FLOAT32, DType.FLOAT64, DType.INT32}:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
     return _elementwise(np.sign)
 
 
@@ -192,8 +186,7 @@ def _real(site: Site, function: Function, rounded: Function) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return _elementwise(function)
-    if dtype not in {DType.INT8, DType.INT16} or dtype is not site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
     return tabulated_reals(site, rounded)
 
 

@@ -342,8 +342,7 @@ def hadamard_rotation(site: Site) -> Kernel:
     size.
     """
     size = hadamard_size(site.attributes)
-    if site.input(0).dtype is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is DType.FLOAT32)
     factor = np.float32(1 / math.sqrt(size))
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:

@@ -49,15 +49,13 @@ def average_pool_2d(site: Site) -> Kernel:
 
 @kernel("L2_POOL_2D")
 def l2_pool_2d(site: Site) -> Kernel:
-    if not site.input(0).dtype.is_float:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype.is_float)
     return _pool(site, _root_mean_square)
 
 
 def _pool(site: Site, reduce: Reduce) -> Kernel:
     dtype, quantization = site.output().dtype, site.output().quantization
-    if site.input(0).dtype is not dtype or not (dtype.is_float or dtype in QUANTIZED):
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype is dtype and (dtype.is_float or dtype in QUANTIZED))
     steps = Steps.of(site.attributes)
     extents = site.attributes.integer("filter_height"), site.attributes.integer("filter_width")
     if min(extents) < 1:
@@ -189,8 +187,7 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
     _require_float(site)
     options = windowed_pool(site.attributes)
     activation_bounds(options.fused_activation_function)
-    if site.output(1).dtype is not DType.FLOAT32:
-        raise site.unsupported_types()
+    site.require_types(site.output(1).dtype is DType.FLOAT32)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         image = given(inputs[0])

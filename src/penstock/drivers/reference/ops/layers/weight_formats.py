@@ -33,8 +33,9 @@ def block_scaled(site: Site) -> Kernel:
     the sums of blocks weighed by the scales.
     """
     source, weights, target = site.input(0), site.input(1), site.output()
-    if not (source.dtype is target.dtype is DType.FLOAT32 and weights.dtype is DType.INT4):
-        raise site.unsupported_types()
+    site.require_types(
+        source.dtype is target.dtype is DType.FLOAT32 and weights.dtype is DType.INT4
+    )
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
     keep = site.attributes.flag("keep_num_dims")
@@ -73,8 +74,7 @@ def shuffled_layer(site: Site) -> Kernel:
     multiple of 4, depth one of 16.
     """
     types = [site.input(0).dtype, site.input(1).dtype, site.output().dtype]
-    if types != [DType.UINT8, DType.UINT8, DType.INT16]:
-        raise site.unsupported_types()
+    site.require_types(types == [DType.UINT8, DType.UINT8, DType.INT16])
     require(len(site.outputs) == 2, "shuffled weights without a work space")
     source, filters = (tensor_quantization(site.input(i), f"input {i}").scale for i in (0, 1))
     target = tensor_quantization(site.output(), "an output")

@@ -5,11 +5,11 @@ and sequences, batch or time first, forward or backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported
+from penstock.drivers.reference.ops.kernel import Inputs, Kernel, Outputs, Site, Unsupported
 from penstock.drivers.reference.ops.numerics.hybrid import (
     centred_rows,
     reach_of,
@@ -70,6 +70,90 @@ Arrays: TypeAlias = Mapping[int, NDArray]
 
 Product: TypeAlias = Callable[[NDArray], NDArray]
 """Vectors [rows, depth] float32 to fresh sums [rows, columns] float32."""
+
+
+States: TypeAlias = Sequence[NDArray]
+
+
+class Direction(Protocol):
+    """A cell with its parameters prepared."""
+
+    def run(
+        self, source: NDArray, auxiliary: NDArray | None, states: States, *, backward: bool = False
+    ) -> tuple[NDArray, States]:
+        """Outputs [time, batch, outputs] for *source* [time, batch, size], and the states
+        afterwards. *auxiliary* [time, batch, its size] is used if the cell has weights for it.
+        """
+        ...
+
+
+def single_direction(
+    site: Site,
+    one_step: str,
+    parameters: Sequence[int],
+    states: Sequence[int],
+    make: Callable[[Arrays], Direction],
+) -> Kernel:
+    """The kernel of the cell that *make* makes of its *parameters*, for the operation type
+    *one_step*, or a sequence in other types. *parameters* and *states* are positions of inputs.
+    """
+    sequence = site.operation.type != one_step
+    time_major = sequence and site.attributes.flag("time_major")
+
+    def prepare(arrays: Arrays) -> Kernel:
+        cell = make(arrays)
+
+        def run(inputs: Inputs) -> Outputs:
+            source, before = given(inputs[0]), [given(inputs[i]) for i in states]
+            steps = time_first(source, time_major=time_major) if sequence else source[None]
+            outputs, after = cell.run(steps, None, before)
+            result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
+            return real_results(site, [result, *_shaped(after, before)])
+
+        return run
+
+    return with_parameters(site, parameters, prepare)
+
+
+def both_directions(
+    site: Site,
+    parameters: Sequence[int],
+    states: Sequence[int],
+    auxiliary: int,
+    weighted: bool,
+    make: Callable[[Arrays], tuple[Direction, Direction]],
+) -> Kernel:
+    """The kernel of a forward and a backward cell, with half of the *states* each. A *weighted*
+    input *auxiliary* joins both directions; one without weights is the backward cell's input.
+    """
+    time_major, merged = (site.attributes.flag(n) for n in ("time_major", "merge_outputs"))
+    if weighted:
+        site.input(auxiliary)
+
+    def prepare(arrays: Arrays) -> Kernel:
+        forward, backward = make(arrays)
+
+        def run(inputs: Inputs) -> Outputs:
+            source, extra = time_first(given(inputs[0]), time_major=time_major), None
+            if site.has(auxiliary):
+                extra = time_first(given(inputs[auxiliary]), time_major=time_major)
+            other = source if weighted or extra is None else extra
+            before = [given(inputs[i]) for i in states]
+            half = len(before) // 2
+            ahead, ahead_after = forward.run(source, extra, before[:half])
+            back, back_after = backward.run(other, extra, before[half:], backward=True)
+            results = [np.concatenate([ahead, back], axis=2)] if merged else [ahead, back]
+            stored = [as_stored(r, time_major=time_major) for r in results]
+            return real_results(site, [*stored, *_shaped([*ahead_after, *back_after], before)])
+
+        return run
+
+    return with_parameters(site, parameters, prepare)
+
+
+def _shaped(after: States, before: States) -> list[NDArray]:
+    """The states in the shapes that they came in."""
+    return [new.reshape(old.shape) for new, old in zip(after, before, strict=True)]
 
 
 def with_parameters(

@@ -7,18 +7,26 @@ The types of an operation, and how many intermediate results it has, select the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from functools import partial
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported, kernel, require
+from penstock.drivers.reference.ops.kernel import (
+    Inputs,
+    Kernel,
+    Outputs,
+    Site,
+    Unsupported,
+    kernel,
+    require,
+)
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.drivers.reference.ops.recurrent.cells import (
     Arrays,
-    as_stored,
+    Direction,
+    both_directions,
     check_real,
-    real_results,
-    time_first,
+    single_direction,
     with_parameters,
 )
 from penstock.drivers.reference.ops.recurrent.lstm_basic import basic_lstm
@@ -28,13 +36,11 @@ from penstock.drivers.reference.ops.recurrent.lstm_integer_16 import (
     Intermediates,
     Memory16,
 )
-from penstock.drivers.reference.ops.recurrent.lstm_real import FORGET, Memory, Positions, RealMemory
-from penstock.ir import DType, NDArray
+from penstock.drivers.reference.ops.recurrent.lstm_real import FORGET, Positions, RealMemory
+from penstock.ir import DType
 
 UNIDIRECTIONAL = Positions(first=1, norms=20)
 STATES = (18, 19)
-
-Cell: TypeAlias = "Memory16 | Memory8"
 
 
 def integer_lstm(site: Site) -> Kernel:
@@ -43,23 +49,7 @@ def integer_lstm(site: Site) -> Kernel:
     How many intermediate results have quantisation parameters tells the form: 5 or, for one step
     only, 12.
     """
-    make = _maker(site)
-    sequence = site.operation.type != "LSTM"
-    time_major = sequence and site.attributes.flag("time_major")
-
-    def prepare(arrays: Arrays) -> Kernel:
-        memory = make(arrays)
-
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            source = given(inputs[0])
-            steps = time_first(source, time_major=time_major) if sequence else source[None]
-            outputs, *after = _run(memory, steps, inputs)
-            result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
-            return [result, *after][: len(site.outputs)]
-
-        return run
-
-    return with_parameters(site, UNIDIRECTIONAL.all(), prepare)
+    return single_direction(site, "LSTM", UNIDIRECTIONAL.all(), STATES, _maker(site))
 
 
 @kernel("QUANTIZED_LSTM")
@@ -77,24 +67,18 @@ def quantized_lstm(site: Site) -> Kernel:
     def prepare(arrays: Arrays) -> Kernel:
         memory = Memory16(site, UNIDIRECTIONAL, STATES, arrays, intermediates)
 
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            outputs, state, cell = _run(memory, given(inputs[0])[None], inputs)
-            return [state, cell, outputs[0]]
+        def run(inputs: Inputs) -> Outputs:
+            before = [given(inputs[i]) for i in STATES]
+            outputs, after = memory.run(given(inputs[0])[None], None, before)
+            states = [new.reshape(old.shape) for new, old in zip(after, before, strict=True)]
+            return [*states, outputs[0]]
 
         return run
 
     return with_parameters(site, UNIDIRECTIONAL.all(), prepare)
 
 
-def _run(memory: Cell, steps: NDArray, inputs: Sequence[NDArray | None]) -> list[NDArray]:
-    """Outputs over time, and both states in the shapes that they came in."""
-    before = [given(inputs[i]) for i in STATES]
-    outputs, after = memory.run(steps, Memory(*before))
-    pairs = zip((after.output, after.cell), before, strict=True)
-    return [outputs, *(new.reshape(old.shape) for new, old in pairs)]
-
-
-def _maker(site: Site) -> Callable[[Arrays], Cell]:
+def _maker(site: Site) -> Callable[[Arrays], Direction]:
     _check_types(site)
     scales = tuple(np.float32(s) for s in _numbers(site, "intermediate_scales"))
     zero_points = tuple(int(z) for z in _numbers(site, "intermediate_zero_points"))
@@ -154,70 +138,19 @@ def lstm(site: Site) -> Kernel:
     if site.input(0).dtype is DType.INT8:
         return integer_lstm(site)
     check_real(site, 0, *STATES)
-    return _real(site)
-
-
-def _real(site: Site) -> Kernel:
-    sequence = site.operation.type != "LSTM"
-    time_major = sequence and site.attributes.flag("time_major")
-
-    def prepare(arrays: Arrays) -> Kernel:
-        memory = RealMemory(site, UNIDIRECTIONAL, arrays)
-
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            source = given(inputs[0])
-            before = [given(inputs[i]) for i in STATES]
-            steps = time_first(source, time_major=time_major) if sequence else source[None]
-            outputs, after = memory.run(steps, None, Memory(*before))
-            result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
-            return real_results(site, [result, *_shaped(after, before)])
-
-        return run
-
-    return with_parameters(site, UNIDIRECTIONAL.all(), prepare)
+    return single_direction(
+        site, "LSTM", UNIDIRECTIONAL.all(), STATES, partial(RealMemory, site, UNIDIRECTIONAL)
+    )
 
 
 @kernel("BIDIRECTIONAL_SEQUENCE_LSTM")
 def bidirectional_lstm(site: Site) -> Kernel:
-    """Float and hybrid. An auxiliary input with weights joins both directions; one without is the
-    backward direction's input.
-    """
+    """Float and hybrid."""
     check_real(site, 0, *BIDIRECTIONAL_STATES)
-    time_major = site.attributes.flag("time_major")
+    parameters = [*FORWARD.all(), *BACKWARD.all()]
     weighted = site.has(AUXILIARY_WEIGHTS + FORGET)
-    if weighted:
-        site.input(AUXILIARY)
 
-    def prepare(arrays: Arrays) -> Kernel:
-        forward, backward = (RealMemory(site, p, arrays) for p in (FORWARD, BACKWARD))
+    def make(arrays: Arrays) -> tuple[RealMemory, RealMemory]:
+        return RealMemory(site, FORWARD, arrays), RealMemory(site, BACKWARD, arrays)
 
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            source = time_first(given(inputs[0]), time_major=time_major)
-            extra = None
-            if site.has(AUXILIARY):
-                extra = time_first(given(inputs[AUXILIARY]), time_major=time_major)
-            other = source if weighted or extra is None else extra
-            states = [given(inputs[i]) for i in BIDIRECTIONAL_STATES]
-            ahead, ahead_after = forward.run(source, extra, Memory(*states[:2]))
-            back, back_after = backward.run(other, extra, Memory(*states[2:]), backward=True)
-            results = [ahead, back]
-            if site.attributes.flag("merge_outputs"):
-                results = [np.concatenate(results, axis=2)]
-            return real_results(
-                site,
-                [
-                    *(as_stored(r, time_major=time_major) for r in results),
-                    *_shaped(ahead_after, states[:2]),
-                    *_shaped(back_after, states[2:]),
-                ],
-            )
-
-        return run
-
-    return with_parameters(site, [*FORWARD.all(), *BACKWARD.all()], prepare)
-
-
-def _shaped(after: Memory, before: Sequence[NDArray]) -> list[NDArray]:
-    """The state in the shapes that it came in."""
-    pairs = zip((after.output, after.cell), before, strict=True)
-    return [new.reshape(old.shape) for new, old in pairs]
+    return both_directions(site, parameters, BIDIRECTIONAL_STATES, AUXILIARY, weighted, make)

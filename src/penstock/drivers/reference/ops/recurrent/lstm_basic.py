@@ -259,8 +259,7 @@ def quantized_16bit_lstm(site: Site) -> Kernel:
     the first columns of the joined weights meet the input, whichever matrix they come from.
     """
     wanted = [*[DType.UINT8] * 9, *[DType.INT32] * 4, DType.INT16, DType.UINT8]
-    if [site.input(i).dtype for i in range(len(wanted))] != wanted:
-        raise site.unsupported_types()
+    site.require_types([site.input(i).dtype for i in range(len(wanted))] == wanted)
     weights = tensor_quantization(site.input(1), "the weights")
     multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(9), "the biases").scale))
     order = (0, 2, 1, 3)

@@ -22,7 +22,7 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     rounding_divide_by_pot,
 )
 from penstock.drivers.reference.ops.numerics.products import Columns
-from penstock.drivers.reference.ops.recurrent.cells import Arrays, rows_of
+from penstock.drivers.reference.ops.recurrent.cells import Arrays, States, rows_of
 from penstock.drivers.reference.ops.recurrent.lstm_basic import (
     GREATEST,
     LEAST,
@@ -35,7 +35,6 @@ from penstock.drivers.reference.ops.recurrent.lstm_real import (
     FORGET,
     INPUT,
     OUTPUT,
-    Memory,
     Positions,
     clip_of,
     gates_of,
@@ -223,21 +222,21 @@ class Memory16:
             clip_of(site, "proj_clip"), output_scale(site), DType.INT8
         )
 
-    def run(self, source: NDArray, state: Memory) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state
-        afterwards.
-        """
+    def run(
+        self, source: NDArray, _auxiliary: NDArray | None, states: States, *, backward: bool = False
+    ) -> tuple[NDArray, States]:
+        """As `Direction`, forward only; the states are int8 output and int16 cell."""
         steps, batch, _ = source.shape
         shape = batch, len(self._gates), self.cells
         sums = clamp_16(self._input(rows_of(source))).reshape(steps, *shape)
-        hidden = state.output.reshape(batch, self.outputs)
-        cell = state.cell.reshape(batch, self.cells).astype(np.int64)
+        hidden = states[0].reshape(batch, self.outputs)
+        cell = states[1].reshape(batch, self.cells).astype(np.int64)
         outputs = np.empty((steps, batch, self.outputs), np.int8)
         for step in watched(range(steps)):
             gates = clamp_16(sums[step] + self._recurrent(hidden).reshape(shape))
             hidden, cell = self._step(gates, cell)
             outputs[step] = hidden
-        return outputs, Memory(hidden.astype(np.int8), cell.astype(np.int16))
+        return outputs, (hidden.astype(np.int8), cell.astype(np.int16))
 
     def _step(self, sums: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
         gates = {gate: sums[:, at] for at, gate in enumerate(self._gates)}

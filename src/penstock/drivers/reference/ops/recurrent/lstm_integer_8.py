@@ -20,7 +20,7 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     rounding_divide_by_pot,
 )
 from penstock.drivers.reference.ops.numerics.tables import round_half_away
-from penstock.drivers.reference.ops.recurrent.cells import Arrays, rows_of
+from penstock.drivers.reference.ops.recurrent.cells import Arrays, States, rows_of
 from penstock.drivers.reference.ops.recurrent.lstm_basic import cut_logistic, cut_tanh
 from penstock.drivers.reference.ops.recurrent.lstm_integer_16 import (
     Peephole,
@@ -38,7 +38,6 @@ from penstock.drivers.reference.ops.recurrent.lstm_real import (
     FORGET,
     INPUT,
     OUTPUT,
-    Memory,
     Positions,
     clip_of,
     gates_of,
@@ -94,20 +93,20 @@ class Memory8:
             clip_of(site, "proj_clip"), output_scale(site), DType.INT8
         )
 
-    def run(self, source: NDArray, state: Memory) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] int8 for *source* [time, batch, size], and the state
-        afterwards.
-        """
+    def run(
+        self, source: NDArray, _auxiliary: NDArray | None, states: States, *, backward: bool = False
+    ) -> tuple[NDArray, States]:
+        """As `Direction`, forward only; the states are int8 output and int16 cell."""
         steps, batch, _ = source.shape
         rows = rows_of(source)
         inputs = {g: p.from_input(rows).reshape(steps, batch, -1) for g, p in self._parts.items()}
-        hidden = state.output.reshape(batch, self.outputs)
-        cell = state.cell.reshape(batch, self.cells).astype(np.int64)
+        hidden = states[0].reshape(batch, self.outputs)
+        cell = states[1].reshape(batch, self.cells).astype(np.int64)
         outputs = np.empty((steps, batch, self.outputs), np.int8)
         for step in watched(range(steps)):
             hidden, cell = self._step({g: v[step] for g, v in inputs.items()}, hidden, cell)
             outputs[step] = hidden
-        return outputs, Memory(hidden.astype(np.int8), cell.astype(np.int16))
+        return outputs, (hidden.astype(np.int8), cell.astype(np.int16))
 
     def _step(
         self, inputs: dict[int, NDArray], hidden: NDArray, cell: NDArray

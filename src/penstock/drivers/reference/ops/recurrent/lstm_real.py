@@ -21,6 +21,7 @@ from penstock.drivers.reference.ops.kernel import Site, Unsupported
 from penstock.drivers.reference.ops.recurrent.cells import (
     Arrays,
     Product,
+    States,
     activation_function,
     logistic,
     real_array,
@@ -36,14 +37,6 @@ INPUT, FORGET, CELL, OUTPUT = range(4)
 
 PARAMETERS: Final = 17
 """Weights and biases of one direction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """State: the output state [batch, outputs] and the cell state [batch, cells]."""
-
-    output: NDArray
-    cell: NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,24 +163,20 @@ class RealMemory:
         self._output_clip = np.float32(clip_of(site, "proj_clip"))
 
     def run(
-        self, source: NDArray, auxiliary: NDArray | None, state: Memory, *, backward: bool = False
-    ) -> tuple[NDArray, Memory]:
-        """Outputs [time, batch, outputs] for *source* [time, batch, size], and the state
-        afterwards.
-
-        *auxiliary* is [time, batch, its size], used where there are weights for it.
-        """
+        self, source: NDArray, auxiliary: NDArray | None, states: States, *, backward: bool = False
+    ) -> tuple[NDArray, States]:
+        """As `Direction`; the states are output [batch, outputs] and cell [batch, cells]."""
         steps, batch, _ = source.shape
         sums = self._sums(source, auxiliary).reshape(steps, batch, len(self._gates), self.cells)
-        hidden = real_array(state.output).reshape(batch, self.outputs)
-        cell = real_array(state.cell).reshape(batch, self.cells)
+        hidden = real_array(states[0]).reshape(batch, self.outputs)
+        cell = real_array(states[1]).reshape(batch, self.cells)
         outputs = np.empty((steps, batch, self.outputs), np.float32)
         for step in times(steps, backward=backward):
             recurrent = self._recurrent(hidden).reshape(batch, len(self._gates), self.cells)
             recurrent += sums[step]
             hidden, cell = self._step(recurrent, cell)
             outputs[step] = hidden
-        return outputs, Memory(hidden, cell)
+        return outputs, (hidden, cell)
 
     def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
         """What the inputs add to every gate at every step, biases included where they belong

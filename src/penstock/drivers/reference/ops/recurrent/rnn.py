@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
 
 import numpy as np
 
 from penstock.drivers.reference.ops.kernel import (
+    Inputs,
     Kernel,
     Site,
     kernel,
@@ -33,15 +34,16 @@ from penstock.drivers.reference.ops.numerics.weights import flattened, given
 from penstock.drivers.reference.ops.recurrent.cells import (
     HYBRID,
     Arrays,
+    States,
     activation_function,
-    as_stored,
+    both_directions,
     check_real,
     real_array,
     real_product,
     real_results,
     real_values,
     rows_of,
-    time_first,
+    single_direction,
     times,
     with_parameters,
 )
@@ -86,11 +88,9 @@ class Cell:
         self._activate = activation_function(site.attributes.text("fused_activation_function"))
 
     def run(
-        self, source: NDArray, auxiliary: NDArray | None, state: NDArray, *, backward: bool = False
-    ) -> tuple[NDArray, NDArray]:
-        """Outputs [time, batch, units] for *source* [time, batch, size], and the state
-        afterwards.
-        """
+        self, source: NDArray, auxiliary: NDArray | None, states: States, *, backward: bool = False
+    ) -> tuple[NDArray, States]:
+        """As `Direction`."""
         steps, batch, _ = source.shape
         units = len(self._bias)
         sums = self._input(rows_of(real_array(source)))
@@ -98,71 +98,33 @@ class Cell:
         if self._auxiliary is not None and auxiliary is not None:
             sums += self._auxiliary(rows_of(real_array(auxiliary)))
         sums = sums.reshape(steps, batch, units)
-        hidden = real_array(state).reshape(batch, units)
+        hidden = real_array(states[0]).reshape(batch, units)
         outputs = np.empty((steps, batch, units), np.float32)
         for step in times(steps, backward=backward):
             hidden = self._activate(sums[step] + self._recurrent(hidden))
             outputs[step] = hidden
-        return outputs, hidden.reshape(state.shape)
+        return outputs, (hidden,)
 
 
 @kernel("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN")
 def rnn(site: Site) -> Kernel:
     """One step, or a sequence."""
     check_real(site, 0, SINGLE.state)
-    sequence = site.operation.type != "RNN"
-    time_major = sequence and site.attributes.flag("time_major")
-
-    def prepare(arrays: Arrays) -> Kernel:
-        cell = Cell(site, SINGLE, arrays)
-
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            source, state = given(inputs[0]), given(inputs[SINGLE.state])
-            steps = time_first(source, time_major=time_major) if sequence else source[None]
-            outputs, after = cell.run(steps, None, state)
-            result = as_stored(outputs, time_major=time_major) if sequence else outputs[0]
-            return real_results(site, [result, after])
-
-        return run
-
-    return with_parameters(site, SINGLE.parameters(), prepare)
+    cell = partial(Cell, site, SINGLE)
+    return single_direction(site, "RNN", SINGLE.parameters(), [SINGLE.state], cell)
 
 
 @kernel("BIDIRECTIONAL_SEQUENCE_RNN")
 def bidirectional_rnn(site: Site) -> Kernel:
-    """Two cells. An auxiliary input with weights joins both directions; one without is the backward
-    direction's input.
-    """
-    check_real(site, 0, FORWARD.state, BACKWARD.state)
-    time_major = site.attributes.flag("time_major")
-    weighted = site.has(10)
-    if weighted:
-        site.input(AUXILIARY)
+    """Two cells."""
+    states = [FORWARD.state, BACKWARD.state]
+    check_real(site, 0, *states)
+    parameters = [*FORWARD.parameters(), *BACKWARD.parameters()]
 
-    def prepare(arrays: Arrays) -> Kernel:
-        forward, backward = (Cell(site, p, arrays) for p in (FORWARD, BACKWARD))
+    def make(arrays: Arrays) -> tuple[Cell, Cell]:
+        return Cell(site, FORWARD, arrays), Cell(site, BACKWARD, arrays)
 
-        def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-            source = time_first(given(inputs[0]), time_major=time_major)
-            extra = None
-            if site.has(AUXILIARY):
-                extra = time_first(given(inputs[AUXILIARY]), time_major=time_major)
-            other = source if weighted or extra is None else extra
-            states = [given(inputs[p.state]) for p in (FORWARD, BACKWARD)]
-            ahead, ahead_after = forward.run(source, extra, states[0])
-            back, back_after = backward.run(other, extra, states[1], backward=True)
-            results = [ahead, back]
-            if site.attributes.flag("merge_outputs"):
-                results = [np.concatenate(results, axis=2)]
-            stored = [as_stored(r, time_major=time_major) for r in results]
-            return real_results(site, [*stored, ahead_after, back_after])
-
-        return run
-
-    return with_parameters(site, [*FORWARD.parameters(), *BACKWARD.parameters()], prepare)
-
-
-Inputs: TypeAlias = Sequence[NDArray | None]
+    return both_directions(site, parameters, states, AUXILIARY, site.has(10), make)
 
 
 @kernel("SVDF")

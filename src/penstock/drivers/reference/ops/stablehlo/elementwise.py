@@ -176,8 +176,7 @@ def compare(site: Site) -> Kernel:
     direction = site.attributes.text("comparison_direction").rpartition("_")[2]
     total = site.attributes.text("compare_type").endswith("TOTAL_ORDER")
     order, dtype = ORDERINGS[direction], site.input(0).dtype
-    if dtype is not site.input(1).dtype or dtype not in ANY:
-        raise site.unsupported_types()
+    site.require_types(dtype is site.input(1).dtype and dtype in ANY)
     require(dtype not in COMPLEX or direction in {"EQ", "NE"}, f"{direction} of complex numbers")
     ranked = total and dtype in FLOATS
 
@@ -211,8 +210,7 @@ def clamp(site: Site) -> Kernel:
 @kernel("STABLEHLO_SELECT")
 def select(site: Site) -> Kernel:
     """The first value where the condition holds, else the second."""
-    if not site.input(1).dtype is site.input(2).dtype is site.output().dtype:
-        raise site.unsupported_types()
+    site.require_types(site.input(1).dtype is site.input(2).dtype is site.output().dtype)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         return (np.where(*aligned(inputs)),)

@@ -29,8 +29,7 @@ def _sum_dtype(site: Site) -> np.dtype[Any]:
     """
     made = site.output().dtype
     for operand in (site.input(0), site.input(1), site.output()):
-        if operand.dtype not in ANY or operand.quantization is not None:
-            raise site.unsupported_types()
+        site.require_types(operand.dtype in ANY and operand.quantization is None)
     if made in SMALL:
         return np.dtype(np.float32)
     return np.dtype(np.int64) if made.is_integer else made.numpy

@@ -85,8 +85,7 @@ def gather_nd(_: Site, inputs: Inputs) -> Outputs:
 @kernel("SCATTER_ND")
 def scatter_nd(site: Site) -> Kernel:
     """Zeros of a given shape with the updates added at index vectors."""
-    if site.output().dtype not in ADDED:
-        raise site.unsupported_types()
+    site.require_types(site.output().dtype in ADDED)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         indices, updates, shape = (

@@ -224,8 +224,7 @@ OPAQUE = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 @kernel("MATRIX_DIAG")
 def matrix_diag(site: Site) -> Kernel:
     """Square matrices with the last dimension of the input on their diagonals, zeros elsewhere."""
-    if site.input(0).dtype in OPAQUE:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype not in OPAQUE)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         diagonal = given(inputs[0])
@@ -242,8 +241,7 @@ def matrix_diag(site: Site) -> Kernel:
 @kernel("MATRIX_SET_DIAG")
 def matrix_set_diag(site: Site) -> Kernel:
     """The matrices with their diagonals, as long as the shorter side, replaced."""
-    if site.input(0).dtype in OPAQUE:
-        raise site.unsupported_types()
+    site.require_types(site.input(0).dtype not in OPAQUE)
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         result, diagonal = np.array(inputs[0], order="C"), given(inputs[1])

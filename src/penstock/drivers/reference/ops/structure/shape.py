@@ -243,8 +243,7 @@ def fill(site: Site, inputs: Inputs) -> Outputs:
 @kernel("ZEROS_LIKE")
 def zeros_like(site: Site) -> Kernel:
     """Zeros in the shape of the input."""
-    if site.output().dtype in OPAQUE:
-        raise site.unsupported_types()
+    site.require_types(site.output().dtype not in OPAQUE)
     return lambda inputs: (np.zeros_like(np.asarray(inputs[0])),)
 
 
@@ -254,8 +253,7 @@ def arange(site: Site) -> Kernel:
     again.
     """
     dtype = site.output().dtype
-    if dtype not in {DType.FLOAT32, DType.INT32, DType.INT64}:
-        raise site.unsupported_types()
+    site.require_types(dtype in {DType.FLOAT32, DType.INT32, DType.INT64})
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         start, limit, delta = (scalar(x, "a bound of a range") for x in inputs)
