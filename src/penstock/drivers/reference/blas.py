@@ -1,9 +1,8 @@
-"""NumPy's BLAS on a single thread while the reference driver runs.
+"""Limits NumPy's BLAS to a single thread while the reference driver runs.
 
-BLAS divides a product among its own pool of threads, one for each processor, and waits for the last
-of them. Where other programs use the processors, that wait is a turn of the scheduler for every
-product, 10 to 100 times what the product itself takes. The pool would also exceed `num_threads`,
-and the order of its sums would depend on the machine.
+OpenBLAS divides a product among a pool of threads, one for each processor, and waits for the last
+of them. If other programs use the processors, this wait costs 10 to 100 times the product itself.
+The pool would also exceed `num_threads`, and the order of its sums would depend on the machine.
 """
 
 from __future__ import annotations
@@ -26,10 +25,12 @@ from penstock.ir import Model, Operand, Operation, Subgraph
 from penstock.ir.types import static_shape
 
 LEAST_DIVIDED: Final = 9216
-"""Multiply-accumulates of the least product that OpenBLAS divides: a matrix times a vector."""
+"""The least number of multiply-accumulates that OpenBLAS divides: a matrix times a vector."""
 
 POSIX_THREADS: Final = 1
-"""What `openblas_get_parallel` answers where OpenBLAS has threads of its own, on Windows too."""
+"""The result of `openblas_get_parallel` for an OpenBLAS with threads of its own, also on
+Windows.
+"""
 
 MULTIPLYING: Final = frozenset(
     key
@@ -42,8 +43,8 @@ MULTIPLYING: Final = frozenset(
 
 
 def may_divide(model: Model) -> bool:
-    """Whether BLAS may divide a product of *model*. Small networks have none, and are spared the
-    calls that set the limit.
+    """Whether BLAS may divide a product of *model*. Small networks skip the calls that set the
+    limit.
     """
     return any(
         operation.key in MULTIPLYING and _bound(subgraph, operation) >= LEAST_DIVIDED
@@ -53,8 +54,8 @@ def may_divide(model: Model) -> bool:
 
 
 def _bound(subgraph: Subgraph, operation: Operation) -> float:
-    """No product of *operation* has more multiply-accumulates; infinite where a shape is not
-    known.
+    """An upper bound of the multiply-accumulates of any product of *operation*; infinite if a shape
+    is unknown.
     """
     inputs, outputs = (
         max((_count(subgraph.operands[i]) for i in indexes), default=0.0)
@@ -69,23 +70,22 @@ def _count(operand: Operand) -> float:
 
 
 class Pool(Struct, frozen=True):
-    """The threads that a BLAS divides products among: functions that get and set their number, for
-    the whole process.
-    """
+    """The thread pool of a BLAS: functions that get and set its size for the whole process."""
 
     get: Callable[[], int]
     set: Callable[[int], object]
 
 
 class SingleThread:
-    """A context in which NumPy's BLAS computes on the thread that calls it. Thread-safe, and may be
-    entered again meanwhile: the pool has its own size back when the last has left. Until then
-    products of NumPy in other threads of the process are limited as well, since OpenBLAS has a
-    single number for all. (threadpoolctl allows one thread of a process alone to set it.)
+    """A context in which NumPy's BLAS computes on the calling thread.
+
+    It is thread-safe and may be entered by several threads: the last one to leave restores the
+    pool's size. Meanwhile NumPy products in other threads of the process are limited too, because
+    OpenBLAS has one size for all threads. (threadpoolctl supports only one thread that sets it.)
     """
 
     def __init__(self, find: Callable[[], Pool | None]) -> None:
-        """*find* is called once, by `find`. Where it finds no pool, entering has no effect."""
+        """*find* is called once, by `find`. If it returns None, the context has no effect."""
         self._find = find
         self._lock = threading.Lock()
         self._inside = 0
@@ -96,8 +96,8 @@ class SingleThread:
             os.register_at_fork(after_in_child=self._after_fork)
 
     def find(self) -> None:
-        """Looks for the pool, which `__enter__` needs; it takes part of a millisecond the first
-        time.
+        """Looks for the pool, which `__enter__` needs. The first call takes part of a
+        millisecond.
         """
         with self._lock:
             if not self._found:
@@ -108,7 +108,7 @@ class SingleThread:
             return
         with self._lock:
             if not self._inside:
-                # In a child that was forked during a run the pool is still limited.
+                # In a child that was forked during a run, the pool is still limited.
                 self._size = self._size or self._pool.get()
                 self._pool.set(1)
             self._inside += 1
@@ -133,10 +133,11 @@ class SingleThread:
 
 
 def find_pool() -> Pool | None:
-    """The pool of the OpenBLAS that NumPy uses; None where it uses another BLAS, or an OpenBLAS
-    without threads or with OpenMP's, whose number each thread has for itself.
+    """The pool of the OpenBLAS that NumPy uses. None for another BLAS, and for an OpenBLAS without
+    threads or with OpenMP's, whose size is per thread.
     """
-    # Calls hold Python's lock, which would take longer to get back than the calls take.
+    # `PyDLL` keeps Python's lock during a call: to release and reacquire it takes longer than the
+    # call.
     from ctypes import PyDLL
 
     for path in _libraries():
@@ -156,8 +157,8 @@ def find_pool() -> Pool | None:
 
 
 def _libraries() -> list[Path]:
-    """Where the functions of NumPy's BLAS may be: its wheels bring the library, other builds are
-    linked with the system's.
+    """Files that may contain the functions of NumPy's BLAS: a library in NumPy's wheel, or the one
+    that NumPy is linked with.
     """
     package = Path(np.__file__).parent
     brought = [

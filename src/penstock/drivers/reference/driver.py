@@ -1,5 +1,5 @@
-"""The reference device: every operation in NumPy, right before fast. It is the judge of the other
-drivers and the fall-back for all of them.
+"""The reference device computes every operation in NumPy; correctness comes before speed. Other
+drivers are compared with it, and it is the fallback for all of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 class ReferenceDevice(DeviceBase):
     """One thread of a CPU, through NumPy, whatever `num_threads` is. Every result is of the class
-    `exact`. Its buffers may be of unknown size and rank.
+    `exact`. Its buffers may have unknown size and rank.
     """
 
     name = "reference"
@@ -54,7 +54,7 @@ class ReferenceDevice(DeviceBase):
     type = DeviceType.CPU
     capabilities = Capabilities()
 
-    # Whoever asks what is supported prepares the same model next: its kernels are kept for that.
+    # `supported_operations` keeps its kernels for the `prepare_model` that usually follows.
     _examined: tuple[weakref.ref[Model], list[Kernel | str]] | None = None
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class ReferenceDevice(DeviceBase):
 
 
 class PreparedReference(PreparedModelBase):
-    """A program and the model it was made from."""
+    """A program, and the model it was compiled from."""
 
     def __init__(self, device: ReferenceDevice, model: Model, program: Program) -> None:
         self.device, self.model, self._program = device, model, program
@@ -153,7 +153,7 @@ class PreparedReference(PreparedModelBase):
                 with self._products:
                     results = self._program.run(inputs, config, clock)
             else:
-                # The loops within an operation look at both.
+                # Loops inside a kernel check deadline and cancellation too.
                 limits = interruptible(
                     config.deadline_ns, config.cancel, MissedDeadlineTransient, LATE
                 )
@@ -166,7 +166,7 @@ class PreparedReference(PreparedModelBase):
         return ExecutionResult(shapes, timing)
 
     def _operations(self, clock: list[int] | None, began: int) -> tuple[OperationTiming, ...]:
-        """What each operation took, by the *clock* that `Program.run` kept."""
+        """The time of each operation, by the *clock* of `Program.run`."""
         return tuple(
             OperationTiming((at,), operation.key, start - began, end - start)
             for at, (operation, (start, end)) in enumerate(

@@ -21,7 +21,9 @@ from penstock.ir import NDArray
 
 @kernel("IF")
 def if_else(site: Site) -> Kernel:
-    """One of two subgraphs of the inputs after the condition, whose first element decides."""
+    """Runs one of two subgraphs on the inputs after the condition, by the condition's first
+    element.
+    """
     then = site.subgraphs(site.attributes.integer("then_subgraph_index"))
     otherwise = site.subgraphs(site.attributes.integer("else_subgraph_index"))
 
@@ -34,11 +36,11 @@ def if_else(site: Site) -> Kernel:
 
 @kernel("WHILE", "STABLEHLO_WHILE")
 def while_loop(site: Site) -> Kernel:
-    """The body's outputs become its next inputs while the condition subgraph says so.
+    """Runs the body on its own outputs while the condition subgraph returns true.
 
-    After each evaluation of the condition the loop checks its limits: past the execution's loop
-    timeout, if it has one, it raises `MissedDeadlineTransient` (NNAPI section 4.5), and it ends
-    with the execution's deadline or cancellation.
+    After each evaluation of the condition the loop checks its limits. It raises
+    `MissedDeadlineTransient` past the execution's loop timeout (NNAPI section 4.5), and stops at
+    the execution's deadline or cancellation.
     """
     condition = site.subgraphs(site.attributes.integer("cond_subgraph_index"))
     body = site.subgraphs(site.attributes.integer("body_subgraph_index"))
@@ -60,8 +62,8 @@ def while_loop(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CASE")
 def case(site: Site) -> Kernel:
-    """One of several subgraphs of the inputs after the index; the last, where the index is none of
-    theirs.
+    """Runs one of several subgraphs on the inputs after the index; the last one if the index is out
+    of range.
     """
     branches = [site.subgraphs(i) for i in site.attributes.integers("branch_subgraph_indices")]
     require(bool(branches), "STABLEHLO_CASE without branches")
@@ -78,13 +80,13 @@ def case(site: Site) -> Kernel:
 
 @kernel("CALL")
 def call(site: Site) -> Kernel:
-    """A subgraph of the inputs."""
+    """Runs a subgraph on the inputs."""
     return site.subgraphs(site.attributes.integer("subgraph"))
 
 
 @kernel("STABLEHLO_COMPOSITE")
 def composite(site: Site) -> Kernel:
-    """A composite is computed by its decomposition."""
+    """Computes a composite by its decomposition."""
     return site.subgraphs(site.attributes.integer("decomposition_subgraph_index"))
 
 

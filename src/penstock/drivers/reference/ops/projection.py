@@ -18,15 +18,15 @@ from penstock.ir import DType, NDArray
 from penstock.ir.builder import pack_strings
 
 AT_ONCE: Final = 1 << 22
-"""Bytes hashed in one step."""
+"""Number of bytes hashed in one step."""
 
 
 @kernel("LSH_PROJECTION")
 def lsh_projection(site: Site) -> Kernel:
-    """For each number of *hash* one bit: whether the weighted sum of the fingerprints of the
-    input's rows, each behind the number's bytes, is positive. SPARSE makes one number of the bits
-    of a hash function, the first bit highest, plus the function's index shifted left by its number
-    of bits.
+    """For each number of *hash*, one bit: whether the weighted sum of the fingerprints of the
+    input's rows, each after the number's bytes, is positive. SPARSE makes one number of a hash
+    function's bits, the first bit highest, plus the function's index shifted left by the number of
+    bits.
     """
     sparse = site.attributes.text("type") == "SPARSE"
     strings = site.input(1).dtype is DType.STRING
@@ -57,14 +57,14 @@ def _rows(items: NDArray) -> NDArray:
 
 
 def _string_rows(items: NDArray) -> NDArray:
-    """The bytes of a string tensor, header and all, in as many equal pieces as it has rows."""
+    """The bytes of a string tensor, with its header, in as many equal pieces as it has rows."""
     packed = np.frombuffer(pack_strings(items), np.uint8)
     size = len(packed) // len(items)
     return packed[: size * len(items)].reshape(len(items), size)
 
 
 def _bits(seeds: NDArray, rows: NDArray, weights: NDArray | None) -> NDArray:
-    """One boolean a seed; the sums are taken in float64, row by row."""
+    """One boolean for each seed; sums are float64, row by row."""
     size = 4 + rows.shape[1]
     first = np.ascontiguousarray(seeds).view(np.uint8).reshape(1, -1, 4)
     sums = np.zeros((1, len(seeds)), np.float64)
@@ -165,7 +165,7 @@ def _long(fetch: Fetch, size: int) -> NDArray:
 
 
 class _State:
-    """The 56 bytes that blocks of 64 bytes are mixed into."""
+    """The 56-byte state of the hash."""
 
     def __init__(self, fetch: Fetch) -> None:
         y = np.uint64(SEED) * K1 + np.uint64(113)
@@ -177,7 +177,7 @@ class _State:
         self.w: tuple[Word, Word] = np.uint64(0), np.uint64(0)
 
     def block(self, at: int, multiplier: Word, weight: int) -> None:
-        """Mixes in the block at *at*; *weight* is 1, or 9 for the last one."""
+        """Mixes in the block at *at*; *weight* is 1, or 9 for the last block."""
         fetch, (v0, v1), (w0, w1) = self.fetch, self.v, self.w
         nine = np.uint64(weight)
         x = _rotate(self.x + self.y + v0 + fetch(at + 8), 37) * multiplier

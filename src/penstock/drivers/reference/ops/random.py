@@ -38,7 +38,7 @@ WORDS: Final = 4
 """Words of one block."""
 
 LEAST_UNIFORM: Final = np.float32(1.0e-7)
-"""What a uniform number counts as at least, where its logarithm is taken."""
+"""The least uniform number whose logarithm is taken."""
 
 
 def philox(key: NDArray, low: NDArray, high: NDArray) -> Words:
@@ -75,8 +75,8 @@ def uniforms(bits: NDArray) -> NDArray:
 
 
 def wide_uniforms(bits: NDArray) -> NDArray:
-    """float64 in [0, 1), one a pair of words: 20 bits of the first and the second as the
-    fraction.
+    """float64 in [0, 1), one for each pair of words: 20 bits of the first word and all of the
+    second are the fraction.
     """
     pairs = bits.reshape(-1, 2).astype(np.uint64)
     fraction = ((pairs[:, 0] & np.uint64(0xFFFFF)) << HALF) | pairs[:, 1]
@@ -88,7 +88,7 @@ def normals(bits: NDArray) -> NDArray:
     pairs = uniforms(bits).reshape(-1, 2)
     logarithms = np.log(np.maximum(pairs[:, 0], LEAST_UNIFORM), dtype=np.float64)
     radius = np.sqrt(np.float32(-2) * logarithms.astype(np.float32))
-    # In float64, for NumPy's float32 functions are further off than the C library's.
+    # In float64: NumPy's float32 functions are less accurate than the C library's.
     angle = (2 * np.pi * pairs[:, 1].astype(np.float64)).astype(np.float32).astype(np.float64)
     both = np.stack([np.sin(angle), np.cos(angle)], axis=1).astype(np.float32)
     return np.asarray(both * radius[:, None]).reshape(-1)
@@ -98,18 +98,18 @@ MOST_NUMBERS: Final = 1 << 28
 
 MASK: Final = 2**64 - 1
 AT_ONCE: Final = 1 << 20
-"""Numbers made, or compared with classes, in one step."""
+"""How many numbers are made, or compared with classes, in one step."""
 
 BLOCKS_PER_SAMPLE: Final = 512
-"""Blocks that MULTINOMIAL sets aside for each sample, their number a row rounded up to a multiple
-of 4.
+"""Number of blocks that MULTINOMIAL reserves for each sample; samples of a row are rounded up to a
+multiple of 4.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """The *seeds* of one operation, None where the model gives none; *place* tells it from
-    others.
+    """The *seeds* of one operation, None if the model gives none; *place* distinguishes it from
+    other operations.
     """
 
     seeds: tuple[int, int] | None
@@ -117,7 +117,9 @@ class Generator:
 
     @classmethod
     def of(cls, site: Site) -> Generator:
-        """Of an operation's seeds, of which TFLite reads the lower 32 bits, with their sign."""
+        """The generator of an operation. TFLite reads the lower 32 bits of a seed, with their
+        sign.
+        """
         pair = [_signed(site.attributes.integer(name)) for name in ("seed", "seed2")]
         seeds = (pair[0] & MASK, pair[1] & MASK) if any(pair) else None
         origin = site.operation.origin
@@ -126,13 +128,13 @@ class Generator:
         return cls(seeds, origin.subgraph << 32 | origin.index)
 
     def reals(self, position: NDArray | None, count: int) -> NDArray:
-        """*count* float64 in [0, 1) from block *position* on."""
+        """*count* float64 in [0, 1), starting at block *position*."""
         return self._numbers(position, count, wide_uniforms, np.dtype(np.float64))
 
     def singles(
         self, position: NDArray | None, count: int, make: Callable[[NDArray], NDArray]
     ) -> NDArray:
-        """*count* float32 that *make* makes of a word each, from block *position* on."""
+        """*count* float32, each made by *make* of one word, starting at block *position*."""
         return self._numbers(position, count, make, np.dtype(np.float32))
 
     def _numbers(
@@ -142,7 +144,7 @@ class Generator:
         make: Callable[[NDArray], NDArray],
         dtype: np.dtype[Any],
     ) -> NDArray:
-        """`LimitExceeded` beyond `MOST_NUMBERS`, before anything is allocated."""
+        """Raises `LimitExceeded` for more than `MOST_NUMBERS`, before anything is allocated."""
         if count > MOST_NUMBERS:
             raise LimitExceeded(f"{count} random numbers at once; {MOST_NUMBERS} is the limit")
         key, stream = self.seeds or self._own_seeds()
@@ -170,7 +172,7 @@ def _count(position: NDArray | None) -> int:
 
 
 def _results(site: Site, value: NDArray, position: NDArray | None, blocks: int) -> list[NDArray]:
-    """The outputs: *value*, and where there is one the position *blocks* further on, which
+    """The outputs: *value*, and, if there is a second output, the position *blocks* later, which
     wraps.
     """
     if len(site.outputs) < 2:
@@ -187,7 +189,7 @@ _FILLS: Final[dict[str, Callable[[NDArray], NDArray]]] = {
 
 @kernel(*_FILLS)
 def fill(site: Site) -> Kernel:
-    """A given shape filled with random float32 numbers, whole blocks of words after another."""
+    """A tensor of a given shape filled with random float32 numbers, from whole blocks of words."""
     generator, make = Generator.of(site), _FILLS[site.operation.type]
     site.require_types(site.output().dtype is DType.FLOAT32)
 
@@ -204,8 +206,9 @@ def fill(site: Site) -> Kernel:
 
 @kernel("MULTINOMIAL")
 def multinomial(site: Site) -> Kernel:
-    """Classes drawn by the exponentials of their finite logits, less the greatest of a row: the
-    first whose running sum, float64, exceeds a uniform part of the whole.
+    """Samples classes with probabilities proportional to the exponentials of their finite logits,
+    less the greatest of a row: the first class whose running sum, in float64, exceeds a uniform
+    part of the total.
     """
     generator, dtype = Generator.of(site), site.output().dtype.numpy
     site.require_types(site.input(0).dtype is DType.FLOAT32)
@@ -229,7 +232,7 @@ def multinomial(site: Site) -> Kernel:
 
 
 def _draw(logits: NDArray, parts: NDArray) -> NDArray:
-    """Places among each row of *logits* for each row of *parts* of the whole."""
+    """The class in each row of *logits* for each row of *parts* of the total."""
     if not logits.shape[1]:
         return np.zeros(parts.shape, np.int64)
     finite = np.isfinite(logits)
@@ -245,8 +248,8 @@ def _draw(logits: NDArray, parts: NDArray) -> NDArray:
 
 @kernel("RANDOM_MULTINOMIAL")
 def random_multinomial(site: Site) -> Kernel:
-    """int32 [batches, samples]; logits that are not finite are never drawn. The same seeds give the
-    same classes at every run; seeds of 0 and 0 are none (`Generator`).
+    """int32 [batches, samples]; logits that are not finite are never drawn. Equal seeds give equal
+    classes in every run; seeds of 0 and 0 are none (`Generator`).
     """
     site.require_types(site.input(0).dtype.is_float)
     read, samples = reader(site.input(0), "logits"), site.attributes.integer("samples")
@@ -287,7 +290,7 @@ Words = list[NDArray]
 THREEFRY_PARITY: Final = np.uint64(0x1BD11BDA)
 THREEFRY_ROTATIONS: Final = ((13, 15, 26, 6), (17, 29, 16, 24))
 THREEFRY_ROUNDS: Final = 5
-"""Of four rotations each."""
+"""The number of rounds, each of four rotations."""
 
 
 def threefry(key: NDArray, counter: NDArray) -> Words:
@@ -305,8 +308,8 @@ def threefry(key: NDArray, counter: NDArray) -> Words:
 
 
 def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
-    """The counters of *blocks* blocks, low words, and the state after them; nothing is carried
-    beyond.
+    """The low words of the counters of *blocks* blocks, and the state after them; a carry is
+    dropped.
     """
     after = state.copy()
     after[1:2] += np.uint64(blocks)
@@ -314,8 +317,8 @@ def _advanced(state: NDArray, blocks: int) -> tuple[NDArray, NDArray]:
 
 
 def _philox_bits(state: NDArray, words: int) -> tuple[Words, NDArray]:
-    """*words* words of bits and the next state; the key is the high word of a counter without
-    one.
+    """*words* words of bits, and the next state. A state of two words has its key as the counter's
+    high word.
     """
     if state.shape not in {(2,), (3,)}:
         raise ShapeMismatch(f"a Philox state of shape {state.shape}")

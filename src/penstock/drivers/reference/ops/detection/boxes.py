@@ -21,18 +21,18 @@ from penstock.interrupts import watched
 from penstock.ir import Attributes, NDArray
 
 BLOCK: Final = 128
-"""Candidates that are held against each other, and against the boxes chosen before, at a time."""
+"""Number of candidates compared at a time with each other and with the boxes chosen before."""
 
 
 PART: Final = 2048
-"""Boxes chosen before that candidates are held against at a time: their overlaps stay in
-the cache.
+"""Number of chosen boxes that candidates are compared with at a time: their overlaps stay in the
+cache.
 """
 
 
 def check_boxes(boxes: NDArray, what: str) -> None:
-    """`InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4], which a NaN never
-    fulfils.
+    """Raises `InputError` unless x1 <= x2 and y1 <= y2 in each of *boxes* [..., 4]; NaN fails
+    too.
     """
     good = (boxes[..., :2] <= boxes[..., 2:]).all(axis=-1)
     if not good.all():
@@ -44,7 +44,7 @@ def check_boxes(boxes: NDArray, what: str) -> None:
 
 
 def check_batches(indexes: NDArray, count: int) -> None:
-    """`InputError` unless each of *indexes* names one of *count* images."""
+    """Raises `InputError` unless each of *indexes* names one of *count* images."""
     wrong = (indexes < 0) | (indexes >= count)
     if wrong.any():
         raise InputError(f"batch index {int(indexes[wrong][0])} of a batch of {count}")
@@ -63,7 +63,7 @@ def overlaps(a: NDArray, b: NDArray) -> NDArray:
 
 
 def _shared(a: NDArray, b: NDArray, axis: int) -> NDArray:
-    """What each of *a* has in common with each of *b* along an axis."""
+    """The length that each of *a* shares with each of *b* along an axis."""
     low = np.maximum(a[:, axis, None], b[:, axis])
     high = np.minimum(a[:, 2 + axis, None], b[:, 2 + axis])
     high -= low
@@ -95,13 +95,14 @@ def transform(boxes: NDArray, deltas: NDArray, sizes: NDArray) -> NDArray:
 
 
 def best_first(scores: NDArray) -> NDArray:
-    """Indexes of *scores* from the greatest down; equal ones in their order, NaN last."""
+    """Indexes of *scores* in descending order; equal scores keep their order, NaN is last."""
     return np.argsort(-scores, kind="stable")
 
 
 def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
-    """Indexes of the *boxes* [n, 4], given best first, that stay: one that overlaps an earlier one
-    that stays by *iou* or more goes. *limit* is the greatest number of them, negative for no limit.
+    """Greedy suppression: indexes of the *boxes* [n, 4], given best first, that are kept. A box
+    that overlaps a kept earlier box by *iou* or more is dropped. *limit* is the greatest number of
+    kept boxes; negative for no limit.
     """
     room = len(boxes) if limit < 0 else min(limit, len(boxes))
     threshold = np.float32(iou)
@@ -124,7 +125,7 @@ def suppress(boxes: NDArray, limit: int, iou: float) -> NDArray:
 
 @kernel("AXIS_ALIGNED_BBOX_TRANSFORM")
 def axis_aligned_bbox_transform(site: Site) -> Kernel:
-    """Each box by the deltas of each class, clipped to the image that its batch index names."""
+    """Moves each box by the deltas of each class, and clips it to the image of its batch index."""
     read_boxes = reader(site.input(0), "boxes")
     read_deltas = reader(site.input(1), "deltas")
     read_sizes = reader(site.input(3), "image sizes")
@@ -193,7 +194,7 @@ def generate_proposals(site: Site) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Proposer:
-    """The parameters of the operation; limits that are not positive are none."""
+    """The parameters of the operation; a limit of 0 or less is no limit."""
 
     strides: tuple[float, float]
     limit_before: int
@@ -223,7 +224,7 @@ class Proposer:
     def propose(
         self, anchors: NDArray, scores: NDArray, deltas: NDArray, size: NDArray
     ) -> tuple[NDArray, NDArray]:
-        """Scores and boxes that one image keeps."""
+        """Scores and boxes that are kept of one image."""
         order = best_first(scores)
         if self.limit_before > 0:
             order = order[: self.limit_before]

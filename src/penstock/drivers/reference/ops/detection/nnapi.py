@@ -22,15 +22,15 @@ from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import Attributes, NDArray
 
 Decay = Callable[[NDArray], NDArray]
-"""Overlaps to the factors by which they lower scores."""
+"""Computes factors that lower scores from overlaps."""
 
 
 _GONE: Final = np.float32(-np.inf)
-"""The score of a box that takes part no more."""
+"""The score of a box that was chosen or dropped."""
 
 
 class KeptBoxes(NamedTuple):
-    """Places of the boxes that stay, best first, and their scores after decay."""
+    """Positions of the kept boxes, best first, and their scores after decay."""
 
     places: NDArray
     scores: NDArray
@@ -38,9 +38,9 @@ class KeptBoxes(NamedTuple):
 
 @kernel("BOX_WITH_NMS_LIMIT")
 def box_with_nms_limit(site: Site) -> Kernel:
-    """Scores, boxes, classes and batch indices of what stays, image by image, by class, best first.
+    """Scores, boxes, classes and batch indices of the kept boxes, by image, then class, then score.
 
-    Class 0 is the background and never chosen. Neighbouring boxes with one batch index are an
+    Class 0 is the background and never chosen. Consecutive boxes with one batch index form an
     image.
     """
     read_scores = reader(site.input(0), "scores")
@@ -87,7 +87,7 @@ def _images(batches: NDArray) -> list[tuple[int, int]]:
 
 
 class Selection(NamedTuple):
-    """Rows, classes and scores of one image's boxes that stay."""
+    """Rows, classes and scores of the kept boxes of one image."""
 
     rows: NDArray
     classes: NDArray
@@ -96,7 +96,7 @@ class Selection(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """The parameters of a suppression; *limit* is negative where there is none."""
+    """The parameters of a suppression; a negative *limit* is no limit."""
 
     least: float
     limit: int
@@ -121,7 +121,7 @@ class Chooser:
         )
 
     def image(self, scores: NDArray, boxes: NDArray) -> Selection:
-        """What stays of one image's *scores* [n, classes] and *boxes* [n, classes, 4]."""
+        """The kept boxes of one image with *scores* [n, classes] and *boxes* [n, classes, 4]."""
         rows: list[NDArray] = [np.empty(0, np.int64)]
         kept: list[NDArray] = [scores[:0, 0]]
         classes: list[NDArray] = [np.empty(0, np.int64)]
@@ -142,7 +142,7 @@ class Chooser:
     def _choose(self, boxes: NDArray, scores: NDArray) -> KeptBoxes:
         order = best_first(scores)
         if self.method == "HARD" and self.least_after > 0:
-            # What overlaps falls to 0, below the threshold, and takes no part again.
+            # The score of an overlapping box becomes 0, which is below the threshold.
             low = scores[order] < np.float32(self.least_after)
             low[:1] = False
             order = order[~low]
@@ -151,8 +151,8 @@ class Chooser:
         return self._decay(boxes[order], scores[order], order)
 
     def _decay(self, boxes: NDArray, scores: NDArray, order: NDArray) -> KeptBoxes:
-        """Box after box: the best of those that wait is chosen, and lowers the scores of the
-        others.
+        """Chooses the best remaining box, which lowers the scores of the others, until none is
+        left.
         """
         factors, least = self._factors(), np.float32(self.least_after)
         room = len(boxes) if self.limit < 0 else min(self.limit, len(boxes))
@@ -233,8 +233,8 @@ def detection_postprocessing(site: Site) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Detector:
-    """The parameters of the operation; *first_label* is what the class after the background is
-    called.
+    """The parameters of the operation; *first_label* is the number of the first class after the
+    background.
     """
 
     scales: tuple[float, float, float, float]
@@ -266,7 +266,7 @@ class Detector:
 
     @property
     def places(self) -> int:
-        """Detections that the outputs have room for."""
+        """The number of detections that the outputs can hold."""
         return self.limit if self.regular else self.limit * self.classes_each
 
     def decode(self, deltas: NDArray, anchors: NDArray) -> NDArray:
@@ -285,7 +285,7 @@ class Detector:
         return (self._each_class if self.regular else self._each_anchor)(boxes, foreground)
 
     def _each_class(self, boxes: NDArray, scores: NDArray) -> Detections:
-        """A suppression for each class; the best of all classes together stay."""
+        """Suppresses each class separately, then keeps the best of all classes."""
         anchors, classes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         for label in range(scores.shape[1]):
             chosen = self._suppress(boxes, scores[:, label], self.limit_each)
@@ -297,9 +297,7 @@ class Detector:
         return Detections(anchor, label_of + self.first_label, scores[anchor, label_of])
 
     def _each_anchor(self, boxes: NDArray, scores: NDArray) -> Detections:
-        """One suppression over each anchor's best score; the chosen anchors keep their best
-        classes.
-        """
+        """Suppresses by each anchor's best score; a chosen anchor keeps its best classes."""
         chosen = self._suppress(boxes, scores.max(axis=1), self.limit)
         kept = min(self.classes_each, scores.shape[1])
         order = np.argsort(-scores[chosen], axis=1, kind="stable")[:, :kept]

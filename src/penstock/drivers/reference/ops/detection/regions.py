@@ -39,13 +39,14 @@ from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray
 
 Fill = Callable[[NDArray, NDArray, NDArray, NDArray], None]
-"""Fills results [regions, height, width, channels], its last argument, from images, corners on them
-[regions, 4] in pixels, and batch indices."""
+"""Fills results [regions, height, width, channels], its last argument, from images, corners
+[regions, 4] in pixels, and batch indices.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What both operations read of their attributes and of their second input."""
+    """The attributes and the second input that both operations share."""
 
     size: tuple[int, int]
     ratios: NDArray
@@ -78,7 +79,7 @@ class Regions:
         return run
 
     def _corners(self, image: NDArray, boxes: NDArray, batches: NDArray) -> NDArray:
-        """The boxes in pixels of the image; `InputError` for those that are not on it."""
+        """The boxes in pixels of the image. Raises `InputError` for a box outside the image."""
         if boxes.ndim != 2 or boxes.shape[1] != 4 or batches.shape != boxes.shape[:1]:
             raise ShapeMismatch(f"boxes {boxes.shape} and batch indices {batches.shape}")
         check_batches(batches, len(image))
@@ -98,7 +99,9 @@ class Regions:
 
 
 MOST_POINTS: Final = 4096
-"""Sampling points of a cell along one axis; work grows with them, and results hardly change."""
+"""The greatest number of sampling points of a cell along one axis. More points cost time and hardly
+change results.
+"""
 
 
 class Taps(NamedTuple):
@@ -112,7 +115,7 @@ class Taps(NamedTuple):
 
 @kernel("ROI_ALIGN")
 def roi_align(site: Site) -> Kernel:
-    """Points beyond the last pixel take its value; 0 sampling points means one a pixel,
+    """Points beyond the last pixel take its value. 0 sampling points means one a pixel,
     rounded up.
     """
     source, target = site.input(0), site.output()
@@ -248,7 +251,7 @@ def _pool(
 
 
 REACH = np.float32(1.5)
-"""A maximum moves by at most this many pixels along each axis."""
+"""A maximum is moved by at most this many pixels along each axis."""
 
 
 @kernel("HEATMAP_MAX_KEYPOINT")

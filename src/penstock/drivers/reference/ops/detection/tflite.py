@@ -22,7 +22,7 @@ from penstock.ir.operations.custom_options import DetectionPostProcess, detectio
 
 
 class Chosen(NamedTuple):
-    """Indexes of the boxes that stay, best first, and their scores."""
+    """Indexes of the chosen boxes, best first, and their scores."""
 
     indexes: list[int]
     scores: list[float]
@@ -49,9 +49,7 @@ def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
 
 
 class _Candidate(NamedTuple):
-    """A box that waits for its turn; the first *seen* chosen boxes have been held against it
-    already.
-    """
+    """A box in the queue. It was already compared with the first *seen* chosen boxes."""
 
     score: float
     box: int
@@ -63,11 +61,11 @@ def suppress(
 ) -> Chosen:
     """Greedy choice of at most *limit* boxes with scores above *least*.
 
-    A candidate that overlaps a chosen box by *iou* or more goes; with *sigma* > 0 a lesser overlap
-    lowers its score by exp(-overlap**2 / (2 sigma)), and it waits for its new turn (Bodla et al.,
-    "Soft-NMS", 2017). A chosen box waits again too and is dropped by its overlap with itself, as
-    TFLite has it: so a box without area, which overlaps nothing, is chosen as often as there is
-    room. Equal scores take turns in the order of a binary heap (`_pop`), TFLite's own.
+    A candidate that overlaps a chosen box by *iou* or more is dropped. With *sigma* > 0 a smaller
+    overlap lowers its score by exp(-overlap**2 / (2 sigma)), and the candidate returns to the queue
+    (Bodla et al., "Soft-NMS", 2017). As in TFLite, a chosen box returns to the queue too, and its
+    overlap with itself drops it; a box without area overlaps nothing, so it is chosen as often as
+    there is room. Equal scores leave the queue in the order of TFLite's own binary heap (`_pop`).
     """
     decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
     queue: list[_Candidate] = []
@@ -98,8 +96,8 @@ _NOTHING: Final = np.empty(0, np.float32)
 def _lowered(
     score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
 ) -> float | None:
-    """The score after these overlaps, latest choice first; None where one of them is too large.
-    What has fallen to *least* is compared no further.
+    """The score after these overlaps, latest choice first; None if one of them is too large. Stops
+    once the score has reached *least*.
     """
     value = np.float32(score)
     for overlap in shared:
@@ -125,8 +123,8 @@ def _rise(heap: list[_Candidate], at: int, item: _Candidate) -> None:
 
 
 def _pop(heap: list[_Candidate]) -> _Candidate:
-    """The candidate of the greatest score. The hole it leaves sinks to the bottom, always to the
-    side of the greater child (the second of equal ones), and the last item rises from there.
+    """Removes the candidate with the greatest score. The hole sinks to the bottom, always to the
+    greater child (the second of two equal ones), and the last item rises from there.
     """
     best, last = heap[0], heap.pop()
     size = len(heap)
@@ -145,8 +143,8 @@ def _pop(heap: list[_Candidate]) -> _Candidate:
 
 @kernel("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
 def non_max_suppression(site: Site) -> Kernel:
-    """Indexes of the chosen boxes, padded with zeros to the greatest number (V5: also their scores,
-    after decay), and how many there are.
+    """Indexes of the chosen boxes, padded with zeros to the limit (V5: also their scores after
+    decay), and their number.
     """
     soft = site.operation.type.endswith("V5")
     require(site.input(0).dtype is DType.FLOAT32, "boxes that are not float32")
@@ -170,7 +168,7 @@ def non_max_suppression(site: Site) -> Kernel:
 
 
 class Detections(NamedTuple):
-    """The chosen (anchor, class, score) triples, and the places of the outputs they stand in."""
+    """The chosen (anchor, class, score) triples, and their positions in the outputs."""
 
     anchors: list[int]
     classes: list[int]
@@ -182,7 +180,7 @@ class Detections(NamedTuple):
 @kernel("CUSTOM:TFLite_Detection_PostProcess")
 def detection_postprocess(site: Site) -> Kernel:
     """Decodes the boxes of one image [1, n, 4], suppresses overlaps, and returns boxes (ymin, xmin,
-    ymax, xmax), classes and scores, zero beyond the last, and how many there are; all float32.
+    ymax, xmax), classes and scores, padded with zeros, and their number. All are float32.
     """
     options = detection_post_process(site.operation.attributes)
     readers = [_reader(site.input(i)) for i in range(3)]
@@ -256,7 +254,7 @@ def suppress_sorted(
 
 
 def _fast(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
-    """One suppression over each anchor's best score; the chosen anchors keep their best classes."""
+    """Suppresses by each anchor's best score; a chosen anchor keeps its best classes."""
     scores = predictions[:, predictions.shape[1] - options.num_classes :]
     kept = min(options.max_classes_per_detection, options.num_classes)
     best = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
@@ -283,7 +281,7 @@ def _fast(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -
 
 
 def _regular(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
-    """A suppression for each class; the best of all classes together stay."""
+    """Suppresses each class separately, then keeps the best of all classes."""
     offset = predictions.shape[1] - options.num_classes
     found: list[tuple[float, int, int]] = []
     for label in range(options.num_classes):

@@ -1,3 +1,1 @@
-"""Element by element: arithmetic, comparison, functions, quantisation, reductions,
-normalisations.
-"""
+"""Elementwise operations, quantisation, reductions and normalisations."""

@@ -72,7 +72,7 @@ def mul(site: Site) -> Kernel:
 
 @kernel("DIV")
 def div(site: Site) -> Kernel:
-    """`a / b`; integers are truncated toward zero and divide by no zero."""
+    """`a / b`; integers are truncated toward zero, and division by zero raises."""
     if _is_quantized(site):
         return _quantized_quotient(site)
     check_types(site, {DType.FLOAT32, DType.INT32})
@@ -80,7 +80,7 @@ def div(site: Site) -> Kernel:
 
 
 def _is_quantized(site: Site) -> bool:
-    """8 bits always are quantised, int16 where it has a scale."""
+    """8-bit types are always quantised, int16 only if it has a scale."""
     dtype = site.input(0).dtype
     found = dtype in QUANTIZED_8 or (dtype is DType.INT16 and bool(site.input(0).quantization))
     if found:
@@ -89,8 +89,8 @@ def _is_quantized(site: Site) -> bool:
 
 
 def _plain(site: Site, function: Pair) -> Kernel:
-    """Real or unquantised arithmetic, clamped to the activation's bounds; integers wrap, and
-    infinities become the type's greatest numbers.
+    """Real or unquantised arithmetic, clamped to the activation's bounds. Integers wrap; infinities
+    become the greatest number of the type.
     """
     low, high = activation_bounds(site.attributes.text("fused_activation_function"))
     dtype = site.output().dtype
@@ -113,7 +113,7 @@ def _plain(site: Site, function: Pair) -> Kernel:
 
 
 def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
-    """Quotients cut off toward zero; the one that no int32 holds, -2**31 by -1, saturates."""
+    """Quotients truncated toward zero; -2**31 / -1, which int32 cannot hold, saturates."""
     if not b.all():
         raise ZeroDivisionError("DIV of integers by zero")
     size = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))
@@ -123,8 +123,8 @@ def _truncated_quotient(a: NDArray, b: NDArray) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class _Quantizations:
-    """Scales (as float32) and zero points of a, b and the result, and what the result is clamped
-    to.
+    """Scales (as float32) and zero points of a, b and the result, and the range that clamps the
+    result.
     """
 
     a: Quantization
@@ -137,7 +137,7 @@ class _Quantizations:
         return np.float32(self.a.scale), np.float32(self.b.scale), np.float32(self.result.scale)
 
     def store(self, values: NDArray, dtype: DType) -> NDArray:
-        """*values* less the zero point as stored values."""
+        """Adds the zero point to *values*, clamps them and converts them to stored values."""
         stored: NDArray = np.clip(values + self.result.zero_point, *self.limits)
         return stored.astype(dtype.numpy)
 
@@ -154,8 +154,8 @@ def _quantizations(site: Site) -> _Quantizations:
 
 
 def _quantized_sum(site: Site, subtract: bool) -> Kernel:
-    """Both operands at 2**-20 (int16: 2**-15) of twice the larger scale, added, and rescaled; what
-    leaves 32 bits saturates (TFLite's own result is undefined there).
+    """Scales both operands to 2**-20 (int16: 2**-15) of twice the larger scale, adds and rescales.
+    What exceeds 32 bits saturates (TFLite's own result is undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = (float(s) for s in these.scales)
@@ -179,7 +179,9 @@ def _quantized_sum(site: Site, subtract: bool) -> Kernel:
 def _scaled(
     dtype: DType, zero_point: int, left: int, real: float, *, negate: bool
 ) -> Callable[[NDArray], NDArray]:
-    """Stored values times 2**left * *real*, negated on request: for 8 bits from a table."""
+    """A function that multiplies stored values by 2**left * *real*, and by -1 on request; 8-bit
+    values use a table.
+    """
     multiplier = quantize_multiplier(real)
 
     def scale(stored: NDArray) -> NDArray:
@@ -225,11 +227,11 @@ def _quantized_product(site: Site) -> Kernel:
 
 
 def _quantized_quotient(site: Site) -> Kernel:
-    """`a` times the reciprocal of `b`, with all the bits that `a` leaves free; int16 operands of
-    one shape in float32.
+    """`a` times the reciprocal of `b`, with all the bits that `a` leaves free. int16 operands of
+    one shape are computed in float32.
 
-    Quotients that are shifted out altogether are 0, those that leave 32 bits saturate (TFLite's own
-    are undefined there).
+    Quotients shifted out completely are 0; those that exceed 32 bits saturate (TFLite's own are
+    undefined there).
     """
     these, dtype = _quantizations(site), site.output().dtype
     scale_a, scale_b, scale = these.scales
@@ -264,8 +266,8 @@ Pair = Callable[[NDArray, NDArray], NDArray]
 
 def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
     """The kernel of an elementwise function of two arrays, which broadcasts them. 16-bit floats are
-    computed as float32, of which they are rounded. A *whole* one looks at more than the elements at
-    one place.
+    computed as float32 and rounded. A function that depends on more than the elements at one
+    position is *whole*.
     """
     apply = _whole if whole else by_parts
 

@@ -44,7 +44,7 @@ ORDERED: Final = frozenset(
 
 @kernel(*COMPARISONS)
 def compare(site: Site) -> Kernel:
-    """Real values compared; of quantised ones, what fixed point leaves of them.
+    """Compares real values; quantised values are compared in fixed point.
 
     Scales of 1 and more, which TFLite's kernels do not define, compare like the others.
     """
@@ -64,7 +64,7 @@ def compare(site: Site) -> Kernel:
 
 
 def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
-    """Stored values at 2**-8 of real ones, as integers."""
+    """A function that scales stored values to integers in steps of 2**-8."""
     quantization = tensor_quantization(operand, role)
     multiplier = quantize_multiplier(quantization.scale)
 
@@ -97,8 +97,8 @@ def _logical_not(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
 
 @kernel("SELECT", "SELECT_V2")
 def select(site: Site) -> Kernel:
-    """`a` where the condition holds, else `b`: SELECT of one shape, with a condition of rank 1 that
-    picks rows, or of rank 0; SELECT_V2 broadcasts.
+    """`a` where the condition holds, else `b`. SELECT: values of one shape, and a condition of rank
+    0, or of rank 1 that selects rows, or of their shape. SELECT_V2 broadcasts.
     """
     require(
         site.input(1).dtype is site.input(2).dtype is site.output().dtype, "SELECT of two types"
@@ -128,7 +128,7 @@ SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32})
 
 @kernel("MAXIMUM")
 def maximum(site: Site) -> Kernel:
-    """The larger stored value; the second where either is not a number."""
+    """The larger stored value; the second operand if either is NaN."""
     if check_types(site, COMPARED).is_integer:
         return with_pair(np.maximum)
     return with_pair(partial(_chosen, np.maximum, np.greater))
@@ -136,7 +136,7 @@ def maximum(site: Site) -> Kernel:
 
 @kernel("MINIMUM")
 def minimum(site: Site) -> Kernel:
-    """The smaller stored value; the second where either is not a number."""
+    """The smaller stored value; the second operand if either is NaN."""
     if check_types(site, COMPARED).is_integer:
         return with_pair(np.minimum)
     return with_pair(partial(_chosen, np.minimum, np.less))
@@ -144,7 +144,7 @@ def minimum(site: Site) -> Kernel:
 
 def _chosen(extreme: np.ufunc, better: np.ufunc, a: NDArray, b: NDArray) -> NDArray:
     result: NDArray = np.asarray(extreme(a, b))
-    # Choosing element by element is slow, and needed where there are numbers that are none.
+    # Choosing element by element is slow, and only needed if there are NaNs or infinities.
     return result if np.isfinite(result.sum()) else np.where(better(a, b), a, b)
 
 
@@ -157,7 +157,7 @@ def squared_difference(site: Site) -> Kernel:
 
 
 def _quantized_squared_difference(site: Site) -> Kernel:
-    """Both operands at 2**-7 of twice the larger scale, subtracted, squared and rescaled."""
+    """Scales both operands to 2**-7 of twice the larger scale, subtracts, squares and rescales."""
     a, b = (tensor_quantization(site.input(i), f"input {i}") for i in (0, 1))
     made = tensor_quantization(site.output(), "the output")
     twice = 2.0 * max(a.scale, b.scale)
@@ -179,15 +179,15 @@ def _quantized_squared_difference(site: Site) -> Kernel:
 
 @kernel("POW")
 def power(site: Site) -> Kernel:
-    """`a` to the power of `b`; integers have no negative exponents."""
+    """`a` to the power of `b`; negative exponents of integers raise."""
     if check_types(site, {DType.FLOAT32, DType.INT32}).is_float:
         return with_pair(np.power)
     return with_pair(_integer_power, whole=True)
 
 
 def _integer_power(a: NDArray, b: NDArray) -> NDArray:
-    """TFLite multiplies integers, which wrap, where one exponent is broadcast; else it takes the
-    power of doubles, of which -2**31 is left where no int32 holds it.
+    """As TFLite: with one broadcast exponent, a wrapping integer product; otherwise a power of
+    doubles, which is -2**31 if int32 cannot hold it.
     """
     if (b < 0).any():
         raise ValueError("POW of integers by a negative exponent")
@@ -201,7 +201,7 @@ def _integer_power(a: NDArray, b: NDArray) -> NDArray:
 
 @kernel("FLOOR_DIV")
 def floor_div(site: Site) -> Kernel:
-    """`floor(a / b)`; nothing is divided by zero."""
+    """`floor(a / b)`; division by zero raises."""
     dtype = check_types(site, SIGNED | {DType.FLOAT32})
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
@@ -214,9 +214,7 @@ def floor_div(site: Site) -> Kernel:
 
 @kernel("FLOOR_MOD")
 def floor_mod(site: Site) -> Kernel:
-    """The remainder of `floor(a / b)`, which has the sign of `b`; integers are not divided by
-    zero.
-    """
+    """The remainder of `floor(a / b)`, with the sign of `b`; integer division by zero raises."""
     dtype = check_types(site, SIGNED | {DType.INT64, DType.FLOAT32})
 
     def compute(a: NDArray, b: NDArray) -> NDArray:
@@ -250,7 +248,7 @@ def bitwise_xor(site: Site) -> Kernel:
 
 @kernel("RIGHT_SHIFT")
 def right_shift(site: Site) -> Kernel:
-    """`a` shifted right by `b` bits, of which 0 to all but one count."""
+    """`a` shifted right by `b` bits; `b` is clamped to 0 and the width less one."""
     types = {DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32, DType.UINT32}
     bits = check_types(site, types).bits or 0
     return with_pair(lambda a, b: np.right_shift(a, np.clip(b, 0, bits - 1)))

@@ -104,9 +104,9 @@ def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_fused(left: NDArray, columns: NDArray, bias: NDArray | None) -> NDArray:
-    """The same with every sum begun at its column's bias and each product added before it is
-    rounded (IEEE 754 fusedMultiplyAdd, through float64: only a sum within 2**-29 of a tie rounds
-    otherwise).
+    """The same, but every sum begins at its column's bias, and each product is added before it is
+    rounded (IEEE 754 fusedMultiplyAdd, computed in float64: only a sum within 2**-29 of a tie may
+    round differently).
     """
     return _step_by_step(left, columns, bias, _add_fused)
 
@@ -142,7 +142,7 @@ def _add_fused(sums: NDArray, a: NDArray, b: NDArray) -> None:
 
 
 def float_product(site: Site, bias: NDArray | None) -> tuple[Multiply, NDArray | None]:
-    """How a float layer multiplies, and the bias that is left to add afterwards."""
+    """How a float layer multiplies, and the bias that must be added afterwards, if any."""
     if site.sums == "fused":
         return partial(multiply_fused, bias=None if bias is None else bias.reshape(-1)), None
     return (multiply_in_order if site.sums == "ordered" else multiply_wide), bias
@@ -157,7 +157,7 @@ def multiply_rows(
 ) -> None:
     """*left* [rows, depth] times *columns* [columns, depth] into *out*, through *finish*.
 
-    *left* is converted to the type of *columns* on the way, a tile at a time.
+    *left* is converted to the type of *columns* tile by tile.
     """
     for rows in tiles(len(left), max(columns.shape) * columns.itemsize):
         part = left[rows]

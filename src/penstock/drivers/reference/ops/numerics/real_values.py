@@ -18,14 +18,16 @@ FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 Read: TypeAlias = "Callable[[NDArray | None], NDArray]"
-"""The values of an input, as stored, to fresh or shared float32 values that nobody may write."""
+"""Converts the stored values of an input to float32 values, which must not be written."""
 
 Write: TypeAlias = Callable[[NDArray], NDArray]
-"""float32 values to those of an output, as stored."""
+"""Converts float32 values to the stored values of an output."""
 
 
 def reader(operand: Operand, role: str) -> Read:
-    """Real values of *operand*, float32; `Unsupported` for types without any."""
+    """A function that reads *operand* as float32. Raises `Unsupported` for types without real
+    values.
+    """
     if operand.dtype in FLOATING:
         return lambda value: given(value).astype(np.float32, copy=False)
     _require_stored(operand, role)
@@ -40,8 +42,8 @@ def reader(operand: Operand, role: str) -> Read:
 
 
 def writer(operand: Operand, role: str) -> Write:
-    """Real values to those *operand* holds, rounded once: halves away from zero, saturating, and
-    what is not a number to the zero point.
+    """A function that stores real values as *operand*, rounded once, halves away from zero, and
+    saturated. NaN becomes the zero point.
     """
     dtype = operand.dtype.numpy
     if operand.dtype in FLOATING:
@@ -66,14 +68,14 @@ def _require_stored(operand: Operand, role: str) -> None:
 
 
 BLOCK: Final = 1 << 15
-"""Elements of a part, about; and of an array that is worked on as a whole."""
+"""The approximate number of elements of a part; smaller arrays are not divided."""
 
 Index: TypeAlias = "tuple[int | slice, ...]"
 
 
 def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
-    """*compute* of arrays that broadcast, whose results depend on the elements at their place
-    alone.
+    """*compute* of arrays that broadcast, part by part. An element of the result depends only on
+    the elements at its own position.
     """
     for operand in operands:
         if operand.size > BLOCK:
@@ -88,8 +90,8 @@ def by_parts(compute: Callable[..., NDArray], *operands: NDArray) -> NDArray:
 
 
 def by_rows(compute: Callable[[NDArray], NDArray], x: NDArray) -> NDArray:
-    """*compute* of an array, whose results have its shape and depend on their row along the last
-    dimension.
+    """*compute* of an array, part by part. The result has the same shape and depends only on the
+    row along the last dimension.
     """
     if x.size <= BLOCK or x.ndim < 2:
         return np.asarray(compute(x))

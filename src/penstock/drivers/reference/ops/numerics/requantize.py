@@ -26,23 +26,23 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray, Quantization
 
 BLOCK: Final = 1 << 15
-"""Elements worked on at a time, so that every pass but the first reads from the processor's
+"""Number of elements processed at a time, so that every pass after the first reads from the
 cache.
 """
 
 PERIOD: Final = 1 << 11
-"""Least length of the per-channel vectors, repeated for few channels: NumPy's inner loops
-want it.
+"""The least length of per-channel vectors, which are repeated for few channels: NumPy needs long
+inner loops.
 """
 
 
 class Requantizer:
     """Adds the bias, scales, adds the output's zero point and clamps.
 
-    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel,
-    or None; *bound* the greatest magnitude of an accumulator before the bias, a channel or for all.
-    With *wide*, accumulators have 64 bits and are scaled as kernels with such accumulators do it;
-    otherwise they have 32 bits.
+    *multipliers* are real, one for each channel or one for all; *bias* is one integer for each
+    channel, or None. *bound* is the greatest magnitude of an accumulator before the bias, for each
+    channel or for all. *wide* accumulators have 64 bits, and are scaled as TFLite's kernels scale
+    them; others have 32 bits.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class Requantizer:
             self._prepare(np.asarray(bound, np.float64))
 
     def __call__(self, accumulators: NDArray, out: NDArray) -> None:
-        """Fills *out* [rows, channels] from *accumulators* of the same shape.
-
-        Their type may be any numeric one that holds them exactly.
+        """Fills *out* [rows, channels] from *accumulators* of the same shape, of any numeric type
+        that holds them exactly.
         """
         if not out.size:
             return
@@ -135,7 +134,7 @@ class Requantizer:
         )  # fmt: skip
 
     def _vector(self, values: NDArray) -> NDArray:
-        """*values* as one number, or repeated until the inner loops are long."""
+        """*values* as one number, or repeated so that inner loops are long."""
         if values.size and np.all(values == values.flat[0]):
             return values.reshape(-1)[:1].astype(np.float64)
         repeats = max(1, PERIOD // max(1, self._channels))
@@ -183,9 +182,9 @@ class Requantizer:
 class RealRequantizer:
     """Scales in float64 and rounds once, halves away from zero, as FULLY_CONNECTED does.
 
-    *multipliers* has one real multiplier a channel, or one for all; *bias* one integer a channel;
-    *bound* the greatest magnitude of an accumulator before the bias, a channel. Accumulators wrap
-    at 32 bits, at 64 where they are *wide*.
+    *multipliers* are real, one for each channel or one for all; *bias* is one integer for each
+    channel; *bound* is the greatest magnitude of an accumulator before the bias, for each channel.
+    Accumulators wrap at 32 bits, *wide* ones at 64.
     """
 
     def __init__(
@@ -230,8 +229,7 @@ BOUNDS: Final[dict[str, tuple[float | None, float | None]]] = {
 }
 """(lowest, highest) real value of each fused activation; None: unbounded.
 
-TFLite's layers clamp and know no other activation: where a file asks for TANH or SIGN_BIT, they
-apply none.
+TFLite's layers clamp and support no other activation: for TANH or SIGN_BIT they apply none.
 """
 
 
@@ -239,14 +237,16 @@ GREATEST: Final = np.finfo(np.float32).max
 
 
 def activation_bounds(activation: str) -> tuple[float | None, float | None]:
-    """The real bounds of a fused activation; `Unsupported` for one that TFLite has not."""
+    """The real bounds of a fused activation. Raises `Unsupported` for one that TFLite does not
+    have.
+    """
     if activation not in BOUNDS:
         raise Unsupported(f"{activation} is no activation that may be fused")
     return BOUNDS[activation]
 
 
 def clamp_in_place(values: NDArray, activation: str) -> NDArray:
-    """Applies a fused activation to real *values* in place, and returns them. NaN stays NaN."""
+    """Applies a fused activation to real *values* in place and returns them. NaN stays NaN."""
     low, high = activation_bounds(activation)
     if low is not None:
         np.maximum(values, low, out=values)
@@ -256,8 +256,8 @@ def clamp_in_place(values: NDArray, activation: str) -> NDArray:
 
 
 def clamp_to_finite(values: NDArray, activation: str) -> NDArray:
-    """`clamp_in_place` of float32 values as layers and pooling have it: what the activation does
-    not bound ends with the greatest float, so that infinities become finite.
+    """`clamp_in_place` of float32 values, which also replaces infinities by the greatest floats, as
+    TFLite's layers and pooling do.
     """
     low, high = activation_bounds(activation)
     least = -GREATEST if low is None else np.float32(low)
@@ -275,10 +275,10 @@ def integer_range(dtype: DType) -> tuple[int, int]:
 def quantized_range(
     activation: str, dtype: DType, quantization: Quantization | None
 ) -> tuple[int, int]:
-    """(least, greatest) stored value after a fused activation: its real bounds as
-    zero point + round(bound / scale) in float32, within the type's range (NNAPI section 8.1).
+    """(least, greatest) stored value after a fused activation: its real bounds as zero point +
+    round(bound / scale) in float32, within the type's range (NNAPI section 8.1).
 
-    Only where the activation is NONE, *quantization* may be None, or have a scale a channel.
+    *quantization* may be None, or per channel, only if the activation is NONE.
     """
     least, greatest = integer_range(dtype)
     low, high = activation_bounds(activation)

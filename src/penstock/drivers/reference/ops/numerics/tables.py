@@ -24,7 +24,7 @@ def stored_values(dtype: DType) -> NDArray:
 
 
 def by_bits(values: NDArray, dtype: DType) -> NDArray:
-    """*values*, one for each of `stored_values`, reordered so that a stored value's bits, read as
+    """*values*, one for each of `stored_values`, reordered so that the bits of a stored value, as
     an unsigned number, are its index.
     """
     result: NDArray = np.roll(values, integer_range(dtype)[0])
@@ -32,9 +32,9 @@ def by_bits(values: NDArray, dtype: DType) -> NDArray:
 
 
 def look_up(table: NDArray, x: NDArray) -> NDArray:
-    """The entries of a table of `by_bits` order for the stored values *x*."""
+    """The entries of a table in `by_bits` order for the stored values *x*."""
     if x.dtype.itemsize == table.dtype.itemsize == 1:
-        # Byte strings know a table of bytes, several times faster than arrays.
+        # `bytes.translate` is several times faster than indexing an array.
         stored = bytearray(np.ascontiguousarray(x).reshape(-1).data).translate(table.tobytes())
         return np.frombuffer(stored, table.dtype).reshape(x.shape)
     result: NDArray = table.take(x.view(f"u{x.dtype.itemsize}"), mode="clip")
@@ -44,8 +44,8 @@ def look_up(table: NDArray, x: NDArray) -> NDArray:
 def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
     """The kernel of a function of one quantised operand.
 
-    *compute* maps stored values (int64) to stored results, which are clamped to the output's type
-    here.
+    *compute* maps stored values (int64) to stored results; the kernel clamps them to the output's
+    type.
     """
     given, made = site.input(0).dtype, site.output().dtype
     results = np.clip(compute(stored_values(given)), *integer_range(made))
@@ -59,10 +59,10 @@ def tabulated(site: Site, compute: Callable[[NDArray], NDArray]) -> Kernel:
 
 
 def tabulated_reals(site: Site, function: Callable[[NDArray], NDArray]) -> Kernel:
-    """The kernel of a real function of one quantised operand, as TFLite's lookup tables have it.
+    """The kernel of a real function of one quantised operand, as TFLite's lookup tables compute it.
 
-    *function* maps float32 to float32. For 8 bits the table has every result; for int16 it has 512
-    steps of input, each corrected by half its error in the middle, between which is interpolated.
+    *function* maps float32 to float32. For 8 bits the table has every result. For int16 it has 512
+    steps of input, each corrected by half its error in the middle, and results are interpolated.
     """
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
@@ -105,12 +105,12 @@ def interpolation_table(
     function: Callable[[NDArray], NDArray],
     real: type[np.floating[Any]],
 ) -> NDArray:
-    """The 513 points of an int16 table: (scale, zero point) of input and output, arithmetic in
+    """The 513 points of an int16 table for (scale, zero point) of input and output, computed in
     *real*.
     """
     (in_scale, in_zero), (out_scale, out_zero) = given, made
     low, high = integer_range(DType.INT16)
-    # Arrays of one element, so that every step is rounded as *real* is.
+    # Arrays of one element, so that every step is rounded to *real*.
     in_min, in_max = (np.array([in_scale], real) * real(v - in_zero) for v in (low, high))
     out_min, out_max = (np.array([out_scale], real) * real(v - out_zero) for v in (low, high))
     step = (in_max - in_min) / real(STEPS)
@@ -123,14 +123,14 @@ def interpolation_table(
         bias = round_half_away((between - round_half_away(middles * inverse)) / real(2))
         last = round_half_away(function(in_max) * inverse)
     points: NDArray = np.clip(np.concatenate([samples - bias, last]), low, high)
-    # A function that overflows has infinite errors, which leave points that are not numbers.
+    # A function that overflows has infinite errors; its points become NaN.
     result: NDArray = np.nan_to_num(points, nan=0.0).astype(np.int64)
     return result
 
 
 def interpolate(table: NDArray, stored: NDArray) -> NDArray:
-    """Values of an `interpolation_table` at int16 values: 9 bits choose the step, 7 the place in
-    it.
+    """Values of an `interpolation_table` at int16 values: 9 bits select the step, 7 the position
+    within it.
 
     Slopes and results wrap at 16 bits.
     """

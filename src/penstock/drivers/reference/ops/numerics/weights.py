@@ -30,10 +30,10 @@ REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16})
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 Layer = Callable[[NDArray], NDArray]
-"""One layer with its weights: input to output."""
+"""Computes one layer, whose weights are prepared, from its input."""
 
 Prepare = Callable[[NDArray, "NDArray | None"], Layer]
-"""Weights and bias to the layer that has them."""
+"""Prepares a layer with these weights and bias."""
 
 
 def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
@@ -51,12 +51,12 @@ def layer_kernel(site: Site, prepare: Prepare) -> Kernel:
 
 
 def flattened(array: NDArray) -> NDArray:
-    """*array* as rows along its first dimension, also where it is empty."""
+    """*array* as rows along its first dimension, also if it is empty."""
     return array.reshape(len(array), math.prod(array.shape[1:]))
 
 
 def given(array: NDArray | None) -> NDArray:
-    """An input that the operation cannot do without."""
+    """A required input."""
     if array is None:
         raise ValueError("an input is missing")
     return array
@@ -65,8 +65,8 @@ def given(array: NDArray | None) -> NDArray:
 def weight_quantization(operand: Operand) -> Quantization:
     """The quantisation of integer weights.
 
-    Weights with a scale a channel are symmetric (TFLite's quantisation specification); those with a
-    zero point, and those without a scale, are `Unsupported`.
+    Per-channel weights are symmetric (TFLite's quantisation specification). Raises `Unsupported`
+    for per-channel weights with a zero point, and for weights without a scale.
     """
     quantization = operand.quantization
     if quantization is None:
@@ -84,11 +84,11 @@ def centred(values: NDArray, operand: Operand) -> NDArray:
 
 
 def channel_scales(operand: Operand, axis: int) -> NDArray:
-    """The weights' scales, float64: one, or one a channel along *axis*.
+    """The weights' scales, float64: one, or one for each channel along *axis*.
 
-    Of matrices, TFLite's kernels take the scales for those of the channels, in order, whatever
-    dimension they are said to belong to, and leave out those that are too many. Others along
-    another dimension, and too few, are `Unsupported`.
+    For matrices, TFLite's kernels ignore the quantised dimension: they take the scales as those of
+    the channels, in order, and ignore extra ones. Raises `Unsupported` for other weights quantised
+    along another dimension, and for too few scales.
     """
     quantization = operand.quantization
     if quantization is None:
@@ -108,9 +108,9 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The way of one quantised layer from sums of stored products to stored outputs.
+    """The scaling of one quantised layer, from sums of stored products to stored outputs.
 
-    *axis* is the dimension of the filters that the scales go along; *wide* says that sums have 64
+    *axis* is the dimension of the filters that has a scale for each element; *wide* sums have 64
     bits.
     """
 
@@ -123,9 +123,10 @@ class Scaling:
 
     @classmethod
     def of(cls, site: Site, *, source: int, weights: int, bias: int, axis: int) -> Scaling:
-        """The scaling of *site*'s only output; the numbers are positions of inputs.
+        """The scaling of *site*'s first output; *source*, *weights* and *bias* are positions of
+        inputs.
 
-        16-bit inputs sum in 64 bits, unless their bias has 32, or would have as an attribute says.
+        Sums of 16-bit inputs have 64 bits, unless the bias has 32, or would have by an attribute.
         """
         inputs = site.input(source), site.input(weights)
         absent = (
@@ -150,9 +151,9 @@ class Scaling:
         return SignedInput(self.source.dtype, zero_point)
 
     def multipliers(self, *, single: bool) -> NDArray:
-        """Input scale * filter scale / output scale, for all channels or a channel.
+        """Input scale * filter scale / output scale, one number or one for each channel.
 
-        *single* takes the product in float32, as kernels do that know one scale only.
+        *single* computes the product in float32, as TFLite's per-tensor kernels do.
         """
         source = tensor_quantization(self.source, "an input").scale
         target = tensor_quantization(self.target, "an output").scale
@@ -164,11 +165,11 @@ class Scaling:
         return np.asarray(product / target)
 
     def requantizer(self, bound: NDArray, sums: NDArray, bias: NDArray | None) -> Requantizer:
-        """The requantizer of a layer whose sums, of inputs that are not centred, are at most
+        """The requantizer of a layer whose sums, of inputs with their zero point, are at most
         *bound*.
 
-        *bound* and *sums*, the sum of the centred weights, have one element a channel: the zero
-        point of the input takes its share off the bias.
+        *bound*, and *sums*, the sums of the centred weights, have one element for each channel. The
+        bias compensates for the input's zero point.
         """
         return Requantizer(
             self.multipliers(single=self.source.dtype is DType.UINT8),
@@ -184,7 +185,7 @@ class Scaling:
     def real_requantizer(
         self, bound: NDArray, sums: NDArray, bias: NDArray | None
     ) -> RealRequantizer:
-        """As `requantizer`, for kernels that scale in float64."""
+        """As `requantizer`, for TFLite's kernels that scale in float64."""
         return RealRequantizer(
             self.multipliers(single=False),
             self._zero_point,

@@ -23,13 +23,12 @@ from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import is_static
 
 Activation: TypeAlias = Callable[[NDArray], NDArray]
-"""Real values to real values of the same shape; may destroy its argument."""
+"""Maps real values to real values of the same shape; may overwrite its argument."""
 
 
 def logistic(x: NDArray) -> NDArray:
     """1 / (1 + exp(-x)), in place."""
-    # NumPy 2.4's `negative` reads the wrong elements where it writes onto a view of one element a
-    # row.
+    # NumPy 2.4's `negative` reads wrong elements if it writes to a view of one element a row.
     np.multiply(x, np.float32(-1), out=x)
     np.exp(x, out=x)
     x += np.float32(1)
@@ -53,7 +52,7 @@ FUNCTIONS: Final[dict[str, Activation]] = {
 
 
 def activation_function(name: str) -> Activation:
-    """The fused activation of this name; `Unsupported` for an unknown one."""
+    """The fused activation of this name. Raises `Unsupported` for an unknown one."""
     if name in FUNCTIONS:
         return FUNCTIONS[name]
     if name not in BOUNDS:
@@ -63,10 +62,10 @@ def activation_function(name: str) -> Activation:
 
 REAL: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 HYBRID: Final = frozenset({DType.INT8, DType.UINT8})
-"""Types of integer weights beside real activations."""
+"""Types of integer weights with real activations."""
 
 Arrays: TypeAlias = Mapping[int, NDArray]
-"""Inputs that are given, by position."""
+"""The given inputs, by position."""
 
 Product: TypeAlias = Callable[[NDArray], NDArray]
 """Vectors [rows, depth] float32 to fresh sums [rows, columns] float32."""
@@ -159,10 +158,10 @@ def _shaped(after: States, before: States) -> list[NDArray]:
 def with_parameters(
     site: Site, positions: Sequence[int], prepare: Callable[[Arrays], Kernel]
 ) -> Kernel:
-    """The kernel that *prepare* makes of the inputs at *positions*, those that are given: once
-    where all are constants, else at each run.
+    """The kernel that *prepare* makes of the given inputs among *positions*: once if all are
+    constant, else in each run.
 
-    Whatever *prepare* refuses is refused at once, as far as shapes are known.
+    What *prepare* refuses is refused when the model is prepared, if shapes are known.
     """
     present = [i for i in positions if site.has(i)]
     constants = {i: value for i in present if (value := site.constant(i)) is not None}
@@ -175,7 +174,7 @@ def with_parameters(
 
 
 def check_real(site: Site, *positions: int) -> None:
-    """`Unsupported` unless the inputs at *positions* and all outputs are real."""
+    """Raises `Unsupported` unless the inputs at *positions* and all outputs are real."""
     operands = [*(site.input(i) for i in positions), *site.outputs]
     if any(o.dtype not in REAL for o in operands):
         raise site.unsupported_types()
@@ -200,7 +199,7 @@ def real_array(array: NDArray) -> NDArray:
 
 
 def real_values(array: NDArray, operand: Operand) -> NDArray:
-    """A real vector of parameters as float32; integer ones times their scale."""
+    """A vector of parameters as float32; integers are multiplied by their scale."""
     if operand.dtype in HYBRID:
         scaled: NDArray = weight_values(array, operand).astype(np.float32) * weight_scales(
             operand, 0
@@ -216,8 +215,8 @@ def real_product(
 ) -> Product:
     """The product with the weights [columns, depth] at *positions*, side by side.
 
-    Weights of one dimension are the diagonal of a square matrix. `Unsupported` for types that are
-    neither real nor hybrid.
+    Weights of one dimension are the diagonal of a square matrix. Raises `Unsupported` for types
+    that are neither real nor hybrid.
     """
     operands = [site.input(i) for i in positions]
     weights = [arrays[i] for i in positions]
@@ -246,8 +245,8 @@ def _diagonal(weights: NDArray) -> Product:
 
 
 def _hybrid(weights: list[NDArray], operands: list[Operand], asymmetric: bool) -> Product:
-    """Rows are quantised as they come; sums get the row's scale times the weights' in one
-    factor.
+    """Rows are quantised at run time; sums are multiplied by the row's scale times the weights'
+    scale.
     """
     values = [weight_values(w, o) for w, o in zip(weights, operands, strict=True)]
     columns = Columns(np.concatenate(values), reach_of(asymmetric=asymmetric)).values
@@ -280,12 +279,12 @@ def time_first(sequence: NDArray, *, time_major: bool) -> NDArray:
 
 
 def as_stored(sequence: NDArray, *, time_major: bool) -> NDArray:
-    """A sequence [time, batch, size] in its own order again, contiguous."""
+    """A sequence [time, batch, size] in its stored order, contiguous."""
     return np.ascontiguousarray(sequence if time_major else np.swapaxes(sequence, 0, 1))
 
 
 def times(count: int, *, backward: bool) -> Iterator[int]:
-    """The steps of a sequence in the order they are taken."""
+    """The steps of a sequence in execution order."""
     return iter(range(count - 1, -1, -1) if backward else range(count))
 
 
