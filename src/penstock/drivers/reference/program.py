@@ -1,5 +1,5 @@
-"""Programs: the operations of a subgraph as kernels, in order, each freeing what nobody reads
-later.
+"""Programs: the operations of a subgraph as kernels, in order. Each operand is freed after its last
+use.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_MESSAGE: Final = 300
 
 
 class Instruction(Struct, frozen=True):
-    """One operation of a program: *frees* are the operands nobody reads after it."""
+    """One operation of a program; *frees* are the operands that no later operation reads."""
 
     kernel: Kernel
     inputs: tuple[int, ...]
@@ -57,9 +57,11 @@ class Program(Struct, frozen=True):
     def run(
         self, inputs: Sequence[NDArray], config: ExecutionConfig, clock: list[int] | None = None
     ) -> list[NDArray]:
-        """The output arrays; they may view inputs or constants. Looks at deadline and cancellation
-        between operations. *clock* is given the time (`time.perf_counter_ns`) at which each
-        operation begins and the last one ends.
+        """The output arrays; they may view inputs or constants. Checks deadline and cancellation
+        between operations.
+
+        *clock* receives the time (`time.perf_counter_ns`) at which each operation begins, and the
+        end of the last one.
         """
         values: dict[int, NDArray] = {
             **self.constants,
@@ -88,7 +90,7 @@ class Program(Struct, frozen=True):
         return [values[i] for i in self.outputs]
 
     def as_kernel(self) -> Kernel:
-        """The program as a kernel of whatever refers to its subgraph."""
+        """The program as a kernel, for operations that refer to its subgraph."""
 
         def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
             given = [a for a in inputs if a is not None]
@@ -103,8 +105,8 @@ def examine(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Kernel | str]:
-    """For each operation of subgraph *index* its kernel, or why there is none. *later* is as of
-    `sums_of`, *made* as of `make_sites`.
+    """The kernel of each operation of subgraph *index*, or the reason why there is none. *later* is
+    as of `sums_of`, *made* as of `make_sites`.
     """
     return [_examine(site) for site in polled(make_sites(model, index, later, made))]
 
@@ -121,7 +123,7 @@ def _examine(site: Site) -> Kernel | str:
 
 
 def _check_size(output: Operand, site: Site) -> None:
-    """Raises `LimitExceeded` where an output of known shape takes more memory than one may."""
+    """Raises `LimitExceeded` if an output of known shape exceeds the memory limit."""
     shape = static_shape(output.shape)
     if shape is not None:
         check_bytes(element_count(shape) * output.dtype.numpy.itemsize, site.operation.key)
@@ -133,9 +135,11 @@ def compile_subgraph(
     examined: list[Kernel | str] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> Program:
-    """The program of subgraph *index*; `Unsupported` naming the first operation that has no kernel.
+    """The program of subgraph *index*. Raises `Unsupported` naming the first operation without a
+    kernel.
 
-    *examined* is what `examine` has said of the same subgraph already, *made* as of `make_sites`.
+    *examined* is the result of `examine` for the same subgraph, if known; *made* is as of
+    `make_sites`.
     """
     subgraph = model.subgraphs[index]
     needed = {i for o in subgraph.operations for i in (*o.inputs, *o.outputs)} | set(
@@ -166,8 +170,9 @@ def make_sites(
     later: Mapping[int, Sums] | None = None,
     made: dict[int, Kernel | str] | None = None,
 ) -> list[Site]:
-    """The operations of subgraph *index* as their builders see them. *made* has the kernels of the
-    subgraphs that it enters, or why there is none; they are made here where it is None.
+    """The operations of subgraph *index* for their builders. *made* has the kernels of the
+    subgraphs that it enters, or the reason why there is none; they are compiled here if *made* is
+    None.
     """
     known = _compile_entered(model, index) if made is None else made
     subgraph = model.subgraphs[index]
@@ -200,8 +205,8 @@ def make_sites(
 
 
 def _compile_entered(model: Model, index: int) -> dict[int, Kernel | str]:
-    """The kernels of all subgraphs that *index* enters, directly or not, or why there is none. Each
-    is made once, after those it enters: as a tree they may have no end, and they may be nested
+    """The kernels of all subgraphs that *index* enters, directly or not, or the reason why there is
+    none. Each is compiled once, after those that it enters: a tree of them may be infinite, or
     deeper than Python's stack.
     """
     made: dict[int, Kernel | str] = {}

@@ -113,7 +113,8 @@ def fixed_output(
                 "" if zero_point is None else f" and zero point {zero_point}"
             )
             raise InvalidQuantization(
-                f"an {output.dtype.value} output has {wanted}, not {found.scale} and {found.zero_point}"
+                f"an {output.dtype.value} output has {wanted}, "
+                f"not {found.scale} and {found.zero_point}"
             )
 
     return require

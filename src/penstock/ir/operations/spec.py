@@ -200,7 +200,8 @@ def _check_plain(name: str, given: Sequence[Operand], written: Sequence[Operand]
     for operand in (*given, *written):
         if operand.extension is not None:
             raise InvalidOperation(
-                f"{name} cannot have the operand {operand.name!r} of an extension's type, {operand.extension.name}"
+                f"{name} cannot have the operand {operand.name!r} of an extension's type, "
+                f"{operand.extension.name}"
             )
 
 

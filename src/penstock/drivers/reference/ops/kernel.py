@@ -1,8 +1,9 @@
 """The contract between the reference driver and its operations.
 
-An operation has a *builder*, registered under its row of the operation table. The builder looks at
-one `Site` (an operation in its place in a model), prepares whatever does not depend on the run, and
-returns a `Kernel`; or it raises `Unsupported`, and its reason becomes the driver's refusal.
+An operation has a *builder*, registered under its row of the operation table. The builder gets a
+`Site` (an operation in its place in a model), prepares what does not depend on the run, and returns
+a `Kernel`. It raises `Unsupported` for what it does not compute; the driver reports the message as
+its reason.
 """
 
 from __future__ import annotations
@@ -29,29 +30,27 @@ Inputs: TypeAlias = "Sequence[NDArray | None]"
 Outputs: TypeAlias = "Sequence[NDArray]"
 
 Kernel: TypeAlias = "Callable[[Inputs], Outputs]"
-"""Computes one operation: the arrays of its inputs (None for an omitted one; constants are given
-too) to fresh arrays of its outputs, in their true shapes. An output may be an input, or a view of
-one, where the values are the same; inputs are never written. Stateless, and safe from any thread.
+"""Computes one operation: from the arrays of its inputs (None for an omitted one; constants
+included) to the arrays of its outputs, in their true shapes. An output may be an input, or a view
+of one; inputs are never written. A kernel is stateless and thread-safe.
 """
 
 Builder: TypeAlias = "Callable[[Site], Kernel]"
 
 
 class Unsupported(PenstockError):
-    """The reference driver does not compute this operation as it stands here; the message says
-    why.
-    """
+    """The reference driver does not compute this operation; the message is the reason."""
 
 
 EXECUTION: Final[ContextVar[ExecutionConfig]] = ContextVar("penstock_reference_execution")
-"""The configuration of the run under way, for kernels that loop; always set while one runs."""
+"""The configuration of the current run, for kernels that loop."""
 
 
 LATE: Final = "the deadline passed during the execution"
 
 
 def check_interrupts(config: ExecutionConfig) -> None:
-    """Raises `Cancelled`, or `MissedDeadlineTransient` when time ran out while running."""
+    """Raises `Cancelled`, or `MissedDeadlineTransient` if the deadline has passed."""
     if config.cancel is not None:
         config.cancel.check()
     if config.deadline_ns is not None and time.monotonic_ns() >= config.deadline_ns:
@@ -69,8 +68,8 @@ def _no_graphs(index: int) -> Subgraph:
 class Site(Struct, frozen=True, eq=False):
     """One operation in its place.
 
-    *inputs* has None for an omitted optional input; optional inputs missing at the end may be
-    missing here too. *values* gives the value of a constant input by its position, None for others.
+    An omitted optional input is None in *inputs*, or missing at the end. *values* returns the value
+    of a constant input by its position, None for others.
     """
 
     operation: Operation
@@ -78,15 +77,15 @@ class Site(Struct, frozen=True, eq=False):
     outputs: tuple[Operand, ...]
     values: Callable[[int], NDArray | None]
     subgraphs: Callable[[int], Kernel] = field(default=_no_subgraphs)
-    """The kernel of a referenced subgraph, by its index; `Unsupported` where one of its operations
-    is.
+    """Returns the kernel of a referenced subgraph, by index. Raises `Unsupported` if one of its
+    operations is not supported.
     """
 
     sums: Sums = "any"
-    """In which order float sums are taken (`Sums`)."""
+    """The order of float sums (`Sums`)."""
 
     graphs: Callable[[int], Subgraph] = field(default=_no_graphs)
-    """A referenced subgraph as the model has it, by its index."""
+    """Returns a referenced subgraph of the model, by index."""
 
     @property
     def attributes(self) -> Attributes:
@@ -98,22 +97,20 @@ class Site(Struct, frozen=True, eq=False):
         return operand is not None and operand.has_value
 
     def input(self, index: int) -> Operand:
-        """Input *index*; `Unsupported` where it is omitted."""
+        """Input *index*. Raises `Unsupported` if it is omitted."""
         operand = self.inputs[index] if self.has(index) else None
         if operand is None:
             raise Unsupported(f"{self.operation.type} without input {index}")
         return operand
 
     def output(self, index: int = 0) -> Operand:
-        """Output *index*; `Unsupported` where there is none."""
+        """Output *index*. Raises `Unsupported` if there is none."""
         if index >= len(self.outputs):
             raise Unsupported(f"{self.operation.type} without output {index}")
         return self.outputs[index]
 
     def constant(self, index: int) -> NDArray | None:
-        """The value of input *index* where it is a constant, None where a run brings it or it is
-        omitted.
-        """
+        """The value of input *index* if it is a constant, otherwise None."""
         return self.values(index) if self.has(index) else None
 
     def require_types(self, condition: bool) -> None:
@@ -129,9 +126,9 @@ class Site(Struct, frozen=True, eq=False):
 
 
 def tensor_quantization(operand: Operand, role: str) -> Quantization:
-    """The scale and zero point of an operand that must have one pair.
+    """The scale and zero point of an operand quantised per tensor.
 
-    `Unsupported` where it has none or many, or a scale of 0.
+    Raises `Unsupported` if it is not quantised, has several scales, or a scale of 0.
     """
     quantization = operand.quantization
     if quantization is None or len(quantization.scales) != 1 or quantization.scale == 0.0:
@@ -146,9 +143,8 @@ def require(condition: bool, reason: str) -> None:
 
 
 class _Kernels(Mapping[str, Builder]):
-    """Builders by row of the operation table (`Operation.key`). The module that has a row's builder
-    is imported when the row is first asked for: networks use few, and every start would wait for
-    all.
+    """Builders by row of the operation table (`Operation.key`). A builder's module is imported when
+    its row is first looked up: a network uses few rows, and importing all would slow every start.
     """
 
     def __init__(self) -> None:
@@ -176,9 +172,7 @@ KERNELS: Final = _Kernels()
 
 
 def kernel(*keys: str) -> Callable[[Builder], Builder]:
-    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>), which
-    `MODULES` lists for its module.
-    """
+    """Registers the decorated builder under *keys* (operation types, or CUSTOM:<code>)."""
 
     def register(builder: Builder) -> Builder:
         for key in keys:
@@ -191,8 +185,8 @@ def kernel(*keys: str) -> Callable[[Builder], Builder]:
 def function(
     *keys: str, inputs: int = 0
 ) -> Callable[[Callable[[Site, Inputs], Outputs]], Callable[[Site, Inputs], Outputs]]:
-    """Registers the decorated function of a site and its input arrays under *keys*, for operations
-    with nothing to check or prepare. They must have the first *inputs* inputs.
+    """Registers the decorated function of a site and its inputs under *keys*, for operations with
+    nothing to check or prepare. The first *inputs* inputs are required.
     """
 
     def register(compute: Callable[[Site, Inputs], Outputs]) -> Callable[[Site, Inputs], Outputs]:
@@ -209,7 +203,7 @@ def function(
 
 
 def _absent(operation: Operation) -> str:
-    """The operation, and what may be done about it where it is a custom one."""
+    """The operation's key, and for a custom operation what the user can do."""
     kind, _, code = operation.key.partition(":")
     if kind != "CUSTOM":
         return operation.key
@@ -221,7 +215,7 @@ def _absent(operation: Operation) -> str:
 
 
 def _widened_site(site: Site) -> Site | None:
-    """*site* with float32 in the place of float16; None where it has none, or runs subgraphs."""
+    """*site* with float32 in place of float16. None if it has no float16, or runs subgraphs."""
     operands = [*(o for o in site.inputs if o is not None), *site.outputs]
     if all(o.dtype is not DType.FLOAT16 for o in operands):
         return None
@@ -241,7 +235,7 @@ def _widened_site(site: Site) -> Site | None:
 
 
 def _narrowed(run: Kernel, outputs: Sequence[Operand]) -> Kernel:
-    """The kernel of a widened site, between float16 arrays."""
+    """The kernel of a widened site, with float16 arrays at its ends."""
     halves = [o.dtype is DType.FLOAT16 for o in outputs]
 
     def compute(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -263,11 +257,10 @@ def _is_half(array: NDArray) -> bool:
 
 
 def build(site: Site) -> Kernel:
-    """The kernel of *site*; `Unsupported` with the reason where there is none. What has no kernel
-    in float16 is computed in float32.
+    """The kernel of *site*. Raises `Unsupported` with the reason if there is none. An operation
+    without a float16 kernel is computed in float32.
 
-    Infinities and not-a-numbers are values here: NumPy does not warn of them, when preparing or
-    running.
+    Infinities and NaN are ordinary values: NumPy's warnings are off while preparing and running.
     """
     builder = KERNELS.get(site.operation.key)
     if builder is None:

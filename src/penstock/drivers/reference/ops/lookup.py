@@ -30,7 +30,7 @@ from penstock.ir import DType, NDArray, Operand
 
 
 def rows_of(table: NDArray, ids: NDArray) -> NDArray:
-    """The rows of *table* that *ids* name; `IndexError` where there is none such."""
+    """The rows of *table* that *ids* name. Raises `IndexError` for an id outside the table."""
     if ids.size and not (ids.min() >= 0 and ids.max() < len(table)):
         raise IndexError(f"an id outside 0..{len(table) - 1}")
     return np.take(table, ids, axis=0)
@@ -38,8 +38,8 @@ def rows_of(table: NDArray, ids: NDArray) -> NDArray:
 
 @kernel("EMBEDDING_LOOKUP")
 def embedding_lookup(site: Site) -> Kernel:
-    """Rows picked by id. Rows of 8 bits and less become real ones by the table's scale, or by a
-    scale a row, where the output is float32, or by a scale a block; everything else is copied.
+    """Rows selected by id. If the output is float32, rows of 8 bits and less are dequantised by the
+    table's scale, a scale of each row, or a scale of each block. Other rows are copied.
     """
     table, target = site.input(1), site.output().dtype
     if site.has(2):
@@ -92,11 +92,11 @@ COMBINERS: Final = frozenset({"SUM", "MEAN", "SQRTN"})
 
 @kernel("EMBEDDING_LOOKUP_SPARSE")
 def embedding_lookup_sparse(site: Site) -> Kernel:
-    """Weighted sums of rows, one for each run of ids whose index vectors agree but for the last
+    """Weighted sums of rows, one for each run of ids whose index vectors are equal but for the last
     element.
 
-    MEAN divides a sum by its weights' sum, SQRTN by the root of the sum of their squares. A later
-    run with an earlier one's indices is added to what stands there, and both are divided.
+    MEAN divides a sum by the sum of its weights, SQRTN by the root of the sum of their squares. A
+    later run with the indices of an earlier one is added to its result, and both are divided.
     """
     combiner = site.attributes.text("combiner")
     require(combiner in COMBINERS, f"EMBEDDING_LOOKUP_SPARSE with combiner {combiner}")
@@ -144,8 +144,8 @@ def _divide(total: NDArray, combiner: str, weights: NDArray) -> None:
 
 @kernel("HASHTABLE_LOOKUP")
 def hashtable_lookup(site: Site) -> Kernel:
-    """The values of the queried keys, which stand sorted; zeros, or empty strings, where there is
-    none, and whether there was. Of equal keys, the one that halving the table meets first counts.
+    """The values of the queried keys, which are sorted, and whether each key was found; zeros or
+    empty strings if not. Among equal keys, the one that a binary search meets first counts.
     """
     empty = b"" if site.output().dtype is DType.STRING else 0
     hits = site.output(1).dtype.numpy
@@ -163,7 +163,7 @@ def hashtable_lookup(site: Site) -> Kernel:
 
 
 def _halve(keys: NDArray, queries: NDArray) -> NDArray:
-    """Where a binary search of *keys* finds each query; -1 where it does not."""
+    """The position that a binary search of *keys* finds for each query; -1 if there is none."""
     low, high = np.zeros(len(queries), np.int64), np.full(len(queries), len(keys))
     found = np.full(len(queries), -1)
     for _ in range(len(keys).bit_length()):
@@ -177,7 +177,7 @@ def _halve(keys: NDArray, queries: NDArray) -> NDArray:
 
 
 Finder = Callable[[NDArray], NDArray]
-"""Queried keys, flat, to their places; the number of keys where there is none such."""
+"""The positions of queried keys, flat; the number of keys for one that is not found."""
 
 
 @kernel("HASHTABLE_FIND")
@@ -219,23 +219,24 @@ def _finder(keys: NDArray, strings: bool) -> Finder:
 
 @function("HASHTABLE_SIZE")
 def hashtable_size(site: Site, inputs: Inputs) -> Outputs:
-    """How many different keys there are."""
+    """The number of different keys."""
     dtype = site.output().dtype.numpy
     return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
 
 
 MOST_BYTES: Final = 1 << 28
 OVERHEAD: Final = 64
-"""What an n-gram takes besides its text."""
+"""The memory overhead of an n-gram besides its text."""
 
 SPACES: Final = frozenset(b" \t\n\v\f\r")
 
 
 @function("SKIP_GRAM")
 def skip_gram(site: Site, inputs: Inputs) -> Outputs:
-    """Words of the first string, `ngram_size` at a time in their order, with up to `max_skip_size`
-    words left out between two of them; with `include_all_ngrams` each run of fewer words after
-    those that begin with it. A string of fewer words has none. `LimitExceeded` beyond `MOST_BYTES`.
+    """`ngram_size` words of the first string in their order, with up to `max_skip_size` words
+    omitted between two of them. With `include_all_ngrams`, each run of fewer words follows those
+    that begin with it. A string of fewer words has no n-grams. Raises `LimitExceeded` beyond
+    `MOST_BYTES`.
     """
     attributes = site.attributes
     size, skip = attributes.integer("ngram_size"), attributes.integer("max_skip_size")
@@ -256,8 +257,8 @@ def skip_gram(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _words(text: bytes) -> list[bytes]:
-    """What stands between spaces. A word behind a space that the text begins with is not counted,
-    as in TFLite's kernel.
+    """The words between spaces. As in TFLite's kernel, a word after a leading space is not
+    counted.
     """
     words: list[bytes] = []
     start = 0
@@ -272,7 +273,7 @@ def _words(text: bytes) -> list[bytes]:
 
 
 def _choices(count: int, size: int, skip: int, every: bool) -> Iterator[tuple[int, ...]]:
-    """Ascending places among *count* words, longer choices before those that they begin with."""
+    """Ascending choices among *count* words; a longer choice precedes its own prefix."""
     places: list[int] = []
     following = [iter(range(count if every else count - size + 1))]
     while following:

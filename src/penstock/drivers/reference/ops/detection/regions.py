@@ -93,7 +93,8 @@ class Regions:
         if outside.any():
             index = int(np.flatnonzero(outside)[0])
             raise InputError(
-                f"box {index} is {boxes[index].tolist()}, outside an image of {height} x {width} pixels"
+                f"box {index} is {boxes[index].tolist()}, "
+                f"outside an image of {height} x {width} pixels"
             )
         return corners
 

@@ -42,10 +42,10 @@ STORED: Final = frozenset(
         DType.UINT16,
     }
 )
-"""Types that quantised values are stored in."""
+"""Types of stored quantised values."""
 
 BELOW_HALF: Final = np.array(np.nextafter(np.float32(0.5), np.float32(0)))
-"""What rounds halves away from zero when it is added before the fraction is cut off."""
+"""Added before truncation, this number rounds halves away from zero."""
 
 SIGN: Final = np.uint32(1 << 31)
 
@@ -54,7 +54,7 @@ TABLED: Final = frozenset({DType.INT8, DType.UINT8})
 
 @kernel("QUANTIZE")
 def quantize(site: Site) -> Kernel:
-    """Real values to stored ones, or stored ones to another quantisation."""
+    """Quantises real values, or requantises stored ones."""
     source, target = site.input(0), site.output()
     site.require_types(target.dtype in STORED)
     if source.dtype.is_float:
@@ -66,7 +66,7 @@ def quantize(site: Site) -> Kernel:
 
 @kernel("DEQUANTIZE")
 def dequantize(site: Site) -> Kernel:
-    """Stored values to real ones, or 16-bit floats to wider ones."""
+    """Converts stored values to real ones, or 16-bit floats to wider ones."""
     source, target = site.input(0), site.output()
     site.require_types(target.dtype.is_float)
     dtype = target.dtype.numpy
@@ -87,11 +87,10 @@ def dequantize(site: Site) -> Kernel:
 
 @kernel("FAKE_QUANT")
 def fake_quant(site: Site) -> Kernel:
-    """Floats rounded to the nearest value that a quantisation of min..max to num_bits has.
+    """Rounds floats to the nearest value of a quantisation of min..max to num_bits.
 
-    The range is moved so that zero is among those values; what is not a number becomes its least
-    one. A range without extent makes everything not a number. TFLite holds the place of zero in 16
-    bits.
+    The range is moved so that zero is one of the values. NaN becomes the least value. An empty
+    range makes every result NaN. TFLite stores the zero point in 16 bits.
     """
     attributes = site.attributes
     bits = attributes.integer("num_bits")
@@ -138,7 +137,7 @@ def _vectors(quantization: Quantization, operand: Operand) -> tuple[NDArray, NDA
 
 
 def _quantize(target: Operand) -> Kernel:
-    """Values beyond the range saturate; what is not a number becomes the zero point."""
+    """Values beyond the range saturate; NaN becomes the zero point."""
     scales, zero_points = _vectors(_quantization(target), target)
     limits, dtype = integer_range(target.dtype), target.dtype.numpy
 
@@ -150,8 +149,7 @@ def _quantize(target: Operand) -> Kernel:
         values: NDArray, scale: NDArray, low: NDArray, high: NDArray, offset: NDArray
     ) -> NDArray:
         rounded = np.asarray(np.divide(values, scale, dtype=np.float32))
-        # The number that is added has the sign of what it is added to: bits are faster than
-        # copysign.
+        # Copies the sign bit onto one half: bit operations are faster than `copysign`.
         sign = np.bitwise_and(rounded.view(np.uint32), SIGN)
         rounded += np.bitwise_or(sign, BELOW_HALF.view(np.uint32)).view(np.float32)
         stored = np.trunc(rounded, out=rounded).astype(real, copy=False)
@@ -168,7 +166,7 @@ def _quantize(target: Operand) -> Kernel:
 
 
 def _requantize(source: Operand, target: Operand) -> Kernel:
-    """Through the quantised multiplier of the scales' ratio; 8-bit values through a table."""
+    """Multiplies by the quantised ratio of the scales; 8-bit values use a table."""
     before = tensor_quantization(source, "an input")
     after = tensor_quantization(target, "an output")
     mantissa, shift = quantize_multiplier(before.scale / after.scale)
@@ -191,7 +189,7 @@ def _requantize(source: Operand, target: Operand) -> Kernel:
 
 
 LEAST_TOLERANCE: Final = 0.1
-"""Below it, differences are given, but never fail."""
+"""With a smaller tolerance, differences are returned but never fail the run."""
 
 
 @kernel("CUSTOM:NumericVerify")

@@ -1,4 +1,4 @@
-"""Reductions along axes, running sums, and where the extremes are."""
+"""Reductions along axes, running sums, and the positions of extremes."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from penstock.ir.operations.requirements import of_tensor
 
 Axes = tuple[int, ...]
 Reduce = Callable[[NDArray, Axes], NDArray]
-"""Reduces the given axes, which stay as dimensions of size 1."""
+"""Reduces the given axes; they stay as dimensions of size 1."""
 
 PLAIN: Final = frozenset({DType.FLOAT32, DType.INT32, DType.INT64})
 
 
 @kernel("MEAN", "SUM")
 def mean_or_sum(site: Site) -> Kernel:
-    """The mean or sum along the axes; integer means are cut off, quantised ones rounded.
+    """The mean or sum along the axes. Integer means are truncated, quantised means rounded.
 
-    A quantised sum is the sum of the real values, for int8 and int16 as for uint8.
+    A quantised sum is the sum of the real values, for all quantised types.
     """
     dtype, mean = site.input(0).dtype, site.operation.type == "MEAN"
     site.require_types(dtype is site.output().dtype)
@@ -108,8 +108,8 @@ def _quantized_sum(site: Site, *, mean: bool) -> Reduce:
 
 
 def _divided(mantissa: int, shift: int, count: int) -> tuple[int, int]:
-    """A multiplier divided by *count*: first made larger by as many bits as the count has and the
-    shift allows, so that the cut-off division loses little.
+    """A multiplier divided by *count*. It is first shifted left by as many bits as *count* has and
+    the shift allows, so that the truncating division loses little.
     """
     more = min(count.bit_length() - 1, 32, 31 + shift)
     return (mantissa << more) // count, shift - more
@@ -117,14 +117,14 @@ def _divided(mantissa: int, shift: int, count: int) -> tuple[int, int]:
 
 @kernel("REDUCE_MAX", "REDUCE_MIN")
 def extreme(site: Site) -> Kernel:
-    """The largest or smallest stored value along the axes; what is not a number does not count."""
+    """The largest or smallest stored value along the axes; NaN is ignored."""
     dtype = site.input(0).dtype
     if dtype is DType.BOOL:
         largest = site.operation.type == "REDUCE_MAX"
         return _any_or_all(site, np.logical_or if largest else np.logical_and)
     site.require_types(dtype in PLAIN | QUANTIZED)
     if dtype in QUANTIZED:
-        # Scales a channel count as none, as LiteRT's kernel takes them.
+        # Per-channel scales count as none, as in LiteRT's kernel.
         given, made = (of_tensor(o.quantization) for o in (site.input(0), site.output()))
         require(given == made, f"{site.operation.type} to another scale or zero point")
     largest = site.operation.type == "REDUCE_MAX"
@@ -133,7 +133,7 @@ def extreme(site: Site) -> Kernel:
     start = dtype.numpy.type(limits.min if largest else limits.max)
 
     def reduce(x: NDArray, axes: Axes) -> NDArray:
-        # Every axis at once starts from the first element, fewer from the least finite value.
+        # A reduction of all axes starts from the first element, others from the least finite value.
         if x.size and len(axes) == x.ndim:
             return np.asarray(function.reduce(x, axes, keepdims=True))
         return np.asarray(function.reduce(x, axes, keepdims=True, initial=start))
@@ -143,7 +143,7 @@ def extreme(site: Site) -> Kernel:
 
 @kernel("REDUCE_PROD")
 def product(site: Site) -> Kernel:
-    """The product along the axes; quantised, rescaled after each factor."""
+    """The product along the axes; quantised products are rescaled after each factor."""
     dtype = site.input(0).dtype
     if dtype is DType.BOOL:
         return _any_or_all(site, np.logical_and)
@@ -181,7 +181,7 @@ def _quantized_product(site: Site) -> Reduce:
 
 @kernel("REDUCE_ANY", "REDUCE_ALL")
 def truth(site: Site) -> Kernel:
-    """Whether any element, or every one, along the axes is true."""
+    """Whether any element, or every element, along the axes is true."""
     require(site.input(0).dtype is DType.BOOL, f"{site.operation.type} of another type than bool")
     return _any_or_all(
         site, np.logical_or if site.operation.type == "REDUCE_ANY" else np.logical_and
@@ -189,15 +189,13 @@ def truth(site: Site) -> Kernel:
 
 
 def _any_or_all(site: Site, function: np.ufunc) -> Kernel:
-    """A reduction of truth values, whose sum and maximum are `or`, product and minimum `and`."""
+    """A reduction of booleans: sum and maximum are `or`, product and minimum `and`."""
     return _reduction(site, lambda x, axes: np.asarray(function.reduce(x, axes, keepdims=True)))
 
 
 @kernel("ARG_MAX", "ARG_MIN")
 def arg_extreme(site: Site) -> Kernel:
-    """The index of the first largest or smallest stored value along an axis; what is not a number
-    is neither.
-    """
+    """The index of the first largest or smallest stored value along an axis; NaN is ignored."""
     site.require_types(site.input(0).dtype in PLAIN | QUANTIZED | {DType.BOOL})
     largest = site.operation.type == "ARG_MAX"
     function, extreme = (np.argmax, np.inf) if largest else (np.argmin, -np.inf)
@@ -220,9 +218,7 @@ def arg_extreme(site: Site) -> Kernel:
 
 @kernel("CUMSUM")
 def cumulative_sum(site: Site) -> Kernel:
-    """The running sum along an axis, from the end on request, without the element itself on
-    request.
-    """
+    """The running sum along an axis; optionally from the end, or without the element itself."""
     site.require_types(site.input(0).dtype in PLAIN)
     exclusive, backward = site.attributes.flag("exclusive"), site.attributes.flag("reverse")
 

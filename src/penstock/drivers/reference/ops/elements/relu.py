@@ -1,4 +1,4 @@
-"""RELU and its bounded kin, LEAKY_RELU, PRELU and HARD_SWISH."""
+"""RELU and other clamps, LEAKY_RELU, PRELU and HARD_SWISH."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
 
 
 def _divide_16(x: NDArray, exponent: int) -> NDArray:
-    """`rounding_divide_by_pot` of int16 values in 16 bits: of more than 15 places nothing is left
-    but a step away from zero.
+    """`rounding_divide_by_pot` of int16 values in 16 bits: for more than 15 places the result is 1
+    or -1.
     """
     if exponent > 15:
         return np.where(x >= 0, 1, -1)
@@ -183,8 +183,8 @@ def _steps(real: float, scale: float) -> int:
 
 
 def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
-    """Scales and zero points of the first input and the output, which have one type out of
-    *types*.
+    """Scales and zero points of the first input and the output. Raises `Unsupported` unless both
+    have one type out of *types*.
     """
     site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
     given = tensor_quantization(site.input(0), "the input")

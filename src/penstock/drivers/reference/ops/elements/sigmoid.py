@@ -34,7 +34,7 @@ RealFunction = Callable[[NDArray], NDArray]
 
 LOW: Final = np.float32(-9.0)
 HIGH: Final = np.float32(16.619047164916992)
-"""Beyond these LOGISTIC is its own asymptote."""
+"""Beyond this magnitude, LOGISTIC equals its asymptote."""
 
 _SQRT_2_OVER_PI: Final = math.sqrt(2 / math.pi)
 
@@ -85,8 +85,8 @@ def _by_type(
     short: Collection[np.dtype[Any]] = (),
 ) -> Kernel:
     """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
-    float32; *rounded* is *function* as C's mathematical library computes it: each step to the
-    nearest float32.
+    float32. *rounded* is *function* as C's mathematical library computes it: every step is rounded
+    to float32.
     """
     given = site.input(0).dtype
     site.require_types(given is site.output().dtype)
@@ -117,7 +117,7 @@ _exp = _rounded(np.exp)
 def _logistic(x: NDArray) -> NDArray:
     small = np.exp(-np.abs(x))
     result: NDArray = np.where(x >= 0, np.float32(1), small) / (np.float32(1) + small)
-    # TFLite takes exp(x) for the function where x is low, which shows in the fifth digit.
+    # TFLite uses exp(x) where x is low, which changes the fifth digit.
     result = np.where(x < LOW, small, result)
     return np.where(x > HIGH, np.float32(1), result)
 
@@ -132,7 +132,7 @@ def _elu(x: NDArray) -> NDArray:
 
 
 def _gelu(x: NDArray) -> NDArray:
-    """Every step in the type of *x*."""
+    """Computes every step in the type of *x*."""
     real = x.dtype.type
     inner = (x * real(-math.sqrt(0.5))).astype(np.float64)
     result: NDArray = real(0.5) * x * complementary_error_function(inner).astype(x.dtype)
@@ -148,7 +148,7 @@ def _gelu_single(x: NDArray) -> NDArray:
 
 
 def _gelu_approximate(x: NDArray) -> NDArray:
-    """Every step in the type of *x*."""
+    """Computes every step in the type of *x*."""
     real = x.dtype.type
     inner = real(_SQRT_2_OVER_PI) * (x + real(0.044715) * (x * x * x))
     result: NDArray = real(0.5) * x * (real(1) + np.tanh(inner.astype(np.float64)).astype(x.dtype))
@@ -164,7 +164,7 @@ def _scale(site: Site) -> float:
 
 
 def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
-    """(multiplier, right shift) that bring int16 values to 3 * 4096 steps a unit.
+    """(multiplier, right shift) that scale int16 values to 3 * 4096 steps a unit.
 
     Scales that are a power of two, with a shift of 0 to *most_shift*, are multiplied by 3 exactly.
     """
@@ -180,8 +180,8 @@ def _multiplier(site: Site, most_shift: int) -> tuple[int, int]:
 
 @cache
 def _logistic_points() -> NDArray:
-    """logistic(i / 24) in Q0.16 for i = 0 .. 255, each corrected by half the error that straight
-    lines between the points make in the middle; the last is the greatest value there is.
+    """logistic(i / 24) in Q0.16 for i = 0 .. 255. Each value is corrected by half the error of
+    linear interpolation in the middle; the last one is the greatest value.
     """
     exact = 65536.0 / (1.0 + np.exp(np.arange(0.0, 256.5, 0.5) / -24.0))
     starts, middles, ends = exact[:-1:2], exact[1::2], exact[2::2]
@@ -197,8 +197,8 @@ def _steps(multiplier: int, shift: int, stored: NDArray) -> NDArray:
 
 
 def _interpolated(size: NDArray, bits: int) -> NDArray:
-    """The table at *size* / 2**bits, times 2**bits; what is beyond the table is given by its
-    users.
+    """The table interpolated at *size* / 2**bits, times 2**bits. Callers handle sizes beyond the
+    table.
     """
     points, index = _logistic_points(), np.minimum(size >> bits, 254)
     low = points[index]
@@ -222,7 +222,7 @@ def _tanh_16(multiplier: int, shift: int, stored: NDArray) -> NDArray:
     return value >> 8
 
 
-# Coefficients by falling power.
+# Coefficients in descending order of power.
 _SMALL: Final = (
     (1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2, 3.77485237685302021e2,
      3.20937758913846947e3),
@@ -244,7 +244,7 @@ _LARGE: Final = (
      2.33520497626869185e-3),
 )  # fmt: skip
 _LARGEST: Final = 26.5
-"""Beyond it erfc underflows."""
+"""erfc underflows beyond this number."""
 
 
 def complementary_error_function(x: NDArray) -> NDArray:
@@ -261,7 +261,7 @@ def complementary_error_function(x: NDArray) -> NDArray:
         large = (root - inverse * _rational(_LARGE, inverse)) / np.maximum(size, one)
         result = np.where(size <= 4, result, large)
     result *= np.exp(-square)
-    # Choices are made by factors of 0 and 1, which are faster than choosing element by element.
+    # Multiplying by 0 and 1 is faster than selecting elements.
     result += (real(2) - result - result) * (bounded < 0)
     small = one - bounded * _rational(_SMALL, np.minimum(square, one))
     small -= result

@@ -43,17 +43,17 @@ from penstock.errors import ShapeMismatch
 from penstock.ir import DType, NDArray, Quantization
 
 DISTANCES: Final = np.arange(256)
-"""How far under its row's greatest an 8-bit value can lie."""
+"""The distances of 8-bit values from the greatest value of their row."""
 
 
 WIDE: Final = Quantization((2.0**-16,), (-(2**15),))
-"""What an int16 result of 8-bit values has where fixed-point arithmetic computes it."""
+"""The scale and zero point of int16 results of 8-bit values that use fixed-point arithmetic."""
 
 
 @kernel("SOFTMAX")
 def softmax(site: Site) -> Kernel:
-    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768), uint8
-    ones whatever their scale is said to be; 8 bits become int16 of any scale.
+    """exp(beta * x) over its sum. Quantised outputs have the scale 1/256 (int16: 1/32768). The
+    declared scale of uint8 outputs is ignored. int16 outputs of 8-bit inputs may have any scale.
     """
     given, made = site.input(0).dtype, site.output().dtype
     beta = site.attributes.number("beta")
@@ -108,10 +108,10 @@ def _float_log_softmax(x: NDArray) -> NDArray:
 
 
 class _Scaling(NamedTuple):
-    """How the distances of 8-bit values from their row's greatest become Q5 numbers.
+    """Converts the distances of 8-bit values from their row's greatest to Q5 numbers.
 
-    *radius* is the greatest distance whose exp counts; *scaled* are the negative Q5 numbers of
-    `DISTANCES`, 0 beyond the radius.
+    *radius* is the greatest distance whose exponential is not 0; *scaled* are the negative Q5
+    numbers of `DISTANCES`, 0 beyond the radius.
     """
 
     mantissa: int
@@ -162,7 +162,7 @@ def _softmax_8(site: Site, beta: float) -> Kernel:
 
 
 def _softmax_8_to(site: Site, beta: float) -> Kernel:
-    """8 bits to int16 of any scale and zero point, in float32."""
+    """8-bit inputs to int16 of any scale and zero point, in float32."""
     given = tensor_quantization(site.input(0), "the input")
     made = tensor_quantization(site.output(), "the output")
     powers = np.exp(DISTANCES.astype(np.float32) * np.float32(-beta * given.scale))
@@ -247,7 +247,9 @@ LEAST_NORM = np.float32(1e-6)
 
 @kernel("L2_NORMALIZATION")
 def l2_normalization(site: Site) -> Kernel:
-    """Vectors over their length. Quantised outputs have the scale 1/128 and its middle for zero."""
+    """Vectors divided by their length. Quantised outputs have the scale 1/128 and the zero point in
+    the middle of the range.
+    """
     dtype, activation = site.input(0).dtype, site.attributes.text("fused_activation_function")
     require(activation == "NONE", f"L2_NORMALIZATION with {activation}")
     if dtype is DType.FLOAT32:
@@ -282,8 +284,8 @@ def _l2_float(x: NDArray) -> NDArray:
 def local_response_normalization(site: Site) -> Kernel:
     """`x / (bias + alpha * sum of squares of its neighbours in depth) ** beta`.
 
-    Neighbours on both sides count, as TensorFlow, NNAPI and LiteRT's default kernel have
-    it; LiteRT's reference kernel leaves the farthest one above out.
+    Neighbours on both sides are included, as in TensorFlow, NNAPI and LiteRT's default kernel.
+    LiteRT's reference kernel omits the farthest one above.
     """
     site.require_types(site.input(0).dtype is DType.FLOAT32)
     radius = site.attributes.integer("radius")

@@ -38,7 +38,7 @@ NEGATED: Final = frozenset(
 
 @kernel("NEG")
 def neg(site: Site) -> Kernel:
-    """-x of the stored values, as TFLite has it for quantised operands too."""
+    """-x of the stored values, as TFLite computes it for quantised operands too."""
     site.require_types(site.input(0).dtype in NEGATED)
     return _elementwise(np.negative)
 
@@ -71,9 +71,7 @@ def exp(site: Site) -> Kernel:
 
 @kernel("LOG")
 def log(site: Site) -> Kernel:
-    """The natural logarithm; a quantised one of what is not positive is the output's least
-    value.
-    """
+    """The natural logarithm. A quantised logarithm of zero or less is the output's least value."""
     if site.input(0).dtype is DType.FLOAT32:
         return _elementwise(np.log)
     made = tensor_quantization(site.output(), "the output")
@@ -84,7 +82,7 @@ def log(site: Site) -> Kernel:
 
 @kernel("RSQRT")
 def rsqrt(site: Site) -> Kernel:
-    """1 / sqrt(x). Quantised operands may not be negative; of zero it is the greatest value."""
+    """1 / sqrt(x). Negative quantised values raise; for zero the result is the greatest value."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return _elementwise(lambda x: np.float32(1) / np.sqrt(x))
@@ -101,7 +99,7 @@ def rsqrt(site: Site) -> Kernel:
 
 
 def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
-    """*inner*, refusing stored values below *zero_point*."""
+    """*inner*, which raises for stored values below *zero_point*."""
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         if (np.asarray(inputs[0]) < zero_point).any():
@@ -122,7 +120,7 @@ def _rsqrt_8(x: NDArray, given: Quantization, made: Quantization) -> NDArray:
 
 @kernel("SQRT")
 def sqrt(site: Site) -> Kernel:
-    """The square root, of quantised operands rounded down; they may not be negative."""
+    """The square root. Quantised results are rounded down; negative quantised values raise."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
         return _elementwise(np.sqrt)
@@ -159,7 +157,7 @@ FLOATS_OF: Final = {
     "FLOOR": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
     "ROUND": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
 }
-"""Floats that a function exists for, where these are more than float32."""
+"""The float types of functions that support more than float32."""
 
 _FUNCTIONS: Final[dict[str, Function]] = {
     "SQUARE": np.square,
@@ -204,8 +202,9 @@ def _quantizations(site: Site) -> tuple[Quantization, Quantization]:
 
 @kernel("RFFT2D")
 def rfft2d(site: Site) -> Kernel:
-    """The Fourier transform of the last two dimensions, cut or padded with zeros to the lengths
-    given; the last keeps its non-negative frequencies. Computed in float64, returned as complex64.
+    """The Fourier transform of the last two dimensions, cropped or zero-padded to the given
+    lengths. The last dimension keeps its non-negative frequencies. Computed in float64, returned as
+    complex64.
     """
     require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
 

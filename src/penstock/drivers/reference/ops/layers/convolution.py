@@ -51,9 +51,7 @@ from penstock.ir import DType, NDArray
 
 @kernel("CONV_2D")
 def conv_2d(site: Site) -> Kernel:
-    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid
-    convolution.
-    """
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid."""
     return layer_by_types(site, _float_layer, _quantized_layer, _hybrid_layer)
 
 
@@ -64,7 +62,7 @@ def convolve(
     """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
     depth].
 
-    *columns* [channels, height * width * depth of one filter] is in the type to compute in;
+    *columns* [channels, height * width * depth of one filter] has the type of the computation.
     *finish* gets the sums of some output positions at a time, all channels.
     """
     if not out.size:
@@ -117,8 +115,8 @@ def _output(image: NDArray, window: tuple[Axis, Axis], filters: NDArray, dtype: 
 
 
 def float_finish(bias: NDArray | None, activation: str, *, finite: bool = True) -> Finish:
-    """Adds the bias to sums in place, applies the fused activation, and stores them; where they are
-    to be *finite*, with the greatest floats for infinities.
+    """A function that adds the bias to sums in place, applies the fused activation and stores them.
+    With *finite*, infinities become the greatest floats.
     """
     activation_bounds(activation)
     clamp = clamp_to_finite if finite else clamp_in_place
@@ -180,7 +178,7 @@ def _quantized_layer(site: Site) -> Prepare:
 
 
 def _hybrid_layer(site: Site) -> Prepare:
-    """Inputs are quantised symmetrically, but asymmetrically where channels differ in scale."""
+    """Inputs are quantised asymmetrically if channels differ in scale, otherwise symmetrically."""
     steps = Steps.of(site.attributes)
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
@@ -210,13 +208,12 @@ def _hybrid_layer(site: Site) -> Prepare:
 
 
 Form: TypeAlias = Callable[[Site], Prepare]
-"""One way to compute a layer where it stands."""
+"""Prepares a layer in one numeric form."""
 
 
 def layer_by_types(site: Site, real: Form, quantized: Form, hybrid: Form | None = None) -> Kernel:
-    """The kernel of a layer (image, weights, optional bias) in the form that its types ask for.
-
-    Raises `Unsupported` where they ask for none of those given.
+    """The kernel of a layer (image, weights, optional bias) in the form that its types select.
+    Raises `Unsupported` if they select none of the given forms.
     """
     source, weights, target = site.input(0), site.input(1), site.output()
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
@@ -238,8 +235,8 @@ def channels_first(site: Site) -> bool:
 
 
 def to_nhwc(image: NDArray, first: bool) -> NDArray:
-    """A view of *image*, which must have four dimensions, with the channels last; *first* says that
-    they come first.
+    """A view of *image* with the channels last. *first* says that they come first. Raises
+    `ShapeMismatch` unless the image has four dimensions.
     """
     if image.ndim != 4:
         raise ShapeMismatch(f"an image batch of shape {image.shape}, which is not of rank 4")
@@ -247,5 +244,5 @@ def to_nhwc(image: NDArray, first: bool) -> NDArray:
 
 
 def from_nhwc(image: NDArray, first: bool) -> NDArray:
-    """The way back, in memory too."""
+    """The inverse of `to_nhwc`, contiguous."""
     return np.asarray(image.transpose(0, 3, 1, 2), order="C") if first else image

@@ -38,7 +38,7 @@ AXES: Final = "dhw"
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the attributes say about windows, one number a spatial dimension."""
+    """The window attributes, one number for each spatial dimension."""
 
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
@@ -60,7 +60,7 @@ class Steps:
 
 
 def _check(site: Site, volume: int) -> tuple[Steps, str]:
-    """The windows and the activation of a float operation; `Unsupported` for other types."""
+    """The windows and the activation of a float operation. Raises `Unsupported` for other types."""
     operands = [site.input(volume), site.input(1), site.output()]
     if any(operand.dtype is not DType.FLOAT32 for operand in operands):
         raise site.unsupported_types()
@@ -115,7 +115,8 @@ def conv_3d_transpose(site: Site) -> Kernel:
             or volume.shape[4] != depth
         ):
             raise ShapeMismatch(
-                f"an output of shape {shape} of a volume of {volume.shape} and filters of {filters.shape}"
+                f"an output of shape {shape} of a volume of {volume.shape} "
+                f"and filters of {filters.shape}"
             )
         finish = float_finish(inputs[3] if biased else None, activation)
         window = steps.over(shape, extents)
@@ -131,24 +132,20 @@ def conv_3d_transpose(site: Site) -> Kernel:
 
 MOST_PADDED: Final = 2**26
 PADDED_SHARE: Final = 8
-"""Padding makes `MOST_PADDED` elements at most, or so many times those there are."""
+"""Padding may make `MOST_PADDED` elements, or this many times the number of elements."""
 
 Window: TypeAlias = Sequence[Axis]
-"""One axis a spatial dimension."""
+"""One axis for each spatial dimension."""
 
 
 def check_padded(elements: int, before: int) -> None:
-    """`ShapeMismatch` where padding makes more *elements* of those *before* than any network
-    needs.
-    """
+    """Raises `ShapeMismatch` if padding grows *before* elements to far more *elements*."""
     if elements > max(MOST_PADDED, PADDED_SHARE * before):
         raise ShapeMismatch(f"an operand of {before} elements padded to {elements}")
 
 
 def pad(volume: NDArray, window: Window) -> NDArray:
-    """*volume* with zeros for padding, cut to what windows reach; a view where there is nothing to
-    fill.
-    """
+    """*volume* with zero padding, cropped to the windows' reach; a view if nothing is padded."""
     cut = (slice(None), *(slice(axis.size + min(axis.after, 0)) for axis in window))
     volume = volume[cut]
     if not any(axis.before or axis.after > 0 for axis in window):
@@ -190,7 +187,7 @@ def patches(volume: NDArray, window: Window) -> NDArray:
 
 
 def blocks(outputs: Sequence[int], nbytes: int) -> Iterator[tuple[int | slice, ...]]:
-    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory stays near
+    """Contiguous parts of *outputs* positions of *nbytes* each, whose work memory is about
     `TILE_BYTES`.
     """
     if not outputs:
@@ -211,8 +208,8 @@ def convolve(
     """Fills *out* [batch, outputs ..., channels] from a padded *volume* [batch, spatial ...,
     depth].
 
-    *columns* [channels, elements of one filter], the last of its dimensions the depth of a group,
-    is in the type to compute in. There are as many groups as the volume's depth has of theirs.
+    *columns* [channels, elements of one filter] has the type of the computation; the last dimension
+    of a filter is the depth of a group. The number of groups is the volume's depth over a group's.
     *finish* gets the sums of some output positions at a time, all channels.
     """
     if not out.size:
@@ -249,10 +246,10 @@ def _sums(tile: NDArray, columns: NDArray, depth: int, multiply: Multiply) -> ND
 
 
 def spread(volume: NDArray, taps: NDArray, window: Window, out: NDArray) -> None:
-    """Adds to *out* [spatial ..., channels] each element of *volume* [spatial ..., depth] times
-    *taps* [extents ..., channels, depth], where they reach from its place and *out* goes.
+    """Adds each element of *volume* [spatial ..., depth] times *taps* [extents ..., channels,
+    depth] to the elements of *out* [spatial ..., channels] that they reach.
 
-    *window* is that of the convolution which takes *out*'s size to the volume's.
+    *window* is that of the convolution from *out*'s size to the volume's.
     """
     for place in watched(np.ndindex(taps.shape[:-2])):
         source, target = [], []

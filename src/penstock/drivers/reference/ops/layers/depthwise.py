@@ -50,12 +50,10 @@ from penstock.interrupts import watched
 from penstock.ir import NDArray
 
 STRIP_BYTES: Final = 1 << 18
-"""Sums of one strip of output rows: small enough that every tap finds them in the processor's
-cache.
-"""
+"""Bytes of one strip of output rows: small enough that its sums stay in the cache."""
 
 STRIP_ROWS: Final = 8
-"""Least rows of a strip: rows that two strips read are converted twice."""
+"""The least rows of a strip: rows that two strips read are converted twice."""
 
 
 @kernel("DEPTHWISE_CONV_2D")
@@ -70,7 +68,7 @@ def convolve_depthwise(
     """Fills *out* [batch, height, width, channels] from a padded *image* [batch, height, width,
     depth].
 
-    *taps* [height, width, channels] is in the type to compute in; *finish* gets the sums of some
+    *taps* [height, width, channels] has the type of the computation; *finish* gets the sums of some
     output positions at a time, all channels.
     """
     rows, across = window
@@ -95,7 +93,7 @@ def _strip(
 ) -> NDArray:
     """Sums [rows, width * channels] of *count* output rows.
 
-    *vectors* are the taps repeated over a whole row, where they are small enough to be kept.
+    *vectors* are the taps repeated over a whole row, or None if they are too large for that.
     """
     rows, across = window
     height, width, channels = taps.shape
@@ -124,7 +122,7 @@ def _planes(
 ) -> dict[int, NDArray]:
     """The columns of *strip* by their phase in the stride, flat [rows, columns * channels].
 
-    In a plane, neighbouring output positions read neighbouring memory whatever the stride.
+    Within a phase, adjacent output positions read adjacent memory at any stride.
     """
     phases = {x * across.dilation % across.stride for x in range(across.extent)}
     planes = {}
@@ -208,7 +206,7 @@ def _hybrid_layer(site: Site) -> Prepare:
             rows = quantize_rows(flattened(image), asymmetric=True)
             for index, values in enumerate(rows.values.reshape(image.shape)):
                 scale, offset = rows.scales[index], rows.offsets[index]
-                # Both scales are one factor here, where CONV_2D takes them one after the other.
+                # Both scales are one factor here; CONV_2D applies them one after the other.
                 factors, one = scaling * scale, np.ones(1, np.float32)
                 finish = HybridFinish(columns.sums, factors, bias, activation, one, offset)
                 padded = pad(values[None], *window, int(offset))
@@ -223,15 +221,15 @@ def _hybrid_layer(site: Site) -> Prepare:
 
 @kernel("GROUPED_CONV_2D")
 def grouped_conv_2d(site: Site) -> Kernel:
-    """Float, and 8-bit convolution with one scale, or one a channel, of filters [out, height,
-    width, in].
+    """Float, and 8-bit with one scale or one for each channel. Filters are [out, height, width,
+    in].
     """
     return layer_by_types(site, _float_groups, _quantized_groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """What the attributes say: strides (height, width) and padding (left, right, top, bottom)."""
+    """The attributes: strides (height, width) and padding (left, right, top, bottom)."""
 
     groups: int
     strides: tuple[int, int]
@@ -256,7 +254,9 @@ class Grouping:
         return grouping
 
     def windows(self, image: NDArray, filters: NDArray) -> tuple[Axis, Axis]:
-        """The windows over an NHWC *image*; `ShapeMismatch` where groups do not come out even."""
+        """The windows over an NHWC *image*. Raises `ShapeMismatch` if the channels do not divide
+        evenly.
+        """
         depth, outputs = filters.shape[3], len(filters)
         if image.shape[3] != depth * self.groups or outputs % self.groups or not depth:
             raise ShapeMismatch(

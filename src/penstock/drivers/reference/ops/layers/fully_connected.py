@@ -79,7 +79,7 @@ def fully_connected(site: Site) -> Kernel:
 
 
 def _output(site: Site) -> Callable[[NDArray, NDArray], NDArray]:
-    """What makes the output, still empty, of an input and weights."""
+    """Computes the output, which is allocated empty, from an input and weights."""
     keep, dtype = site.attributes.flag("keep_num_dims"), site.output().dtype.numpy
 
     def make(source: NDArray, weights: NDArray) -> NDArray:
@@ -142,8 +142,8 @@ def _quantized_layer(site: Site) -> Prepare:
 
 
 def _hybrid_layer(site: Site) -> Prepare:
-    """The one layer of TFLite whose kernel applies TANH and SIGN_BIT (1 for what is below zero,
-    else 0).
+    """FULLY_CONNECTED is the only layer of TFLite that applies TANH and SIGN_BIT (1 for negative
+    values, else 0).
     """
     activation = site.attributes.text("fused_activation_function")
     activation_bounds(activation)
@@ -203,7 +203,7 @@ def batch_matmul(site: Site) -> Kernel:
 
 
 def _operands(site: Site, inputs: Sequence[NDArray | None]) -> tuple[NDArray, NDArray]:
-    """The two sides, transposed as the attributes say."""
+    """The two operands, transposed as the attributes say."""
     a, b = given(inputs[0]), given(inputs[1])
     if site.attributes.flag("adj_x"):
         a = a.swapaxes(-1, -2)
@@ -229,8 +229,8 @@ def _plain_integers(site: Site) -> Kernel:
 
 
 def _stored_values(site: Site) -> Kernel:
-    """Products of int8 kept in 32 bits: TFLite's kernel takes the stored values as they are, and no
-    scale.
+    """Products of int8 as int32: TFLite's kernel multiplies stored values and ignores the
+    scales.
     """
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -242,16 +242,16 @@ def _stored_values(site: Site) -> Kernel:
 
 
 def _magnitude(operand: Operand, zero_point: int) -> int:
-    """Greatest magnitude of a stored value less the zero point."""
+    """The greatest magnitude of a stored value less the zero point."""
     least, greatest = integer_range(operand.dtype)
     return max(greatest - zero_point, zero_point - least)
 
 
 def _quantized(site: Site) -> Kernel:
-    """Scales multiply in float32; 16-bit inputs sum in 64 bits.
+    """Scales multiply in float32; sums of 16-bit inputs have 64 bits.
 
-    TFLite's kernel knows one scale of each side: it takes that of a right side with a scale a
-    channel for 0, so that every product is zero and none needs to be computed.
+    TFLite's kernel supports one scale of each operand. It reads a per-channel scale of the right
+    operand as 0, so every product is zero, and none needs to be computed.
     """
     a, b, target = site.input(0), site.input(1), site.output()
     left, right = tensor_quantization(a, "a factor"), b.quantization
@@ -288,7 +288,7 @@ def _quantized(site: Site) -> Kernel:
 
 
 def _zeros(site: Site, zero_point: int) -> Kernel:
-    """What stands for 0, in the shape of the product."""
+    """The stored value of 0, in the shape of the product."""
     dtype = site.output().dtype.numpy
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -307,10 +307,10 @@ def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> N
 
 
 def _hybrid(site: Site) -> Kernel:
-    """Each row of the left side is quantised over its own range.
+    """Each row of the left operand is quantised over its own range.
 
-    Scales a channel of the right side are those of the product's columns, in order, whatever
-    dimension they are said to belong to (TFLite); there may be more of them than columns.
+    As in TFLite, per-channel scales of the right operand belong to the product's columns, in order,
+    whatever their dimension is; extra ones are ignored.
     """
     b = site.input(1)
     if b.quantization is None:
@@ -338,7 +338,7 @@ def _hybrid(site: Site) -> Kernel:
 
 @kernel("CUSTOM:aeq.hadamard_rotation")
 def hadamard_rotation(site: Site) -> Kernel:
-    """The fast Walsh-Hadamard transform of every group of elements, times one over the root of its
+    """The fast Walsh-Hadamard transform of every group of elements, divided by the root of its
     size.
     """
     size = hadamard_size(site.attributes)
@@ -363,8 +363,8 @@ def hadamard_rotation(site: Site) -> Kernel:
 
 @kernel("CUSTOM:odml.scaled_dot_product_attention")
 def scaled_dot_product_attention(site: Site) -> Kernel:
-    """Attention of heads; each head of keys and values may serve several that follow each other. A
-    cap bends the scaled products by its hyperbolic tangent before the mask is added.
+    """Attention of heads; consecutive heads of queries share a head of keys and values. A cap
+    limits the scaled products by a hyperbolic tangent before the mask is added.
     """
     options = dot_product_attention(site.attributes)
     cap = np.float32(options.logit_cap)

@@ -1,4 +1,4 @@
-"""Windows that slide over images: output sizes, implicit padding, and views of the patches."""
+"""Windows over images: output sizes, implicit padding, and views of the patches."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from penstock.ir import Attributes, NDArray
 
 MAX_PADDED_BYTES: Final = 1 << 28
 MAX_GROWTH: Final = 64
-"""Images that padding makes larger than both are refused: windows of such holes are an attack, no
-network.
-"""
+"""Larger padded images are refused: such windows are an attack, not a network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,9 @@ class Axis:
         return (self.extent - 1) * self.dilation + 1
 
     def trimmed(self) -> Axis:
-        """The same without what lies in the padding for every window, of windows without holes."""
+        """The same without elements that are padding for every window, for windows without
+        dilation.
+        """
         front = max(0, self.before - (self.outputs - 1) * self.stride)
         back = max(0, self.extent - self.before - self.size)
         return replace(
@@ -58,8 +58,8 @@ def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> A
     """The window along a dimension of *size* elements, padded as *padding* says (NNAPI section
     8.1).
 
-    SAME gives ceil(size / stride) positions and puts the odd element of padding behind; VALID gives
-    as many as fit. *after* is negative where the last elements are not reached.
+    SAME gives ceil(size / stride) positions, with the odd element of padding at the end; VALID
+    gives as many as fit. A negative *after* is the number of last elements that no window reaches.
     """
     reach = (extent - 1) * dilation + 1
     if padding == "SAME":
@@ -75,7 +75,7 @@ def slide(size: int, extent: int, stride: int, dilation: int, padding: str) -> A
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What an operation's attributes say about its windows, before any size is known."""
+    """The window attributes of an operation, before any size is known."""
 
     stride: tuple[int, int]
     dilation: tuple[int, int]
@@ -83,7 +83,7 @@ class Steps:
 
     @classmethod
     def of(cls, attributes: Attributes) -> Steps:
-        """(height, width) steps; dilations are 1 where the operation has none."""
+        """(height, width) strides and dilations; a dilation is 1 if the operation has none."""
         stride = attributes.integer("stride_h"), attributes.integer("stride_w")
         dilation = (1, 1)
         if "dilation_h_factor" in attributes:
@@ -105,9 +105,8 @@ class Steps:
 
 
 def pad(image: NDArray, rows: Axis, columns: Axis, value: float) -> NDArray:
-    """NHWC *image* with its padding filled with *value*, cut to what windows reach.
-
-    A view of *image* where there is nothing to fill.
+    """*image* (NHWC) with its padding filled with *value*, cropped to the windows' reach; a view if
+    nothing is padded.
     """
     image = image[:, : rows.size + min(rows.after, 0), : columns.size + min(columns.after, 0)]
     top, bottom = rows.before, max(rows.after, 0)

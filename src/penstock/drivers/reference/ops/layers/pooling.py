@@ -84,9 +84,9 @@ def _pool(site: Site, reduce: Reduce) -> Kernel:
 
 
 def _combine(image: NDArray, axes: tuple[Axis, Axis], function: np.ufunc) -> NDArray:
-    """Every window of a padded image combined, along its height first, then along its width.
+    """Combines every window of a padded image, first along its height, then along its width.
 
-    The result is fresh and has the image's type.
+    The result is a new array of the image's type.
     """
     for dimension, axis in enumerate(axes, start=1):
         before = (slice(None),) * dimension
@@ -100,7 +100,7 @@ def _combine(image: NDArray, axes: tuple[Axis, Axis], function: np.ufunc) -> NDA
 
 
 def _counts(axes: tuple[Axis, Axis]) -> NDArray:
-    """How many elements of the image each window holds: int64 [height, width, 1]."""
+    """The number of elements of the image in each window: int64 [height, width, 1]."""
     rows, across = (
         np.array(
             [
@@ -117,7 +117,7 @@ def _counts(axes: tuple[Axis, Axis]) -> NDArray:
 
 
 def _maximum(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
-    """The greatest value; what is not a number does not count."""
+    """The greatest value; NaN is ignored."""
     least = np.iinfo(image.dtype).min if image.dtype.kind in "iu" else -np.inf
     greatest = _combine(pad(image, *axes, least), axes, np.fmax)
     np.fmax(greatest, greatest.dtype.type(least), out=greatest)
@@ -125,7 +125,7 @@ def _maximum(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
 
 
 def _average(image: NDArray, axes: tuple[Axis, Axis]) -> NDArray:
-    """The mean; of integers, rounded to the nearest, halves away from zero."""
+    """The mean; integer means are rounded to the nearest, halves away from zero."""
     counts = _counts(axes)
     if image.dtype.kind not in "iu":
         sums = _combine(pad(image.astype(np.float32, copy=False), *axes, 0), axes, np.add)
@@ -153,8 +153,8 @@ def _require_float(site: Site) -> None:
 
 @kernel("CUSTOM:Convolution2DTransposeBias")
 def convolution_transpose_bias(site: Site) -> Kernel:
-    """Filters [out, height, width, in] spread over the output, plus a bias for each of its
-    channels.
+    """A transposed convolution with filters [out, height, width, in], plus a bias for each
+    channel.
     """
     _require_float(site)
     options = transpose_conv_bias(site.attributes)
@@ -181,8 +181,8 @@ def _spread_size(size: int, extent: int, stride: int, padding: str) -> int:
 
 @kernel("CUSTOM:MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(site: Site) -> Kernel:
-    """The greatest value of each window, and its place there; the first of equals. What is not a
-    number counts only where a window begins with it, and then nothing is greater (XNNPACK).
+    """The greatest value of each window, and its position there; the first of equal ones. As in
+    XNNPACK, NaN counts only as the first element of a window, and is then the greatest.
     """
     _require_float(site)
     options = windowed_pool(site.attributes)
@@ -210,7 +210,9 @@ def max_pooling_with_argmax(site: Site) -> Kernel:
 
 @kernel("CUSTOM:MaxUnpooling2D")
 def max_unpooling(site: Site) -> Kernel:
-    """Each value at its place in its window of the output, zero elsewhere."""
+    """Writes each value at its position in its window of the output; all other elements are
+    zero.
+    """
     _require_float(site)
     options = windowed_pool(site.attributes)
     tall, wide = options.filter_height, options.filter_width

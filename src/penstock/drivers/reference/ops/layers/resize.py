@@ -12,14 +12,14 @@ from penstock.errors import InvalidArgument
 from penstock.ir import DType, NDArray
 
 FRACTION_BITS: Final = 10
-"""Fixed-point bits of a position when int8 and int16 pictures are interpolated."""
+"""Fixed-point bits of a position when int8 and int16 images are interpolated."""
 
 ONE: Final = 1 << FRACTION_BITS
 
 
 class Axis(NamedTuple):
-    """For each position of the output along one dimension: the two input positions it lies between,
-    and how far it is from the lower one.
+    """For each output position along one dimension: the two adjacent input positions, and the
+    distance from the lower one.
     """
 
     lower: NDArray
@@ -29,8 +29,8 @@ class Axis(NamedTuple):
 
 @kernel("RESIZE_BILINEAR")
 def resize_bilinear(site: Site) -> Kernel:
-    """Interpolates between the four nearest pixels. uint8 goes through float32 and rounds half up;
-    int8 and int16 through positions of 10 fraction bits.
+    """Interpolates the four nearest pixels. uint8 is computed in float32 and rounded half up; int8
+    and int16 with positions of 10 fraction bits.
     """
     dtype = site.input(0).dtype
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
@@ -54,7 +54,7 @@ def resize_bilinear(site: Site) -> Kernel:
 
 @kernel("RESIZE_NEAREST_NEIGHBOR")
 def resize_nearest_neighbor(site: Site) -> Kernel:
-    """Each output pixel is the input pixel it falls on."""
+    """Each output pixel is the input pixel at its position."""
     align, half = site.attributes.flag("align_corners"), site.attributes.flag("half_pixel_centers")
     require(site.output().dtype is site.input(0).dtype, "a resize that changes the type")
 
@@ -146,8 +146,7 @@ def _mix_fixed(picture: NDArray, rows: Axis, columns: Axis) -> NDArray:
         below = bottom.astype(wide) * wide(down)
         total = (above + below)[columns.lower] * shares[0]
         total += (above + below)[columns.upper] * shares[1]
-        # Half away from zero, as C's truncating division after adding half the divisor with the
-        # sign.
+        # Half away from zero: adds half the divisor with the sign, then truncates as C's division.
         total += (total >> sign) + wide(1 << (bits - 1))
         total >>= bits
         np.copyto(out, total, casting="unsafe")
@@ -162,8 +161,8 @@ def _mixed(
     dtype: Any,
     mix: Callable[[NDArray, NDArray, Any, NDArray], None],
 ) -> NDArray:
-    """Pictures whose rows *mix* makes of two rows of *picture* and how far they are from the first
-    one.
+    """Images whose rows are mixed by *mix* from two rows of *picture* and the distance from the
+    first one.
     """
     batch, _, _, channels = picture.shape
     out = np.empty((batch, len(rows.lower), len(columns.lower), channels), dtype)

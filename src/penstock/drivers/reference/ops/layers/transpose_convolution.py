@@ -40,7 +40,7 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 Layer: TypeAlias = Callable[[NDArray, NDArray], NDArray]
-"""Output shape, as the operation's first input, and image to output."""
+"""Computes the output from its shape, the operation's first input, and the image."""
 
 Prepare: TypeAlias = Callable[[NDArray, "NDArray | None"], Layer]
 
@@ -77,10 +77,10 @@ def spread(
     finish: Finish,
 ) -> None:
     """Fills *out* [batch, height, width, channels]: each element of *image* times the filters,
-    added where they reach from its place.
+    added to the elements that they reach.
 
-    *columns* [channels, height, width, depth] and *image* are in the type to compute in. Padding is
-    that of the convolution which takes *out*'s size to the image's.
+    *columns* [channels, height, width, depth] and *image* have the type of the computation. Padding
+    is that of the convolution from *out*'s size to the image's.
     """
     if not out.size:
         return
@@ -92,7 +92,7 @@ def spread(
 
 
 def _overlap(picture: NDArray, columns: NDArray, stride: tuple[int, int]) -> NDArray:
-    """All sums [height, width, channels], before padding is cut off."""
+    """All sums [height, width, channels], before padding is cropped."""
     channels, height, width, depth = columns.shape
     rows, across = picture.shape[:2]
     shape = (rows - 1) * stride[0] + height, (across - 1) * stride[1] + width, channels
@@ -107,7 +107,9 @@ def _overlap(picture: NDArray, columns: NDArray, stride: tuple[int, int]) -> NDA
 
 
 def _crop(sums: NDArray, axes: list[Axis], shape: tuple[int, ...]) -> NDArray:
-    """The part of *sums* that the output has; zeros where no element of the image reaches."""
+    """The part of *sums* that belongs to the output; zeros where no element of the image
+    reaches.
+    """
     height, width = shape[1:3]
     top, left = axes[0].before, axes[1].before
     part = sums[top : top + height, left : left + width]

@@ -29,8 +29,8 @@ from penstock.ir.types import element_count, static_shape
 
 
 def block_scaled(site: Site) -> Kernel:
-    """Rows quantised asymmetrically at run time, their products summed as integers in each block,
-    the sums of blocks weighed by the scales.
+    """Rows are quantised asymmetrically at run time. Products are summed as integers within each
+    block, and the blocks' sums are weighted by the scales.
     """
     source, weights, target = site.input(0), site.input(1), site.output()
     site.require_types(
@@ -64,7 +64,7 @@ def block_scaled(site: Site) -> Kernel:
 ROWS: Final = 4
 COLUMNS: Final = 16
 BATCHES: Final = (1, 4)
-"""How many rows of inputs TFLite's kernel takes."""
+"""The numbers of input rows that TFLite's kernel supports."""
 
 FLIP: Final = np.uint8(0x80)
 
@@ -111,7 +111,7 @@ def shuffled_layer(site: Site) -> Kernel:
 
 
 def _work_space(rows: NDArray, shape: tuple[int, ...] | None) -> NDArray:
-    """The input as the kernel leaves it behind, in the declared *shape*."""
+    """The input as TFLite's kernel stores it, in the declared *shape*."""
     count, depth = rows.shape
     blocks = rows.reshape(count, depth // COLUMNS, COLUMNS).transpose(1, 0, 2)
     flat = np.ascontiguousarray(blocks).reshape(-1).view(np.uint8)

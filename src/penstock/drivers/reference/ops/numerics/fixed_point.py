@@ -23,8 +23,8 @@ INT32_MIN: Final = -(2**31)
 
 
 def quantize_multiplier(real: float) -> tuple[int, int]:
-    """(mantissa, shift) of a multiplier >= 0; those under 2**-32, and those that are no finite
-    number, become (0, 0).
+    """(mantissa, shift) of a multiplier >= 0; (0, 0) for multipliers below 2**-32 and for numbers
+    that are not finite.
     """
     mantissas, shifts = quantize_multipliers([real])
     return int(mantissas[0]), int(shifts[0])
@@ -46,23 +46,22 @@ def quantize_multipliers(reals: Sequence[float] | NDArray) -> tuple[NDArray, NDA
 
 
 def wrapped(values: NDArray) -> NDArray:
-    """int64 values as 32 bits hold them, as int64."""
+    """int64 values wrapped to 32 bits, as int64."""
     return values.astype(np.int32).astype(np.int64)
 
 
 def round_half_away(real: float) -> float:
-    """To the nearest integer, halves away from zero: C's round(), which Python and NumPy do not
-    have.
+    """Rounds to the nearest integer, halves away from zero: C's round(), which Python and NumPy do
+    not have.
     """
     whole = math.floor(abs(real))
     return math.copysign(whole + (abs(real) - whole >= 0.5), real)
 
 
 def round_half_away_from_zero(values: NDArray) -> NDArray:
-    """Floats to the nearest integers, halves away from zero, in the same type.
+    """Rounds floats to the nearest integers, halves away from zero, in the same type.
 
-    The number added is the greatest below one half: adding one half itself would carry 0.49999997
-    to 1.
+    Adds the greatest number below one half: one half itself would round 0.49999997 to 1.
     """
     half = np.nextafter(values.dtype.type(0.5), values.dtype.type(0))
     result: NDArray = np.asarray(values + np.copysign(half, values))
@@ -85,8 +84,8 @@ def rounding_divide_by_pot(x: NDArray, exponent: NDArray | int) -> NDArray:
     """Quotient of *x* and 2**exponent to the nearest, halves away from zero; *x* is an int64 array,
     *exponent* >= 0.
     """
-    # Half of the divisor, less one for negative x: -1 >> 63 is the sign, and 1 << e >> 1 is 0 for e
-    # = 0, where there is nothing to round.
+    # Half of the divisor, less one for negative x: x >> 63 is -1 for negative x. For an exponent of
+    # 0, 1 << e >> 1 is 0.
     exponent = np.asarray(exponent, np.int64)
     half = (np.int64(1) << exponent) >> 1
     result: NDArray = np.asarray(x + half)
@@ -100,8 +99,8 @@ def multiply_by_quantized_multiplier(
 ) -> NDArray:
     """The int32 values *x* times a quantised multiplier, as int64; multiplier and shift broadcast.
 
-    Left shifts wrap at 32 bits; of the number of places only the last five bits count, as in
-    processors (C++ leaves more than 31 places undefined).
+    Left shifts wrap at 32 bits. Only the last five bits of the shift count, as in processors (C++
+    leaves shifts of more than 31 undefined).
     """
     shift = np.asarray(shift, np.int64)
     left, right = np.maximum(shift, 0), np.maximum(-shift, 0)
@@ -112,7 +111,7 @@ def multiply_by_quantized_multiplier(
 
 
 def multiply_saturating(x: NDArray, mantissa: int, shift: int) -> NDArray:
-    """As `multiply_by_quantized_multiplier`, save that left shifts saturate at 32 bits."""
+    """As `multiply_by_quantized_multiplier`, but left shifts saturate at 32 bits."""
     left = min(max(shift, 0), 32)
     wide = np.clip(np.asarray(x, np.int64) << left, INT32_MIN, INT32_MAX)
     return rounding_divide_by_pot(
@@ -125,9 +124,9 @@ def multiply_wide_by_quantized_multiplier(
 ) -> NDArray:
     """The 64-bit accumulators *x* times a quantised multiplier, as int64.
 
-    Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up. What
-    they make wraps at 32 bits, and of a number of places the last six bits count, where
-    accumulators reach 2**47 or multipliers 2**8.
+    Kernels with 64-bit accumulators reduce the mantissa to 16 bits and round once, halves up.
+    Results wrap at 32 bits, and only the last six bits of the shift count, if accumulators reach
+    2**47 or multipliers 2**8.
     """
     mantissa = np.asarray(mantissa, np.int64)
     reduced = np.where(mantissa < 0x7FFF0000, (mantissa + (1 << 15)) >> 16, 0x7FFF)
@@ -144,7 +143,7 @@ _FOURTH_ROOT_HALF = 1805811301
 
 
 def power_of_two(scale: float) -> int | None:
-    """The exponent of a scale that is a power of two, to 1e-3 of its logarithm; None for others."""
+    """The exponent of a scale that is a power of two, to 1e-3 of its logarithm; otherwise None."""
     power = float(np.log(np.float32(scale)) * (np.float32(1) / np.log(np.float32(2))))
     return round(power) if abs(power - round(power)) < 1e-3 else None
 

@@ -1,7 +1,7 @@
-"""Hybrid (dynamic-range) layers: float inputs quantised at run time to meet integer weights.
+"""Hybrid (dynamic-range) layers: float inputs are quantised at run time for integer weights.
 
-Each row, one element of the batch, gets a scale of its own, and an offset where it is quantised
-asymmetrically; sums are integers, and become float again by both scales (TFLite's quantised tensor
+Each row, one element of the batch, has a scale of its own, and an offset if it is quantised
+asymmetrically. Sums are integers; both scales convert them to floats (TFLite's quantised tensor
 utilities).
 """
 
@@ -22,7 +22,7 @@ from penstock.drivers.reference.ops.numerics.weights import channel_scales
 from penstock.ir import DType, NDArray, Operand
 
 MAGNITUDE: Final = 128
-"""Greatest magnitude of a row's quantised values."""
+"""The greatest magnitude of a row's quantised values."""
 
 LEAST: Final = np.float32(-128)
 GREATEST: Final = np.float32(127)
@@ -33,12 +33,12 @@ Numbers: TypeAlias = "NDArray | np.float32"
 """float32: an array, or a number."""
 
 NARROW: Final = frozenset({DType.INT8, DType.UINT8, DType.INT4, DType.INT2})
-"""Types of weights that a hybrid layer may have."""
+"""Types of the weights of a hybrid layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Quantised rows: *values* [rows, length] int8, and per row a float32 scale and an integer
+    """Quantised rows: *values* [rows, length] int8, and for each row a float32 scale and an integer
     offset.
     """
 
@@ -48,11 +48,10 @@ class Rows:
 
 
 def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
-    """Quantises float32 *rows* [rows, length], each over its own range; a constant-zero row has
-    scale 1.
+    """Quantises float32 *rows* [rows, length], each over its own range; a row of zeros has scale 1.
 
-    A row that is not finite has no range: its scale is not a number, which makes its results none
-    either (TFLite makes integers of what no integer holds, which C++ leaves undefined).
+    The scale of a row with an infinity or NaN is NaN, and so are its results (TFLite's conversion
+    is undefined in C++ there).
     """
     lost = np.asarray(~np.isfinite(rows).all(axis=1, keepdims=True))
     if lost.any():
@@ -69,9 +68,7 @@ def quantize_rows(rows: NDArray, *, asymmetric: bool) -> Rows:
 
 def centred_rows(rows: NDArray, *, asymmetric: bool) -> tuple[NDArray, Numbers]:
     """The values of `quantize_rows` less their row's offset, as float32, and the scales, [rows, 1]
-    or one.
-
-    Their magnitude is at most `reach_of` the mode.
+    or one number. The magnitude is at most `reach_of` the mode.
     """
     scales, inverse, offsets, unbounded = _ranges(rows, asymmetric=asymmetric)
     values = _round(rows * inverse)
@@ -88,9 +85,9 @@ def reach_of(*, asymmetric: bool) -> int:
 
 
 _Ranges: TypeAlias = tuple[Numbers, Numbers, Numbers, bool]
-"""Of each row the size of a step, its inverse, and the offset: [rows, 1] float32, or a number for
-the only row, which is faster; and whether an inverse is infinite: others take no value beyond a
-symmetric range.
+"""For each row the step, its inverse and the offset: [rows, 1] float32, or numbers for a single
+row, which is faster; and whether an inverse is infinite. Only an infinite one takes a value beyond
+a symmetric range.
 """
 
 
@@ -121,7 +118,7 @@ def _symmetric_row(row: NDArray) -> _Ranges:
 
 
 def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
-    """The range is a float32, everything up to the offset a float64."""
+    """As TFLite, computes the range in float32 and the offset in float64."""
     low, high = np.minimum(least, np.float32(0)), np.maximum(greatest, np.float32(0))
     empty = low == high
     steps = np.where(empty, 1.0, (high - low).astype(np.float64) / 255.0)
@@ -135,7 +132,7 @@ def _asymmetric(least: NDArray, greatest: NDArray) -> _Ranges:
 
 
 def _asymmetric_row(row: NDArray) -> _Ranges:
-    """`_asymmetric` of one row."""
+    """`_asymmetric` for one row."""
     least, greatest = np.minimum.reduce(row, axis=None), np.maximum.reduce(row, axis=None)
     low, high = min(float(least), 0.0), max(float(greatest), 0.0)
     steps = float(np.float32(high - low)) / 255.0
@@ -149,9 +146,9 @@ def _asymmetric_row(row: NDArray) -> _Ranges:
 
 
 def _round(values: NDArray) -> NDArray:
-    """To the nearest integers, halves away from zero, as those utilities round.
+    """Rounds to the nearest integers, halves away from zero, as TFLite's utilities do.
 
-    0.49999997 becomes 1: its sum with one half is rounded before the fraction is cut off.
+    0.49999997 becomes 1: its sum with one half is rounded before truncation.
     """
     values += np.copysign(HALF, values)
     return np.trunc(values, out=values)
@@ -162,28 +159,30 @@ def _limit(values: NDArray, low: Numbers, high: Numbers) -> None:
 
 
 def weight_values(values: NDArray, operand: Operand) -> NDArray:
-    """Integer weights, int64. Hybrid weights are symmetric: those of type uint8 hold int8 bytes."""
+    """Integer weights, int64. Hybrid weights are symmetric; uint8 weights are the bytes of int8
+    ones.
+    """
     if operand.dtype is DType.UINT8:
         return values.view(np.int8).astype(np.int64)
     return values.astype(np.int64)
 
 
 def weight_scales(operand: Operand, axis: int) -> NDArray:
-    """The weights' scales, float32: one, or one a channel along *axis*."""
+    """The weights' scales, float32: one, or one for each channel along *axis*."""
     return channel_scales(operand, axis).astype(np.float32)
 
 
 def is_per_channel(operand: Operand) -> bool:
-    """Whether channels of the weights differ in scale."""
+    """Whether the channels of the weights differ in scale."""
     return operand.quantization is not None and len(set(operand.quantization.scales)) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class HybridFinish:
-    """Integer sums of quantised rows to real results.
+    """Converts integer sums of quantised rows to real results.
 
-    *sums* is the sum of each channel's weights, which a row's offset takes part in; *scale* and
-    *offset* are of one row that all results stem from, or one for each row of results.
+    *sums* are the sums of each channel's weights, which are multiplied by a row's offset. *scale*
+    and *offset* belong to one row of all results, or to each row of results.
     """
 
     sums: NDArray

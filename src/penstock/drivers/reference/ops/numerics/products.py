@@ -18,11 +18,11 @@ from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
 
 TILE_BYTES: Final = 1 << 22
-"""Work memory of the left side of a product; single rows may exceed it."""
+"""Work memory for the left side of a product; a single row may exceed it."""
 
 Finish: TypeAlias = Callable[[NDArray, NDArray], None]
-"""Turns sums [rows, columns] into results of the same shape, its second argument; may destroy the
-sums.
+"""Converts sums [rows, columns] to results of the same shape, its second argument; may overwrite
+the sums.
 """
 
 
@@ -30,13 +30,11 @@ Multiply: TypeAlias = Callable[[NDArray, NDArray], NDArray]
 """[rows, depth] times [columns, depth] to fresh sums [rows, columns]."""
 
 ORDERED_TILE_ROWS: Final = 256
-"""Bytes of work memory weigh this much more where sums are taken in order: blocks stay in the
-cache.
-"""
+"""The factor by which ordered sums reduce work memory: blocks stay in the cache."""
 
 
 def exact_dtype(bound: float) -> np.dtype[Any]:
-    """The narrowest floating type in which integers up to *bound* are exact."""
+    """The narrowest float type in which integers up to *bound* are exact."""
     if bound < 2.0**24:
         return np.dtype(np.float32)
     if bound < 2.0**53:
@@ -45,9 +43,10 @@ def exact_dtype(bound: float) -> np.dtype[Any]:
 
 
 class SignedInput:
-    """Stored inputs as signed integers of the same width, whose magnitude is half the range.
+    """Converts stored inputs to signed integers of the same width, whose magnitude is half the
+    range.
 
-    *zero_point* is the zero point of what `signed` returns, *magnitude* its greatest magnitude.
+    *zero_point* is the zero point of the converted values, *magnitude* their greatest magnitude.
     """
 
     def __init__(self, dtype: DType, zero_point: int) -> None:
@@ -77,16 +76,17 @@ class Columns:
 
 
 def multiply_fast(left: NDArray, columns: NDArray) -> NDArray:
-    """Sums [rows, columns] through BLAS, in whatever order it adds."""
+    """Sums [rows, columns] through BLAS, in any order."""
     sums: NDArray = np.matmul(left, columns.T)
     return sums
 
 
 def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
-    """Sums [rows, columns] of float32, taken in float64 and rounded once. BLAS adds in an order
-    that depends on the processor and on where rows and columns stand: of a float32 result that
-    changes something only where the float64 sum lies as near to the middle of two float32 as its
-    own rounding goes.
+    """Sums [rows, columns] of float32, computed in float64 and rounded once.
+
+    BLAS adds in an order that depends on the processor and on the positions of rows and columns. It
+    changes a float32 result only if the float64 sum is closer to the middle of two float32 numbers
+    than its own rounding error.
     """
     wide = left.astype(np.float64)
     sums = np.empty((len(left), len(columns)), np.float32)
@@ -97,8 +97,8 @@ def multiply_wide(left: NDArray, columns: NDArray) -> NDArray:
 
 
 def multiply_in_order(left: NDArray, columns: NDArray) -> NDArray:
-    """The same in float32 with every sum begun at zero and its products added in order, each
-    rounded: bit for bit what TFLite's reference kernels get.
+    """The same in float32; each sum begins at zero, and products are added in order, each rounded:
+    bit for bit as TFLite's reference kernels.
     """
     return _step_by_step(left, columns, None, _add_rounded)
 

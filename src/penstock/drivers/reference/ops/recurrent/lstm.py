@@ -46,8 +46,7 @@ STATES = (18, 19)
 def integer_lstm(site: Site) -> Kernel:
     """The kernel of an LSTM whose input is int8.
 
-    How many intermediate results have quantisation parameters tells the form: 5 or, for one step
-    only, 12.
+    The number of quantised intermediate results selects the form: 5 or, for one step only, 12.
     """
     return single_direction(site, "LSTM", UNIDIRECTIONAL.all(), STATES, _maker(site))
 
@@ -86,7 +85,7 @@ def _maker(site: Site) -> Callable[[Arrays], Direction]:
     if len(scales) == 5:
         norms = site.has(UNIDIRECTIONAL.norms + 1)
         gates = scales[:4] if norms else (GATE_SCALE,) * 4
-        # TFLite's kernel takes the zero point with the other sign where a projection follows.
+        # TFLite's kernel reads the zero point with the opposite sign if there is a projection.
         zero_point = -zero_points[4] if site.has(UNIDIRECTIONAL.projection) else zero_points[4]
         needed = Intermediates(gates, scales[4], zero_point)
         _check_scales([scales[4], *gates[1:]])
@@ -109,7 +108,9 @@ def _check_scales(scales: Sequence[np.float32]) -> None:
 
 
 def _check_types(site: Site) -> None:
-    """int8 activations and weights, int32 biases, int16 cell state, peepholes and normalisation."""
+    """Requires int8 activations and weights, int32 biases, and int16 cell state, peepholes and
+    normalisation.
+    """
     wide = {*range(9, 12), *range(20, 24), STATES[1]}
     for position, operand in enumerate(site.inputs):
         wanted = DType.INT8

@@ -41,7 +41,7 @@ from penstock.ir import DType, NDArray
 LEAST: Final = -(2**15)
 GREATEST: Final = 2**15 - 1
 MOST_INTEGER_BITS: Final = 6
-"""The greatest k for which there is a hyperbolic tangent of Qk."""
+"""The greatest k with a hyperbolic tangent of Qk."""
 
 _ONE_Q2: Final = 1 << 13
 
@@ -74,7 +74,7 @@ def tanh_of(integer_bits: int) -> NDArray:
 
 @cache
 def cut_logistic() -> NDArray:
-    """The logistic function of every value of Q3, in float32 and cut off to Q0."""
+    """The logistic function of every value of Q3, in float32, truncated to Q0."""
     x = (stored_values(DType.INT16) * 2.0**-12).astype(np.float32)
     small = np.exp(-x.astype(np.float64)).astype(np.float32)
     return _cut(np.float32(1) / (np.float32(1) + small))
@@ -82,7 +82,7 @@ def cut_logistic() -> NDArray:
 
 @cache
 def cut_tanh(integer_bits: int) -> NDArray:
-    """The hyperbolic tangent of every value of Q*integer_bits*, in float32 and cut off to Q0."""
+    """The hyperbolic tangent of every value of Q*integer_bits*, in float32, truncated to Q0."""
     x = (stored_values(DType.INT16) * 2.0 ** (integer_bits - 15)).astype(np.float32)
     return _cut(np.tanh(x.astype(np.float64)).astype(np.float32))
 
@@ -98,7 +98,7 @@ def _table(values: NDArray) -> NDArray:
 
 
 def _constant(raw32: int) -> int:
-    """A raw 32-bit constant as a raw 16-bit one."""
+    """A raw 32-bit constant rounded to a raw 16-bit one."""
     return int(rounding_divide_by_pot(np.array(raw32), 16))
 
 
@@ -153,7 +153,7 @@ def _twice_the_reciprocal(x: NDArray) -> NDArray:
 
 
 Scale: TypeAlias = Callable[[NDArray, int, int], NDArray]
-"""Sums times a quantised multiplier: mantissa and shift."""
+"""Scales sums by a quantised multiplier: mantissa and shift."""
 
 STATE_BITS = 4
 """Integer bits of the integer cell state."""
@@ -165,7 +165,7 @@ GATES = 4
 def basic_lstm(site: Site) -> Kernel:
     """Float, and uint8 with an int16 state of scale 2**-11.
 
-    The activation's scale is taken to be 1/128 and its zero point 128, as TFLite's kernel does.
+    As TFLite's kernel, assumes the scale 1/128 and the zero point 128 of the activation.
     """
     inputs = [site.input(i).dtype for i in range(5)]
     if all(dtype in REAL for dtype in inputs):
@@ -176,7 +176,7 @@ def basic_lstm(site: Site) -> Kernel:
 
 
 def _results(site: Site, *results: NDArray) -> list[NDArray]:
-    """Activation, state, joined input and gates; then activation and state once more, as the new
+    """Activation, state, joined input and gates; then activation and state again, as the new
     ones.
     """
     pairs = zip((*results, *results[:2]), site.outputs, strict=False)
@@ -217,7 +217,7 @@ def _integer(site: Site) -> Kernel:
 
 
 def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
-    """As TFLite's matrix products do it: both roundings are to the nearest, halves up."""
+    """Scales as TFLite's matrix products do: both roundings are to the nearest, halves up."""
     right = max(-shift, 0)
     high = saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
     return (high + ((1 << right) >> 1)) >> right
@@ -251,19 +251,18 @@ def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
 
 @kernel("QUANTIZED_16BIT_LSTM")
 def quantized_16bit_lstm(site: Site) -> Kernel:
-    """The integer kernel with a matrix for each gate; scales and zero points as NNAPI fixes them:
-    1/128 and 128 for the activations, 2**-11 for the cell state, and for the biases the weights'
-    over 128.
+    """The integer kernel with a matrix for each gate. NNAPI fixes scales and zero points: 1/128 and
+    128 for the activations, 2**-11 for the cell state, and for biases the weights' scale over 128.
 
-    NNAPI puts the recurrent weights before the input's, and the input before the previous output:
-    the first columns of the joined weights meet the input, whichever matrix they come from.
+    NNAPI puts the recurrent weights before the input's, and the input before the previous output.
+    The first columns of the joined weights multiply the input, whichever matrix they come from.
     """
     wanted = [*[DType.UINT8] * 9, *[DType.INT32] * 4, DType.INT16, DType.UINT8]
     site.require_types([site.input(i).dtype for i in range(len(wanted))] == wanted)
     weights = tensor_quantization(site.input(1), "the weights")
     multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(9), "the biases").scale))
     order = (0, 2, 1, 3)
-    """Input, new values, forget, output out of NNAPI's input, forget, cell, output."""
+    """Reorders NNAPI's gates (input, forget, cell, output) to input, new values, forget, output."""
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         rows = [

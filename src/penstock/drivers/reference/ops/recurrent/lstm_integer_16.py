@@ -68,7 +68,7 @@ def clamp_8(values: NDArray) -> NDArray:
 
 
 def quantized_clip(clip: float, scale: float, dtype: DType) -> int:
-    """A clip in steps of *scale*, cut off, within the type; 0 for none."""
+    """A clip in steps of *scale*, truncated, within the type; 0 for none."""
     if not clip > 0:
         return 0
     least, greatest = (LEAST, GREATEST) if dtype is DType.INT16 else (-128, 127)
@@ -76,10 +76,11 @@ def quantized_clip(clip: float, scale: float, dtype: DType) -> int:
 
 
 class ScaledProduct:
-    """Products of int8 vectors with the weights of several gates, plus a bias, scaled per gate.
+    """Products of int8 vectors with the weights of several gates, plus a bias, scaled for each
+    gate.
 
-    *multipliers* has one real multiplier a gate, *zero_point* is that of the vectors, *biases* one
-    vector of integers a gate or None.
+    *multipliers* has a real multiplier for each gate, *biases* a vector of integers or None;
+    *zero_point* is that of the vectors.
     """
 
     def __init__(
@@ -138,13 +139,13 @@ GATE_SCALE = np.float32(2.0**-12)
 """Scale of a gate before its activation: Q3."""
 
 RESOLUTION = 1 << 10
-"""Steps of a normalised value and of a mean to one step of the sums."""
+"""Steps of a normalised value, and of a mean, in one step of the sums."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intermediates:
-    """*gates*: scales of the four gates' sums. *hidden*: scale of the output before its projection;
-    *hidden_zero_point* is added to it when it is stored, and taken off again by the projection.
+    """*gates*: scales of the four gates' sums. *hidden*: scale of the output before its projection.
+    *hidden_zero_point* is added when that output is stored, and subtracted by the projection.
     """
 
     gates: tuple[np.float32, ...]
@@ -163,7 +164,7 @@ def cell_power(site: Site, position: int) -> int:
 
 
 class Memory16:
-    """The cell with its parameters prepared; *states* are the positions of output and cell
+    """The cell with prepared parameters; *states* are the positions of output state and cell
     state.
     """
 
@@ -265,7 +266,7 @@ class Memory16:
 
 @dataclass(frozen=True, slots=True)
 class Peephole:
-    """What the cell state adds to a gate: int16 *weights* and a multiplier."""
+    """The term that the cell state adds to a gate: int16 *weights* and a multiplier."""
 
     weights: NDArray
     multiplier: tuple[int, int]
@@ -284,7 +285,7 @@ class Peephole:
 @dataclass(frozen=True, slots=True)
 class Norm:
     """Layer normalisation of one gate: int16 *coefficients*, int32 *bias*, the multiplier to Q3,
-    and the variance that is taken where there is none.
+    and the variance used in place of zero.
     """
 
     coefficients: NDArray
@@ -326,6 +327,6 @@ class Norm:
 
 
 def _quotient(a: NDArray, b: int) -> NDArray:
-    """*a* over *b* > 0, cut off towards zero."""
+    """*a* over *b* > 0, truncated towards zero."""
     result: NDArray = np.sign(a) * (np.abs(a) // b)
     return result

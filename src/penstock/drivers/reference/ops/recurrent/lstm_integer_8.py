@@ -50,8 +50,8 @@ CELL_POWER = -15
 
 @dataclass(frozen=True, slots=True)
 class Intermediates8:
-    """Scales and zero points of, for each gate in turn, the sum, the input's and the recurrent
-    product.
+    """Scales and zero points for each gate in turn: of the sum, the input's product and the
+    recurrent product.
     """
 
     scales: tuple[np.float32, ...]
@@ -59,7 +59,7 @@ class Intermediates8:
 
 
 class Memory8:
-    """The cell with its parameters prepared; *states* are the positions of output and cell
+    """The cell with prepared parameters; *states* are the positions of output state and cell
     state.
     """
 
@@ -129,9 +129,7 @@ class Memory8:
 
 
 class Gate:
-    """One gate: its two products as int8 numbers, their sum as int16, and its layer
-    normalisation.
-    """
+    """One gate: int8 products, an int16 sum, and layer normalisation."""
 
     def __init__(
         self,
@@ -165,7 +163,7 @@ class Gate:
         )
 
     def from_input(self, rows: NDArray) -> NDArray:
-        """What the input adds to the sum of the gate."""
+        """The term that the input adds to the sum of the gate."""
         return self._part(0, rows)
 
     def normalised(self, by_input: NDArray, hidden: NDArray, cell: NDArray) -> NDArray:

@@ -56,7 +56,7 @@ class Positions:
         return self.first + 4 + gate
 
     def peephole(self, gate: int) -> int | None:
-        """None for the cell gate, which does not see the cell state."""
+        """None for the cell gate, which does not use the cell state."""
         return {INPUT: self.first + 8, FORGET: self.first + 9, OUTPUT: self.first + 10}.get(gate)
 
     def bias(self, gate: int) -> int:
@@ -85,11 +85,10 @@ class Positions:
 
 
 def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
-    """The gates that this direction computes: all, or all but the input gate (CIFG).
+    """The gates of this direction: all, or all but the input gate (CIFG).
 
-    Input weights without elements are none to TFLite's kernels, whose pointer to them is null: the
-    input gate is coupled. `Unsupported` where a gate has only some of its parameters, as TFLite's
-    kernels refuse it.
+    TFLite's kernels treat empty input weights as none (their pointer is null): the input gate is
+    coupled. Raises `Unsupported`, as TFLite does, for a gate with only some of its parameters.
     """
     coupled = not site.has(positions.weights(INPUT))
     gates = [FORGET, CELL, OUTPUT] if coupled else [INPUT, FORGET, CELL, OUTPUT]
@@ -114,7 +113,7 @@ def _all_or_none(site: Site, positions: list[int | None], what: str) -> None:
 
 
 def clip_of(site: Site, name: str) -> float:
-    """An upper bound of magnitudes, 0 for none; `Unsupported` where it is negative."""
+    """An upper bound of magnitudes, 0 for none. Raises `Unsupported` for a negative one."""
     clip = site.attributes.number(name)
     if not clip >= 0:
         raise Unsupported(f"a {name} of {clip}")
@@ -125,7 +124,7 @@ VARIANCE_FLOOR = np.float32(1e-8)
 
 
 class RealMemory:
-    """One direction with its parameters prepared. *cells* and *outputs* are its sizes."""
+    """One direction with prepared parameters. *cells* and *outputs* are its sizes."""
 
     def __init__(self, site: Site, positions: Positions, arrays: Arrays) -> None:
         gates = sorted(gates_of(site, positions, arrays), key=lambda gate: gate != CELL)
@@ -179,8 +178,8 @@ class RealMemory:
         return outputs, (hidden, cell)
 
     def _sums(self, source: NDArray, auxiliary: NDArray | None) -> NDArray:
-        """What the inputs add to every gate at every step, biases included where they belong
-        there.
+        """The terms that the inputs add to every gate at every step, with biases unless they follow
+        the normalisation.
         """
         sums = self._input(rows_of(real_array(source)))
         if self._norm is None:
@@ -190,9 +189,9 @@ class RealMemory:
         return sums
 
     def _step(self, sums: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
-        """Output and cell state after one step; *sums* [batch, gates, cells] is destroyed.
+        """Output and cell state after one step; overwrites *sums* [batch, gates, cells].
 
-        The output gate is finished last, for it may see the new cell state.
+        The output gate is computed last, because it may use the new cell state.
         """
         shown = sums[:, -1]
         if self._peephole is None:

@@ -33,7 +33,7 @@ SIGNED: Final = frozenset({DType.INT8, DType.INT16, DType.INT32, DType.INT64})
 
 
 def aligned(arrays: Sequence[NDArray | None]) -> list[NDArray]:
-    """The operands; `ShapeMismatch` where two that are no scalars differ in shape."""
+    """The operands. Raises `ShapeMismatch` if two that are not scalars differ in shape."""
     given = [np.asarray(a) for a in arrays]
     shapes = {a.shape for a in given if a.ndim}
     if len(shapes) > 1:
@@ -54,7 +54,9 @@ def elementwise(dtype: DType, function: Function) -> Kernel:
 
 
 def one_type(site: Site, types: frozenset[DType]) -> DType:
-    """The type of every operand and of the result; `Unsupported` unless it is one of *types*."""
+    """The type of all operands and of the result. Raises `Unsupported` unless it is one of
+    *types*.
+    """
     dtype = site.output().dtype
     if dtype not in types or any(o is None or o.dtype is not dtype for o in site.inputs):
         raise site.unsupported_types()
@@ -62,7 +64,9 @@ def one_type(site: Site, types: frozenset[DType]) -> DType:
 
 
 def larger(a: NDArray, b: NDArray) -> NDArray:
-    """The larger of two; of complex numbers, in lexicographic order; the first where unordered."""
+    """The larger of two; complex numbers in lexicographic order; the first if they are
+    unordered.
+    """
     return np.asarray(np.where(a < b, b, a))
 
 
@@ -71,7 +75,7 @@ def smaller(a: NDArray, b: NDArray) -> NDArray:
 
 
 def divided(a: NDArray, b: NDArray) -> NDArray:
-    """`a / b`, integers truncated toward zero and never divided by zero."""
+    """`a / b`, integers truncated toward zero; integer division by zero raises."""
     if a.dtype.kind not in "iu":
         return np.asarray(a / b)
     if not np.all(b):
@@ -82,16 +86,14 @@ def divided(a: NDArray, b: NDArray) -> NDArray:
 
 
 def remainder(a: NDArray, b: NDArray) -> NDArray:
-    """What `divided` leaves; it has the sign of `a`."""
+    """The remainder of `divided`, with the sign of `a`."""
     if a.dtype.kind in "iu" and not np.all(b):
         raise ZeroDivisionError("division by zero")
     return np.asarray(np.fmod(a, b))
 
 
 def powered(a: NDArray, b: NDArray) -> NDArray:
-    """`a` to the power of `b`; of integers modulo their width, negative exponents truncated to 0 or
-    +-1.
-    """
+    """`a` to the power of `b`. Integers wrap; negative exponents are truncated to 0 or +-1."""
     if a.dtype.kind not in "iu":
         return np.asarray(np.power(a, b))
     negative = b < 0
@@ -102,7 +104,7 @@ def powered(a: NDArray, b: NDArray) -> NDArray:
 
 
 def shifted_left(a: NDArray, b: NDArray) -> NDArray:
-    """`a << b`; 0 where *b*, taken as unsigned, is not below the width."""
+    """`a << b`; 0 if *b*, as an unsigned number, is not below the width."""
     inside = (b >= 0) & (b < 8 * a.dtype.itemsize)
     return np.asarray(np.where(inside, np.left_shift(a, np.where(inside, b, 0)), 0))
 
@@ -146,14 +148,14 @@ BINARY: Final[dict[str, tuple[Function, frozenset[DType]]]] = {
     "OR": (np.bitwise_or, WHOLE | BOOL),
     "SHIFT_LEFT": (shifted_left, WHOLE),
 }
-"""Functions with the types they take. Sums and products of booleans are their OR and AND."""
+"""Functions with the types they accept. Sum and product of booleans are OR and AND."""
 
 FUNCTIONS: Final = {f"STABLEHLO_{name}": row for name, row in {**UNARY, **BINARY}.items()}
 
 
 @kernel(*FUNCTIONS)
 def function(site: Site) -> Kernel:
-    """Functions of one or two operands; integers wrap round."""
+    """Functions of one or two operands; integers wrap."""
     compute, types = FUNCTIONS[site.operation.type]
     return elementwise(one_type(site, types), compute)
 
@@ -170,7 +172,7 @@ ORDERINGS: Final[dict[str, Function]] = {
 
 @kernel("STABLEHLO_COMPARE")
 def compare(site: Site) -> Kernel:
-    """Two operands compared; in the total order of floats -NaN < -Inf < ... < -0 < +0 < ... <
+    """Compares two operands. The total order of floats is -NaN < -Inf < ... < -0 < +0 < ... <
     NaN.
     """
     direction = site.attributes.text("comparison_direction").rpartition("_")[2]

@@ -1,4 +1,6 @@
-"""StableHLO's gather and scatter: slices of an operand at index vectors, read or combined into."""
+"""StableHLO's gather and scatter: slices of an operand at index vectors are read, or combined with
+updates.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,20 @@ from penstock.errors import ShapeMismatch
 from penstock.ir import NDArray
 
 Combination: TypeAlias = Callable[[NDArray, NDArray, NDArray], None]
-"""Combines values, its last argument, into a flat array at indices, one after another."""
+"""Combines values, its last argument, with the elements of a flat array at indices, one after
+another.
+"""
 
 UFUNCS: Final[dict[str, Any]] = {
     "STABLEHLO_ADD": np.add,
     "STABLEHLO_MULTIPLY": np.multiply,
 }
-"""Regions whose function NumPy applies one index after another."""
+"""Functions of regions that NumPy can apply one index after another."""
 
 
 def index_vectors(indices: NDArray, axis: int) -> NDArray:
-    """Index vectors [batch dimensions ..., length]; *axis* is the one they stand along, which may
-    be the one behind the last.
+    """Index vectors [batch dimensions ..., length]. *axis* is their dimension, which may be one
+    past the last.
     """
     if axis == indices.ndim:
         return indices[..., np.newaxis]
@@ -44,8 +48,8 @@ def _distinct(values: Sequence[int], bound: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Slices:
-    """Slices of an operand: their *sizes*, which dimensions an index vector moves (*moved*), and
-    which are left out of the slices (*dropped*, of size 1).
+    """Slices of an operand: their *sizes*, the dimensions that an index vector offsets (*moved*),
+    and the dimensions of size 1 that slices do not have (*dropped*).
     """
 
     sizes: tuple[int, ...]
@@ -53,8 +57,8 @@ class Slices:
     dropped: tuple[int, ...]
 
     def check(self, shape: tuple[int, ...], length: int, *, inside: bool) -> None:
-        """`ShapeMismatch` unless slices and index vectors of *length* are those of an operand of
-        *shape*, and fit into it where they must lie *inside*.
+        """Raises `ShapeMismatch` unless slices and index vectors of *length* match an operand of
+        *shape*; with *inside*, slices must fit into it.
         """
         if len(shape) != len(self.sizes) or any(
             size < 0 or (inside and size > whole)
@@ -71,14 +75,14 @@ class Slices:
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """Sizes of the dimensions that are not left out."""
+        """Sizes of the dimensions that slices have."""
         return tuple(size for at, size in enumerate(self.sizes) if at not in self.dropped)
 
     def starts(self, vectors: NDArray, shape: tuple[int, ...], *, clamped: bool) -> list[Any]:
-        """Where slices start in each dimension: for each index vector, or 0.
+        """The start of slices in each dimension: for each index vector, or 0.
 
-        *clamped* moves slices into the operand; else indices are brought near it, out of it as they
-        are.
+        *clamped* moves slices into the operand; otherwise indices are limited so that they stay
+        outside.
         """
         found: list[Any] = [0] * len(shape)
         for at, axis in enumerate(self.moved):
@@ -114,7 +118,7 @@ def _interleaved(batch: int, places: Sequence[int], rank: int) -> list[int]:
 
 @kernel("STABLEHLO_GATHER")
 def gather(site: Site) -> Kernel:
-    """Slices at index vectors, moved into the operand where they would leave it."""
+    """Slices at index vectors, moved into the operand if they exceed it."""
     attributes = site.attributes
     slices = Slices(
         attributes.integers("slice_sizes"),
@@ -141,8 +145,8 @@ def gather(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SCATTER")
 def scatter(site: Site) -> Kernel:
-    """Updates combined into the operand at index vectors, in row-major order; elements beyond it
-    are left out.
+    """Combines updates with the operand at index vectors, in row-major order; elements outside the
+    operand are skipped.
     """
     require(
         len(site.inputs) == 3 and len(site.outputs) == 1, "STABLEHLO_SCATTER of several operands"
@@ -182,7 +186,7 @@ def scatter(site: Site) -> Kernel:
 def _flat(
     places: list[NDArray], shape: tuple[int, ...], target: tuple[int, ...]
 ) -> tuple[NDArray, NDArray]:
-    """Flat indices of elements, and whether each is one, in the shape *target*."""
+    """Flat indices of elements, and whether each is inside the operand, in the shape *target*."""
     flat, inside = np.zeros(target, np.int64), np.ones(target, bool)
     for indices, size, step in zip(places, shape, _steps(shape), strict=True):
         flat += indices * step
@@ -210,7 +214,7 @@ def _replace(whole: NDArray, at: NDArray, values: NDArray) -> None:
 
 
 def _in_turn(apply: Apply, whole: NDArray, at: NDArray, values: NDArray) -> None:
-    """Combines in rounds, in each of which an element is met once."""
+    """Combines in rounds; each round uses an element at most once."""
     order = np.argsort(at, kind="stable")
     ranked = at[order]
     starts = np.flatnonzero(np.diff(ranked, prepend=-1))

@@ -20,12 +20,12 @@ from penstock.errors import ShapeMismatch
 from penstock.ir import Attributes, DType, NDArray
 
 EXACT: Final = 2.0**53
-"""Sums of integers below this are exact in float64, in any order."""
+"""Integer sums below this are exact in float64, in any order."""
 
 
 def _sum_dtype(site: Site) -> np.dtype[Any]:
-    """What products are summed in: the result's type, but float32 for small floats and int64 for
-    integers, whose low bits are the same in any width.
+    """The type of sums: the result's type, but float32 for small floats, and int64 for integers,
+    whose low bits are the same at any width.
     """
     made = site.output().dtype
     for operand in (site.input(0), site.input(1), site.output()):
@@ -36,7 +36,7 @@ def _sum_dtype(site: Site) -> np.dtype[Any]:
 
 
 def product(left: NDArray, right: NDArray) -> NDArray:
-    """The matrix products of the last two dimensions; of integers through BLAS where that is
+    """The matrix products of the last two dimensions; integer products through BLAS if that is
     exact.
     """
     if left.dtype == np.int64:
@@ -120,7 +120,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the attributes of a convolution say, one number (or pair) a spatial dimension."""
+    """The attributes of a convolution, one number (or pair) for each spatial dimension."""
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]
@@ -147,7 +147,7 @@ class Geometry:
         return geometry
 
     def padded(self, image: NDArray) -> NDArray:
-        """*image* [batch, spatial ..., depth] with holes and padding, or cut."""
+        """*image* [batch, spatial ..., depth] dilated and padded, or cropped."""
         low, high = (0, *self.padding[::2], 0), (0, *self.padding[1::2], 0)
         interior = (0, *(factor - 1 for factor in self.base), 0)
         sizes = [

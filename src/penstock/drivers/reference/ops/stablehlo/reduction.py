@@ -36,7 +36,7 @@ from penstock.ir import DType, NDArray, Subgraph
 Combine: TypeAlias = Callable[[NDArray, NDArray], Any]
 
 Apply: TypeAlias = "Callable[..., list[NDArray]]"
-"""A region's results for each element of its arguments, which have one shape."""
+"""Applies a region to each element of its arguments, which have one shape."""
 
 COMBINERS: Final[dict[str, Combine]] = {
     "ADD": np.add,
@@ -52,7 +52,7 @@ COMBINERS: Final[dict[str, Combine]] = {
     "STABLEHLO_AND": np.bitwise_and,
     "STABLEHLO_OR": np.bitwise_or,
 }
-"""Operations that a region may be made of alone: what they do to stored elements."""
+"""Regions that are a single operation, and the NumPy function of each."""
 
 OF_ELEMENTS: Final = (
     "ADD SUB MUL DIV MAXIMUM MINIMUM POW FLOOR_DIV FLOOR_MOD SQUARED_DIFFERENCE "
@@ -61,19 +61,19 @@ OF_ELEMENTS: Final = (
     "STABLEHLO_COMPARE STABLEHLO_CONVERT STABLEHLO_CLAMP STABLEHLO_SELECT"
 )
 BY_ELEMENT: Final = frozenset(FUNCTIONS) | frozenset(OF_ELEMENTS.split())
-"""Operations whose kernels take scalars and arrays alike, element by element."""
+"""Operations whose kernels apply to scalars and arrays alike, element by element."""
 
 
 def is_scalar_region(graph: Subgraph) -> bool:
-    """Whether *graph* computes scalars of scalars by operations of `BY_ELEMENT` only."""
+    """Whether *graph* maps scalars to scalars using operations of `BY_ELEMENT` only."""
     return all(o.type in BY_ELEMENT for o in graph.operations) and all(
         o.shape == () for o in graph.operands if o.has_value
     )
 
 
 def combiner(graph: Subgraph) -> Combine | None:
-    """The one function of two elements that *graph* is, in either order of operands; None where it
-    is more.
+    """The single function of two elements that *graph* computes, in either order of operands;
+    otherwise None.
     """
     if len(graph.operations) != 1 or len(graph.inputs) != 2:
         return None
@@ -88,7 +88,7 @@ def combiner(graph: Subgraph) -> Combine | None:
 def region(site: Site, attribute: str, arguments: int) -> Apply:
     """The subgraph that *attribute* of *site* names, applied element by element.
 
-    `Unsupported` where it takes another number of arguments, or where one of its operations is.
+    Raises `Unsupported` if it takes another number of arguments, or has an unsupported operation.
     """
     index = site.attributes.integer(attribute)
     graph = site.graphs(index)
@@ -123,14 +123,12 @@ def _one_by_one(run: Kernel, dtypes: list[np.dtype[Any]], *arrays: NDArray) -> l
 
 
 LOOKS: Final = 1024
-"""Window places between two looks at the clock."""
+"""How many window positions are computed between two checks of the deadline."""
 
 
 @kernel("STABLEHLO_REDUCE")
 def reduce(site: Site) -> Kernel:
-    """Operands reduced together along dimensions, neighbours first; then the initial values before
-    them.
-    """
+    """Reduces operands together along dimensions, pairwise; the initial values come first."""
     count = _operand_count(site)
     apply = region(site, "body_subgraph_index", 2 * count)
     axes = site.attributes.integers("dimensions")
@@ -163,7 +161,7 @@ def halved(rows: list[NDArray], apply: Apply) -> list[NDArray]:
 
 
 def _operand_count(site: Site) -> int:
-    """Operands of an operation whose inputs are operands and as many initial values."""
+    """The operands of an operation whose inputs are operands and as many initial values."""
     count = len(site.outputs)
     require(count > 0 and len(site.inputs) == 2 * count, f"{len(site.inputs)} inputs")
     return count
@@ -180,7 +178,7 @@ class Windows:
     def reduce(
         self, operands: list[NDArray], initial: list[NDArray], apply: Apply
     ) -> list[NDArray]:
-        """From the initial values on, the elements of each window in row-major order."""
+        """Reduces the elements of each window in row-major order, from the initial values on."""
         shape = self._outputs(operands[0].shape)
         totals = [np.broadcast_to(scalar(x, "an initial value"), shape) for x in initial]
         if 0 in shape:
@@ -216,7 +214,7 @@ class Windows:
 
 @kernel("STABLEHLO_REDUCE_WINDOW")
 def stablehlo_reduce_window(site: Site) -> Kernel:
-    """Windows of operands, padded with their initial values, reduced together."""
+    """Reduces windows of operands, padded with their initial values, together."""
     count = _operand_count(site)
     apply = region(site, "body_subgraph_index", 2 * count)
     extents = site.attributes.integers("window_dimensions")
@@ -272,7 +270,7 @@ def reduce_window(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_SORT")
 def sort(site: Site) -> Kernel:
-    """Lines along a dimension in the order of the comparator; equal elements keep theirs."""
+    """Sorts lines along a dimension by the comparator; the sort is stable."""
     count = len(site.inputs)
     index = site.attributes.integer("comparator_subgraph_index")
     results = [site.graphs(index).operands[i].dtype for i in site.graphs(index).outputs]
@@ -292,11 +290,10 @@ def sort(site: Site) -> Kernel:
 
 
 def sorted_lines(lines: Sequence[NDArray], before: Apply) -> list[NDArray]:
-    """Arrays [n, ...] sorted together along their first dimension, all lines at once.
+    """Sorts arrays [n, ...] together along their first dimension, all lines at once.
 
-    Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2, algorithm M): every
-    step compares pairs that do not touch each other. Ties are broken by the place an element came
-    from.
+    Uses Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2, algorithm M):
+    every step compares disjoint pairs. Ties are broken by the original position of an element.
     """
     shape = lines[0].shape
     origin = np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
@@ -316,7 +313,7 @@ def _compare(before: Apply, a: Sequence[NDArray], b: Sequence[NDArray]) -> NDArr
 
 
 def exchanges(count: int) -> Iterator[tuple[NDArray, NDArray]]:
-    """Places to compare and exchange, step by step, so that *count* elements end up sorted."""
+    """The positions to compare and exchange, step by step, that sort *count* elements."""
     top = (1 << max(count - 1, 0).bit_length()) >> 1
     step = top
     while step > 0:

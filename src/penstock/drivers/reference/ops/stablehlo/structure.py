@@ -24,7 +24,7 @@ from penstock.ir.types import static_shape
 
 @kernel("STABLEHLO_RESHAPE")
 def reshape(site: Site) -> Kernel:
-    """The same elements in the shape of the result, of which one dimension may be unknown."""
+    """The same elements in the shape of the result, one dimension of which may be unknown."""
     shape = site.output().shape
     require(shape is not None and shape.count(None) <= 1, f"a result of shape {shape}")
     target = [-1 if d is None else d for d in shape or ()]
@@ -41,7 +41,8 @@ def reshape(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_BROADCAST_IN_DIM")
 def broadcast_in_dim(site: Site) -> Kernel:
-    """Dimension i of the operand becomes dimension broadcast_dimensions[i], repeated where it is 1.
+    """Dimension i of the operand becomes dimension broadcast_dimensions[i], repeated if its size is
+    1.
 
     An unknown dimension of the result is the operand's.
     """
@@ -71,7 +72,7 @@ def broadcast_in_dim(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CONCATENATE")
 def concatenate(site: Site) -> Kernel:
-    """The operands one after another along a dimension."""
+    """Concatenates the operands along a dimension."""
     axis = site.attributes.integer("dimension")
     require(axis >= 0, f"dimension {axis}")
     return lambda inputs: (np.concatenate([np.asarray(x) for x in inputs], axis),)
@@ -104,7 +105,9 @@ def dynamic_slice(site: Site, inputs: Inputs) -> Outputs:
 
 @kernel("STABLEHLO_DYNAMIC_UPDATE_SLICE")
 def dynamic_update_slice(site: Site) -> Kernel:
-    """The operand with a block replaced at start indices, clamped so that it fits."""
+    """The operand with a block replaced at start indices, which are clamped so that the block
+    fits.
+    """
     require(len(site.inputs) >= 2, "STABLEHLO_DYNAMIC_UPDATE_SLICE without an update")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -131,7 +134,7 @@ def _block(x: NDArray, sizes: Sequence[int], starts: Sequence[NDArray | None]) -
 
 @kernel("STABLEHLO_PAD")
 def pad(site: Site) -> Kernel:
-    """A scalar put between neighbours, then at the edges, from which negative paddings cut."""
+    """Inserts a scalar between adjacent elements, then at the edges; negative paddings crop."""
     low, high, interior = (
         site.attributes.integers(name)
         for name in ("edge_padding_low", "edge_padding_high", "interior_padding")
@@ -150,9 +153,9 @@ def padded(
     high: Sequence[int],
     interior: Sequence[int],
 ) -> NDArray:
-    """*x* with *interior* copies of *value* between neighbours along each dimension, *low* and
-    *high* at its ends; negative ones cut elements off. `ShapeMismatch` where nothing would be left
-    to cut, or more than `MOST_ELEMENTS` were made.
+    """*x* with *interior* copies of *value* between adjacent elements along each dimension, *low*
+    and *high* at its ends; negative numbers crop. Raises `ShapeMismatch` if more would be cropped
+    than there is, or more than `MOST_ELEMENTS` made.
     """
     if not len(low) == len(high) == len(interior) == x.ndim or min(interior, default=0) < 0:
         raise ShapeMismatch(

@@ -1,1 +1,1 @@
-"""What arranges, joins, cuts, picks and makes elements."""
+"""Operations that arrange, join, cut, select and create elements."""

@@ -1,9 +1,9 @@
-"""DENSIFY_LEVELS: sparse tensors as dense ones (NNAPI's experimental DENSIFY).
+"""DENSIFY_LEVELS: converts sparse tensors to dense ones (NNAPI's experimental DENSIFY).
 
-The format is TACO's (Kjolstad et al., "The Tensor Algebra Compiler", 2017): a tensor is a tree,
-each level of which is one dimension or one block of a dimension, and the values are its leaves. A
-dense level has all children of every node; a compressed one lists them, as segments and indices do
-the rows of CSR.
+The format is TACO's (Kjolstad et al., "The Tensor Algebra Compiler", 2017): a tensor is a tree.
+Each level is one dimension, or one block of a dimension; the values are the leaves. In a dense
+level every node has all children; a compressed level lists them by segments and indices, as CSR
+lists rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ COMPRESSED = 1
 
 
 class Level(NamedTuple):
-    """One level: the axis of the dense tensor it belongs to, its size, and for a compressed one its
-    lists.
-    """
+    """One level: its axis of the dense tensor, its size, and the lists of a compressed level."""
 
     axis: int
     size: int
@@ -37,7 +35,7 @@ class Level(NamedTuple):
 
 @kernel("DENSIFY_LEVELS")
 def densify_levels(site: Site) -> Kernel:
-    """Elements without a value are zero: stored, the zero point."""
+    """Elements without a value are zero (stored: the zero point)."""
     source = site.input(0)
     require(source.quantization == site.output().quantization, "densifying that rescales")
     quantization = source.quantization
@@ -58,7 +56,7 @@ def densify_levels(site: Site) -> Kernel:
 
 
 def read_levels(inputs: Sequence[NDArray | None]) -> tuple[list[Level], int]:
-    """The levels in order, and the rank of the dense tensor; `InputError` where they contradict
+    """The levels in order, and the rank of the dense tensor. Raises `InputError` if they contradict
     each other.
     """
     order, formats, sizes = (given(inputs[i]).reshape(-1).tolist() for i in (1, 3, 4))
@@ -102,10 +100,11 @@ def _check_lists(level: Level, at: int) -> None:
 
 
 def descend(levels: Sequence[Level], rank: int, count: int) -> tuple[NDArray, list[NDArray]]:
-    """The leaves of the tree: their places among *count* values, and their indexes along each axis.
+    """The leaves of the tree: their positions among *count* values, and their indexes along each
+    axis.
 
-    `InputError` where the tree has nodes that the next level's segments, or the values, do not
-    reach; so it is never larger than they are.
+    Raises `InputError` if the tree has more nodes than the next level's segments, or the values: so
+    the tree is never larger than they are.
     """
     nodes = np.zeros(1, np.int64)
     places = [np.zeros(1, np.int64) for _ in range(rank)]
@@ -131,7 +130,7 @@ def descend(levels: Sequence[Level], rank: int, count: int) -> tuple[NDArray, li
 
 
 def _check_reach(levels: Sequence[Level], nodes: int, count: int) -> None:
-    """What *nodes* become by the dense levels that come next is not more than is there for it."""
+    """Checks that the next dense levels do not make more of *nodes* than there is data for."""
     for level in levels:
         if level.segments is not None:
             count = len(level.segments) - 1

@@ -1,4 +1,4 @@
-"""Elements picked or placed by index, and indexes of elements."""
+"""Elements selected or written by index, and indexes of elements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ADDED: Final = frozenset(
 
 @function("GATHER")
 def gather(site: Site, inputs: Inputs) -> Outputs:
-    """Slices along an axis picked by index; leading batch dimensions are shared."""
+    """Selects slices along an axis by index; leading batch dimensions are shared."""
     axis, batches = site.attributes.integer("axis"), site.attributes.integer("batch_dims")
     x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
     along = normal_axis(axis, x.ndim)
@@ -74,7 +74,7 @@ def _split_indices(indices: NDArray, shape: tuple[int, ...]) -> tuple[NDArray, .
 
 @function("GATHER_ND", inputs=2)
 def gather_nd(_: Site, inputs: Inputs) -> Outputs:
-    """Elements or slices picked by index vectors."""
+    """Selects elements or slices by index vectors."""
     x, indices = np.asarray(inputs[0]), np.asarray(inputs[1])
     parts = _split_indices(indices, x.shape)
     if not parts:
@@ -107,7 +107,7 @@ def scatter_nd(site: Site) -> Kernel:
 
 
 def _each_once(parts: tuple[NDArray, ...], shape: tuple[int, ...]) -> bool:
-    """Whether no two index vectors are the same, so that adding needs no order."""
+    """Whether all index vectors are distinct, so that adding needs no order."""
     if not parts or not parts[0].size:
         return False
     places = np.sort(np.ravel_multi_index(parts, shape[: len(parts)]), axis=None)
@@ -120,7 +120,7 @@ def _zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
 
 @function("SPARSE_TO_DENSE", inputs=4)
 def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
-    """A default everywhere but at index vectors, where values (or one value) stand."""
+    """A default everywhere except at index vectors, which get values (or one value)."""
     indices, values = np.asarray(inputs[0]), np.asarray(inputs[2])
     shape = dimensions(inputs[1])
     result = _zeros(shape, values.dtype)
@@ -132,7 +132,7 @@ def sparse_to_dense(_: Site, inputs: Inputs) -> Outputs:
 
 @function("ONE_HOT")
 def one_hot(site: Site, inputs: Inputs) -> Outputs:
-    """A new dimension in which the index's place has the on value, the others the off value."""
+    """A new dimension with the on value at the index's position, the off value elsewhere."""
     axis, dtype = site.attributes.integer("axis"), site.output().dtype.numpy
     indices, (depth,) = np.asarray(inputs[0]), dimensions(inputs[1])
     on, off = (scalar(x, "a value of ONE_HOT") for x in inputs[2:])
@@ -146,15 +146,15 @@ def one_hot(site: Site, inputs: Inputs) -> Outputs:
 def where(site: Site, inputs: Inputs) -> Outputs:
     """The index vectors of the elements that are true or not zero."""
     dtype = site.output().dtype.numpy
-    # NumPy counts before it looks for them, and what it is given may be another's memory.
+    # NumPy counts before it searches, and another process may change shared memory in between.
     is_there = np.not_equal(np.asarray(inputs[0]), 0)
     return (np.argwhere(is_there).astype(dtype),)
 
 
 @function("UNIQUE")
 def unique(site: Site, inputs: Inputs) -> Outputs:
-    """The distinct elements of a vector, in order of first occurrence, and where each element
-    went.
+    """The distinct elements of a vector, in order of first occurrence, and the position of each
+    element among them.
     """
     dtype = site.output(1).dtype.numpy
     x = np.asarray(inputs[0]).reshape(-1)
@@ -167,8 +167,8 @@ def unique(site: Site, inputs: Inputs) -> Outputs:
 
 @kernel("TOPK_V2")
 def top_k(site: Site) -> Kernel:
-    """The k largest elements of the last dimension, largest first, and their indexes; of equal ones
-    the first come first.
+    """The k largest elements of the last dimension, largest first, and their indexes; equal
+    elements keep their order.
     """
     dtype = site.output(1).dtype.numpy
     require(site.input(0).dtype is site.output().dtype, "TOPK_V2 to another type")
@@ -177,7 +177,8 @@ def top_k(site: Site) -> Kernel:
         x, (k,) = np.asarray(inputs[0]), dimensions(inputs[1])
         if x.ndim == 0 or not 0 <= k <= x.shape[-1]:
             raise ShapeMismatch(f"the {k} largest of a shape {x.shape}")
-        # Sorting the reversed row and reversing that keeps equal elements in order, for every type.
+        # Sorting the reversed row and reversing the result is a stable descending sort for every
+        # type.
         sorted_by = np.where(np.isnan(x), -np.inf, x) if x.dtype.kind == "f" else x
         backward = np.argsort(sorted_by[..., ::-1], axis=-1, kind="stable")[..., ::-1]
         order = x.shape[-1] - 1 - backward[..., :k]
@@ -188,7 +189,7 @@ def top_k(site: Site) -> Kernel:
 
 @function("BUCKETIZE")
 def bucketize(site: Site, inputs: Inputs) -> Outputs:
-    """For each element, how many of the sorted boundaries are not above it."""
+    """For each element, how many of the sorted boundaries are at most equal to it."""
     boundaries = np.array(site.attributes["boundaries"], np.float32)
     x = np.asarray(inputs[0])
     return (np.searchsorted(boundaries, x.astype(np.float32), "right").astype(np.int32),)
@@ -204,7 +205,7 @@ _SEGMENTS: Final[dict[str, tuple[np.ufunc, str]]] = {
 
 @kernel("SEGMENT_SUM")
 def segment_sum(site: Site) -> Kernel:
-    """Sums of the rows that share a segment id; ids do not decrease."""
+    """Sums of the rows that share a segment id; ids must not decrease."""
     require(site.output().dtype in {DType.FLOAT32, DType.INT32}, "SEGMENT_SUM of this type")
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -220,7 +221,7 @@ def segment_sum(site: Site) -> Kernel:
 
 @kernel(*_SEGMENTS)
 def unsorted_segments(site: Site) -> Kernel:
-    """Slices that share a segment id reduced; negative ids are left out."""
+    """Reduces slices that share a segment id; negative ids are ignored."""
     function, neutral = _SEGMENTS[site.operation.type]
     dtype = site.output().dtype
     require(dtype in {DType.FLOAT32, DType.INT32}, f"{site.operation.type} of {dtype.value}")

@@ -32,8 +32,8 @@ from penstock.ir import Attributes, DType, NDArray, Quantization
 
 @kernel("CONCATENATION")
 def concatenation(site: Site) -> Kernel:
-    """The inputs one after another along an axis; uint8 ones are brought to the output's scale,
-    int16 ones keep their stored values, as TFLite has it.
+    """Concatenates the inputs along an axis. As in TFLite, uint8 inputs are rescaled to the output,
+    int16 inputs keep their stored values.
     """
     axis = site.attributes.integer("axis")
     activation = site.attributes.text("fused_activation_function")
@@ -54,7 +54,9 @@ def concatenation(site: Site) -> Kernel:
 
 
 def _rescaler(site: Site, index: int) -> Callable[[NDArray], NDArray] | None:
-    """What brings an input to the output's scale and zero point; None where nothing does."""
+    """A function that rescales an input to the output's scale and zero point; None if they are
+    equal.
+    """
     given, made = site.input(index).quantization, site.output().quantization
     dtype = site.output().dtype
     if dtype not in {DType.UINT8, DType.INT8} or given == made:
@@ -85,7 +87,7 @@ def pack(site: Site) -> Kernel:
 
 @function("UNPACK")
 def unpack(site: Site, inputs: Inputs) -> Outputs:
-    """The slices along an axis, which goes."""
+    """The slices along an axis, which is removed."""
     axis, count = site.attributes.integer("axis"), len(site.outputs)
     x = np.moveaxis(np.asarray(inputs[0]), axis, 0)
     if len(x) != count:
@@ -106,7 +108,7 @@ def split(site: Site, inputs: Inputs) -> Outputs:
 
 @function("SPLIT_V")
 def split_v(site: Site, inputs: Inputs) -> Outputs:
-    """Parts of given sizes along an axis; one size may be -1, what the others leave."""
+    """Parts of given sizes along an axis; one size may be -1 for the remainder."""
     count = len(site.outputs)
     x, sizes, (axis,) = np.asarray(inputs[0]), dimensions(inputs[1]), dimensions(inputs[2])
     axis = normal_axis(axis, x.ndim)
@@ -140,8 +142,8 @@ def slice_block(_: Site, inputs: Inputs) -> Outputs:
 
 @function("STRIDED_SLICE", inputs=4)
 def strided_slice(site: Site, inputs: Inputs) -> Outputs:
-    """Every stride-th element from begin to end in each dimension, with masks by position: bounds
-    left open, one ellipsis, new dimensions, and dimensions that keep one element and go.
+    """Every stride-th element from begin to end in each dimension. Masks by position: open bounds,
+    one ellipsis, new dimensions, and dimensions that keep one element and are removed.
     """
     attributes = site.attributes
     x = np.asarray(inputs[0])
@@ -186,7 +188,7 @@ def _strided_index(
 
 
 def _clamped(begin: int | None, end: int | None, stride: int, size: int) -> slice:
-    """Bounds counted from the end where negative, and clamped, as TensorFlow has it."""
+    """Bounds counted from the end if negative, and clamped, as in TensorFlow."""
     start, stop, step = slice(begin, end, stride).indices(size)
     return slice(start, stop if stop >= 0 else None, step)
 
@@ -209,7 +211,7 @@ def dynamic_update_slice(_: Site, inputs: Inputs) -> Outputs:
 
 @kernel("CHANNEL_SHUFFLE")
 def channel_shuffle(site: Site) -> Kernel:
-    """Channel g * n + i of n a group goes to place i * groups + g."""
+    """Channel g * n + i, of n in each group, moves to position i * groups + g."""
     groups, axis = site.attributes.integer("groups"), site.attributes.integer("axis")
     require(groups > 0, f"{groups} groups of channels")
     require(site.input(0).quantization == site.output().quantization, "shuffling that rescales")

@@ -35,10 +35,10 @@ def transpose(_: Site, inputs: Inputs) -> Outputs:
 
 @kernel("PAD", "PADV2")
 def pad(site: Site) -> Kernel:
-    """Before and after each dimension zeros (quantised: the output's zero point), or a given
-    scalar.
+    """Pads each dimension before and after with zeros (quantised: the output's zero point), or with
+    a given scalar.
 
-    Signed integers of 8 and 16 bits count as quantised where the input is (TFLite).
+    As in TFLite, int8 and int16 outputs count as quantised only if the input is.
     """
     signed = site.output().dtype in {DType.INT8, DType.INT16}
     zero = 0 if signed and site.input(0).quantization is None else _zero(site.output())
@@ -53,8 +53,8 @@ def pad(site: Site) -> Kernel:
 
 
 def _zero(operand: Operand) -> int:
-    """What stands for 0. Types that kernels do not quantise have parameters beside them now and
-    then, which say nothing; of scales a channel the kernels take neither scale nor zero point.
+    """The stored value of 0. Quantisation parameters of types that kernels do not quantise are
+    ignored, and so are per-channel ones.
     """
     quantization = operand.quantization
     if operand.dtype not in QUANTIZED or quantization is None or quantization.per_channel:
@@ -80,9 +80,7 @@ def _paddings(value: NDArray | None) -> list[tuple[int, int]]:
 
 @function("MIRROR_PAD")
 def mirror_pad(site: Site, inputs: Inputs) -> Outputs:
-    """Its own mirror image around the input, the edge left out (REFLECT) or repeated
-    (SYMMETRIC).
-    """
+    """Pads the input with its mirror image, without the edge (REFLECT) or with it (SYMMETRIC)."""
     spare = 1 if site.attributes.text("mode") == "REFLECT" else 0
     x, pads = np.asarray(inputs[0]), _paddings(inputs[1])
     if len(pads) != x.ndim:
@@ -109,7 +107,9 @@ def tile(_: Site, inputs: Inputs) -> Outputs:
 
 @function("DILATE", inputs=3)
 def dilate(_: Site, inputs: Inputs) -> Outputs:
-    """Copies of a scalar, one fewer than the dilation, between neighbours along each dimension."""
+    """Inserts copies of a scalar, one fewer than the dilation, between adjacent elements along each
+    dimension.
+    """
     x, factors = np.asarray(inputs[0]), dimensions(inputs[1])
     if len(factors) != x.ndim or min(factors, default=1) < 1:
         raise ShapeMismatch(f"dilations {factors} of an input of shape {x.shape}")
@@ -122,7 +122,7 @@ def dilate(_: Site, inputs: Inputs) -> Outputs:
 
 @function("REVERSE_V2", inputs=2)
 def reverse(_: Site, inputs: Inputs) -> Outputs:
-    """The order of elements along the given axes turned round."""
+    """Reverses the order of elements along the given axes."""
     x = np.asarray(inputs[0])
     axes = {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])}
     return (np.asarray(np.flip(x, tuple(axes)), order="C"),)
@@ -130,8 +130,8 @@ def reverse(_: Site, inputs: Inputs) -> Outputs:
 
 @function("REVERSE_SEQUENCE")
 def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
-    """For each index i of one dimension, the first lengths[i] elements along another turned
-    round.
+    """For each index i of one dimension, reverses the first lengths[i] elements along another
+    one.
     """
     along, batch = site.attributes.integer("seq_dim"), site.attributes.integer("batch_dim")
     x, lengths = np.asarray(inputs[0]), np.asarray(inputs[1]).reshape(-1, 1)
@@ -149,7 +149,7 @@ def reverse_sequence(site: Site, inputs: Inputs) -> Outputs:
 
 @kernel("SPACE_TO_DEPTH")
 def space_to_depth(site: Site) -> Kernel:
-    """Square blocks of an NHWC image moved into the channels."""
+    """Moves square blocks of an NHWC image into the channels."""
     block = site.attributes.integer("block_size")
     require(block > 0, f"a block size of {block}")
 
@@ -163,7 +163,7 @@ def space_to_depth(site: Site) -> Kernel:
 
 @kernel("DEPTH_TO_SPACE")
 def depth_to_space(site: Site) -> Kernel:
-    """Channels of an NHWC image laid out as square blocks."""
+    """Lays channels of an NHWC image out as square blocks."""
     block = site.attributes.integer("block_size")
     require(block > 0, f"a block size of {block}")
 
@@ -177,7 +177,7 @@ def depth_to_space(site: Site) -> Kernel:
 
 @kernel("SPACE_TO_BATCH_ND")
 def space_to_batch(site: Site) -> Kernel:
-    """Blocks of the padded dimensions after the first moved into the first."""
+    """Moves blocks of the padded dimensions after the first into the first."""
     zero = _zero(site.output())
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -203,7 +203,7 @@ def _empty(x: NDArray, count: int) -> NDArray:
 
 @function("BATCH_TO_SPACE_ND", inputs=3)
 def batch_to_space(_: Site, inputs: Inputs) -> Outputs:
-    """Batches laid out as blocks of the dimensions after the first, then cropped."""
+    """Lays batches out as blocks of the dimensions after the first, then crops."""
     blocks, crops = dimensions(inputs[1]), _paddings(inputs[2])
     x, count = np.asarray(inputs[0]), len(blocks)
     batch = x.shape[0] // int(np.prod(blocks))

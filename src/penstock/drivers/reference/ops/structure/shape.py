@@ -26,7 +26,7 @@ from penstock.ir.types import PACKED
 from penstock.memory.limits import check_bytes
 
 MOST_ELEMENTS: Final = 2**31 - 1
-"""What TFLite's 32-bit sizes can count."""
+"""The greatest number that TFLite's 32-bit sizes can hold."""
 
 
 def dimensions(value: NDArray | None) -> tuple[int, ...]:
@@ -35,8 +35,8 @@ def dimensions(value: NDArray | None) -> tuple[int, ...]:
 
 
 def scalar(value: NDArray | None, what: str) -> NDArray:
-    """The one element of an input, with no dimensions; `ShapeMismatch` where it has none or
-    several.
+    """The single element of an input, with no dimensions. Raises `ShapeMismatch` if it has another
+    number of elements.
     """
     array = np.asarray(value)
     if array.size != 1:
@@ -45,15 +45,15 @@ def scalar(value: NDArray | None, what: str) -> NDArray:
 
 
 def normal_axis(axis: int, rank: int) -> int:
-    """A negative axis counted from the end; `ShapeMismatch` outside [-rank, rank)."""
+    """*axis*, counted from the end if negative. Raises `ShapeMismatch` outside [-rank, rank)."""
     if not -rank <= axis < rank:
         raise ShapeMismatch(f"axis {axis} of an operand of rank {rank}")
     return axis % rank
 
 
 def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
-    """*shape* as that of an output to be made; `ShapeMismatch` where it is negative or beyond
-    `MOST_ELEMENTS`, `LimitExceeded` where elements of a byte would take too much memory.
+    """*shape* for a new output. Raises `ShapeMismatch` if it is negative or has more than
+    `MOST_ELEMENTS`, and `LimitExceeded` if elements of one byte would take too much memory.
     """
     if min(shape, default=0) < 0 or math.prod(shape) > MOST_ELEMENTS:
         raise ShapeMismatch(f"{what} to the shape {tuple(shape)}")
@@ -63,7 +63,9 @@ def checked(shape: Sequence[int], what: str) -> tuple[int, ...]:
 
 @function("RESHAPE")
 def reshape(site: Site, inputs: Inputs) -> Outputs:
-    """The same elements in another shape; a vector of dimensions counts before the attribute."""
+    """The same elements in another shape; a vector of dimensions takes precedence over the
+    attribute.
+    """
     attribute = site.attributes.integers("new_shape")
     fixed = () if attribute == (0,) else attribute
     given = inputs[1] if len(inputs) > 1 else None
@@ -72,8 +74,8 @@ def reshape(site: Site, inputs: Inputs) -> Outputs:
 
 
 def _reshaped(x: NDArray, target: tuple[int, ...]) -> NDArray:
-    """One dimension may be -1, whatever remains: where there is a 0, of the dimensions that are
-    none (LiteRT).
+    """One dimension may be -1, for the remainder. As in LiteRT, if there is a dimension of 0, the
+    remainder is that of the other dimensions.
     """
     if target.count(-1) > 1 or any(d < -1 for d in target):
         raise ShapeMismatch(f"{target} is not a target shape: at most one dimension may be -1")
@@ -134,7 +136,7 @@ def broadcast_args(site: Site) -> Kernel:
 
 @kernel("DENSIFY")
 def densify(site: Site) -> Kernel:
-    """Constants arrive densified already: the input itself."""
+    """The loader has expanded sparse constants already: returns the input."""
     require(site.input(0).dtype is site.output().dtype, "DENSIFY to another type")
     return lambda inputs: (np.asarray(inputs[0]),)
 
@@ -144,9 +146,9 @@ OPAQUE: Final = frozenset({DType.STRING, DType.RESOURCE, DType.VARIANT})
 
 @kernel("CAST")
 def cast(site: Site) -> Kernel:
-    """Values converted to the output's type: fractions cut off, the imaginary part left out.
+    """Converts values to the output's type: fractions are truncated, the imaginary part is dropped.
 
-    Floats beyond an integer type become its least or greatest value; not-a-number, the greatest.
+    Floats beyond an integer type become its least or greatest value; NaN becomes the greatest.
     """
     given, made = site.input(0).dtype, site.output().dtype
     if {given, made} & OPAQUE:
@@ -177,9 +179,7 @@ def _saturated(values: NDArray, made: DType) -> NDArray:
 
 @kernel("BITCAST")
 def bitcast(site: Site) -> Kernel:
-    """The same bytes read as the output's type; a change of width adds or takes a last
-    dimension.
-    """
+    """The same bytes read as the output's type; another width adds or removes a last dimension."""
     given, made = site.input(0).dtype, site.output().dtype
     if {given, made} & OPAQUE:
         raise site.unsupported_types()
@@ -202,7 +202,7 @@ def bitcast(site: Site) -> Kernel:
 
 
 def _bitcast_packed(given: DType, made: DType) -> Kernel:
-    """BITCAST from or to elements of less than a byte: the first one has the lowest bits."""
+    """BITCAST from or to elements of less than a byte: the first element has the lowest bits."""
     source, target = given.bits or 8, made.bits or 8
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
@@ -249,9 +249,7 @@ def zeros_like(site: Site) -> Kernel:
 
 @kernel("RANGE")
 def arange(site: Site) -> Kernel:
-    """start, start + delta, ... up to the limit, which is left out; floats add delta again and
-    again.
-    """
+    """start, start + delta, ... up to the limit, which is excluded; floats add delta repeatedly."""
     dtype = site.output().dtype
     site.require_types(dtype in {DType.FLOAT32, DType.INT32, DType.INT64})
 
