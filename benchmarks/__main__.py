@@ -19,7 +19,8 @@ def main() -> int:
     parser.add_argument(
         "names",
         nargs="*",
-        help="only these: reference, networks, operations, import, load, overhead, sealed, cache, engines, "
+        help="only these: reference, networks, operations, import, load, overhead, sealed, cache, "
+        "engines, "
         "isolation",
     )
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
@@ -27,7 +28,8 @@ def main() -> int:
     parser.add_argument(
         "--against",
         metavar="REF",
-        help="compare with the code of that commit, in one interleaved run: ratios of this code to it",
+        help="compare with the code of that commit, in one interleaved run: ratios of this code to "
+        "it",
     )
     arguments = parser.parse_args()
     use_one_core()

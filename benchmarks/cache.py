@@ -104,7 +104,8 @@ def _small(directory: Path, rounds: int) -> list[Row]:
                     best[name] - best[base],
                     "ms",
                     allowed if name == "warm, key store off" else None,
-                    f"median {half[name] - half[base]:.1f}; processor {busy[name] - busy[base]:.1f}",
+                    f"median {half[name] - half[base]:.1f}; processor "
+                    f"{busy[name] - busy[base]:.1f}",
                 )
             )
     return made + _phases(arguments, filed, rounds)

@@ -16,7 +16,10 @@ def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str
     """The Markdown of all races."""
     yield "# Penstock's tuned plan beside the engines used directly"
     yield ""
-    yield "Written by `python -m benchmarks.engines`; `benchmarks/README.md` says how it races and judges."
+    yield (
+        "Written by `python -m benchmarks.engines`; `benchmarks/README.md` says how it races and "
+        "judges."
+    )
     yield ""
     versions = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
     dates = sorted(race["at"] for race in races.values())
@@ -27,12 +30,27 @@ def document(told: Mapping[str, Any], races: Mapping[Any, Race]) -> Iterator[str
     yield f"- races: {len(races)}, of {told['rounds']} rounds, from {dates[0]} to {dates[-1]}"
     loads = [race["load"] for race in races.values() if race.get("load") is not None]
     if loads:
-        yield f"- load of the machine when a race began: median {statistics.median(loads):.2f}, most {max(loads):.2f}"
+        yield (
+            f"- load of the machine when a race began: median {statistics.median(loads):.2f}, "
+            f"most {max(loads):.2f}"
+        )
     yield ""
-    yield "Times are milliseconds, the median of the rounds. `ratio` is Penstock's `run` over the quickest competitor"
-    yield "within the class (below 1: Penstock is quicker), the median of each round's; `burst` is the same of a burst."
-    yield "`by outputs` is the ratio over the quickest whose whole outputs are within the class, whatever its operations"
-    yield "are: its time is marked †. **lost**: slower than the best by more than 2 % and 10 µs, or beyond the class."
+    yield (
+        "Times are milliseconds, the median of the rounds. `ratio` is Penstock's `run` over the "
+        "quickest competitor"
+    )
+    yield (
+        "within the class (below 1: Penstock is quicker), the median of each round's; `burst` is "
+        "the same of a burst."
+    )
+    yield (
+        "`by outputs` is the ratio over the quickest whose whole outputs are within the class, "
+        "whatever its operations"
+    )
+    yield (
+        "are: its time is marked †. **lost**: slower than the best by more than 2 % and 10 µs, "
+        "or beyond the class."
+    )
     for group in sorted({(race["accuracy"], race["threads"]) for race in races.values()}):
         chosen = [r for r in races.values() if (r["accuracy"], r["threads"]) == group]
         yield from table(*group, chosen)
@@ -52,7 +70,8 @@ def table(accuracy: str, threads: int, races: list[Race]) -> Iterator[str]:
     )
     for name, (mean, count) in means(races).items():
         yield (
-            f"Over the {count} networks above a million multiply-accumulates that {name} runs within the class, "
+            f"Over the {count} networks above a million multiply-accumulates that {name} runs "
+            "within the class, "
             f"it takes {mean:.3f} times as long (geometric mean)."
         )
     yield ""

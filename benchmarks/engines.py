@@ -83,7 +83,7 @@ def races(
     rounds: int,
     results: Results,
 ) -> Generator[Row, None, None]:
-    """The rows of races that *results* has, and of the others, and of those that failed, run now."""
+    """The rows of the races in *results*; missing and failed races are run now."""
     for accuracy in classes:
         for count in threads:
             done = []
@@ -180,7 +180,8 @@ def judged(race: Race) -> Row:
     mine = times.pop(OURS)
     devices = "+".join(dict.fromkeys(device for device, _ in race["plan"]))
     note = f"{mine * 1e3:.3f} ms on {devices} in {len(race['plan'])} steps; " + ", ".join(
-        f"{name} {took * 1e3:.3f}{'' if race['verdicts'].get(name, {}).get('in_class', True) else ' (beyond the class)'}"
+        f"{name} {took * 1e3:.3f}"
+        + ("" if race["verdicts"].get(name, {}).get("in_class", True) else " (beyond the class)")
         for name, took in times.items()
     )
     return Row(NAME, measure, ratio(race, rival), "x", round(limit(race, rival), 4), note)

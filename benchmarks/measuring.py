@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measure: its median *value* and what it must not exceed (None: nothing is asked of it)."""
+    """One measure: its median *value* and the limit for it (None: no limit)."""
 
     benchmark: str
     measure: str

@@ -28,7 +28,7 @@ ENOUGH_SECONDS = 4.0
 
 
 def rows(*, quick: bool) -> list[Row]:
-    """How many times LiteRT's time ours is, network by network. Empty without the corpus or LiteRT."""
+    """Our time as a multiple of LiteRT's, by network. Empty without the corpus or LiteRT."""
     sample = corpus_model("hello_world_float")
     if sample is None:
         return []

@@ -1,4 +1,6 @@
-"""The delegate guide's own example, in both forms: it takes CONV_2D and MEAN of floats, and computes them with NumPy."""
+"""The delegate guide's own example, in both forms: it takes CONV_2D and MEAN of floats, and
+computes them with NumPy.
+"""
 
 import numpy as np
 

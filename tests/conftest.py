@@ -73,7 +73,7 @@ def corpus_parameters(found: Iterable[Any], *, arguments: int = 1) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def corpus() -> Path:
-    """The corpus's root: `models/` and its companions. Without one the test skips; in CI it fails."""
+    """The corpus's root: `models/` and more. Without a corpus the test skips; in CI it fails."""
     if CORPUS is None:
         if IN_CI:
             pytest.fail(NO_CORPUS, pytrace=False)
@@ -113,7 +113,8 @@ _finished = itertools.count(1)
 
 
 def pytest_runtest_logfinish() -> None:
-    """Excludes from collection, from time to time, what earlier tests left: engines, models, reports.
+    """Excludes from collection, from time to time, what earlier tests left: engines, models,
+    reports.
 
     Tests that count open resources collect garbage first, and would scan all of it each time.
     """

@@ -49,7 +49,8 @@ def cache_files(folder: Path, files: tuple[int, int]) -> Iterator[PrepareConfig]
     handles = tuple(map(CacheHandle, fds))
     try:
         yield PrepareConfig(
-            token=TOKEN, binding=BINDING, model_cache=handles[: files[0]], data_cache=handles[files[0] :]
+            token=TOKEN, binding=BINDING, model_cache=handles[: files[0]],
+                data_cache=handles[files[0] :]
         )  # fmt: skip
     finally:
         for fd in fds:

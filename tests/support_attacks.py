@@ -241,7 +241,7 @@ class LabRig:
         model: Model,
         info: Any = None,
     ) -> None:
-        """The untouched entry hits, the altered one is refused for *kind*, the recompiled one hits."""
+        """An untouched entry hits, the altered one is refused for *kind*, a recompiled one hits."""
         assert self.hits(model, info)
         alter()
         assert self.refuses(kind, model, info)

@@ -15,7 +15,8 @@ from penstock.blobcache.files import OsFiles
 T = TypeVar("T")
 
 OPERATIONS = (
-    "open_read", "open_new", "open_lock", "size", "read", "write", "sync", "close", "replace", "unlink",
+    "open_read", "open_new", "open_lock", "size", "read", "write", "sync", "close", "replace",
+        "unlink",
     "sync_directory", "try_lock", "is_current", "unlock",
 )  # fmt: skip
 

@@ -152,7 +152,8 @@ def product(side: int) -> bytes:
     file = FileBuilder()
     x, left, right, all_, y = (
         file.tensor(n, s)
-        for n, s in (("x", [1, 1]), ("l", [side, side]), ("r", [side, side]), ("p", [side, side]), ("y", [1, 1]))
+        for n, s in (("x", [1, 1]), ("l", [side, side]), ("r", [side, side]),
+                     ("p", [side, side]), ("y", [1, 1]))
     )  # fmt: skip
     shape = file.tensor("s", [2], "INT32", whole(side, side))
     axes = file.tensor("a", [2], "INT32", whole(0, 1))
@@ -194,9 +195,12 @@ def drawn(seed: int) -> bytes:
         lambda: chain(size(12)),
         lambda: beside(size(11)),
         lambda: made_of("TILE", [([1, 4], None), ([2], whole(size(30), size(8)))], [1, 4]),
-        lambda: made_of("RESIZE_BILINEAR", [([1, 4, 4, 3], None), ([2], whole(size(15), size(15)))], [1, 4, 4, 3]),
-        lambda: made_of("PAD", [([4, 4], None), ([2, 2], whole(size(30), 0, 0, size(10)).reshape(2, 2))], [4, 4]),
-        lambda: made_of("LOCAL_RESPONSE_NORMALIZATION", [([1, 8, 8, size(12)], None)], [1, 8, 8, 4], {"radius": size(31), "bias": 1.0, "alpha": 1.0, "beta": 0.5}),
+        lambda: made_of("RESIZE_BILINEAR", [([1, 4, 4, 3], None), ([2], whole(size(15), size(15)))],
+            [1, 4, 4, 3]),
+        lambda: made_of("PAD",
+            [([4, 4], None), ([2, 2], whole(size(30), 0, 0, size(10)).reshape(2, 2))], [4, 4]),
+        lambda: made_of("LOCAL_RESPONSE_NORMALIZATION", [([1, 8, 8, size(12)], None)], [1, 8, 8, 4],
+            {"radius": size(31), "bias": 1.0, "alpha": 1.0, "beta": 0.5}),
     ]  # fmt: skip
     return kinds[int(rng.integers(len(kinds)))]()
 

@@ -123,7 +123,7 @@ def files() -> Counter[str]:
 
 
 def round_of(rig: Rig, point: Point) -> list[str]:
-    """One call with that fault, and one more; what was wrong with them, and what they left behind."""
+    """One call with that fault and one more: their errors, and what they left behind."""
     message, kind, _ = point
     rig.warm_up(message)
     pid = rig.supervisor.link().pid

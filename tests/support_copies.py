@@ -1,4 +1,4 @@
-"""Where code copies arrays, and how often that code runs: what receipts tell is compared with it."""
+"""Counts how often code that copies arrays runs, to compare receipts with it."""
 
 from __future__ import annotations
 

@@ -83,7 +83,8 @@ def binary() -> list[OneOperation]:
     ]
     fused = [
         operation(
-            f"{kind.lower()}_{a.lower()}", kind, [IMAGE, IMAGE], [IMAGE], {"fused_activation_function": a}
+            f"{kind.lower()}_{a.lower()}", kind, [IMAGE, IMAGE], [IMAGE],
+                {"fused_activation_function": a}
         )
         for kind in ("ADD", "MUL")
         for a in ("RELU", "RELU6", "RELU_N1_TO_1")
@@ -114,17 +115,21 @@ def convolutions() -> list[OneOperation]:
         conv("conv_valid", IMAGE, (8, 3, 2, 5), (1, 5, 5, 8), padding="VALID"),
         conv("conv_stride_2", IMAGE, (4, 3, 3, 5), (1, 4, 3, 4), stride_h=2, stride_w=2),
         conv("conv_strides_differ", IMAGE, (4, 3, 3, 5), (1, 7, 2, 4), stride_w=3),
-        conv("conv_dilated", (1, 9, 9, 3), (4, 3, 3, 3), (1, 9, 9, 4), dilation_h_factor=2, dilation_w_factor=3),
+        conv("conv_dilated", (1, 9, 9, 3), (4, 3, 3, 3), (1, 9, 9, 4), dilation_h_factor=2,
+            dilation_w_factor=3),
         conv("conv_without_bias", IMAGE, (4, 1, 1, 5), (1, 7, 6, 4), bias=False),
         conv("conv_relu6", IMAGE, (4, 3, 3, 5), (1, 7, 6, 4), fused_activation_function="RELU6"),
         conv("conv_of_a_batch", (3, 5, 5, 4), (4, 3, 3, 4), (3, 5, 5, 4)),
         conv("conv_in_groups", (1, 6, 6, 8), (6, 3, 3, 4), (1, 6, 6, 6)),
         conv("conv_even_extent", IMAGE, (4, 2, 4, 5), (1, 7, 6, 4)),
         conv("depthwise", IMAGE, (1, 3, 3, 5), (1, 7, 6, 5), depthwise),
-        conv("depthwise_multiplied", IMAGE, (1, 3, 3, 15), (1, 7, 6, 15), depthwise, depth_multiplier=3),
-        conv("depthwise_stride_2", IMAGE, (1, 3, 3, 5), (1, 4, 3, 5), depthwise, stride_h=2, stride_w=2,
+        conv("depthwise_multiplied", IMAGE, (1, 3, 3, 15), (1, 7, 6, 15), depthwise,
+            depth_multiplier=3),
+        conv("depthwise_stride_2", IMAGE, (1, 3, 3, 5), (1, 4, 3, 5), depthwise, stride_h=2,
+            stride_w=2,
              fused_activation_function="RELU"),
-        conv("depthwise_of_one_channel", (1, 7, 6, 1), (1, 3, 3, 4), (1, 7, 6, 4), depthwise, padding="SAME"),
+        conv("depthwise_of_one_channel", (1, 7, 6, 1), (1, 3, 3, 4), (1, 7, 6, 4), depthwise,
+            padding="SAME"),
     ]  # fmt: skip
 
 
@@ -133,9 +138,12 @@ def computed_filters() -> list[OneOperation]:
     steps = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
     return [
         operation("conv_of_inputs", "CONV_2D", [IMAGE, (4, 3, 3, 5), (4,)], [(1, 7, 6, 4)], steps),
-        operation("depthwise_of_inputs", "DEPTHWISE_CONV_2D", [IMAGE, (1, 3, 3, 10), (10,)], [(1, 7, 6, 10)], steps),
-        operation("fully_connected_of_inputs", "FULLY_CONNECTED", [(3, 20), (7, 20), (7,)], [(3, 7)]),
-        operation("transpose_conv_of_inputs", "TRANSPOSE_CONV", [whole(1, 8, 10, 6), (6, 3, 3, 3), (1, 4, 5, 3), (6,)],
+        operation("depthwise_of_inputs", "DEPTHWISE_CONV_2D", [IMAGE, (1, 3, 3, 10), (10,)],
+            [(1, 7, 6, 10)], steps),
+        operation("fully_connected_of_inputs", "FULLY_CONNECTED", [(3, 20), (7, 20), (7,)],
+            [(3, 7)]),
+        operation("transpose_conv_of_inputs", "TRANSPOSE_CONV",
+            [whole(1, 8, 10, 6), (6, 3, 3, 3), (1, 4, 5, 3), (6,)],
                   [(1, 8, 10, 6)], {"stride_h": 2, "stride_w": 2, "padding": "SAME"}),
     ]  # fmt: skip
 
@@ -184,7 +192,8 @@ def pools(*kinds: str) -> list[OneOperation]:
             ("relu", (1, 7, 6, 5), {"fused_activation_function": "RELU"}),
         ):
             attributes: dict[str, object] = {
-                "padding": "SAME", "stride_h": 1, "stride_w": 1, "filter_height": 3, "filter_width": 3, **extra
+                "padding": "SAME", "stride_h": 1, "stride_w": 1, "filter_height": 3,
+                    "filter_width": 3, **extra
             }  # fmt: skip
             made.append(operation(f"{kind.lower()}_{name}", kind, [IMAGE], [out], attributes))
     return made
@@ -216,14 +225,17 @@ def matrices() -> list[OneOperation]:
     return [
         operation("fully_connected", full, [(3, 20), numbers(7, 20), numbers(7)], [(3, 7)]),
         operation("fully_connected_without_bias", full, [(1, 20), numbers(7, 20), None], [(1, 7)]),
-        operation("fully_connected_of_rank_4", full, [(1, 2, 2, 5), numbers(7, 20), numbers(7)], [(1, 7)]),
-        operation("fully_connected_keeping_dims", full, [(2, 3, 20), numbers(7, 20), numbers(7)], [(2, 3, 7)], keep),
+        operation("fully_connected_of_rank_4", full, [(1, 2, 2, 5), numbers(7, 20), numbers(7)],
+            [(1, 7)]),
+        operation("fully_connected_keeping_dims", full, [(2, 3, 20), numbers(7, 20), numbers(7)],
+            [(2, 3, 7)], keep),
         operation("fully_connected_relu", full, [(3, 20), numbers(7, 20), numbers(7)], [(3, 7)],
                   {"fused_activation_function": "RELU"}),
         operation("batch_matmul", "BATCH_MATMUL", [(2, 3, 4), (2, 4, 5)], [(2, 3, 5)]),
         operation("batch_matmul_turned", "BATCH_MATMUL", [(2, 4, 3), (2, 5, 4)], [(2, 3, 5)],
                   {"adj_x": True, "adj_y": True}),
-        operation("batch_matmul_broadcast", "BATCH_MATMUL", [(2, 3, 4), numbers(4, 5)], [(2, 3, 5)]),
+        operation("batch_matmul_broadcast", "BATCH_MATMUL", [(2, 3, 4), numbers(4, 5)],
+            [(2, 3, 5)]),
         operation("softmax", "SOFTMAX", [(3, 11)], [(3, 11)], {"beta": 1.0}),
         operation("softmax_beta", "SOFTMAX", [(2, 3, 11)], [(2, 3, 11)], {"beta": 0.3}),
         operation("softmax_of_rank_4", "SOFTMAX", [IMAGE], [IMAGE], {"beta": 1.0}),
@@ -264,27 +276,39 @@ def structure() -> list[OneOperation]:
         operation("squeeze", "SQUEEZE", [(1, 7, 1, 5)], [(7, 5)]),
         operation("expand_dims", "EXPAND_DIMS", [(7, 5), scalar(1)], [(7, 1, 5)]),
         operation("transpose", "TRANSPOSE", [IMAGE, whole(3, 0, 2, 1)], [(5, 1, 6, 7)]),
-        operation("transpose_to_last", "TRANSPOSE", [(2, 3, 5, 4), whole(0, 2, 3, 1)], [(2, 5, 4, 3)]),
-        operation("transpose_to_last_of_one", "TRANSPOSE", [(2, 1, 5, 4), whole(0, 2, 3, 1)], [(2, 5, 4, 1)]),
+        operation("transpose_to_last", "TRANSPOSE", [(2, 3, 5, 4), whole(0, 2, 3, 1)],
+            [(2, 5, 4, 3)]),
+        operation("transpose_to_last_of_one", "TRANSPOSE", [(2, 1, 5, 4), whole(0, 2, 3, 1)],
+            [(2, 5, 4, 1)]),
         operation("transpose_rank_2", "TRANSPOSE", [(7, 5), whole(1, 0)], [(5, 7)]),
-        operation("concatenation", "CONCATENATION", [IMAGE, IMAGE, numbers(*IMAGE)], [(1, 7, 6, 15)], {"axis": 3}),
-        operation("concatenation_from_behind", "CONCATENATION", [(2, 3), (4, 3)], [(6, 3)], {"axis": -2}),
+        operation("concatenation", "CONCATENATION", [IMAGE, IMAGE, numbers(*IMAGE)],
+            [(1, 7, 6, 15)], {"axis": 3}),
+        operation("concatenation_from_behind", "CONCATENATION", [(2, 3), (4, 3)], [(6, 3)],
+            {"axis": -2}),
         operation("pack", "PACK", [(2, 3), (2, 3)], [(2, 2, 3)], {"axis": 1, "values_count": 2}),
         operation("unpack", "UNPACK", [(3, 4)], [(3,)] * 4, {"axis": 1, "num": 4}),
-        operation("split", "SPLIT", [scalar(3), (1, 4, 4, 6)], [(1, 4, 4, 2)] * 3, {"num_splits": 3}),
-        operation("split_v", "SPLIT_V", [(5, 4), whole(1, 4), scalar(0)], [(1, 4), (4, 4)], {"num_splits": 2}),
+        operation("split", "SPLIT", [scalar(3), (1, 4, 4, 6)], [(1, 4, 4, 2)] * 3,
+            {"num_splits": 3}),
+        operation("split_v", "SPLIT_V", [(5, 4), whole(1, 4), scalar(0)], [(1, 4), (4, 4)],
+            {"num_splits": 2}),
         operation("pad", "PAD", [IMAGE, pads], [(1, 10, 9, 6)]),
         operation("padv2", "PADV2", [IMAGE, pads, five], [(1, 10, 9, 6)]),
-        operation("mirror_pad_reflect", "MIRROR_PAD", [IMAGE, pads], [(1, 10, 9, 6)], {"mode": "REFLECT"}),
-        operation("mirror_pad_symmetric", "MIRROR_PAD", [IMAGE, pads], [(1, 10, 9, 6)], {"mode": "SYMMETRIC"}),
+        operation("mirror_pad_reflect", "MIRROR_PAD", [IMAGE, pads], [(1, 10, 9, 6)],
+            {"mode": "REFLECT"}),
+        operation("mirror_pad_symmetric", "MIRROR_PAD", [IMAGE, pads], [(1, 10, 9, 6)],
+            {"mode": "SYMMETRIC"}),
         operation("slice", "SLICE", [IMAGE, whole(0, 2, 1, 0), whole(1, 3, -1, 5)], [(1, 3, 5, 5)]),
-        operation("strided_slice", "STRIDED_SLICE", [IMAGE, whole(0, 1, -5, 0), whole(1, 7, 6, 5), whole(1, 2, 2, 1)],
+        operation("strided_slice", "STRIDED_SLICE",
+            [IMAGE, whole(0, 1, -5, 0), whole(1, 7, 6, 5), whole(1, 2, 2, 1)],
                   [(1, 3, 3, 5)]),
-        operation("strided_slice_masks", "STRIDED_SLICE", [(4, 6), whole(3, 2), whole(1, 4), whole(1, 1)], [(4, 2)],
+        operation("strided_slice_masks", "STRIDED_SLICE",
+            [(4, 6), whole(3, 2), whole(1, 4), whole(1, 1)], [(4, 2)],
                   {"begin_mask": 1, "end_mask": 1}),
-        operation("strided_slice_shrinks", "STRIDED_SLICE", [(4, 6), whole(-1, 0), whole(0, 6), whole(1, 1)], [(6,)],
+        operation("strided_slice_shrinks", "STRIDED_SLICE",
+            [(4, 6), whole(-1, 0), whole(0, 6), whole(1, 1)], [(6,)],
                   {"shrink_axis_mask": 1}),
-        operation("gather", "GATHER", [IMAGE, np.array([[3, 0], [5, 5]], np.int32)], [(1, 7, 2, 2, 5)], {"axis": 2}),
+        operation("gather", "GATHER", [IMAGE, np.array([[3, 0], [5, 5]], np.int32)],
+            [(1, 7, 2, 2, 5)], {"axis": 2}),
         operation("dequantize_float16", "DEQUANTIZE", [numbers(5, 5).astype(np.float16)], [(5, 5)]),
     ]  # fmt: skip
 

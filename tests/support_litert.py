@@ -39,12 +39,15 @@ VERSIONS: Final = {"BROADCAST_TO": 2}
 TYPES: Final = {number: DType[name] for name, number in TFLITE.numbers("TensorType").items()}
 TYPE_NUMBERS: Final = {dtype: number for number, dtype in TYPES.items()}
 
-IN_OTHER_SUBGRAPHS: Final = "such operations of the file lie in its other subgraphs alone, whose values the judge does not hand out"
+IN_OTHER_SUBGRAPHS: Final = (
+    "such operations of the file lie in its other subgraphs alone, whose "
+    "values the judge does not hand out"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """One operation as LiteRT ran it: *given* arrays (None for an omitted input) and *wanted* ones."""
+    """One operation as LiteRT ran it: *given* arrays (None: omitted input) and *wanted* ones."""
 
     index: int
     operation: Operation
@@ -66,7 +69,7 @@ class Recorded:
         return build(self.site)
 
     def run(self) -> list[NDArray]:
-        """What the reference driver's kernel makes of the recorded inputs, which it must not write."""
+        """The reference kernel's results for the recorded inputs, which it must not write."""
         given = [None if a is None else a.copy() for a in self.given]
         for array in given:
             if array is not None:

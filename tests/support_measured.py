@@ -42,7 +42,8 @@ def network() -> Model:
     }  # fmt: skip
     conv = add("CONV_2D", [x, filters(8, 3, 3, 8), filters(8)], IMAGE, **window)
     depth = add(
-        "DEPTHWISE_CONV_2D", [conv, filters(1, 3, 3, 8), filters(8)], IMAGE, depth_multiplier=1, **window
+        "DEPTHWISE_CONV_2D", [conv, filters(1, 3, 3, 8), filters(8)], IMAGE, depth_multiplier=1,
+            **window
     )  # fmt: skip
     total = add("RELU", [add("ADD", [conv, depth], IMAGE)], IMAGE)
     flat = add("RESHAPE", [total, builder.constant(np.array([1, 18432], np.int32))], (1, 18432))

@@ -16,7 +16,8 @@ needs_openvino = pytest.mark.skipif(
 
 needs_exact_sums = pytest.mark.skipif(
     not sums_exactly(),
-    reason="OpenVINO adds pairs of 8-bit products in 16 bits here: the processor has no VNNI, or a variable keeps it from it",
+    reason="OpenVINO adds pairs of 8-bit products in 16 bits here: the processor has no VNNI, or a "
+    "variable keeps it from it",
 )
 
 

@@ -23,7 +23,7 @@ omitted.
 
 @dataclass(frozen=True)
 class OneOperation:
-    """A model of one operation over drawn inputs: normal numbers, or integers over the whole range."""
+    """A model of one operation over drawn inputs: normal numbers, or integers of any size."""
 
     name: str
     model: Model

@@ -27,7 +27,8 @@ def whole(*values: int) -> NDArray:
 
 
 def layer(
-    name: str, kind: str, image: tuple[int, ...], filters: tuple[int, ...], out: tuple[int, ...], axis: int, zero_point: int = -3, **attributes: object
+    name: str, kind: str, image: tuple[int, ...], filters: tuple[int, ...], out: tuple[int, ...],
+        axis: int, zero_point: int = -3, **attributes: object
 ) -> OneOperation:  # fmt: skip
     """A layer of weights quantised by channel along *axis*, and an int32 bias."""
     rng = np.random.default_rng(3)

@@ -35,7 +35,7 @@ def tasks(process: int | str = "self") -> int:
 
 
 def steady(count: Callable[[], int], seconds: float = 0.2) -> int:
-    """What *count* gives once it has given the same for *seconds*, or at the end of the patience."""
+    """The value of *count* once it is stable for *seconds*, or after `PATIENCE`."""
     end = time.monotonic() + PATIENCE
     found, since = count(), time.monotonic()
     while time.monotonic() - since < seconds and time.monotonic() < end:

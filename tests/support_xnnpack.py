@@ -1,4 +1,4 @@
-"""What the tests of the XNNPACK driver share: the device, operands with scales, and one run of it."""
+"""Shared by tests of the XNNPACK driver: the device, operands with scales, and one run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def one(
 
 
 def drawn(model: Model, seed: int = 0) -> list[NDArray]:
-    """Inputs over the whole range of their types; floats are normal numbers, unknown dimensions 3."""
+    """Inputs over the range of their types; floats are normal numbers, unknown dimensions 3."""
     rng = np.random.default_rng(seed)
     found: list[NDArray] = []
     for operand in model.inputs:

@@ -1,4 +1,4 @@
-"""Recurrent operations at batch 1, one step or a sequence, and a gated cell unrolled into layers."""
+"""Recurrent operations at batch 1, of one step or a sequence, and an unrolled gated cell."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def filters() -> Iterator[Case]:
 
 
 def gated_units() -> Iterator[Case]:
-    """A gated recurrent unit of 128 over 32 steps, unrolled into dense layers and what joins them."""
+    """A gated recurrent unit of 128 over 32 steps, unrolled into dense layers."""
     for style in (FLOAT, HYBRID):
         yield _unrolled(style, steps=32, size=64, units=128)
 

@@ -1,4 +1,5 @@
-"""Our process: wraps the camera's buffers and finds the brightest cell of every picture, without copying one.
+"""Our process: wraps the camera's buffers and finds the brightest cell of every picture, without
+copying one.
 
 python -m examples.camera.consumer [--device NAME] [--isolate] [--camera /dev/video0] [--frames N]
 """
@@ -31,7 +32,8 @@ UNIT = Quantization((1.0,), (0,))
 
 
 def brightest_cell(stream: Stream) -> Model:
-    """uint8 [1, height, width, channels] -> int32 [1]: the number, row by row, of the cell whose mean is highest in the
+    """uint8 [1, height, width, channels] -> int32 [1]: the number, row by row, of the cell whose
+    mean is highest in the
     first channel (red, or the luminance of YUYV).
     """
     rows, columns, depth = stream.height // CELL, stream.width // CELL, stream.channels
@@ -91,7 +93,9 @@ def wrap(descriptors: list[int], stream: Stream) -> list[HardwareBuffer]:
 def watch(
     line: socket.socket, device: str, *, isolate: bool = False, frames: int = 10
 ) -> Iterator[tuple[int, int, int]]:
-    """Sequence number, brightest cell, and bytes that were copied to the driver, of each of *frames* pictures."""
+    """Sequence number, brightest cell, and bytes that were copied to the driver, of each of
+    *frames* pictures.
+    """
     stream, descriptors = receive_stream(line)
     with ExitStack() as stack:
         buffers = [stack.enter_context(buffer) for buffer in wrap(descriptors, stream)]
@@ -133,7 +137,8 @@ def main() -> None:
                 line, given.device, isolate=given.isolate, frames=given.frames
             ):
                 say(
-                    f"picture {sequence}: brightest in cell {cell}, {copied} bytes copied to the driver"
+                    f"picture {sequence}: brightest in cell {cell}, {copied} bytes copied to the "
+                    "driver"
                 )
         except PlacementError as error:
             if not error.reasons:

@@ -1,7 +1,9 @@
 """What the camera's process and ours say to each other over a Unix socket.
 
-First the camera sends one line of JSON that describes its buffers, with a descriptor for each beside it; then, for
-every picture, a line with the buffer's number and the picture's sequence number. We answer with the number of the
+First the camera sends one line of JSON that describes its buffers, with a descriptor for each
+beside it; then, for
+every picture, a line with the buffer's number and the picture's sequence number. We answer with the
+number of the
 buffer when we have done with it, and the camera may fill it again.
 """
 
@@ -17,7 +19,9 @@ MAX_LINE = 4096
 
 
 class Stream(NamedTuple):
-    """The buffers of a camera: *buffers* of them, each one picture of *height* x *width* pixels of *channels* bytes."""
+    """The buffers of a camera: *buffers* of them, each one picture of *height* x *width* pixels of
+    *channels* bytes.
+    """
 
     buffers: int
     width: int
@@ -37,7 +41,8 @@ def send_stream(line: socket.socket, stream: Stream, descriptors: Sequence[int])
 
 
 def receive_stream(line: socket.socket) -> tuple[Stream, list[int]]:
-    """The camera's buffers; the descriptors are ours to close. Raises `ValueError` for what makes no sense, `EOFError`
+    """The camera's buffers; the descriptors are ours to close. Raises `ValueError` for what makes
+    no sense, `EOFError`
     where the camera's process has ended.
     """
     data, descriptors, _, _ = socket.recv_fds(line, MAX_LINE, MAX_BUFFERS)

@@ -1,4 +1,5 @@
-"""The camera's process: fills buffers with pictures and says which one is ready; nobody copies a picture.
+"""The camera's process: fills buffers with pictures and says which one is ready; nobody copies a
+picture.
 
 python -m examples.camera.producer SOCKET-FD [/dev/video0]
 """
@@ -31,7 +32,9 @@ class Source(Protocol):
 
 
 class StandIn:
-    """A camera where there is none: a bright square that wanders, a cell a picture, over a dark wall."""
+    """A camera where there is none: a bright square that wanders, a cell a picture, over a dark
+    wall.
+    """
 
     channels = 3
 
@@ -68,7 +71,9 @@ def where(sequence: int, width: int, height: int) -> tuple[int, int]:
 
 
 def open_source(path: str | None) -> tuple[Source, str]:
-    """The camera at *path*, a stand-in where none is named, and a name for it. Raises `OSError` where there is no such camera."""
+    """The camera at *path*, a stand-in where none is named, and a name for it. Raises `OSError`
+    where there is no such camera.
+    """
     if path is not None:
         from examples.camera.v4l2 import Camera
 

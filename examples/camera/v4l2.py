@@ -1,4 +1,6 @@
-"""A camera of Linux (V4L2): its buffers as dma-bufs, filled in turn. Requests and structures are `linux/videodev2.h`'s."""
+"""A camera of Linux (V4L2): its buffers as dma-bufs, filled in turn. Requests and structures are
+`linux/videodev2.h`'s.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ FORMATS = {b"RGB3": 3, b"YUYV": 2}
 """Pixels that the example understands: their bytes."""
 
 BUFFER = "=IIIII4x16x16xIIQIII4x"
-"""struct v4l2_buffer of a 64-bit system: index, type, bytes used, flags, field, ..., sequence, memory, place, length, ..."""
+"""struct v4l2_buffer of a 64-bit system: index, type, bytes used, flags, field, ..., sequence,
+memory, place, length, ...
+"""
 
 Ioctl = Callable[[int, int, bytearray], int]
 
 
 class Camera:
-    """The camera at *path*; raises `OSError` where there is none that fills dma-bufs with pictures we understand."""
+    """The camera at *path*; raises `OSError` where there is none that fills dma-bufs with pictures
+    we understand.
+    """
 
     def __init__(
         self, path: str, width: int, height: int, count: int = 4, ioctl: Ioctl = fcntl.ioctl
@@ -51,7 +57,7 @@ class Camera:
             raise
 
     def capture(self) -> tuple[int, int]:
-        """The number of the buffer that holds the next picture, and the picture's sequence number."""
+        """The number of the buffer with the next picture, and the picture's sequence number."""
         filled = self._ask(DQBUF, struct.pack(BUFFER, 0, CAPTURE, 0, 0, 0, 0, MMAP, 0, 0, 0, 0))
         fields = struct.unpack(BUFFER, filled)
         return fields[0], fields[5]

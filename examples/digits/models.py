@@ -73,7 +73,8 @@ def float_model(parameters: Parameters) -> Model:
 
 
 def int8_model(parameters: Parameters, seen: Forward) -> Model:
-    """The network in int8, with activation ranges from *seen*; filters are quantised a channel, the dense
+    """The network in int8, with activation ranges from *seen*; filters are quantised a channel, the
+    dense
     weights as a whole.
     """
     activations = {

@@ -1,6 +1,7 @@
 """A small convolutional network in NumPy: two convolutions with pooling, one dense layer.
 
-Every value that enters a matrix product lies on a binary grid, coarse enough for the products' sums to
+Every value that enters a matrix product lies on a binary grid, coarse enough for the products' sums
+to
 be exact in float64. Exact sums do not depend on the order of summation, so training gives the same
 weights, bit for bit, on any machine.
 """
@@ -122,7 +123,9 @@ def _convolution(
 def train(
     images: Floats, labels: npt.NDArray[np.int64], *, seed: int, epochs: int = EPOCHS
 ) -> Parameters:
-    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images in [0, 1]; weights on the grid."""
+    """Stochastic gradient descent with momentum on [n, 8, 8, 1] images in [0, 1]; weights on the
+    grid.
+    """
     generator = np.random.default_rng(seed)
     parameters = initial(generator)
     velocity = [np.zeros_like(a) for a in parameters.arrays()]

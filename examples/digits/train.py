@@ -2,7 +2,8 @@
 
     python -m examples.digits.train [--out DIRECTORY] [--epochs N]
 
-The data are the 8 x 8 handwritten digits that scikit-learn brings along. The result is the same, byte
+The data are the 8 x 8 handwritten digits that scikit-learn brings along. The result is the same,
+byte
 for byte, wherever it is run.
 """
 

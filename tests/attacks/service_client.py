@@ -25,7 +25,8 @@ CASE = next(case for case in every_case() if case.name == "fully_connected")
 def run(cache: str, *, isolate: bool) -> dict[str, Any]:
     """Compiles with the cache and runs once."""
     with penstock.compile(
-        CASE.model, devices=["sample"], cache=cache, isolate=isolate, policy=penstock.Policy(allow_fallback=False)
+        CASE.model, devices=["sample"], cache=cache, isolate=isolate,
+        policy=penstock.Policy(allow_fallback=False)
     ) as compiled:  # fmt: skip
         step = compiled.receipt.steps[0]
         found = compiled.run(list(CASE.inputs))

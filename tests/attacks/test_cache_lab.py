@@ -169,7 +169,7 @@ def test_a_file_copied_over_another_of_its_entry(rig: LabRig, one: int, other: i
 
 
 def test_bits_of_a_caller_s_token(tmp_path: Path) -> None:
-    """Another token finds nothing; with the entry's files under its names it finds a foreign entry."""
+    """Another token finds nothing, or a foreign entry if the files have its names."""
     rig = LabRig(tmp_path)
     info = CacheInfo(rig.path, TOKEN)
     contents = [path.read_bytes() for path in rig.new_paths(MODEL, info)]
@@ -382,7 +382,7 @@ class TestATrustedToken:
     def test_trusted_token_of_other_shapes_gives_a_named_error_or_a_compile(
         self, tmp_path: Path, seed: int
     ) -> None:
-        """The driver's program does not fit the request: a named error of Penstock's, or a compile."""
+        """The driver's program does not fit the request: a named error, or a compile."""
         rig = LabRig(tmp_path)
         trusting = CacheInfo(rig.path, TOKEN, trust_token=True)
         draw = random.Random(seed)

@@ -76,7 +76,7 @@ def test_empty_files_are_not_yet_written(bulk: Bulk) -> None:
 
 @pytest.mark.parametrize("what", ["token", "binding"])
 def test_lab_refuses_every_flipped_bit_of_token_and_binding(bulk: Bulk, what: str) -> None:
-    """A changed token is another entry's name, a changed binding another model under the same name."""
+    """A changed token names another entry, a changed binding another model of this name."""
     for bit in range(256):
         changed = bytearray(TOKEN if what == "token" else BINDING)
         changed[bit // 8] ^= 1 << bit % 8

@@ -80,7 +80,7 @@ def compiled(cache: Path, timeout: float | None = SECONDS) -> CacheOutcome:
 
 
 def in_cache_directory(cache: Path, token: bytes) -> list[Path]:
-    """The lock files of earlier versions, which everybody who can write in the directory can open."""
+    """Lock files of earlier versions: every writer of the directory can open them."""
     lease, lock = cache / lease_name(token), cache / lock_name(token)
     lease.write_bytes(claim())
     lock.touch()

@@ -46,7 +46,7 @@ def entry(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Op
 
 
 def test_seeded_bits_are_refused_without_the_engine(entry: OpenVinoEntry) -> None:
-    """Of the header, of the data file, and most of the artefact: spread over everything there is."""
+    """Places in the header, the data file and, most of them, the artefact."""
     bits = entry.bits()
     assert len(bits) > 250_000
     assert entry.refuse(SealBroken, random.Random(SEED).sample(bits, REFUSED)) == REFUSED

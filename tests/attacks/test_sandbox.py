@@ -32,8 +32,10 @@ OF_THE_MACHINE: Final = frozenset(probes.of_the_machine())
 GAPS: Final = {
     "see the size of a private file": "Landlock says nothing of stat: it takes namespaces",
     "read a link": "Landlock says nothing of readlink: it takes namespaces",
-    "addresses of network devices": "the machine's devices are shown to engines, without namespaces",
-    "connections of the machine": "it takes a namespace to have another network, which it cannot use",
+    "addresses of network devices": "the machine's devices are shown to engines, without "
+    "namespaces",
+    "connections of the machine": "it takes a namespace to have another network, which it cannot "
+    "use",
     "sockets of the machine": "it takes a namespace to have another network, which it cannot use",
     "mounts of the machine": "it takes namespaces to see other mounts",
     "users of the machine": "C libraries look for the user there, without namespaces",

@@ -348,7 +348,8 @@ def test_broken_registry_is_refused_and_replaced(rig: Rig, content: bytes) -> No
 
 ENDLESS = (
     "CREATE VIEW registry AS WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
-    "SELECT 1 AS format, x AS driver, x AS version, x AS registry, x AS count, x AS buckets, x AS mac "
+    "SELECT 1 AS format, x AS driver, x AS version, x AS registry, x AS count, x AS buckets, x AS "
+    "mac "
     "FROM c WHERE x < 0"
 )
 HUGE = "CREATE VIEW registry AS SELECT 1 AS format, " + ", ".join(
@@ -585,7 +586,7 @@ def test_directory_of_another_user_is_refused(rig: Rig, monkeypatch: pytest.Monk
 def test_a_key_store_that_answers_only_sometimes_costs_compiles_and_no_more(
     tmp_path: Path,
 ) -> None:
-    """Each kind of process believes what was sealed with its own key, and refuses the rest by name."""
+    """Each kind of process accepts entries sealed with its own key and refuses others by name."""
     with_store = Rig(tmp_path, keys=MemoryKeyStore())
     without = Rig(tmp_path)
     assert with_store.saved()

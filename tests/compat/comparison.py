@@ -16,7 +16,8 @@ import numpy as np
 
 INSIDES: Final = re.compile(
     r"\w+\.(cc|h)\b|incompatible function arguments|XNNPack|pywrap|mmap|Mmap"
-    r"|has invalid quantization parameters|opcode_index|builtin_code out of range|out of range buffer"
+    r"|has invalid quantization parameters|opcode_index|builtin_code out of range|out of range "
+    r"buffer"
     r"|Unsupported data type|shared object|ELF header|file too short"
 )
 """Texts that no program can match on: they name LiteRT's files, functions and libraries, a defect

@@ -35,7 +35,7 @@ def scenario(function: Scenario) -> Scenario:
 def each(
     values: Iterable[Any],
 ) -> Callable[[Callable[[Any, Models, Any], object]], Callable[[Any, Models, Any], object]]:
-    """Registers one scenario for each of *values*, which the function gets as its third argument."""
+    """Registers one scenario for each of *values*, the function's third argument."""
 
     def register(
         function: Callable[[Any, Models, Any], object],

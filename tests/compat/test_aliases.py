@@ -44,7 +44,8 @@ def test_only_the_interpreter_of_an_installed_package_is_answered(
         "from penstock.tflite import install_aliases, Interpreter\n"
         "install_aliases()\n"
         f"import {package}, {package}.interpreter as t, {package}.schema as s\n"
-        f"print(t.Interpreter is Interpreter, {package}.interpreter is t, s.KIND, {package}.__version__)"
+        f"print(t.Interpreter is Interpreter, {package}.interpreter is t, s.KIND, "
+        f"{package}.__version__)"
     )
     assert run(source, installed(tmp_path, package)) == "True True the real schema 2.14.0"
 

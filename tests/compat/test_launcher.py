@@ -21,7 +21,8 @@ PROGRAMS: dict[str, str | bytes] = {
     "return code": "import sys; sys.exit(7)",
     "text for a code": "raise SystemExit('no camera')",
     "failure": "def inner():\n    return 1 // 0\n\n\ninner()\n",
-    "chained failure": "try:\n    int('x')\nexcept ValueError as e:\n    raise KeyError('y') from e",
+    "chained failure": "try:\n    int('x')\nexcept ValueError as e:\n    raise KeyError('y') from "
+    "e",
     "syntax": "print('never')\ndef (:\n",
     "interrupted": "raise KeyboardInterrupt",
     "source in another coding": b"# -*- coding: latin-1 -*-\nprint(ascii('\xe9'))",

@@ -162,7 +162,7 @@ def _great_scales(model: Model, operation: Operation, inputs: list[NDArray | Non
 
 
 def _far_apart(model: Model, operation: Operation, inputs: list[NDArray | None]) -> bool:
-    """Quantised inputs and outputs whose scales are so far apart that a result may leave 32 bits."""
+    """Quantised inputs and outputs with scales so far apart that a result may leave 32 bits."""
     operands = [model.operands[i] for i in (*operation.inputs, *operation.outputs)]
     given = [o.quantization for o in operands[: len(operation.inputs)]]
     made = operands[len(operation.inputs)].quantization
@@ -305,7 +305,7 @@ def is_known(model: Model, inputs: tuple[NDArray, ...]) -> bool:
 def values_of(
     model: Model, operation: Operation, inputs: tuple[NDArray, ...]
 ) -> list[NDArray | None]:
-    """The inputs of *operation* that are constants or among the model's *inputs*, None for others."""
+    """The inputs of *operation* that are constants or the model's *inputs*, None for others."""
     entry = model.entry
     given = dict(zip(entry.inputs, inputs, strict=False))
     return [

@@ -39,7 +39,7 @@ EIGHT_BITS: Final = frozenset({DType.INT8, DType.UINT8})
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An operand of the model being drawn. *array* is its value where it is an input or a constant."""
+    """An operand of the drawn model. *array* is its value if it is an input or a constant."""
 
     index: int
     dtype: DType

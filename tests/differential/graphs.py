@@ -94,7 +94,7 @@ class Graph:
                 return case, self.draw.pick(fitting or known)
 
     def _shaped(self, results: list[Value]) -> list[Value]:
-        """The results with the shapes that the table infers; those of unknown shape are left out."""
+        """The results with the shapes that the table infers, without those of unknown shape."""
         indexes = [v.index for v in results]
         entry = infer_shapes(self.draw.model(indexes)).entry
         shapes = [static_shape(entry.operands[i].shape) for i in indexes]

@@ -49,7 +49,7 @@ class Case:
     own: tuple[Kind, ...] = ()
 
     def kind(self, rng: np.random.Generator) -> Kind | None:
-        """The kind of a model to draw: half of the time none, else one that any operation may have."""
+        """The kind of a model to draw: none half of the time, else one that fits any operation."""
         return None if rng.random() < 0.5 else GENERAL[int(rng.integers(len(GENERAL)))]
 
     @property

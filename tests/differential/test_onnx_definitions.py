@@ -19,7 +19,7 @@ LEAST_SHARE = 0.8
 """Of the package's cases, those that run here with the results that it gives (onnx 1.22)."""
 
 DIFFERENT = (
-    "fullymasked",  # a row of attention that is masked altogether: sums are finite here (docs/onnx.md)
+    "fullymasked",  # a fully masked row of attention: sums are finite here (docs/onnx.md)
     "boolmask_nan_robustness",
     "structural_empty",
     "qk_matmul_bias_3d_mask_causal",

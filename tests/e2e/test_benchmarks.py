@@ -269,7 +269,7 @@ def test_bound_arrays_are_read_anew_in_each_run(
 
 
 def ran(identity: str, times: dict[str, float], **verdicts: tuple[bool, bool]) -> standings.Race:
-    """A race of two rounds; *verdicts* say whether a subject is within the class, and by outputs."""
+    """A race of two rounds; *verdicts* say which subjects are within the class, and by outputs."""
     judged = {
         name: {
             "in_class": verdicts.get(name, (True, True))[0],

@@ -1,4 +1,4 @@
-"""`penstock run` on the corpus's networks with its pictures and recordings: the recorded answers."""
+"""`penstock run` on the corpus's networks, pictures and recordings gives recorded answers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ PAGES: Final = {
 }
 
 ELSEWHERE: Final = {
-    "docs/writing-a-driver.md": "tests/e2e/test_writing_a_driver.py runs its files and commands, too",
+    "docs/writing-a-driver.md": "tests/e2e/test_writing_a_driver.py runs its files and commands, "
+    "too",
     "docs/tutorial.md": "tests/e2e/test_readme.py runs it, and looks into its plan and receipt",
 }
 """Pages that this file leaves out, with the reason."""

@@ -13,7 +13,8 @@ from benchmarks.cache import small
 from benchmarks.starts import Start
 
 MOST_MODULES: Final = 127
-"""Modules of Penstock's own that a hit on one device may import. `penstock.execution.priority` is one:
+"""Modules of Penstock's own that a hit on one device may import. `penstock.execution.priority` is
+one:
 the first run already counts for who shares its device; `penstock.closing` another, from which
 models, pools and open files have their `with`, `penstock.memory.opening`, which does not wait for a
 named pipe, `penstock.interrupts`, by which every stage of a compile sees its deadline,

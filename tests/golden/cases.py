@@ -45,7 +45,7 @@ def parameters(kind: Kind) -> list[Any]:
 
 
 def operators_meant(entry: Entry) -> list[str]:
-    """The operators that LiteRT's message is about; every operator of the file where it names none."""
+    """The operators that LiteRT's message names; every operator of the file if it names none."""
     operators = [name.removeprefix("CUSTOM:") for name in entry["ops"]]
     message = entry["reference_runtime"]["message"]
     named = [name for name in operators if re.search(rf"\b{re.escape(name)}\b", message)]

@@ -98,7 +98,8 @@ def _in_steps(
     if reference is not None:
         off = np.minimum(off, _distance(ours, reference[position]) / step)
     assert off.max() <= 1 + ROUNDING, (
-        f"{where}: {np.sum(off > 1 + ROUNDING)} of {off.size} elements off by up to {off.max():.2f} steps"
+        f"{where}: {np.sum(off > 1 + ROUNDING)} of {off.size} elements off by up to "
+        f"{off.max():.2f} steps"
     )
 
 

@@ -65,7 +65,8 @@ def check_operations_on_crops(entry: Entry, count: int) -> Found:
                 found.compared += 1
                 if distance.departs:
                     found.departures.append(
-                        f"{entry['id']}, {engine}, {accuracy}, operation {case.index} ({case.type}), input {number}: {distance.show()}"
+                        f"{entry['id']}, {engine}, {accuracy}, operation {case.index} "
+                        f"({case.type}), input {number}: {distance.show()}"
                     )
     return found
 
@@ -129,7 +130,9 @@ def check_whole_on_crops(entry: Entry, count: int) -> Found:
     lists = detecting(model)
     content = path.read_bytes() if lists is None else write(lists.model)
     model = model if lists is None else lists.model
-    chosen = range(len(entry["outputs"])) if lists is None else range(lists.count, len(model.outputs))  # fmt: skip
+    chosen = (
+        range(len(entry["outputs"])) if lists is None else range(lists.count, len(model.outputs))
+    )
     found, distances = Found(), {name: list[list[float]]() for name in ("LiteRT", *SETS)}
     steps = [0.0] * len(chosen)
     with ExitStack() as stack:
@@ -158,7 +161,8 @@ def check_whole_on_crops(entry: Entry, count: int) -> Found:
                 allowed = SPREAD * usually[k] + steps[k]
                 if off > allowed * (1 + ROUNDING):
                     found.departures.append(
-                        f"{entry['id']} on {name}, input {number}, output {chosen[k]}: {off:.4g} from the reference kernels, {allowed:.4g} allowed"
+                        f"{entry['id']} on {name}, input {number}, output {chosen[k]}: {off:.4g} "
+                        f"from the reference kernels, {allowed:.4g} allowed"
                     )
     return found
 
@@ -181,12 +185,15 @@ def _shaped(entry: Entry) -> Model:
 def _is_quantized(model: Model) -> bool:
     """Whether an operation reads or writes 8-bit values in steps, other than constants alone."""
     return any(
-        o.quantization is not None and o.lifetime in {Lifetime.SUBGRAPH_INPUT, Lifetime.SUBGRAPH_OUTPUT}
+        o.quantization is not None and o.lifetime in {Lifetime.SUBGRAPH_INPUT,
+            Lifetime.SUBGRAPH_OUTPUT}
         for o in model.operands
     )  # fmt: skip
 
 
-def _distances(got: Sequence[NDArray], wanted: Sequence[NDArray], chosen: Sequence[int]) -> list[float]:  # fmt: skip
+def _distances(
+    got: Sequence[NDArray], wanted: Sequence[NDArray], chosen: Sequence[int]
+) -> list[float]:
     pairs = ((got[k].astype(np.float64), wanted[k].astype(np.float64)) for k in chosen)
     return [float(np.abs(a - b).max(initial=0)) for a, b in pairs]
 

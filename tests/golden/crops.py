@@ -71,7 +71,9 @@ def _crop(entry: Entry, rng: np.random.Generator) -> NDArray:
     picture = every[int(rng.integers(len(every)))]
     share = rng.uniform(LEAST_SHARE, 1, 2)
     width, height = (max(1, int(d * s)) for d, s in zip(picture.size, share, strict=True))
-    left, top = (int(rng.integers(d - s + 1)) for d, s in zip(picture.size, (width, height), strict=True))  # fmt: skip
+    left, top = (
+        int(rng.integers(d - s + 1)) for d, s in zip(picture.size, (width, height), strict=True)
+    )
     rows, columns = shape[1:3]
     part = picture.crop((left, top, left + width, top + height)).resize((columns, rows))
     pixels = np.asarray(part, np.float64)
@@ -108,7 +110,10 @@ def _blend(entry: Entry, rng: np.random.Generator) -> list[NDArray]:
     for name in first["inputs"]:
         given = [arrays[f"{case['id']}/in/{name}"] for case in (one, other)]
         axis = max(0, given[0].ndim - 2)
-        a, b = (np.roll(x, int(rng.integers(max(1, x.shape[axis]))), axis).astype(np.float64) for x in given)  # fmt: skip
+        a, b = (
+            np.roll(x, int(rng.integers(max(1, x.shape[axis]))), axis).astype(np.float64)
+            for x in given
+        )
         mixed = a * share + b * (1 - share)
         dtype = given[0].dtype
         found.append((mixed if dtype.kind == "f" else np.rint(mixed)).astype(dtype))

@@ -34,7 +34,8 @@ class Detecting:
     count: int
 
     def check(
-        self, outputs: Sequence[NDArray], rule: Rule, given: Sequence[NDArray], inputs: Sequence[Sequence[NDArray]]
+        self, outputs: Sequence[NDArray], rule: Rule, given: Sequence[NDArray],
+        inputs: Sequence[Sequence[NDArray]],
     ) -> None:  # fmt: skip
         """Raises `AssertionError` where boxes or scores are farther from LiteRT's reference kernels
         than 1.5 times what LiteRT by default is on any of *inputs*, plus one step; and where the
@@ -49,7 +50,10 @@ class Detecting:
         ]
         for k, off in enumerate(_distances(raw, exact)):
             allowed = SPREAD * max(spread[k] for spread in spreads) + 1
-            assert off <= allowed, f"what detections are made of, {k}: {off:.4g} from the reference kernels, {allowed:.4g} allowed"  # fmt: skip
+            assert off <= allowed, (
+                f"what detections are made of, {k}: {off:.4g} from the reference kernels, "
+                f"{allowed:.4g} allowed"
+            )
         made = run_alone(self.last, raw, "reference", accuracy="exact")
         compare_detections(outputs[: self.count], Case(made, lambda: None), rule)
 

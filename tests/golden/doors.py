@@ -223,7 +223,11 @@ def _detects(door: Door, entry: Entry, cases: Cases, position: int) -> bool:
     lists = detecting(load(CORPUS / "models" / entry["file"]))
     if lists is None:
         return False
-    every = [list(inputs_of(entry, case).values()) for group in case_groups(entry).values() for case in group]  # fmt: skip
+    every = [
+        list(inputs_of(entry, case).values())
+        for group in case_groups(entry).values()
+        for case in group
+    ]
     outputs = list(door.run(write(lists.model), entry, cases))[position]
     lists.check(outputs, rule(entry), list(inputs_of(entry, cases[position]).values()), every)
     return True

@@ -78,7 +78,7 @@ def _device(name: str) -> Device:
 
 
 def _in_turn(devices: Sequence[Device]) -> list[Device]:
-    """Each operation for one of *devices*, or for none of them, which leaves it to the reference."""
+    """Each operation for one of *devices*, or for none of them: the reference runs it."""
     turns = len(devices) + 1
 
     def owner(model: Model, index: int) -> int:

@@ -1,4 +1,4 @@
-"""The recorded cases of a network as it lies in its file, for who runs the file without Penstock."""
+"""The recorded cases of a network in its file's terms, for runs without Penstock."""
 
 from __future__ import annotations
 

@@ -34,12 +34,23 @@ def network() -> Model:
         builder.input(U8, (1, 12), "corrections", corrections),
         builder.input(U8, (1, 9), "shares", shares),
     ]
-    (boxes,) = builder.operation("RESHAPE", [rows[0], builder.constant(np.array([1, 3, 4], np.int32))], [(U8, (1, 3, 4), corrections)])  # fmt: skip
-    (scores,) = builder.operation("RESHAPE", [rows[1], builder.constant(np.array([1, 3, 3], np.int32))], [(U8, (1, 3, 3), shares)])  # fmt: skip
+    (boxes,) = builder.operation(
+        "RESHAPE",
+        [rows[0], builder.constant(np.array([1, 3, 4], np.int32))],
+        [(U8, (1, 3, 4), corrections)],
+    )
+    (scores,) = builder.operation(
+        "RESHAPE",
+        [rows[1], builder.constant(np.array([1, 3, 3], np.int32))],
+        [(U8, (1, 3, 3), shares)],
+    )
     anchors = np.array([[20, 20, 30, 30], [80, 80, 30, 30], [200, 200, 30, 30]], np.uint8)
     f32 = DType.FLOAT32
     made = [(f32, (1, 3, 4)), (f32, (1, 3)), (f32, (1, 3)), (f32, (1,))]
-    attributes: dict[str, str | bytes] = {"custom_code": "TFLite_Detection_PostProcess", "custom_options": bytes(flexbuffers.Dumps(OPTIONS))}  # fmt: skip
+    attributes: dict[str, str | bytes] = {
+        "custom_code": "TFLite_Detection_PostProcess",
+        "custom_options": bytes(flexbuffers.Dumps(OPTIONS)),
+    }
     places = builder.constant(anchors, "anchors", Quantization((1 / 128,), (0,)))
     return builder.build(builder.operation("CUSTOM", [boxes, scores, places], made, attributes))
 

@@ -1,4 +1,4 @@
-"""The files of the corpus that LiteRT stops at, and the damaged ones, through `penstock.compile`."""
+"""The corpus's files that LiteRT refuses, and damaged ones, through `penstock.compile`."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def test_partitioned_equals_unpartitioned(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_compiled_model_equals_unpartitioned(batch: int) -> None:
-    """The same through `penstock.compile`: two runs, the second on the state that the first left."""
+    """The outputs of two runs through `penstock.compile`, the second on the first one's state."""
     for seed in range(batch, GRAPHS // COMPILED_SHARE, BATCHES):
         case = random_case(seed)
         entry = case.model.entry

@@ -1,4 +1,4 @@
-"""Seeded damage to NNAPI models and to what is fed to them, and one trial: lower, prepare and run."""
+"""Seeded damage to NNAPI models and their inputs, and one trial: lower, prepare and run."""
 
 from __future__ import annotations
 

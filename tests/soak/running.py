@@ -26,7 +26,7 @@ TENSOR_LIMIT_MIB: Final = 32
 
 
 def run(model: Model) -> str:
-    """How a run on inputs of small numbers ends: "runs", or the name of the error that refused it."""
+    """How a run on inputs of small numbers ends: "runs", or the name of its error."""
     with knobs.override(tensor_limit_mib=TENSOR_LIMIT_MIB):
         try:
             inputs = [_array(operand) for operand in model.inputs]

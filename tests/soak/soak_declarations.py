@@ -31,7 +31,8 @@ def main() -> int:
         lines += found
     elapsed = time.monotonic() - began
     print(
-        f"{arguments.count} models on {len(ENGINES)} engines, {compared} results compared in {elapsed:.0f} s"
+        f"{arguments.count} models on {len(ENGINES)} engines, {compared} results compared in "
+        f"{elapsed:.0f} s"
     )
     for line in lines[: arguments.show]:
         print(f"FAILED: {line}")

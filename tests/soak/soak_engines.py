@@ -82,7 +82,8 @@ def tried(
         message = str(error).splitlines()[0] if str(error) else ""
         return (
             f"{arrangement} {'+'.join(names)} {accuracy} {entry['id']}-{cases[0]['group']}: "
-            f"{type(error).__name__}: {message[:300]} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+            f"{type(error).__name__}: {message[:300]} "
+            f"({last.filename.rpartition('/')[2]}:{last.lineno})"
         )
     return ""
 

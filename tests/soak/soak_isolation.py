@@ -74,7 +74,8 @@ def grid() -> int:
         after = counts()
         del os.environ["TMPDIR"], os.environ["PENSTOCK_DRIVER_TIMEOUT_MS"]
     tempfile.tempdir = None
-    print(f"{len(support_chaos.GRID)} faults at messages, {found} wrong, {time.monotonic() - began:.0f} s; "
+    print(f"{len(support_chaos.GRID)} faults at messages, {found} wrong, "
+        f"{time.monotonic() - began:.0f} s; "
           f"descriptors {before[0]} -> {after[0]}, mappings {before[1]} -> {after[1]}, "
           f"threads {before[2]} -> {after[2]}, children {before[3]} -> {after[3]}")  # fmt: skip
     return found + int(after[:4] != before[:4])
@@ -107,7 +108,8 @@ def kills(count: int, seed: int) -> int:
     isolation.close_hosts()
     spent = time.monotonic() - began
     print(
-        f"{count} kills, {3 * count} calls, {repeated} repeated, {fallen} fell back, {wrong} wrong, {spent:.0f} s"
+        f"{count} kills, {3 * count} calls, {repeated} repeated, {fallen} fell back, {wrong} "
+        f"wrong, {spent:.0f} s"
     )
     print(f"descriptors {before[0]} -> {after[0]}, mappings {before[1]} -> {after[1]}, "
           f"threads {before[2]} -> {after[2]}, children {before[3]} -> {after[3]}, "

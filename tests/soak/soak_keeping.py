@@ -91,7 +91,8 @@ def main() -> int:
             hangs += sealer.is_alive()
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
-        f"{asked} questions in {time.monotonic() - begun:.0f} s: {hangs} hangs, {wrong} other errors, "
+        f"{asked} questions in {time.monotonic() - begun:.0f} s: {hangs} hangs, {wrong} other "
+        "errors, "
         f"peak {before} -> {after} KiB"
     )
     return int(bool(hangs or wrong or (before and after - before > ALLOWED_KIB)))

@@ -105,10 +105,12 @@ def main() -> int:
     elapsed = time.monotonic() - begun
     done = total.outcomes.total() + len(total.failures)
     print(
-        f"{done} files from {len(files)} seeds in {elapsed:.0f} s ({done / max(elapsed, 1e-9):.0f} a second)"
+        f"{done} files from {len(files)} seeds in {elapsed:.0f} s ({done / max(elapsed, 1e-9):.0f} "
+        "a second)"
     )
     print(
-        f"slowest {total.slowest[0] * 1e3:.0f} ms (seed {total.slowest[1]}), peak {total.peak_kib >> 10} MiB a process"
+        f"slowest {total.slowest[0] * 1e3:.0f} ms (seed {total.slowest[1]}), peak "
+        f"{total.peak_kib >> 10} MiB a process"
     )
     for outcome, count in total.outcomes.most_common():
         print(f"  {count:8d} {outcome}")

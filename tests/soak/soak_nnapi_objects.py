@@ -94,7 +94,7 @@ def _never(found: str) -> bool:
 
 
 def _has_empty(model: NnapiModel) -> bool:
-    """Whether an operand has no element, which calls cannot say: their 0 is an unknown dimension."""
+    """Whether an operand has no element. Calls cannot say so: their 0 is an unknown dimension."""
     return any(
         0 in (operand.dimensions or ())
         for subgraph in (model.main, *model.referenced)

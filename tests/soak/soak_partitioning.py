@@ -43,7 +43,8 @@ def main() -> int:
                 wrong.append(seed)
     several = sum(n for count, n in steps.items() if count >= 3)
     print(
-        f"{arguments.count} graphs, two plans each, {several} of them in three steps or more, most {max(steps)}"
+        f"{arguments.count} graphs, two plans each, {several} of them in three steps or more, most "
+        f"{max(steps)}"
     )
     print(f"{len(wrong)} differed{': seeds ' + str(wrong[:20]) if wrong else ''}")
     print(f"{time.monotonic() - began:.0f} s")

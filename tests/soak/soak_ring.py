@@ -55,7 +55,8 @@ def main() -> int:
         print(f"{name}: descriptors {old[0]} -> {new[0]}, mappings {old[1]} -> {new[1]}, "
               f"threads {old[2]} -> {new[2]}, resident {old[3]} -> {new[3]} KiB")  # fmt: skip
     print(
-        f"{arguments.count} calls in {time.monotonic() - began:.0f} s, {wrong + more} wrong answers; "
+        f"{arguments.count} calls in {time.monotonic() - began:.0f} s, {wrong + more} wrong "
+        "answers; "
         f"median of a call {statistics.median(times):.1f} us"
     )
     grown = any(

@@ -43,7 +43,8 @@ def main() -> int:
     for name, number in sorted(outcomes.items()):
         print(f"  {name}: {number}")
     print(f"descriptors {before[0]} -> {after[0]}, mappings {before[1]} -> {after[1]}, "
-          f"threads {before[2]} -> {after[2]}, peak resident {before[3]} -> {after[3]} KiB")  # fmt: skip
+          f"threads {before[2]} -> {after[2]}, peak resident {before[3]} -> {after[3]} "
+          "KiB")  # fmt: skip
     for seed, trace in failures[:10]:
         print(f"failed: seed {seed}\n{trace}")
     print(f"{len(failures)} failures")

@@ -1,4 +1,4 @@
-"""The driver keeps every promise of Penstock's contract, and as it would in a process of its own."""
+"""The driver keeps every promise of Penstock's contract, also behind messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The extension, as programs use it: through `penstock.nnapi`, in this process and behind messages."""
+"""The extension through `penstock.nnapi`, in this process and behind messages."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def find_devices(driver: str) -> list[Device]:
 
 
 def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """The devices of *driver* that can work here, and (name, sentence that says why not) of others."""
+    """The devices of *driver* that can work here, and (name, reason why not) of the others."""
     usable, reasons = [], []
     for device in find_devices(driver):
         try:
@@ -60,7 +60,7 @@ def usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
 
 
 def some_usable_devices(driver: str) -> tuple[list[Device], list[tuple[str, str]]]:
-    """`usable_devices`, of which there must be one; else `PlacementError` says why there is none."""
+    """`usable_devices`; raises `PlacementError` with the reasons if none can work."""
     devices, unusable = usable_devices(driver)
     if not devices:
         raise PlacementError("; ".join(sentence for _, sentence in unusable))

@@ -37,7 +37,8 @@ class Resources:
     @classmethod
     @contextmanager
     def unchanged(cls, what: str) -> Iterator[None]:
-        """Raises `AssertionError` if there is still more than before, `SETTLE_SECONDS` after the block
+        """Raises `AssertionError` if there is still more than before, `SETTLE_SECONDS` after the
+        block
         ends.
         """
         before = cls.now()

@@ -12,7 +12,7 @@ from penstock.testing.random_models import Dag, RandomModel, random_dag, random_
 def models(
     device: Device | None = None, *, max_operations: int = 12, state: float = 0.2
 ) -> st.SearchStrategy[RandomModel]:
-    """Models of 1 to *max_operations* operations that *device* (None: any) supports, with inputs."""
+    """Models of 1 to *max_operations* operations that *device* (None: any) supports, and inputs."""
     return st.randoms(use_true_random=False).map(
         lambda random: random_model(random, device, operations=(1, max_operations), state=state)
     )

@@ -34,7 +34,7 @@ def mel_filters():
 
 
 def features(samples):
-    """One row of BANDS loudnesses each 10 ms, from 0 to 26, with what sounds on and on taken away."""
+    """One row of BANDS loudnesses each 10 ms, from 0 to 26, without steady sounds."""
     filters, background = mel_filters(), None
     for start in range(0, len(samples) - WINDOW + 1, HOP):
         spectrum = np.abs(np.fft.rfft(samples[start : start + WINDOW] * np.hanning(WINDOW), FFT))

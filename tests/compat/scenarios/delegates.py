@@ -16,7 +16,8 @@ from tests.compat.observe import attempt, each, results, scenario
 COMPILER = shutil.which("cc")
 
 FAILING = """
-void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n, void (*report)(const char*)) {
+void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n,
+                                     void (*report)(const char*)) {
     report("no such device on the bus");
     return 0;
 }
@@ -25,7 +26,8 @@ void tflite_plugin_destroy_delegate(void* delegate) {}
 
 WORKING = """
 static long delegate[64];
-void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n, void (*report)(const char*)) {
+void* tflite_plugin_create_delegate(char** k, char** v, unsigned long n,
+                                     void (*report)(const char*)) {
     return delegate;
 }
 void tflite_plugin_destroy_delegate(void* delegate) {}

@@ -1,4 +1,4 @@
-"""Random sequences of calls, right and wrong, on one interpreter: each call's answer is observed."""
+"""Random sequences of right and wrong calls on one interpreter; each answer is observed."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def output_quantization(draw: Draw, kind: str, dtype: DType) -> Quantization | N
 
 
 @cases(
-    "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "TANH", "LOGISTIC", "ELU", "HARD_SWISH", "LEAKY_RELU", "GELU",
+    "RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1", "TANH", "LOGISTIC", "ELU", "HARD_SWISH",
+    "LEAKY_RELU", "GELU",
     slots=1,
 )  # fmt: skip
 def activation(draw: Draw, kind: str) -> None:

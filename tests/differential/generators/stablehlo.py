@@ -8,7 +8,8 @@ from tests.differential.registry import SWEPT, cases
 
 
 @cases(
-    "STABLEHLO_ADD", "STABLEHLO_MULTIPLY", "STABLEHLO_MAXIMUM", "STABLEHLO_MINIMUM", "STABLEHLO_AND",
+    "STABLEHLO_ADD", "STABLEHLO_MULTIPLY", "STABLEHLO_MAXIMUM", "STABLEHLO_MINIMUM",
+    "STABLEHLO_AND",
     "STABLEHLO_SHIFT_LEFT",
     slots=1,
 )  # fmt: skip

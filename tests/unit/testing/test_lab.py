@@ -1,4 +1,4 @@
-"""The lab device: what it computes, what it supports, and that all its payloads are executed from."""
+"""The lab device: its results, its support, and execution from all its payloads."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ def sum_and_constant() -> Case:
 def test_device_executes_the_content_of_its_files(
     number: int, old: bytes, new: bytes, answer: Sequence[float], entry: Entry
 ) -> None:
-    """A driver that kept its compiled form, or ran from one file only, would not notice the forgery."""
+    """A driver that kept its compiled form, or ran from one file only, would not notice the
+    forgery.
+    """
     case = sum_and_constant()
     device = LabDevice()
     with entry.opened() as config:

@@ -1,6 +1,7 @@
 """A driver for Penstock.
 
-Nothing here opens a device or imports an engine: Penstock calls `create` whenever devices are listed.
+Nothing here opens a device or imports an engine: Penstock calls `create` whenever devices are
+listed.
 """
 
 from penstock_example.device import ExampleDevice

@@ -15,14 +15,17 @@ SUMS = {"ADD": np.add, "SUB": np.subtract, "MUL": np.multiply}
 
 
 class ExampleDevice(KernelDevice):
-    """Element-wise arithmetic, RELU and LOGISTIC in float32, and the extension `com.example.fixed`, on the processor."""
+    """Element-wise arithmetic, RELU and LOGISTIC in float32, and the extension `com.example.fixed`,
+    on the processor.
+    """
 
     name = "example"
     # Changes with whatever changes a result: this package, its libraries, the hardware's features.
     version = f"1.0 (numpy {np.__version__})"
     type = DeviceType.CPU
     accuracy = "exact"
-    # Measured against the reference device, in round numbers: what is claimed here decides what it gets.
+    # Measured against the reference device, in round numbers: what is claimed here decides what it
+    # gets.
     capabilities = Capabilities(
         performance={"float32": PerformanceInfo(execution_time=0.8, power_usage=0.8)},
         default_performance=None,
@@ -65,7 +68,7 @@ class ExampleDevice(KernelDevice):
         return np.ldexp(fixed.integers(x).astype(np.float64), -bits).astype(np.float32)
 
     def refuse(self, site: Site) -> str:
-        """Why an operation cannot be computed, where its types alone do not say so; empty: it can."""
+        """Why an operation of valid types cannot be computed; empty if it can."""
         if site.operation.key in {fixed.TO_FIXED_KEY, fixed.TO_FLOAT_KEY}:
             return _refuse_conversion(site)
         ranks = [len(o.shape or ()) for o in site.inputs if o is not None]
@@ -73,7 +76,7 @@ class ExampleDevice(KernelDevice):
 
 
 def _refuse_conversion(site: Site) -> str:
-    """Nobody but the driver knows what an operation of its extension takes: it looks at everything."""
+    """Only the driver knows the form of its extension's operations: it checks everything."""
     if len(site.inputs) != 1 or len(site.outputs) != 1:
         return (
             f"a conversion has 1 input and 1 output, not {len(site.inputs)} and {len(site.outputs)}"
@@ -83,7 +86,10 @@ def _refuse_conversion(site: Site) -> str:
     if real is None or real.dtype is not DType.FLOAT32:
         return "a conversion is between float32 and FIXED_TENSOR"
     if fix is None or fixed.bits_of(fix) is None:
-        return f"a FIXED_TENSOR has data of 4 bytes: how many bits are behind the point, up to {fixed.MOST_BITS}"
+        return (
+            "a FIXED_TENSOR has data of 4 bytes: how many bits are behind the point, up to "
+            f"{fixed.MOST_BITS}"
+        )
     if fix.shape is None or real.shape is None or fix.shape[:-1] != real.shape:
         return f"shapes differ: {fix.shape} and {real.shape}"
     return ""

@@ -1,4 +1,5 @@
-"""An extension of NNAPI: numbers of 64 bits with a fixed point, which no operand type of NNAPI's own has.
+"""An extension of NNAPI: numbers of 64 bits with a fixed point, which no operand type of NNAPI's
+own has.
 
 A vendor publishes these names and numbers; programs use them through `penstock.nnapi`:
 
@@ -46,7 +47,9 @@ def fraction_bits(count: int) -> bytes:
 
 
 def bits_of(operand: Operand | None) -> int | None:
-    """How many bits of a FIXED_TENSOR stand behind the point; None for another operand, and for data that makes no sense."""
+    """How many bits of a FIXED_TENSOR stand behind the point; None for another operand, and for
+    data that makes no sense.
+    """
     kind = None if operand is None else operand.extension
     if kind is None or (kind.extension, kind.code) != (NAME, FIXED_TENSOR) or len(kind.data) != 4:
         return None

@@ -255,7 +255,7 @@ def check_saving_leaves_descriptors_open(device: Device) -> None:
 
 @SUITE.check
 def check_cache_reports(device: Device) -> None:
-    """Without handles nothing was saved or will be; a failure has its reason, `<Name>: sentence`."""
+    """Without handles nothing is saved, now or later; a failure has its reason, `<Name>: why`."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         report = prepared.cache_report
@@ -281,7 +281,7 @@ def check_cache_saving_and_retrieval(device: Device) -> None:
 
 @SUITE.values
 def check_cache_saving_and_retrieval_non_zero_offset(device: Device) -> None:
-    """CacheSavingAndRetrievalNonZeroOffset: files with other content, handles not at their start."""
+    """CacheSavingAndRetrievalNonZeroOffset: files with other content, handles at an offset."""
     for case, entry in each_saved(device, cached_cases(device)):
         entry.put([b"xx"] * len(entry.paths))
         with entry.opened() as config:
@@ -325,7 +325,7 @@ def check_prepare_model_from_cache_invalid_num_cache(device: Device) -> None:
 
 @SUITE.values
 def check_save_to_cache_invalid_access_mode(device: Device) -> None:
-    """SaveToCacheInvalidAccessMode: one file at a time read-only, or closed: it compiles and runs."""
+    """SaveToCacheInvalidAccessMode: one file read-only, or closed: it compiles and runs."""
     require_caching(device)
     case = one_case(device)
     for number in range(sum(device.cache_files_needed())):

@@ -43,7 +43,7 @@ Damage: TypeAlias = Callable[[np.random.Generator, bytes], bytes]
 
 
 def chain(kind: str, dtype: DType, step: int, length: int = LENGTH) -> Case:
-    """*length* times x + *step* or x * *step* (ADD, MUL). Integers have scale 1 and zero point 0."""
+    """*length* times x + *step* or x * *step* (ADD, MUL). Integers have scale 1, zero point 0."""
     quantization = None if dtype is DType.FLOAT32 else Quantization((1.0,), (0,))
     b = ModelBuilder()
     x = b.input(dtype, (2, 3), "x", quantization)
@@ -153,7 +153,7 @@ def check_prepare_from_cache_toctou(device: Device) -> None:
 
 
 class Meddler(CancelToken):
-    """Never asks for cancellation, but calls *act* when it is read for the time *moment* (from 0)."""
+    """Never asks for cancellation; calls *act* when it is read for the time *moment* (from 0)."""
 
     __slots__ = ("_act", "_looks", "_moment")
 

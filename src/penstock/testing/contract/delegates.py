@@ -155,7 +155,7 @@ def check_results_are_those_without_it(subject: Subject) -> None:
 
 
 def check_runs_do_not_depend_on_each_other(subject: Subject) -> None:
-    """A run with other inputs in between changes nothing; variables go on as without the delegate."""
+    """A run with other inputs between two runs changes neither their results nor variables."""
     with bench(subject) as b:
         details = b.delegated.get_input_details()
         others = b.inputs if subject.inputs is not None else drawn(details, 1)

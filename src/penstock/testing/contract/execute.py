@@ -356,7 +356,7 @@ def _check_where_supported(device: Device, make: Callable[[], Case], what: str) 
 
 @SUITE.check
 def check_timing_is_plausible(device: Device) -> None:
-    """Time on the device is no more than time in the driver, and neither more than the call took."""
+    """Time on the device is at most the time in the driver, and that at most the call's time."""
     with ready(device, one_case(device)) as (prepared, trial):
         for measure in (True, False):
             began = time.perf_counter_ns()

@@ -1,4 +1,4 @@
-"""Every way to execute a prepared model (NNAPI section 5.4): generated tests, quality of service."""
+"""Every way to execute a prepared model (NNAPI 5.4): generated tests, quality of service."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def check_every_way_reads_memory_that_is_there(device: Device) -> None:
 
 @GENERATED.check
 def check_every_way_refuses_every_mutation(device: Device) -> None:
-    """VTS's ValidateRequest: `InvalidArgument`, raised or carried by the fence; nothing is written."""
+    """VTS's ValidateRequest: `InvalidArgument`, raised or in the fence; nothing is written."""
     case = one_case(device)
     with closing(prepare(device, case)) as prepared:
         for executor in EXECUTORS:

@@ -190,7 +190,7 @@ def check_failed_runs_leave_buffers_uninitialised(device: Device) -> None:
 
 @SUITE.check
 def check_buffers_refuse_wrong_sizes(device: Device) -> None:
-    """`InvalidArgument` from both copies; after a failed `copy_from` the buffer is uninitialised."""
+    """Both copies raise `InvalidArgument`; a failed `copy_from` leaves no value in the buffer."""
     with _buffers(device) as (case, _, allocate):
         _, buffer = allocate([("input", 0, 1.0)])
         array = case.inputs[0]

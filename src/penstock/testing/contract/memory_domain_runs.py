@@ -1,4 +1,4 @@
-"""Memory domains in executions: NNAPI's VTS scenarios, under their names, and what they leave out."""
+"""Memory domains in executions: NNAPI's VTS scenarios, by name, and what they leave out."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
 
 
 def _in_every_type(name: str, executor: Executor, device: Device) -> None:
-    """Scenario *name* in each of `KINDS` that *device* supports; `NotCovered` if it supports none."""
+    """Scenario *name* in each of `KINDS` that *device* supports, of which there must be one."""
     reasons = []
     for kind in KINDS:
         try:

@@ -1,4 +1,4 @@
-"""Every single mutation of a valid model or request that must not be accepted (NNAPI section 5.4)."""
+"""Every mutation of a valid model or request that drivers must refuse (NNAPI section 5.4)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def model_mutations(model: Model) -> Iterator[ModelMutation]:
 
 
 def cycles(model: Model) -> Iterator[ModelMutation]:
-    """*model* with an operation that reads what it writes, or what an operation behind it writes."""
+    """*model* with an operation that reads its own result, or that of a later operation."""
     operations = model.operations
     for index, operation in enumerate(operations):
         for later in range(index, len(operations)):

@@ -151,7 +151,7 @@ def check_prepare_refuses_what_is_no_model(device: Device) -> None:
 
 @SUITE.check
 def check_cycle(device: Device) -> None:
-    """BasicTests.CycleTest: operations that read each other's results, or one its own, are refused."""
+    """BasicTests.CycleTest: operations that read their own or each other's results are refused."""
     for case in supported_cases(device):
         for name, mutate in cycles(case.model):
             _refuses_model(device, f"{case.name}, {name}", mutate)

@@ -1,4 +1,4 @@
-"""How a contract check speaks (it returns, or raises `Violation` or `NotCovered`), and its outcome."""
+"""A contract check returns, or raises `Violation` or `NotCovered`; its outcome as a value."""
 
 from __future__ import annotations
 

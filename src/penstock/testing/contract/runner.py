@@ -104,7 +104,7 @@ def reading(suite: str) -> str:
 
 
 def computes(device: Device) -> bool:
-    """Whether *device* claims a cost for anything. If not, the checks take it to compute nothing."""
+    """Whether *device* claims a cost for anything. If not, checks take it to compute nothing."""
     if not is_device(device):
         raise InputError(f"a Device is asked, not {type(device).__name__}")
     claims = device.capabilities
@@ -178,7 +178,8 @@ def every_check() -> Iterator[tuple[str, Check]]:
 def run(
     driver: str, *, limit: float = LIMIT, progress: Callable[[CheckResult], None] | None = None
 ) -> list[CheckResult]:
-    """Every check on every device of *driver* that can work here, in order, in a process of its own.
+    """Every check on every device of *driver* that can work here, in order, in a process of its
+    own.
 
     Raises `GeneralFailure` if there is no such driver or device, or none that can work here.
     """

@@ -244,7 +244,7 @@ def each_prepared(device: Device, cases: Sequence[Case]) -> Iterator[tuple[Case,
 
 
 def each_kind(device: Device, case: Case, **options: Any) -> Iterator[tuple[Kind, Trial]]:
-    """A trial of *case* for each kind of argument that *device* takes; *options* are the trial's."""
+    """A trial of *case* for each kind of argument of *device*; *options* are the trial's."""
     for kind in kinds(device):
         with Trial(case, kind, **options) as trial:
             yield kind, trial

@@ -77,7 +77,8 @@ def _is_meant(when: When, count: int) -> bool:
 class SlowDevice(InterceptingDevice):
     """Delays each call of a method by *seconds*[method] before it goes on; infinity is a hang.
 
-    It notices deadlines and cancellation meanwhile, unless it is *heedless*. *sleep* and *clock_ns* stand for `time.sleep` and `time.monotonic_ns`.
+    It notices deadlines and cancellation meanwhile, unless it is *heedless*. *sleep* and *clock_ns*
+    stand for `time.sleep` and `time.monotonic_ns`.
     """
 
     STEP_S: Final = 0.001

@@ -19,7 +19,7 @@ from penstock.sealed.files import StrPath
 
 
 class QuickFiles(SystemFiles):
-    """The system's files without waiting for the disk, for what may be lost when the machine stops."""
+    """The system's files without waiting for the disk, for files that a crash may lose."""
 
     def sync(self, fd: int) -> None:
         os.fstat(fd)
@@ -119,7 +119,7 @@ class FaultyFiles:
 
 @dataclass
 class SteppedFiles:
-    """A `FileSystem` that calls *before* with the name of each operation, just before it happens."""
+    """A `FileSystem` that calls *before* with the name of each operation, just before it."""
 
     before: Callable[[str], None]
     inner: FileSystem = QUICK_FILES

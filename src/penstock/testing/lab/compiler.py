@@ -148,7 +148,8 @@ def _slot(model: Model, index: int, weights: _Weights) -> Slot:
     large = max((d or 0 for d in shape or ()), default=0) >= MOST_OF_A_DIMENSION
     if large or operand.dtype not in DTYPES or operand.quantization is not None:
         raise GeneralFailure(
-            f"{operand.name or f'operand {index}'} is {operand.dtype.value} of shape {operand.shape}, "
+            f"{operand.name or f'operand {index}'} is {operand.dtype.value} of shape "
+            f"{operand.shape}, "
             f"which passes through no program of the lab device"
         )
     offset = weights.add(model.constant(operand)) if operand.is_constant else None
@@ -176,7 +177,8 @@ def _renumbered(one: Instruction, place: dict[int, int]) -> Instruction:
 
 
 def optimise(program: Program) -> Program:
-    """*program* with RELU fused into the instruction before it, and the weights of layers transposed
+    """*program* with RELU fused into the instruction before it, and the weights of layers
+    transposed
     to [depth, units].
     """
     fused = _fuse(program)

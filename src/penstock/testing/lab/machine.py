@@ -99,7 +99,8 @@ def _extents(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 class Machine:
-    """Runs instructions on arrays, or on tiles if it is *tiled*; *count* gets "conversions" for each
+    """Runs instructions on arrays, or on tiles if it is *tiled*; *count* gets "conversions" for
+    each
     change of layout. It maps memory of these *kinds*.
     """
 

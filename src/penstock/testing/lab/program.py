@@ -171,7 +171,7 @@ def unpack(content: Bytes) -> tuple[memoryview, memoryview]:
 
 
 def split(stream: Bytes, weights: Bytes, files: tuple[int, int]) -> tuple[list[bytes], list[bytes]]:
-    """One payload for each of *files*: (model, data). With files of one kind only, these hold both."""
+    """One payload for each of *files*: (model, data). Files of one kind only hold both."""
     models, datas = files
     if not models:
         return [], _parts(pack(stream, weights), datas)

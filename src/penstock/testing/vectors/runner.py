@@ -92,7 +92,8 @@ def run(
 ) -> tuple[list[Case], list[RunResult], Report]:
     """Runs the cases below *directory* in which one of *operations* occurs (none: every case).
 
-    Raises `InputError` for a directory or operation that does not exist, `PlacementError` for such a
+    Raises `InputError` for a directory or operation that does not exist, `PlacementError` for such
+    a
     device, and `VectorError` for broken files.
     """
     if not directory.exists():
