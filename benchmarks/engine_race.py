@@ -162,7 +162,7 @@ def race(subjects: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, li
     every second one goes the other way round, and each turn begins when the threads of the subject
     before have stopped spinning.
     """
-    from penstock.runtime.rest import Rest
+    from penstock.runtime.measuring import Rest
 
     rest = Rest()
     names = list(subjects)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from penstock.loaders.registry import load
     from penstock.partitioning.plan import ExecutionPlan
     from penstock.partitioning.policy import Policy
-    from penstock.runtime.devices import devices
-    from penstock.runtime.discovery import DeviceInfo
+    from penstock.runtime.discovery import DeviceInfo, devices
     from penstock.runtime.session import compile_model as compile  # noqa: A004  # the public name
 
 __version__ = "0.1.0"
@@ -60,7 +59,7 @@ _HOMES = {
     "Receipt": "penstock.compilation",
     "State": "penstock.execution",
     "compile": "penstock.runtime.session:compile_model",
-    "devices": "penstock.runtime.devices",
+    "devices": "penstock.runtime.discovery",
     "load": "penstock.loaders.registry",
 }
 

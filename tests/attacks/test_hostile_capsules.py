@@ -29,7 +29,7 @@ from penstock.cli.capsules import describe
 from penstock.errors import CapsuleError, PenstockError
 from penstock.export import tflite
 from penstock.ir.types import static_shape
-from penstock.runtime.replaying import replay
+from penstock.runtime.reproducing import replay
 from penstock.testing.contract.cases import looping
 
 LONGEST = 20.0

@@ -27,7 +27,7 @@ from benchmarks import (
 from benchmarks.measuring import Row, interleaved, medians
 from benchmarks.models.making import Case
 from penstock.ir import NDArray
-from penstock.runtime.rest import Rest
+from penstock.runtime.measuring import Rest
 from penstock.testing.operations import OperationCase
 from tests.conftest import ROOT
 

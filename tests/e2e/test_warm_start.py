@@ -82,7 +82,7 @@ UNWANTED: Final = (
     # What more than one device, or several steps, need; tuning, showing, tracing.
     *(f"penstock.partitioning.{name}" for name in ["arrangement", "dynamic", "greedy"]),
     "penstock.partitioning.show",
-    *("penstock.runtime.devices", "penstock.runtime.progress", "penstock.runtime.tuning"),
+    "penstock.runtime.tuning",
     *(
         f"penstock.{name}"
         for name in ["blobcache", "cli", "delegates", "ipc", "nnapi", "testing", "tflite"]

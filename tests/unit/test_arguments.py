@@ -30,8 +30,7 @@ from penstock.hal.fence import FenceSignal, MergedFence, fence_pair, status_of
 from penstock.ir import Attributes, DType, Model, ModelBuilder, Operand, Quantization, infer_shapes
 from penstock.nnapi.lowering import lower
 from penstock.partitioning import place
-from penstock.runtime.replaying import replay
-from penstock.runtime.reproducing import reproduce
+from penstock.runtime.reproducing import replay, reproduce
 from penstock.testing.contract import computes
 from penstock.testing.doubles import FaultyDevice, LyingDevice, RecordingDevice, SlowDevice
 from penstock.testing.vectors import load_directory, run_vectors

@@ -142,11 +142,7 @@ class CacheDirectory:
         return self._not_leased.get(token, "")
 
     def record(
-        self,
-        token: bytes,
-        *,
-        deadline_ns: int | None = None,
-        cancel: CancelToken | None = None,
+        self, token: bytes, *, deadline_ns: int | None = None, cancel: CancelToken | None = None
     ) -> IndexRecord | None:
         """What the entry was compiled from; None where nothing trustworthy says it.
 

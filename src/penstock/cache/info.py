@@ -51,11 +51,7 @@ class CacheInfo:
 
     @classmethod
     def from_fds(
-        cls,
-        model_cache: Sequence[int] = (),
-        data_cache: Sequence[int] = (),
-        *,
-        token: bytes,
+        cls, model_cache: Sequence[int] = (), data_cache: Sequence[int] = (), *, token: bytes
     ) -> CacheInfo:
         """Files that the caller has opened, read-write, as many as the one device of the plan
         needs.

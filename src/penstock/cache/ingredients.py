@@ -171,10 +171,7 @@ def binding_of(ingredients: Mapping[str, str]) -> bytes:
 
 
 def nnapi_token(
-    token: bytes,
-    device: Device,
-    config: PrepareConfig,
-    operations: Sequence[int] | None = None,
+    token: bytes, device: Device, config: PrepareConfig, operations: Sequence[int] | None = None
 ) -> bytes:
     """NNAPI's own derivation from a caller's 32 bytes (NNAPI section 2.2).
 

@@ -24,14 +24,7 @@ from penstock.cache.store import (
     seconds_left,
 )
 from penstock.closing import Closing
-from penstock.errors import (
-    CacheError,
-    InputError,
-    NotYetWritten,
-    ReadOnly,
-    StateError,
-    Unreadable,
-)
+from penstock.errors import CacheError, InputError, NotYetWritten, ReadOnly, StateError, Unreadable
 from penstock.hal import CacheHandle, CancelToken
 from penstock.sealed.files import READ_ONLY, read_small, write_all
 

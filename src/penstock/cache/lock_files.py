@@ -36,11 +36,7 @@ class LockFiles:
     """
 
     def __init__(
-        self,
-        path: str,
-        files: FileSystem,
-        place: str | None,
-        now: Callable[[], Now],
+        self, path: str, files: FileSystem, place: str | None, now: Callable[[], Now]
     ) -> None:
         self._path, self._files, self._given = path, files, place
         self._now = now

@@ -81,10 +81,7 @@ def noted(
 
 
 def keep(
-    failure: StepFailure,
-    plan: ExecutionPlan,
-    receipt: str | None,
-    accuracy: AccuracyClass,
+    failure: StepFailure, plan: ExecutionPlan, receipt: str | None, accuracy: AccuracyClass
 ) -> None:
     """Keeps *failure* of a step of *plan*; nothing is raised where that cannot be done."""
     try:
@@ -94,10 +91,7 @@ def keep(
 
 
 def keep_soon(
-    failure: StepFailure,
-    plan: ExecutionPlan,
-    receipt: Callable[[], str],
-    accuracy: AccuracyClass,
+    failure: StepFailure, plan: ExecutionPlan, receipt: Callable[[], str], accuracy: AccuracyClass
 ) -> None:
     """As `keep`, in a thread of its own: no run waits for the disk. *receipt* is called there. A
     program that ends waits for what is being written.

@@ -9,12 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Struct
 
-from penstock.capsules.environment import (
-    device_record,
-    environment,
-    model_record,
-    penstock_version,
-)
+from penstock.capsules.environment import device_record, environment, model_record, penstock_version
 from penstock.capsules.manifest import (
     Capsule,
     CaseRecord,

@@ -357,7 +357,7 @@ def replay(
     from penstock.cli import opening
     from penstock.cli.capsules import describe
     from penstock.runtime.departures import distance_to_builtins
-    from penstock.runtime.replaying import replay as run_again
+    from penstock.runtime.reproducing import replay as run_again
 
     output = output_of(context)
     capsule = read(file)

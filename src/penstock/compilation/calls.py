@@ -18,13 +18,7 @@ from penstock.errors import (
     GeneralFailure,
     MissedDeadlinePersistent,
 )
-from penstock.hal import (
-    NO_CACHE_REPORT,
-    CacheReport,
-    Device,
-    PrepareConfig,
-    PreparedModel,
-)
+from penstock.hal import NO_CACHE_REPORT, CacheReport, Device, PrepareConfig, PreparedModel
 from penstock.hal.device import is_isolated
 from penstock.hal.prepared import retain_model
 from penstock.logs import Log

@@ -21,12 +21,7 @@ from penstock.compilation.calls import (
     describe,
     is_simulated,
 )
-from penstock.compilation.prepared import (
-    Compilation,
-    CompileOptions,
-    PreparedStep,
-    close_all,
-)
+from penstock.compilation.prepared import Compilation, CompileOptions, PreparedStep, close_all
 from penstock.compilation.receipt import Receipt
 from penstock.compilation.step_receipt import CacheOutcome, Failure, Recorder, StepReceipt, fault_of
 from penstock.errors import DriverError, MissedDeadline, NotYetWritten, Refusal, RefusalCode

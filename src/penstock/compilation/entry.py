@@ -14,24 +14,11 @@ from msgspec.structs import replace
 
 from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
-from penstock.cache.ingredients import (
-    binding_of,
-    derived_token,
-    ingredients_of,
-    nnapi_token,
-)
+from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
 from penstock.cache.store import OpenFiles
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
-from penstock.compilation.step_receipt import (
-    CacheOutcome,
-    Recorder,
-)
-from penstock.errors import (
-    FOREIGN,
-    CacheError,
-    DriverError,
-    without_frames,
-)
+from penstock.compilation.step_receipt import CacheOutcome, Recorder
+from penstock.errors import FOREIGN, CacheError, DriverError, without_frames
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log
@@ -159,11 +146,7 @@ class Entry(Struct, frozen=True):
 
 
 def look_up(
-    device: Device,
-    step: ExecutionStep,
-    config: PrepareConfig,
-    caching: Caching,
-    recorder: Recorder,
+    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching, recorder: Recorder
 ) -> Obtained | None:
     """*step* from a cache directory; None if it would have to be compiled."""
     needed, config = files_needed(device), config_of(step, config)

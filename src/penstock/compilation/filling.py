@@ -50,11 +50,7 @@ NO_FAULT: Final = CacheFault(None, "")
 
 
 def obtain_in_given_files(
-    device: Device,
-    step: ExecutionStep,
-    config: PrepareConfig,
-    caching: Caching,
-    recorder: Recorder,
+    device: Device, step: ExecutionStep, config: PrepareConfig, caching: Caching, recorder: Recorder
 ) -> Obtained:
     """*step* loaded from the caller's descriptors, else compiled and saved in place."""
     if len(caching.plan.steps) > 1:
@@ -160,12 +156,7 @@ def _compile(entry: Entry, lease: Lease, files: OpenFiles, reason: CacheFault) -
             prepared.close()
             raise
     outcome = CacheOutcome(
-        "miss",
-        reason.words,
-        not not_saved.words,
-        not_saved.words,
-        reason.code,
-        not_saved.code,
+        "miss", reason.words, not not_saved.words, not_saved.words, reason.code, not_saved.code
     )
     if not outcome.saved:
         tell = log.info if outcome.is_to_be_written else log.warning
@@ -203,11 +194,7 @@ def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -
     log.info("step %d on %s: will not be saved: %s", entry.step.index, entry.device.name, why.words)
     bare = replace(entry.config, token=NO_TOKEN, binding=NO_TOKEN)
     outcome = CacheOutcome(
-        "miss",
-        reason.words,
-        not_saved=why.words,
-        code=reason.code,
-        not_saved_code=why.code,
+        "miss", reason.words, not_saved=why.words, code=reason.code, not_saved_code=why.code
     )
     return compiled(entry.device, entry.step, bare, outcome, entry.recorder)
 

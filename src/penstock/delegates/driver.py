@@ -19,8 +19,7 @@ from penstock.logs import Log
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.support import collect_support
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.planning import trusted
-from penstock.runtime.rules import check_rules
+from penstock.runtime.planning import check_rules, trusted
 from penstock.runtime.session import compile_model
 
 if TYPE_CHECKING:

@@ -134,10 +134,7 @@ def note_unavailable(
         )
         if missed and not receipt.failures:
             made = replace(
-                receipt,
-                fallback_from=missed[0].device,
-                error=missed[0].error,
-                failures=missed,
+                receipt, fallback_from=missed[0].device, error=missed[0].error, failures=missed
             )
             step = replace(step, receipt=made)  # noqa: PLW2901  # the same with another receipt
         steps.append(step)

@@ -54,10 +54,7 @@ class ControlStep:
     """
 
     def __init__(
-        self,
-        prepared: PreparedStep,
-        branches: Sequence[Branch],
-        alternatives: Alternatives,
+        self, prepared: PreparedStep, branches: Sequence[Branch], alternatives: Alternatives
     ) -> None:
         step, control = prepared.step, prepared.step.control
         if control is None:
@@ -151,11 +148,7 @@ class ControlStep:
         return results
 
     def _choose(
-        self,
-        given: Sequence[NDArray],
-        values: dict[int, NDArray],
-        inside: Run,
-        folded: InnerSteps,
+        self, given: Sequence[NDArray], values: dict[int, NDArray], inside: Run, folded: InnerSteps
     ) -> None:
         out = [None if i is None else values.get(i) for i in self._outputs]
         branch = 0 if _first(given[0]) else 1
@@ -164,11 +157,7 @@ class ControlStep:
         values.update({index: result for index, result in pairs if index is not None})
 
     def _loop(
-        self,
-        given: Sequence[NDArray],
-        values: dict[int, NDArray],
-        inside: Run,
-        folded: InnerSteps,
+        self, given: Sequence[NDArray], values: dict[int, NDArray], inside: Run, folded: InnerSteps
     ) -> None:
         limit, cancel = inside.config.loop_timeout_ns, inside.config.cancel
         began, carried = time.monotonic_ns(), given

@@ -9,23 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.errors import (
-    FOREIGN,
-    Cancelled,
-    DriverError,
-    GeneralFailure,
-    OutputInsufficientSize,
-)
+from penstock.errors import FOREIGN, Cancelled, DriverError, GeneralFailure, OutputInsufficientSize
 from penstock.execution.arena import allocate, is_sized, lent
 from penstock.execution.interface import fits
-from penstock.hal import (
-    Device,
-    ExecutionConfig,
-    ExecutionResult,
-    OutputShape,
-    Request,
-    Timing,
-)
+from penstock.hal import Device, ExecutionConfig, ExecutionResult, OutputShape, Request, Timing
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.subgraph import unpack_strings
 from penstock.memory.copies import STAGED, CopyReceipt

@@ -350,13 +350,7 @@ def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> No
         operand = operands[copy.argument] if copy.argument < len(operands) else None
         run.copies.append(
             CopyReceipt(
-                copy.nbytes,
-                *places,
-                reason,
-                step.index,
-                operand,
-                copy.start_ns,
-                copy.wall_ns,
+                copy.nbytes, *places, reason, step.index, operand, copy.start_ns, copy.wall_ns
             )
         )
     for incident in result.incidents:

@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from penstock.compilation.prepared import PreparedStep
-from penstock.errors import (
-    DeadObject,
-    GeneralFailure,
-    OutputInsufficientSize,
-)
+from penstock.errors import DeadObject, GeneralFailure, OutputInsufficientSize
 from penstock.execution.arena import allocate, is_sized, lent
 from penstock.execution.results import Copying, call_execute, check_result, grown_sizes, shaped
 from penstock.execution.run import Run

@@ -334,10 +334,7 @@ class Variant:
         return values
 
     def _bound_results(
-        self,
-        run: Run,
-        out: Sequence[NDArray | None] | None,
-        bound: Mapping[int, BoundMemory],
+        self, run: Run, out: Sequence[NDArray | None] | None, bound: Mapping[int, BoundMemory]
     ) -> list[NDArray]:
         from penstock.execution.targets import deliver
 

@@ -170,10 +170,7 @@ def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, 
 
 
 def _chains(
-    edges: Sequence[tuple[str, str]],
-    layer: dict[str, int],
-    taken: dict[str, float],
-    bend: float,
+    edges: Sequence[tuple[str, str]], layer: dict[str, int], taken: dict[str, float], bend: float
 ) -> list[list[str]]:
     """Each edge as the nodes it passes, one a layer; those in between are added to *layer* and
     *taken*.

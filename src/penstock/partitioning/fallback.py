@@ -16,12 +16,7 @@ from penstock.ir import Model
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement
 from penstock.partitioning.policy import Policy
 from penstock.partitioning.split import Cutter
-from penstock.partitioning.support import (
-    LAST_RESORT,
-    SupportTable,
-    live_operations,
-    policy_refusal,
-)
+from penstock.partitioning.support import LAST_RESORT, SupportTable, live_operations, policy_refusal
 
 NOT_ALLOWED: Final = "no fall-back is allowed (allow_fallback=False)"
 

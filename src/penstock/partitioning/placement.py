@@ -295,13 +295,7 @@ def _place(ground: _Ground) -> ExecutionPlan:
     if not model.operations:
         unread = ground.with_unread()
         return ExecutionPlan(
-            ground.asked.model,
-            ground.names,
-            (),
-            unread,
-            ArenaLayout(),
-            0,
-            accuracy=policy.accuracy,
+            ground.asked.model, ground.names, (), unread, ArenaLayout(), 0, accuracy=policy.accuracy
         )
     if whole_model := _on_the_only_one(ground.table, policy):
         return ground.plan(whole_model, [{}] * len(model.operations))

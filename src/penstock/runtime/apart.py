@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from msgspec.structs import replace
-
 from penstock import knobs
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import Cancelled, MissedDeadline, NotAvailable, PlacementError
@@ -177,8 +175,3 @@ def _forgive_driver(name: str | None) -> None:
     for supervisor in supervisors():
         if supervisor.place.name == name:
             supervisor.succeeded()
-
-
-def told_in(plan: ExecutionPlan, apart: dict[str, str]) -> ExecutionPlan:
-    """*plan* with the devices that run apart."""
-    return replace(plan, apart=tuple(apart.items()))

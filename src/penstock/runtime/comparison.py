@@ -1,19 +1,280 @@
-"""`compare`: a device against the reference, down to the first operation whose result departs."""
+"""A device against the reference, down to the first operation whose result departs, by bisection.
+
+Every operation is first computed by the reference, from its real inputs. The device then gets its
+parts of the model, each fed the reference's values and with every result inside it as an output, so
+that no later operation hides an error. A part that departs is halved, and the first of its halves
+that departs halved again, down to one operation. If none departs alone and yet the device's own run
+does, parts are halved as they are compiled in earnest, without the results in between. What is
+found then departs only together, and by more than the rounding errors of its operations add up to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
+import msgspec
+import numpy as np
+
+from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import InputError
+from penstock.errors import DriverError, InputError, PlacementError
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
-from penstock.ir import Model, infer_shapes
-from penstock.runtime.bisection import Search
+from penstock.ir import Model, NDArray, infer_shapes
+from penstock.partitioning.policy import Policy
+from penstock.partitioning.split import Cut, Cutter
+from penstock.partitioning.support import collect_support
 from penstock.runtime.departures import Comparison, Departure, case_arrays
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.operations import arrays_of
+from penstock.runtime.distance import NOTHING, Distance, distance_of
+from penstock.runtime.operations import (
+    OperationCase,
+    arrays_of,
+    cases_of,
+    distance,
+    exposed,
+    run_alone,
+)
+
+COARSE_SHARE: Final = 1 / 127
+"""Of the largest value: a step of 8 bits, which floats computed from quantised values may be off
+by.
+"""
+AMPLIFIED: Final = 3.0
+"""How many times what its operations come to one by one a part may be off when it is compiled as
+one.
+"""
+
+
+class Search:
+    """One device, one model, and the values that its operations are fed. *only* leaves the device
+    its other operations.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        device: Device,
+        accuracy: AccuracyClass,
+        timeout: float | None,
+        progress: Callable[[str], None] | None,
+        only: Collection[int] | None = None,
+    ) -> None:
+        self.model, self.device, self.accuracy = model, device, accuracy
+        self.timeout, self.progress, self.runs = timeout, progress, 0
+        (answers,) = collect_support(model, [device], Policy(accuracy=accuracy)).candidates
+        told = answers.answers
+        self.supported = [
+            i for i, answer in enumerate(told) if answer.supported and (only is None or i in only)
+        ]
+        self.refused = {i: a.reason for i, a in enumerate(told) if not a.supported}
+        self.parts = _runs_of(self.supported)
+        self._natural, self._exposed = Cutter(model), Cutter(exposed(model))
+        self.cases: list[OperationCase] = []
+        self.values: dict[int, NDArray] = {}
+
+    def record(
+        self, inputs: Mapping[str, Any] | Sequence[Any], against: Device, state: State | None
+    ) -> None:
+        """Takes every operation's real inputs and expected results."""
+        for case in cases_of(self.model, inputs, state=state, device=against):
+            if self.progress is not None:
+                self.progress(f"operation {case.index} on {against.name}")
+            self.cases.append(case)
+            cut = self._exposed.cut([case.index])
+            self.values |= dict(zip(cut.inputs, case.inputs, strict=True))
+            self.values |= dict(zip(cut.outputs, case.expected, strict=True))
+
+    def whole(self) -> tuple[Distance, Departure | None]:
+        """The distance of the model's outputs when each part gets what the device itself gave
+        before, and the part that failed at it.
+        """
+        written = {o for p in self.model.operations for o in p.outputs}
+        own = {i: v for i, v in self.values.items() if i not in written}
+        starts = {part[0]: part for part in self.parts}
+        index = 0
+        while index < len(self.cases):
+            if (part := starts.get(index)) is None:
+                part = range(index, index + 1)
+                cut = self._exposed.cut([index])
+                given = [own[i] for i in cut.inputs]
+                alone = infer_shapes(cut.model, _shapes(given))
+                results = run_alone(alone, given, FALLBACK_DEVICE, accuracy="exact")
+            else:
+                cut = self._natural.cut(list(part))
+                found = self._run(cut, [own[i] for i in cut.inputs], part)
+                if isinstance(found, str):
+                    return NOTHING, self._departure(part, cut, None, found)
+                results = found
+            own |= dict(zip(cut.outputs, results, strict=True))
+            index = part[-1] + 1
+        outputs = [i for i in dict.fromkeys(self.model.entry.outputs) if i in written]
+        return self.worst(outputs, own), None
+
+    def first(self) -> Departure | None:
+        """The first operation that departs alone."""
+        for part in self.parts:
+            if (found := self._first_in(part)) is not None:
+                return found
+        return None
+
+    def together(self) -> Departure | None:
+        """The fewest operations in a row found that depart when they are compiled as one."""
+        for part in self.parts:
+            if (found := self._together_in(part)) is not None:
+                return found
+        return None
+
+    def severity(self, operations: Sequence[int]) -> float:
+        """How many times the limit the results of *operations*, compiled anew as one and fed the
+        reference's values, are off; 0 where that fails.
+        """
+        cut = self._natural.cut(list(operations))
+        part = range(operations[0], operations[-1] + 1)
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        if isinstance(results, str):
+            return 0.0
+        return self.worst(cut.outputs, dict(zip(cut.outputs, results, strict=True))).severity
+
+    def _first_in(self, part: range) -> Departure | None:
+        cut = self._exposed.cut(list(part))
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        suspect = part[0]
+        if not isinstance(results, str):
+            given = dict(zip(cut.outputs, results, strict=True))
+            distances = ((i, self._distance(i, given)) for i in part)
+            worst = next(((i, d) for i, d in distances if d.departs), None)
+            if worst is None:
+                return None
+            suspect = worst[0]
+            if len(part) == 1:
+                return self._departure(part, cut, worst[1], "")
+        elif len(part) == 1:
+            return self._departure(part, cut, None, results)
+        middle = part[len(part) // 2]
+        halves = [range(part[0], middle), range(middle, part[-1] + 1)]
+        # What stands before the suspect was right already, fed the reference's values.
+        for half in halves[suspect >= middle :]:
+            if (found := self._first_in(half)) is not None:
+                return found
+        return None
+
+    def _together_in(self, part: range) -> Departure | None:
+        cut = self._natural.cut(list(part))
+        results = self._run(cut, [self.values[i] for i in cut.inputs], part)
+        found: Departure | None = None
+        if isinstance(results, str):
+            found = self._departure(part, cut, None, results)
+        else:
+            worst = self.worst(
+                cut.outputs,
+                dict(zip(cut.outputs, results, strict=True)),
+                COARSE_SHARE if self._quantises(part) else 0.0,
+            )
+            if worst.severity > len(part) and worst.severity > AMPLIFIED * self._chained(part, cut):
+                found = self._departure(part, cut, worst, "")
+        if found is None or len(part) == 1:
+            return found
+        middle = part[len(part) // 2]
+        for half in (range(part[0], middle), range(middle, part[-1] + 1)):
+            if (inner := self._together_in(half)) is not None:
+                return inner
+        return found
+
+    def _quantises(self, part: range) -> bool:
+        """Whether an operation of *part* rounds to a quantised type."""
+        written = (o for i in part for o in self.model.operations[i].outputs)
+        operands = (self.model.operands[o] for o in written)
+        return any(o.quantization is not None and o.dtype.is_integer for o in operands)
+
+    def _chained(self, part: range, cut: Cut) -> float:
+        """How far off the device is at the outputs of *part* when it runs its operations one by
+        one, each on what it gave before: the severity that rounding alone, within each operation's
+        class, comes to.
+        """
+        own = dict(self.values)
+        for index in part:
+            alone = self._exposed.cut([index])
+            results = self._run(alone, [own[i] for i in alone.inputs], range(index, index + 1))
+            if isinstance(results, str):
+                return 0.0
+            own |= dict(zip(alone.outputs, results, strict=True))
+        share = COARSE_SHARE if self._quantises(part) else 0.0
+        return self.worst(cut.outputs, own, share).severity
+
+    def _run(self, cut: Cut, given: Sequence[NDArray], part: range) -> list[NDArray] | str:
+        """The device's results for *cut*, or what it raised."""
+        self.runs += 1
+        if self.progress is not None:
+            self.progress(f"operations {part[0]} to {part[-1]}")
+        try:
+            return run_alone(
+                infer_shapes(cut.model, _shapes(given)),
+                given,
+                self.device,
+                accuracy=self.accuracy,
+                timeout=self.timeout,
+            )
+        except (DriverError, PlacementError) as error:
+            return driver_message_in(error, cut.model, part)
+
+    def _distance(self, index: int, given: Mapping[int, NDArray]) -> Distance:
+        case = self.cases[index]
+        outputs = [given[o] for o in self.model.operations[index].outputs]
+        return distance(case, outputs, self.accuracy)
+
+    def worst(
+        self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
+    ) -> Distance:
+        """The worst distance among *operands*, each judged as a result of the operation that writes
+        it; floats are allowed *share* of their largest value at least.
+        """
+        writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
+        worst = NOTHING
+        for position, operand in enumerate(operands):
+            case = self.cases[writers[operand]]
+            outputs = self.model.operations[case.index].outputs
+            mixed = [
+                given[o] if o == operand else e for o, e in zip(outputs, case.expected, strict=True)
+            ]
+            found = distance_of(case.model, case.inputs, mixed, case.expected, self.accuracy)
+            if found.measure == "relative" and found.limit < share:
+                found = msgspec.structs.replace(found, limit=share)
+            if worst.measure == "none" or found.severity > worst.severity:
+                worst = msgspec.structs.replace(found, output=position)
+        return worst
+
+    def _departure(self, part: range, cut: Cut, found: Distance | None, error: str) -> Departure:
+        first = self.cases[part[0]]
+        case = first
+        if len(part) > 1:
+            given = tuple(self.values[i] for i in cut.inputs)
+            case = OperationCase(
+                first.index,
+                "+".join(self.cases[i].type for i in part),
+                first.name,
+                infer_shapes(cut.model, _shapes(given)),
+                given,
+                tuple(self.values[i] for i in cut.outputs),
+            )
+        return Departure(tuple(part), first.type, first.name, self.device.name, found, error, case)
+
+
+def _runs_of(indexes: Sequence[int]) -> list[range]:
+    """*indexes*, ascending, as the ranges without gaps that they form."""
+    found: list[range] = []
+    for index in indexes:
+        if found and found[-1].stop == index:
+            found[-1] = range(found[-1].start, index + 1)
+        else:
+            found.append(range(index, index + 1))
+    return found
+
+
+def _shapes(arrays: Sequence[NDArray]) -> dict[int, tuple[int, ...]]:
+    return {at: np.shape(array) for at, array in enumerate(arrays)}
+
 
 __all__ = ["Comparison", "Departure", "case_arrays", "compare"]
 

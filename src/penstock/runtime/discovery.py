@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -21,10 +21,18 @@ from penstock.hal import Device
 from penstock.hal.device import is_placeholder
 from penstock.hal.loading import is_device, load_devices
 from penstock.logs import Log
-from penstock.runtime.entries import DriverEntry, Source, installed_entries, source_of
+from penstock.runtime.entries import (
+    DriverEntry,
+    Source,
+    holder,
+    installed_entries,
+    named_sources,
+    source_of,
+    why_refused,
+)
 from penstock.runtime.examination import DeviceInfo, Found, examined
 
-__all__ = ["DeviceInfo", "Manager", "manager"]
+__all__ = ["DeviceInfo", "Manager", "devices", "manager"]
 
 log = Log(__name__)
 
@@ -150,8 +158,6 @@ class Manager:
         knobs.driver_start_ms()
         knobs.ring_spin_us()
         if knobs.driver_sources():
-            from penstock.runtime.claims import named_sources
-
             named_sources()
         if knobs.isolate() or knobs.services():
             from penstock.runtime.isolation import check_settings, unknown_drivers
@@ -213,7 +219,7 @@ class Manager:
                 for found in driver.devices(isolate, deadline_ns):
                     if found.info.name != name:
                         continue
-                    if found.info.usable and _holder(name, [driver.distribution]) is not None:
+                    if found.info.usable and holder(name, [driver.distribution]) is not None:
                         return found
                     if driver.distribution == DISTRIBUTION:
                         return None
@@ -241,7 +247,7 @@ class Manager:
             if claimed - {driver.distribution}:
                 continue
             if driver.kinship(name) and (found := driver.absent(isolate)) is not None:
-                from penstock.runtime.availability import PlaceholderDevice
+                from penstock.runtime.isolation import PlaceholderDevice
 
                 assert isinstance(found.device, PlaceholderDevice)
                 return Found(found.device.named(name), replace(found.info, name=name))
@@ -304,9 +310,7 @@ class _Driver:
         return self.source.distribution
 
     def kinship(self, device: str) -> int:
-        """How many characters of the device's name are this driver's, which ends where a word ends
-        there.
-        """
+        """As `_kinship`."""
         return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
@@ -382,9 +386,7 @@ def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
 
 
 def _kinship(driver: str, device: str) -> int:
-    """How many characters of the device's name are the driver's, which ends where a word ends
-    there.
-    """
+    """The length of the driver's name if the device's name is it, or begins with it as a word."""
     own = device.startswith(driver) and not device[len(driver) : len(driver) + 1].isalnum()
     return len(driver) if own else 0
 
@@ -403,21 +405,6 @@ def _is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
     return is_isolated(entry, isolate)
 
 
-def _holder(name: str, claimed: Iterable[str]) -> str | None:
-    """`claims.holder`, in the ordinary case without an import."""
-    if len(every := set(claimed)) == 1 and not knobs.driver_sources():
-        return every.pop()
-    from penstock.runtime.claims import holder
-
-    return holder(name, every)
-
-
-def _why_refused(name: str, own: Source, sources: Sequence[Source]) -> str:
-    from penstock.runtime.claims import why_refused
-
-    return why_refused(name, own, sources)
-
-
 def _usable(name: str, everything: Sequence[Found]) -> Found | None:
     return next((f for f in everything if f.info.usable and f.info.name == name), None)
 
@@ -428,8 +415,8 @@ def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
     drivers = []
     for entry, source in zip(entries, sources, strict=True):
         claims = [s for e, s in zip(entries, sources, strict=True) if e.name == entry.name]
-        has_it = _holder(entry.name, (s.distribution for s in claims)) == source.distribution
-        refused = "" if has_it else _why_refused(entry.name, source, claims)
+        has_it = holder(entry.name, (s.distribution for s in claims)) == source.distribution
+        refused = "" if has_it else why_refused(entry.name, source, claims)
         drivers.append(driver := _Driver(entry, source, refused))
         if refused:
             driver.warn(f"driver {entry.name} is not loaded: {refused}")
@@ -440,7 +427,7 @@ def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
     """Every driver's devices, in order. Of one name those of one distribution stay usable at most
-    (`_holder`), and of its usable ones the first, by kinship of driver and name, then by order.
+    (`holder`), and of its usable ones the first, by kinship of driver and name, then by order.
     """
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
@@ -449,7 +436,7 @@ def _named_apart(
     for driver, found in every:
         if not driver.refused:
             claims.setdefault(found.info.name, []).append(driver.source)
-    holders = {name: _holder(name, (s.distribution for s in of)) for name, of in claims.items()}
+    holders = {name: holder(name, (s.distribution for s in of)) for name, of in claims.items()}
     first: dict[str, Found] = {}
     for driver, found in sorted(every, key=lambda pair: -pair[0].kinship(pair[1].info.name)):
         if found.info.usable and holders[found.info.name] == driver.distribution:
@@ -472,7 +459,7 @@ def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: st
     if driver.distribution == has_it:
         reason = "another driver has a device of this name"
     else:
-        reason = _why_refused(name, driver.source, claims)
+        reason = why_refused(name, driver.source, claims)
         driver.warn(f"device {name} of driver {driver.name} is not used: {reason}")
     info = replace(found.info, usable=False, reason=reason)
     _log_unusable(info)
@@ -499,3 +486,11 @@ def _refuse_unusable(info: DeviceInfo) -> None:
 
 manager: Final = Manager()
 """The devices of this process."""
+
+
+def devices() -> list[DeviceInfo]:
+    """Every device of every installed driver, usable or not, the reference device last.
+
+    An unusable device has the reason.
+    """
+    return manager.infos()

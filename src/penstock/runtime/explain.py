@@ -17,10 +17,9 @@ from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
+from penstock.runtime.compile_arguments import Shapes, shapes_by_position
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.planning import plan_model
-from penstock.runtime.rules import check_rules
-from penstock.runtime.session import Shapes, shapes_by_position
+from penstock.runtime.planning import check_rules, plan_model
 from penstock.threads import allowed_threads
 
 _Shapes: TypeAlias = "Mapping[int, Sequence[int]]"

@@ -1,6 +1,4 @@
-"""Timing candidates against each other: in turns, by what each took beside the others in the same
-round.
-"""
+"""Timing candidates against each other: in turns, by what each took beside the others in the same round."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct
@@ -16,6 +15,108 @@ from penstock.compilation.failing import driver_message
 from penstock.errors import PenstockError
 from penstock.partitioning.plan import Measured
 from penstock.partitioning.show import duration
+
+POWERCAP: Final = Path("/sys/class/powercap")
+
+
+class _Domain(Struct, frozen=True):
+    counter: Path
+    range_uj: int
+
+
+class EnergyCounter:
+    """The sum of the processor packages' energy counters (RAPL), in microjoules since the object
+    was made.
+
+    Each counter begins again at zero beyond its range; one that does so twice between two readings
+    is not noticed. They count whatever runs on the machine.
+    """
+
+    def __init__(self, domains: tuple[_Domain, ...]) -> None:
+        self._domains = domains
+        self._last = [_number(domain.counter) for domain in domains]
+        self._total = 0
+
+    @classmethod
+    def find(cls, root: Path = POWERCAP) -> EnergyCounter | None:
+        """The machine's counters below *root*; None where there are none, or they cannot be read."""
+        domains = []
+        try:
+            zones = sorted(root.glob("intel-rapl:*"))
+            for zone in zones:
+                # intel-rapl:0 is a package; intel-rapl:0:1 a part of it.
+                if zone.name.count(":") != 1 or not _is_package(zone):
+                    continue
+                domains.append(_Domain(zone / "energy_uj", _number(zone / "max_energy_range_uj")))
+            return cls(tuple(domains)) if domains else None
+        except (OSError, ValueError):
+            return None
+
+    def read(self) -> int:
+        """Microjoules consumed since the object was made. Raises `OSError`, `ValueError`."""
+        for index, domain in enumerate(self._domains):
+            now = _number(domain.counter)
+            gone = now - self._last[index]
+            self._total += gone if gone >= 0 else gone + domain.range_uj
+            self._last[index] = now
+        return self._total
+
+
+def _is_package(zone: Path) -> bool:
+    return (zone / "name").read_text(encoding="ascii").strip().startswith("package")
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text(encoding="ascii"))
+
+
+WINDOW_NS: Final = 5_000_000
+"""What is looked at: systems may count the time of a running thread at their ticks only, of which
+there are as few as 250 a second.
+"""
+
+BUSY: Final = 0.05
+"""Threads are at rest that together use less than this share of one processor."""
+
+LONGEST_NS: Final = 100_000_000
+"""How long the threads of engines spin, at the most. ONNX Runtime's do so for a million pauses of
+the processor: up to 50 ms.
+"""
+
+
+def used_by_others_ns() -> int:
+    """The processor time that the threads of this process but the calling one have used."""
+    return time.process_time_ns() - time.thread_time_ns()
+
+
+class Rest:
+    """Waits for the others. Threads that do not end are the program's own: in vain is waited half
+    as long each time.
+    """
+
+    def __init__(
+        self,
+        used: Callable[[], int] = used_by_others_ns,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._used, self._clock, self._sleep = used, clock, sleep
+        self._longest_ns = LONGEST_NS
+
+    def __call__(self) -> None:
+        """Returns when the other threads are at rest, or have not come to it."""
+        began = self._clock()
+        while not self._at_rest():
+            if self._clock() - began >= self._longest_ns:
+                self._longest_ns //= 2
+                return
+        self._longest_ns = LONGEST_NS
+
+    def _at_rest(self) -> bool:
+        began, used = self._clock(), self._used()
+        self._sleep(WINDOW_NS / 1e9)
+        return self._used() - used < BUSY * (self._clock() - began)
+
 
 LEAST_ROUNDS: Final = 9
 MOST_ROUNDS: Final = 51

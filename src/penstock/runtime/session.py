@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from penstock import knobs
 from penstock.arguments import deadline_of
 from penstock.compilation.compilation import compile_plan
-from penstock.compilation.prepared import (
-    NO_CACHE_ASKED,
-    Compilation,
-    CompileOptions,
-)
+from penstock.compilation.prepared import Compilation, CompileOptions
 from penstock.compilation.step_receipt import Recorder
 from penstock.distribution import FALLBACK_DEVICE
-from penstock.errors import (
-    InputError,
-    NotAvailable,
-    PlacementError,
-    RefusalCode,
-    Unreadable,
-    counted,
-)
+from penstock.errors import InputError, PlacementError, RefusalCode, counted
 from penstock.execution.compiled import CompiledModel
-from penstock.execution.interface import Interface, find_name, interface_of
+from penstock.execution.interface import interface_of
 from penstock.execution.variant import Variant
 from penstock.hal import (
     PREFERENCES,
@@ -46,34 +33,46 @@ from penstock.hal import (
 )
 from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
-from penstock.interrupts import current_deadline, interruptible, punctual
+from penstock.interrupts import interruptible, punctual
 from penstock.ir import Model, infer_shapes
 from penstock.loaders.registry import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
-from penstock.partitioning.support import LAST_RESORT
-from penstock.partitioning.work import LEAST_LIMIT, most_bytes
+from penstock.runtime.compile_arguments import (
+    CompileArguments,
+    Reporter,
+    Shapes,
+    cache_info,
+    check_types,
+    shapes_by_position,
+)
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.planning import has_driver_verdicts, plan_model, with_fallbacks
+from penstock.runtime.planning import (
+    CompileDevices,
+    check_rules,
+    check_run_memory,
+    has_driver_verdicts,
+    last_resort,
+    may_be_long,
+    operations_of,
+    plan_model,
+    with_fallbacks,
+    with_unusable,
+)
 from penstock.threads import allowed_threads
 
 if TYPE_CHECKING:
     from penstock.cache.info import CacheInfo
     from penstock.compilation.entry import Caching
     from penstock.execution.shadow import Shadow
-    from penstock.runtime.availability import IsolatedCompile
-    from penstock.runtime.progress import Reporter
-
+    from penstock.runtime.isolation import IsolatedCompile
 log = Log(__name__)
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
 """Why the compile for shapes that come with a run has no cache, where the caller opened the
 files.
 """
-
-Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
-"""Full shapes by the names of inputs, or by their positions."""
 
 
 def compile_model(
@@ -122,7 +121,7 @@ def compile_model(
     # A setting that makes no sense is refused at once, not only where a failure or a miss comes to
     # need it.
     knobs.check()
-    _check_types(cancel, num_threads, shapes, policy, progress)
+    check_types(cancel, num_threads, shapes, policy, progress)
     if not isinstance(tune, bool):
         raise InputError(f"tune must be true or false, not {tune!r}")
     if isolate is not None and not isinstance(isolate, bool):
@@ -138,8 +137,8 @@ def compile_model(
         attributes = checked_attributes(extension_attributes)
         if devices is None or isinstance(devices, str) or len(devices) != 1:
             raise InputError("extension_attributes are for one device, which devices must name")
-    info, uncached = _cache_info(cache)
-    arguments = _Arguments(
+    info, uncached = cache_info(cache)
+    arguments = CompileArguments(
         devices,
         preference,
         priority,
@@ -171,31 +170,13 @@ def _load(source: Source, recorder: Recorder) -> Model:
         return load(source)
 
 
-class _Arguments(Struct, frozen=True):
-    """What a recipe keeps: everything that decides the result of a compile."""
-
-    devices: Sequence[str | DeviceInfo | Device] | None
-    preference: Preference
-    priority: Priority
-    num_threads: int | None
-    signature: str | None
-    shapes: Shapes | None
-    policy: Policy
-    cache: CacheInfo | None
-    tune: bool = False
-    isolate: bool | None = None
-    attributes: tuple[ExtensionAttribute, ...] = ()
-    uncached: str = NO_CACHE_ASKED
-    """Why *cache* is None."""
-
-
 class _Session:
     """One call of `compile_model`, and the compiles for further shapes that its model needs later."""
 
     def __init__(
         self,
         model: Model,
-        arguments: _Arguments,
+        arguments: CompileArguments,
         deadline_ns: int | None,
         cancel: CancelToken | None,
         progress: ProgressCallback | None,
@@ -204,12 +185,10 @@ class _Session:
         self.allow = arguments.policy.allow_fallback and knobs.allow_fallback()
         self.chosen = self._choose(deadline_ns)
         if arguments.policy.require or arguments.policy.forbid:
-            from penstock.runtime.rules import check_rules
-
             check_rules(arguments.policy, self.chosen, manager)
         self.interface = interface_of(model, arguments.signature)
         self.files_lent = True
-        self.reporter = _reporter(progress)
+        self.reporter = None if progress is None else Reporter(progress)
         self.shadow = _shadow(arguments.policy)
         self.config = PrepareConfig(
             preference=arguments.preference,
@@ -268,21 +247,23 @@ class _Session:
         allow = self.allow
         if any(map(is_placeholder, self.chosen)):
             self.chosen = self._choose(config.deadline_ns)
-        devices = _Devices(self.chosen)
+        devices = CompileDevices(self.chosen)
         isolated = self._isolated_compile(config.deadline_ns)
         with recorder.time("partition", ""):
             model = infer_shapes(self.model, shapes)
-            _check_memory(model)
+            check_run_memory(model)
             with isolated.placing() if isolated else nullcontext():
                 plan = self._placed(model, shapes, devices, config)
         left: list[str] = []
-        if _may_be_long(plan, config) and (reasons := self._demanding(plan, config)):
-            from penstock.runtime.apart import set_apart, told_in
+        if may_be_long(plan, config):
+            from penstock.runtime.apart import demanding, set_apart
 
+            reasons = demanding(plan, self.chosen, config)
             isolate, until = self.arguments.isolate, config.deadline_ns
             chosen, apart, left = set_apart(self.chosen, reasons, isolate, manager, until)
             if apart:
-                plan, devices = told_in(plan, apart), _Devices(chosen, apart=True)
+                plan = structs.replace(plan, apart=tuple(apart.items()))
+                devices = CompileDevices(chosen, apart=True)
                 isolated = isolated or self._isolated_compile(until, chosen)
         if isolated and not allow:
             isolated.check(plan)
@@ -332,16 +313,11 @@ class _Session:
         if not any(is_isolated(device) for device in devices):
             return None
         from penstock.ir.transforms import pooled
-        from penstock.runtime.availability import IsolatedCompile
+        from penstock.runtime.isolation import IsolatedCompile
 
         # What is copied for other processes is told by the pools of this model.
         self.model = pooled(self.model)
         return IsolatedCompile(self.model, deadline_ns)
-
-    def _demanding(self, plan: ExecutionPlan, config: PrepareConfig) -> dict[str, str]:
-        from penstock.runtime.apart import demanding
-
-        return demanding(plan, self.chosen, config)
 
     def _placed(
         self,
@@ -373,8 +349,6 @@ class _Session:
 
             told = with_crash_details(error)
             if self.arguments.policy.require:
-                from penstock.runtime.rules import with_unusable
-
                 policy, isolate = self.arguments.policy, self.arguments.isolate
                 told = with_unusable(told, policy, manager, isolate)
             raise told from error.__cause__
@@ -411,8 +385,6 @@ class _Session:
             return None
         if not chosen:
             return manager.by_name(FALLBACK_DEVICE)
-        from penstock.runtime.last_resort import last_resort
-
         return last_resort(manager)
 
     def _instead_of_the_wrong(self) -> Device | None:
@@ -488,98 +460,12 @@ class _Session:
         return Caching(info, self.model, shapes, plan)
 
 
-class _Devices(Mapping[str, Device]):
-    """The devices that were *chosen*, by name, and the one to fall back on last, chosen or not, and
-    after it, where it runs in a process of its own, the one of this process. They are looked for
-    when they are needed: their driver may be one that nothing else loads. With *apart* whatever can
-    run in a process of its own does, also what something falls back on.
-    """
-
-    def __init__(self, chosen: Sequence[Device], *, apart: bool = False) -> None:
-        self._chosen = {device.name: device for device in chosen}
-        self._apart = apart
-        self._found: dict[str, Device] = {}
-
-    def __getitem__(self, name: str) -> Device:
-        device: Device | None = None
-        if name == FALLBACK_DEVICE and name not in self._chosen:
-            device = manager.by_name(name)
-        elif name == LAST_RESORT and self._apart:
-            # What is too long for this process is so for its reference too.
-            raise KeyError(name)
-        elif name == LAST_RESORT and getattr(self.get(FALLBACK_DEVICE), "isolated", False):
-            from penstock.runtime.last_resort import last_resort
-
-            device = last_resort(manager)
-        device = self._chosen[name] if device is None else device
-        if self._apart and name != LAST_RESORT and not is_isolated(device):
-            device = self._set_apart(device)
-        return device
-
-    def _set_apart(self, device: Device) -> Device:
-        """*device* in a process of its own, itself where that cannot be."""
-        if device.name not in self._found:
-            from penstock.runtime.apart import isolated
-
-            try:
-                found = isolated(device, None, manager, current_deadline())
-            except (NotAvailable, PlacementError):
-                found = device
-            self._found[device.name] = found
-        return self._found[device.name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._chosen)
-
-    def __len__(self) -> int:
-        return len(self._chosen)
-
-
-def _check_memory(model: Model) -> None:
-    """`check_memory`, where the sizes of all values and the settings do not say already that there
-    is room.
-    """
-    if knobs.max_run_mib() or most_bytes(model) > LEAST_LIMIT:
-        from penstock.partitioning.work import check_memory
-
-        check_memory(model)
-
-
 def _ending(plan: ExecutionPlan, devices: Mapping[str, Device]) -> AbstractContextManager[None]:
     if not plan.apart:
         return nullcontext()
     from penstock.runtime.apart import abandoned_late
 
     return abandoned_late(devices, dict(plan.apart))
-
-
-def _may_be_long(plan: ExecutionPlan, config: PrepareConfig) -> bool:
-    """Whether `demanding` has to look at *plan*: most plans are told from others by their steps
-    alone.
-    """
-    longest = knobs.max_in_process_ms() * 1e6
-    limited = config.deadline_ns is not None or config.cancel is not None
-    most = knobs.max_in_process_operations() if limited else sys.maxsize
-    return any(
-        step.control is not None
-        or step.worst is None
-        or max(step.worst.most, step.worst.total / 10) > longest
-        or operations_of(step.model) > most
-        for step in plan.steps
-    )
-
-
-def operations_of(model: Model) -> int:
-    """The subgraphs of *model*, and the operations of all of them."""
-    return sum(1 + len(subgraph.operations) for subgraph in model.subgraphs)
-
-
-def _reporter(progress: ProgressCallback | None) -> Reporter | None:
-    if progress is None:
-        return None
-    from penstock.runtime.progress import Reporter
-
-    return Reporter(progress)
 
 
 def _shadow(policy: Policy) -> Shadow | None:
@@ -590,83 +476,13 @@ def _shadow(policy: Policy) -> Shadow | None:
     return Shadow(policy.shadow)
 
 
-def _recompile(model: Model, arguments: _Arguments) -> CompiledModel:
+def _recompile(model: Model, arguments: CompileArguments) -> CompiledModel:
     return _Session(model, arguments, None, None, None).compile(Recorder())
 
 
 def _for_later(config: PrepareConfig) -> PrepareConfig:
     """*config* without what belonged to one call: deadline, progress, cancellation."""
     return structs.replace(config, deadline_ns=None, progress=None, cancel=None)
-
-
-def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int, tuple[int, ...]]:
-    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no
-    input.
-    """
-    result: dict[int, tuple[int, ...]] = {}
-    for name, shape in (shapes or {}).items():
-        try:
-            dimensions = tuple(operator.index(d) for d in shape)
-        except TypeError:
-            dimensions = (-1,)
-        if any(d < 0 for d in dimensions):
-            raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
-        position = interface.input_positions[_find(name, interface)]
-        if result.setdefault(position, dimensions) != dimensions:
-            raise InputError(f"two shapes are given for the input that {name!r} is a name of")
-    return result
-
-
-def _find(key: object, interface: Interface) -> int:
-    """The input of that name or position."""
-    if isinstance(key, str):
-        return find_name(key, interface.input_names, "input")
-    count = len(interface.inputs)
-    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < count:
-        raise InputError(f"shapes: no input has the position {key!r}; the model has {count}")
-    return key
-
-
-def _check_types(
-    cancel: object, num_threads: object, shapes: object, policy: object, progress: object
-) -> None:
-    if cancel is not None and not isinstance(cancel, CancelToken):
-        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
-    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
-        raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
-    if shapes is not None and not isinstance(shapes, Mapping):
-        raise InputError(
-            f"shapes must map input names or positions to shapes, not {type(shapes).__name__}"
-        )
-    if not isinstance(policy, Policy):
-        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
-    if progress is not None and not callable(progress):
-        raise InputError(
-            f"progress must be callable with a ProgressEvent, not {type(progress).__name__}"
-        )
-
-
-def _cache_info(cache: object) -> tuple[CacheInfo | None, str]:
-    """What *cache* of `compile_model` asks for; None, and why, where nothing is cached."""
-    if cache is None or cache is False:
-        return None, NO_CACHE_ASKED
-    from penstock.cache.info import CacheInfo
-
-    if isinstance(cache, CacheInfo):
-        return cache, ""
-    if cache is True:
-        from penstock.cache.info import default_directory
-
-        try:
-            return CacheInfo(default_directory()), ""
-        except Unreadable as error:
-            log.warning("nothing is cached: %s", error.args[0])
-            return None, str(error.args[0])
-    if isinstance(cache, str | os.PathLike) and os.fspath(cache):
-        if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
-            raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")
-        return CacheInfo(cache), ""
-    raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
 
 
 def _logged(plan: ExecutionPlan, compilation: Compilation) -> Compilation:

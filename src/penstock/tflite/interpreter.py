@@ -15,7 +15,7 @@ from penstock.hal import Device
 from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
-from penstock.runtime.rules import check_rules
+from penstock.runtime.planning import check_rules
 from penstock.tflite import delegates, texts
 from penstock.tflite.core import Core
 from penstock.tflite.loading import LoadedFile, open_content, open_path

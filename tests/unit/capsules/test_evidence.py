@@ -24,7 +24,7 @@ from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, Operand
 from penstock.memory.copies import CopyReceipt
 from penstock.partitioning.policy import Policy
-from penstock.runtime.replaying import replay
+from penstock.runtime.reproducing import replay
 from penstock.testing.doubles import FaultyDevice, SubsetDevice, WrongDevice
 
 X = np.linspace(-1, 1, 8, dtype=np.float32)

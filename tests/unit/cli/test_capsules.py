@@ -260,7 +260,7 @@ def test_wrong_usage_and_bad_files_are_one_line(
 def test_a_capsule_of_a_device_that_is_not_here_says_so(
     run: Run, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.runtime.devices import devices
+    from penstock.runtime.discovery import devices
 
     monkeypatch.setattr(penstock, "devices", devices)
     monkeypatch.setattr(

@@ -14,8 +14,7 @@ from penstock.capsules import Capsule
 from penstock.drivers.reference import create as reference
 from penstock.errors import CapsuleError, GeneralFailure, PlacementError
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
-from penstock.runtime.replaying import replay
-from penstock.runtime.reproducing import reproduce
+from penstock.runtime.reproducing import replay, reproduce
 from penstock.testing.contract.cases import state
 from penstock.testing.doubles import FaultyDevice, SubsetDevice, WrongDevice
 

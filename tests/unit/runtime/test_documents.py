@@ -17,7 +17,7 @@ from penstock.capsules.evidence import MOST_KEPT, MOST_KEPT_BYTES
 from penstock.capsules.manifest import FORMAT, Manifest, Stage
 from penstock.execution.shadow import ShadowReport
 from penstock.knobs import KNOBS
-from penstock.runtime.shadow import worker
+from penstock.runtime import shadow as worker
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 PAGES = {name: (DOCS / f"{name}.md").read_text("utf-8") for name in ("shadow", "capsules")}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.runtime.energy import EnergyCounter
+from penstock.runtime.measuring import EnergyCounter
 
 
 def zone(root: Path, name: str, label: str, energy: int, most: int = 1_000) -> Path:

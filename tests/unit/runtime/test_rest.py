@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from penstock.runtime.rest import LONGEST_NS, WINDOW_NS, Rest, used_by_others_ns
+from penstock.runtime.measuring import LONGEST_NS, WINDOW_NS, Rest, used_by_others_ns
 
 MS = 1_000_000
 

@@ -13,7 +13,7 @@ from penstock.errors import InputError, PlacementError
 from penstock.partitioning import Policy
 from penstock.runtime.discovery import Manager
 from penstock.runtime.explain import explain_model
-from penstock.runtime.rules import check_rules
+from penstock.runtime.planning import check_rules
 from tests.checked import does_not_raise
 from tests.unit.execution.fakes import NumpyDevice, add_relu, f32
 from tests.unit.runtime.test_discovery import FakeDevice, explode, manager_of

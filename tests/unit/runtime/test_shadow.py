@@ -23,7 +23,7 @@ from penstock.hal import Device
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
 from penstock.ir.digest import form_of
 from penstock.partitioning.policy import Policy
-from penstock.runtime.shadow import investigation, worker
+from penstock.runtime import investigation, shadow as worker
 from penstock.testing.contract.cases import branch, state
 from penstock.testing.doubles import SlowDevice, SubsetDevice, WrongDevice
 
@@ -393,7 +393,7 @@ def test_what_comes_too_fast_is_dropped_and_counted() -> None:
 
 
 def test_close_ends_the_threads_and_stops_what_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.shadow.worker.CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.runtime.shadow.CLOSE_SECONDS", 0.0)
     slow = SlowDevice(wrong("ADD"), {"execute": 0.05})
     compiled = penstock.compile(network(), devices=[slow], cache=None, policy=Policy(shadow=1.0))
     compiled(X)

@@ -37,8 +37,7 @@ from penstock.ir import DType, Model, ModelBuilder, infer_shapes
 from penstock.partitioning import Policy
 from penstock.partitioning.show import duration
 from penstock.runtime.explain import explain_model
-from penstock.runtime.trial import Occasion
-from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, stored_plan, tuned_plan
+from penstock.runtime.tuning import NO_COUNTER, TOO_LATE, Occasion, stored_plan, tuned_plan
 from tests.support_devices import NumpyDevice, NumpyPrepared
 from tests.unit.partitioning.models import chain
 
@@ -482,7 +481,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured under the machine's clock takes a moment."""
     for name in ("measuring.BUDGET_NS", "measuring.WARM_NS", "measuring.SAMPLE_NS"):
         monkeypatch.setattr(f"penstock.runtime.{name}", 1)
-    monkeypatch.setattr("penstock.runtime.rest.WINDOW_NS", 1)
+    monkeypatch.setattr("penstock.runtime.measuring.WINDOW_NS", 1)
 
 
 class Sleepy(NumpyDevice):

@@ -1,0 +1,139 @@
+"""The arguments of `compile_model`, checked."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from penstock.compilation.prepared import NO_CACHE_ASKED
+from penstock.errors import InputError, Unreadable
+from penstock.execution.interface import Interface, find_name
+from penstock.hal import (
+    CancelToken,
+    Device,
+    ExtensionAttribute,
+    Preference,
+    Priority,
+    ProgressEvent,
+)
+from penstock.hal.config import ProgressCallback
+from penstock.logs import Log
+from penstock.partitioning.policy import Policy
+from penstock.runtime.discovery import DeviceInfo
+
+if TYPE_CHECKING:
+    from penstock.cache.info import CacheInfo
+
+log = Log(__name__)
+
+Shapes = Mapping[str, Sequence[int]] | Mapping[int, Sequence[int]]
+"""Full shapes by the names of inputs, or by their positions."""
+
+
+class CompileArguments(Struct, frozen=True):
+    """The arguments that decide the result of a compile; a pickled model keeps them."""
+
+    devices: Sequence[str | DeviceInfo | Device] | None
+    preference: Preference
+    priority: Priority
+    num_threads: int | None
+    signature: str | None
+    shapes: Shapes | None
+    policy: Policy
+    cache: CacheInfo | None
+    tune: bool = False
+    isolate: bool | None = None
+    attributes: tuple[ExtensionAttribute, ...] = ()
+    uncached: str = NO_CACHE_ASKED
+    """Why *cache* is None."""
+
+
+def check_types(
+    cancel: object, num_threads: object, shapes: object, policy: object, progress: object
+) -> None:
+    if cancel is not None and not isinstance(cancel, CancelToken):
+        raise InputError(f"cancel must be a CancelToken, not {type(cancel).__name__}")
+    if num_threads is not None and (type(num_threads) is not int or num_threads < 1):
+        raise InputError(f"num_threads must be a whole number, 1 or more, not {num_threads!r}")
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise InputError(
+            f"shapes must map input names or positions to shapes, not {type(shapes).__name__}"
+        )
+    if not isinstance(policy, Policy):
+        raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
+    if progress is not None and not callable(progress):
+        raise InputError(
+            f"progress must be callable with a ProgressEvent, not {type(progress).__name__}"
+        )
+
+
+def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
+    """What *cache* of `compile_model` asks for; None, and why, where nothing is cached."""
+    if cache is None or cache is False:
+        return None, NO_CACHE_ASKED
+    from penstock.cache.info import CacheInfo
+
+    if isinstance(cache, CacheInfo):
+        return cache, ""
+    if cache is True:
+        from penstock.cache.info import default_directory
+
+        try:
+            return CacheInfo(default_directory()), ""
+        except Unreadable as error:
+            log.warning("nothing is cached: %s", error.args[0])
+            return None, str(error.args[0])
+    if isinstance(cache, str | os.PathLike) and os.fspath(cache):
+        if os.path.isfile(cache):  # noqa: PTH113  # pathlib takes longer to import than a warm start has
+            raise InputError(f"cache must be a directory, and {os.fspath(cache)!r} is a file")
+        return CacheInfo(cache), ""
+    raise InputError(f"cache must be true, false, a directory or a CacheInfo, not {cache!r}")
+
+
+def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int, tuple[int, ...]]:
+    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no
+    input.
+    """
+    result: dict[int, tuple[int, ...]] = {}
+    for name, shape in (shapes or {}).items():
+        try:
+            dimensions = tuple(operator.index(d) for d in shape)
+        except TypeError:
+            dimensions = (-1,)
+        if any(d < 0 for d in dimensions):
+            raise InputError(f"shape {shape!r} of input {name!r} must be whole numbers, 0 or more")
+        position = interface.input_positions[_find(name, interface)]
+        if result.setdefault(position, dimensions) != dimensions:
+            raise InputError(f"two shapes are given for the input that {name!r} is a name of")
+    return result
+
+
+def _find(key: object, interface: Interface) -> int:
+    """The input of that name or position."""
+    if isinstance(key, str):
+        return find_name(key, interface.input_names, "input")
+    count = len(interface.inputs)
+    if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < count:
+        raise InputError(f"shapes: no input has the position {key!r}; the model has {count}")
+    return key
+
+
+class Reporter:
+    """Calls *callback*, and keeps what it raises: that is the caller's own, whoever it passed
+    through.
+    """
+
+    def __init__(self, callback: ProgressCallback) -> None:
+        self._callback = callback
+        self.error: BaseException | None = None
+
+    def __call__(self, event: ProgressEvent) -> None:
+        try:
+            self._callback(event)
+        except BaseException as error:
+            self.error = self.error or error
+            raise
