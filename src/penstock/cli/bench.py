@@ -55,7 +55,7 @@ def bench(
     shape: options.Shapes = None,
     no_cache: options.NoCache = False,
 ) -> None:
-    """Measure MODEL: time a run (median, p90, p99), throughput, load and compile time, peak memory."""
+    """Measure MODEL: latency (median, p90, p99), throughput, load and compile time, peak memory."""
     from msgspec import to_builtins
 
     from penstock.cli import opening

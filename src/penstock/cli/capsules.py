@@ -1,4 +1,4 @@
-"""`penstock doctor --capsule`, `--forget`, `--last-crash` and `penstock replay`: stored failures."""
+"""Stored failures: `penstock replay`, and `doctor --capsule`, `--forget` and `--last-crash`."""
 
 from __future__ import annotations
 
@@ -162,15 +162,16 @@ def write_capsule(
     case = capsule.manifest.case
     if case is None:
         output.line(
-            "it cannot be replayed: --model MODEL --device NAME brings the failure about with its step",
+            "it cannot be replayed: --model MODEL --device NAME brings the failure about with its "
+            "step",
             "dim",
         )
     elif case.left_out is None:
         output.line(f"penstock replay {target} repeats it", "dim")
     else:
         output.line(
-            f"penstock replay {target} repeats it with inputs that it draws; the knob keep_failure_data keeps the inputs of "
-            "failures to come",
+            f"penstock replay {target} repeats it with inputs that it draws; the knob "
+            "keep_failure_data keeps the inputs of failures to come",
             "dim",
         )
     output.json({"written": str(target), "source": source, **describe(capsule)})

@@ -45,7 +45,10 @@ def compare(
         typer.Option(
             "--out",
             metavar="F",
-            help="Write the operation that departs as F (.tflite), its inputs and expected results beside it (.npz, which 'run' takes).",
+            help=(
+                "Write the operation that departs as F (.tflite), its inputs and expected "
+                "results beside it (.npz, which 'run' takes)."
+            ),
         ),
     ] = None,
     normalize: options.Normalize = None,

@@ -124,7 +124,10 @@ def doctor(
         typer.Option(
             "--capsule",
             metavar="FILE",
-            help="Write the last failure of a driver as FILE, for 'replay'; with --model and --device, one brought about now.",
+            help=(
+                "Write the last failure of a driver as FILE, for 'replay'; with --model and "
+                "--device, one brought about now."
+            ),
         ),
     ] = None,
     model: Annotated[
@@ -316,9 +319,10 @@ def foreign_distribution() -> list[str]:
     if (found := installed(FOREIGN)) is None:
         return []
     problem = (
-        f"the distribution {FOREIGN!r} {found} of another project is installed beside {DISTRIBUTION!r}, and both write the"
-        f" import package 'penstock': files of either may be overwritten. Run 'pip uninstall {FOREIGN} {DISTRIBUTION}',"
-        f" then install {DISTRIBUTION!r} again"
+        f"the distribution {FOREIGN!r} {found} of another project is installed beside "
+        f"{DISTRIBUTION!r}, and both write the import package 'penstock': files of either may be "
+        f"overwritten. Run 'pip uninstall {FOREIGN} {DISTRIBUTION}', then install {DISTRIBUTION!r} "
+        "again"
     )
     return [problem]
 

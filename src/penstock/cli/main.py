@@ -29,8 +29,8 @@ EVERYWHERE: Final = ("--json", "--debug")
 """Root options that are accepted anywhere on the line."""
 
 EPILOG: Final = (
-    "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with errors). "
-    "Exit codes: 0 done, 1 the work failed, 2 usage, 3 bad input file, 130 interrupted."
+    "Every command takes --json (one JSON object instead of tables) and --debug (a traceback with "
+    "errors). Exit codes: 0 done, 1 the work failed, 2 usage, 3 bad input file, 130 interrupted."
 )
 
 
@@ -56,7 +56,7 @@ class PenstockGroup(TyperGroup):
             code = super().main(
                 given, prog_name or "penstock", complete_var, False, windows_expand_args, **extra
             )
-        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever it is, it is one line
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # to one line
             fail(error, as_json="--json" in given, debug="--debug" in given)
         sys.exit(code if isinstance(code, int) else failures.DONE)
 

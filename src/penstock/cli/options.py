@@ -54,8 +54,9 @@ Normalize: TypeAlias = Annotated[
     typer.Option(
         "--normalize",
         metavar="HOW",
-        help="How pictures are normalized, where the file does not say it: raw (bytes as they are), unit (0 to 1), pm1 (-1 to 1), "
-        "f255 (0 to 255), imagenet, caffe, bgr, bgr255, m127d128 or MEAN,STD.",
+        help="How pictures are normalized, where the file does not say it: raw (bytes as they are),"
+        " unit (0 to 1), pm1 (-1 to 1), f255 (0 to 255), imagenet, caffe, bgr, bgr255, m127d128 or "
+        "MEAN,STD.",
     ),
 ]
 
@@ -65,7 +66,8 @@ Rate: TypeAlias = Annotated[
         "--rate",
         min=1,
         metavar="HZ",
-        help="Samples a second that the model takes, where the file does not say it. A sound at another rate is refused.",
+        help="Samples a second that the model takes, where the file does not say it. A sound at "
+        "another rate is refused.",
     ),
 ]
 
@@ -193,7 +195,8 @@ def shaped(
             raise UsageError(f"--shape {name}=...: no input is named {name!r}; {there}")
         if not fits(shape, known[name].shape):
             raise UsageError(
-                f"--shape {name}={','.join(map(str, shape))}: the input is {show_operand(known[name])}"
+                f"--shape {name}={','.join(map(str, shape))}: the input is "
+                f"{show_operand(known[name])}"
             )
     return tuple(replace(o, shape=tuple(given[o.name])) if o.name in given else o for o in operands)
 

@@ -1,4 +1,4 @@
-"""`penstock plan` and `penstock dump`: which device runs each operation, and what a stage returns."""
+"""`penstock plan` and `dump`: the device of each operation, and the result of each stage."""
 
 from __future__ import annotations
 

@@ -163,20 +163,21 @@ def run(
             raise Unfinished(compared.disagreement(), failures.USAGE)
         if open_task and fed.kinds & {"picture", "sound"}:
             fed.notes.append(
-                "the file does not say what its output is: if it is a score for each class, --task classification shows the "
-                "best ones (or --labels, which names them too)"
+                "the file does not say what its output is: if it is a score for each class, --task "
+                "classification shows the best ones (or --labels, which names them too)"
             )
         undecided = why_undecided(results, found.task)
         error = Unfinished(f"{undecided}: {REMEDY}", failures.USAGE) if undecided else None
         if given_labels is not None and found.mislabelled:
             error = error or Unfinished(
-                f"--labels {labels}: {found.mislabelled}; the file needs a line for each class, the first for class 0",
+                f"--labels {labels}: {found.mislabelled}; the file needs a line for each class, "
+                "the first for class 0",
                 failures.USAGE,
             )
         if given_labels is not None and found.task not in LABELLED:
             fed.notes.append(
-                f"--labels {labels} is not used: this is {found.task}, which has no classes to name; "
-                "--task says which task it is"
+                f"--labels {labels} is not used: this is {found.task}, which has no classes to "
+                "name; --task says which task it is"
             )
         try:
             if trace_file is not None:

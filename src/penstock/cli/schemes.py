@@ -55,25 +55,29 @@ class Comparison:
 
         names = self._meant
         if all(name in self.doubts for name in names):
-            return f"{self.doubts[names[0]]}, however the picture is normalized ({', '.join(names)}): {REMEDY}"
+            return (
+                f"{self.doubts[names[0]]}, however the picture is normalized "
+                f"({', '.join(names)}): {REMEDY}"
+            )
         if self.task != COMPARABLE:
             return (
-                "the file says neither that its output is a score for each class nor how the picture is normalized: say "
+                "the file says neither that its output is a score for each class nor how the "
+                "picture is normalized: say "
                 "--task classification (or name the classes with --labels) if it is"
                 + ("" if self._same else ", and choose with --normalize")
                 + "; otherwise say --normalize"
             )
         return (
-            f"the model does not give the same class however the picture is normalized ({', '.join(names)}), "
-            "and the file does not say how: say it with --normalize"
+            "the model does not give the same class however the picture is normalized "
+            f"({', '.join(names)}), and the file does not say how: say it with --normalize"
         )
 
     def notes(self, fed: Fed) -> list[str]:
         """Notes on an answer on which the schemes agree."""
         names = self._meant
         text = (
-            f"{_because(fed)}; {', '.join(names)} all give this best class, and the scores are those of "
-            f"{names[0]} (--normalize chooses)"
+            f"{_because(fed)}; {', '.join(names)} all give this best class, and the scores are "
+            f"those of {names[0]} (--normalize chooses)"
         )
         return [text, *_exclusions(self.excluded)]
 
@@ -99,7 +103,8 @@ class Comparison:
         notes = [*fed.notes, _because(fed)]
         if self.task != COMPARABLE:
             notes.append(
-                "the file does not say what its output is; here it is read as a score for each class"
+                "the file does not say what its output is; here it is read as a score for each "
+                "class"
             )
         output.notes(notes)
         rows = []
@@ -135,7 +140,8 @@ def refuse_unstated(fed: Fed, task: str, *, may_be_classes: bool) -> None:
     names = list(dict.fromkeys([*fed.schemes, *fed.excluded]))
     others = [name for name in SCHEMES if name not in names]
     raise UsageError(
-        f"{_because(fed)}, and answers of the task {task} cannot be compared: say it with --normalize "
+        f"{_because(fed)}, and answers of the task {task} cannot be compared: say it with "
+        "--normalize "
         f"({', '.join(names)} are usual; {', '.join(others)} and MEAN,STD are the others)"
     )
 
@@ -172,7 +178,8 @@ def compare(
 def inferred(fed: Fed) -> list[str]:
     """A note for each picture for which one scheme is left."""
     return [
-        f"{p.preparation.because}: normalized as {p.preparation.schemes[0].name}; --normalize says otherwise"
+        f"{p.preparation.because}: normalized as {p.preparation.schemes[0].name}; --normalize says "
+        "otherwise"
         for p in fed.unstated
     ]
 

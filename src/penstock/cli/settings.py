@@ -72,8 +72,8 @@ def unwritable_places() -> list[Unwritable]:
                 act = "written" if _exists(path) else "made"
                 means = "what is there is used, and nothing added" if used else "nothing is cached"
                 text = (
-                    f"the {kind} directory {path} cannot be {act}: {reason}; {means}. Set PENSTOCK_{kind.upper()}_DIR to a "
-                    "directory that this user can write"
+                    f"the {kind} directory {path} cannot be {act}: {reason}; {means}. Set "
+                    f"PENSTOCK_{kind.upper()}_DIR to a directory that this user can write"
                 )
                 found.append(Unwritable(text, used))
     return found

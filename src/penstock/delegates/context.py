@@ -59,7 +59,7 @@ class DelegateTensor:
 
     @property
     def is_variable(self) -> bool:
-        """Whether it keeps its value from run to run; a kernel that reads it changes it in place."""
+        """Whether it keeps its value between runs; a kernel changes it in place."""
         return self._tensors.is_variable(self.index)
 
     @property

@@ -134,8 +134,9 @@ class DriverDelegate(SimpleDelegate):
             max_delegated_partitions=max_delegated_partitions,
             min_nodes_per_partition=min_nodes_per_partition,
         )
-        several = device is None or (isinstance(device, Sequence) and not isinstance(device, str))
-        self.devices: list[Device] = manager.choose(device if several else [device])  # type: ignore[list-item, arg-type]  # one or several
+        if isinstance(device, str | DeviceInfo) or not isinstance(device, Sequence | None):
+            device = [device]
+        self.devices: list[Device] = manager.choose(device)
         self.policy = STRICT if policy is None else policy
         if not isinstance(self.policy, Policy):
             raise InputError(f"policy must be a Policy, not {type(policy).__name__}")

@@ -69,7 +69,7 @@ def _runtime() -> Fit:
         why = "no device but the reference one is usable without being named"
         return Fit("NnapiDelegate", "", False, why)
     why = (
-        f"it gives the whole runtime ({', '.join(names)}) what these support; an interpreter without any delegate "
-        "uses them too"
+        f"it gives the whole runtime ({', '.join(names)}) what these support; an interpreter "
+        "without any delegate uses them too"
     )
     return Fit("NnapiDelegate", ", ".join(names), True, why)

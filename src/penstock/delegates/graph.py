@@ -48,7 +48,7 @@ class Kernel(Node):
     """A delegate node: *members* are the file's nodes that it replaced."""
 
     members: tuple[int, ...] = ()
-    delegate: Delegate = None  # type: ignore[assignment]  # given by name, as all after a default must be
+    delegate: Delegate = None  # type: ignore[assignment]  # given by name
     functions: DelegateRegistration = None  # type: ignore[assignment]  # likewise
     invoke: Step = None  # type: ignore[assignment]  # likewise
 

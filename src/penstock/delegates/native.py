@@ -75,15 +75,17 @@ class Runner:
 
     def __init__(self, litert: Any, content: bytes, native: Any, num_threads: int | None) -> None:
         self.content, self.native = content, native
+        builtin = litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         try:
             self._interpreter = litert.Interpreter(
                 model_content=content,
                 experimental_delegates=[native],
                 num_threads=num_threads,
-                experimental_op_resolver_type=litert.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+                experimental_op_resolver_type=builtin,
             )
             self._interpreter.allocate_tensors()
-            self.taken, self.count = _taken(self._interpreter._get_ops_details())  # noqa: SLF001  # the only way to see nodes
+            details = self._interpreter._get_ops_details()  # noqa: SLF001  # no public way
+            self.taken, self.count = _taken(details)
         except (RuntimeError, ValueError) as error:
             raise GeneralFailure(f"LiteRT: {error}") from error
         self._inputs = [d["index"] for d in self._interpreter.get_input_details()]
@@ -172,7 +174,7 @@ class NativeDelegate(Delegate):
         self._litert = _litert(library)
         self._natives = [self._litert.Delegate(library, self.options)]
         self._used: list[tuple[Runner, int]] = []
-        self._library = self._natives[0]._library  # noqa: SLF001  # LiteRT's name, which its programs use
+        self._library = self._natives[0]._library  # noqa: SLF001  # LiteRT's name
         self.name = PurePath(library).name
         self.reasons: dict[int, str] = {}
         """Why a node of the graph it was added to last was not taken, by node."""
@@ -228,7 +230,8 @@ class NativeDelegate(Delegate):
 
     def _get_native_delegate_pointer(self) -> int:
         """The `TfLiteDelegate *` from LiteRT's delegate. It lives as long as this object."""
-        pointer: int = self._natives[0]._get_native_delegate_pointer()  # noqa: SLF001  # LiteRT's name
+        native = self._natives[0]
+        pointer: int = native._get_native_delegate_pointer()  # noqa: SLF001  # LiteRT's name
         return pointer
 
     def _offered(self, context: DelegateContext) -> list[int]:

@@ -284,8 +284,8 @@ class KernelStep:
         for tensor, operand in self._written.items():
             if operand not in values:
                 reason = (
-                    f"its kernel gave tensor {tensor} ({tensors.name(tensor)}), whose shape is known only "
-                    "at run time, no shape; DelegateContext.resize_tensor does"
+                    f"its kernel gave tensor {tensor} ({tensors.name(tensor)}), whose shape is "
+                    "known only at run time, no shape; DelegateContext.resize_tensor does"
                 )
                 raise DelegateError(name_of(delegate), "invoke", reason)
         tensors.after_kernel(self._written)

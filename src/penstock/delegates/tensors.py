@@ -353,7 +353,8 @@ class Tensors:
         buffered = self._at(index)
         if self.current is None or buffered.owner not in (None, self.current):
             raise StateError(
-                f"only the delegate that computes tensor {index} can say where it lies, while its code runs"
+                f"only the delegate that computes tensor {index} can say where it lies, while its "
+                "code runs"
             )
         buffered.owner = self.current
         return buffered

@@ -255,8 +255,8 @@ def in_run_order(
     if len(order) < len(operations):
         stuck = min(set(range(len(operations))) - set(order))
         raise bad_data(
-            f"operation {stuck} ({operations[stuck].type}) reads what is written by itself, by one that waits "
-            "for it, or by none"
+            f"operation {stuck} ({operations[stuck].type}) reads what is written by itself, by one "
+            "that waits for it, or by none"
         )
     return order
 

@@ -180,7 +180,7 @@ class Compilation(Closing, Ported):
         owned: list[int] = []
         try:
             for fd in (*lists[0], *lists[1]):
-                owned.append(os.dup(fd))  # noqa: PERF401  # what was duplicated before a failure is closed
+                owned.append(os.dup(fd))  # noqa: PERF401  # closed after a failure
             models = len(lists[0])
             info = CacheInfo.from_fds(owned[:models], owned[models:], token=given)
         except (OSError, InputError) as error:

@@ -95,8 +95,8 @@ class Registry:
                     found[extension.name] = Offer(extension, device)
                 elif not known.conflict and not _alike(known.extension, extension):
                     conflict = (
-                        f"devices {known.first} and {device} declare other operand types for the extension "
-                        f"{extension.name}, which is therefore disabled"
+                        f"devices {known.first} and {device} declare other operand types for the "
+                        f"extension {extension.name}, which is therefore disabled"
                     )
                     found[extension.name] = Offer(known.extension, known.first, conflict)
                     self._tell(conflict)

@@ -405,7 +405,8 @@ class Execution(Closing):
                 place = answer.sufficient.index(False)
                 raise NnapiError(
                     ResultCode.OUTPUT_INSUFFICIENT_SIZE,
-                    f"{outputs[place].port} of shape {answer.shapes[place]} does not fit into its buffer",
+                    f"{outputs[place].port} of shape {answer.shapes[place]} does not fit into its "
+                    "buffer",
                 )
         finally:
             self._note(outputs, answer)

@@ -51,7 +51,7 @@ class Rules:
     def check_argument(
         self, compilation: Ported, port: Port, shape: Shape, offset: int, length: int
     ) -> None:
-        """Raises BAD_DATA unless an execution may use these bytes for a value of *shape* at *port*."""
+        """Raises BAD_DATA unless a value of *shape* at *port* may use these bytes."""
         raise NotImplementedError
 
     def check_read(self, shape: Shape) -> None:

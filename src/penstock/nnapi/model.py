@@ -161,7 +161,7 @@ class Model(Closing):
         """
         self._check_open()
         slot = self._slot(index)
-        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model)._finished)  # noqa: SLF001  # of its own class
+        slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model).finished)
 
     def set_operand_extension_data(
         self, index: int, data: object, length: int | None = None

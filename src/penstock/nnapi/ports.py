@@ -101,8 +101,8 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
     zero_point = parameters.whole(given.zero_point, "the zero point")
     if (kind, scale, zero_point) != (operand.type, operand.scale, operand.zero_point):
         raise bad_data(
-            f"{port} is {operand.type.name} with scale {operand.scale} and zero point {operand.zero_point}, "
-            f"not {kind.name} with {scale} and {zero_point}"
+            f"{port} is {operand.type.name} with scale {operand.scale} and zero point "
+            f"{operand.zero_point}, not {kind.name} with {scale} and {zero_point}"
         )
     shape = parameters.dimensions(given.dimensions, tensor=kind.is_tensor)
     if known is None:

@@ -79,7 +79,8 @@ def _run(program: str) -> None:
         __loader__=SourceFileLoader("__main__", name),
     )
     sys.modules["__main__"] = module
-    exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102  # the program that the user names
+    code = compile(source, name, "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102  # the program that the user names
 
 
 def _is_archive(path: Path) -> bool:

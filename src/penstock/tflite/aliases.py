@@ -38,8 +38,9 @@ def install_aliases() -> None:
         module = sys.modules.get(name)
         if module is not None and module is not tflite:
             raise StateError(
-                f"{name} has been imported already, so what holds its names would go on using it: call "
-                "install_aliases() before its first import, or start the program by python -m penstock.tflite"
+                f"{name} has been imported already, so what holds its names would go on using it: "
+                "call install_aliases() before its first import, or start the program by python "
+                "-m penstock.tflite"
             )
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

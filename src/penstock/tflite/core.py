@@ -120,7 +120,8 @@ class Core:
         """
         if not self._busy.acquire(blocking=False):
             raise StateError(
-                "this interpreter is in use by another thread; give each thread an interpreter of its own"
+                "this interpreter is in use by another thread; give each thread an interpreter of "
+                "its own"
             )
         if self._closed:
             self._busy.release()

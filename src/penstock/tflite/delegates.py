@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from penstock.delegates import Delegate as PythonDelegate
     from penstock.tflite.native import Delegate
 
-FOREIGN: Final = "a delegate that LiteRT loaded cannot be added; penstock.tflite.load_delegate loads the same library"
+FOREIGN: Final = (
+    "a delegate that LiteRT loaded cannot be added; penstock.tflite.load_delegate loads the same "
+    "library"
+)
 
 
 IS_NONE: Final = (
@@ -57,9 +60,11 @@ def checked(delegate: object) -> PythonDelegate:
         return delegate
     if isinstance(delegate, type) and issubclass(delegate, delegates.Delegate):
         name = delegate.__name__
-        raise AttributeError(f"{name} is a class; a delegate is an object of it: {name}()")  # noqa: TRY004  # LiteRT's class
+        text = f"{name} is a class; a delegate is an object of it: {name}()"
+        raise AttributeError(text)  # noqa: TRY004  # as LiteRT
     try:
-        _ = delegate._get_native_delegate_pointer  # type: ignore[attr-defined]  # noqa: SLF001  # how LiteRT tells a delegate
+        # This is how LiteRT recognises a delegate.
+        getattr(delegate, "_get_native_delegate_pointer")  # noqa: B009  # its own name
     except AttributeError as error:
         raise AttributeError(f"{error}: {IS_NONE.format(type(delegate).__name__)}") from None
     raise NotAvailable(FOREIGN)

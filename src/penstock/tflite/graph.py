@@ -126,8 +126,9 @@ class Graph:
         for place, (old, new) in enumerate(zip(known, shape, strict=True)):
             if old not in (-1, new):
                 raise RuntimeError(
-                    f"Attempting to resize dimension {place} of tensor {index} with value {old} to {new}. "
-                    "ResizeInputTensorStrict only allows mutating unknown dimensions identified by -1."
+                    f"Attempting to resize dimension {place} of tensor {index} with value {old} to "
+                    f"{new}. ResizeInputTensorStrict only allows mutating unknown dimensions "
+                    "identified by -1."
                 )
 
     def allocate(self) -> None:
@@ -179,7 +180,8 @@ class Graph:
         array = readable(value, tensor, self.shapes[index], index)
         if tensor.data is not None:
             raise ValueError(
-                f"Cannot set tensor: tensor {index}, name: {tensor.name}, is a constant of the model"
+                f"Cannot set tensor: tensor {index}, name: {tensor.name}, is a constant of the "
+                "model"
             )
         program = self._program
         if program is not None and index in program.variables:
@@ -272,7 +274,7 @@ class Graph:
             self._drop_programs()
 
     def set_buffer_handle(self, index: int, handle: int, delegate: object) -> None:
-        """Says in which buffer of a delegate's a tensor lies. Raises `ValueError` where it cannot."""
+        """Puts a tensor into a delegate's buffer. Raises `ValueError` if it cannot be there."""
         tensor = self.tensor(index)
         graph = self._delegated
         if graph is None or not any(delegate is d for d in graph.delegates):
@@ -283,7 +285,8 @@ class Graph:
         known = next(d for d in graph.delegates if d is delegate)
         if not fed and not any(index in k.crossing for k in graph.kernels if k.delegate is known):
             raise InputError(
-                f"tensor {index} ({tensor.name}) is computed, and no kernel of that delegate reads or writes it"
+                f"tensor {index} ({tensor.name}) is computed, and no kernel of that delegate reads "
+                "or writes it"
             )
         graph.tensors.bind(index, handle, known, fed=fed)
 
@@ -312,7 +315,7 @@ class Graph:
 
     @property
     def delegate_nodes(self) -> list[Kernel]:
-        """The nodes that delegates have put into the graph, in the order in which they were made."""
+        """The delegates' nodes, in the order in which they were made."""
         return [] if self._delegated is None else self._delegated.kernels
 
     def _drop_programs(self) -> None:
@@ -375,12 +378,13 @@ class Graph:
             for index in indexes:
                 if not 0 <= index < count:
                     raise RuntimeError(
-                        f"Invalid tensor index {index} in {kind}. The subgraph has {count} tensors\n"
+                        f"Invalid tensor index {index} in {kind}. The subgraph has {count} "
+                        "tensors\n"
                         f"{texts.INCONSISTENT}"
                     )
 
     def _compile_again(self) -> None:
-        """In a child process after `fork`, where nothing that was compiled works: the values stay."""
+        """Compiles again in a forked child, where compiled models do not work; values stay."""
         self._process = os.getpid()
         self._programs.clear()
         self._bound = None

@@ -1,4 +1,4 @@
-"""`SignatureRunner`: runs one named entry point of a model. | `Interpreter`: LiteRT's Python interpreter, call for call, over the ordinary pipeline."""
+"""`Interpreter` and `SignatureRunner`: LiteRT's Python interpreter, call for call."""
 
 from __future__ import annotations
 
@@ -285,8 +285,8 @@ class Interpreter(Closing):
         if signature_key is None:
             if len(signatures) != 1:
                 raise ValueError(
-                    f"SignatureDef signature_key is None and model has {len(signatures)} Signatures. "
-                    "None is only allowed when the model has 1 SignatureDef"
+                    f"SignatureDef signature_key is None and model has {len(signatures)} "
+                    "Signatures. None is only allowed when the model has 1 SignatureDef"
                 )
             signature_key = next(iter(signatures))
         return SignatureRunner(interpreter=self, signature_key=signature_key)
@@ -415,8 +415,8 @@ class InterpreterWithCustomOps(Interpreter):
         for registerer in custom_op_registerers or ():
             if isinstance(registerer, str):
                 raise ValueError(  # noqa: TRY004  # LiteRT's class
-                    f"Looking up symbol '{registerer}' failed: functions that register custom operators with "
-                    "LiteRT cannot be called; write a driver for the operator"
+                    f"Looking up symbol '{registerer}' failed: functions that register custom "
+                    "operators with LiteRT cannot be called; write a driver for the operator"
                 )
             raise NotAvailable(
                 "custom operators come with a driver, not with a registering function"
@@ -428,7 +428,8 @@ def _check_flags(*flags: object) -> None:
     for flag in flags:
         if flag is not None and not hasattr(type(flag), "__bool__"):
             raise TypeError(
-                f"CreateWrapper(): incompatible function arguments. An option is True or False, not {flag!r}"
+                "CreateWrapper(): incompatible function arguments. An option is True or False, "
+                f"not {flag!r}"
             )
 
 

@@ -78,8 +78,8 @@ def open_content(content: object) -> LoadedFile:
     """
     if not isinstance(content, bytes):
         raise TypeError(
-            "CreateWrapperFromBuffer(): incompatible function arguments. model_content takes bytes, "
-            f"not {type(content).__name__}"
+            "CreateWrapperFromBuffer(): incompatible function arguments. model_content takes "
+            f"bytes, not {type(content).__name__}"
         )
     return _open(("content", id(content)), lambda: sealed_file.seal_bytes(content), content)
 

@@ -87,7 +87,8 @@ class Program:
         ordinary = entry.ordinary_outputs
         if len(self.inputs) != len(model.inputs) or len(own) > len(ordinary):
             raise InvalidOperand(
-                f"the model takes {counted(len(model.inputs), 'input')} and gives {counted(len(ordinary), 'output')}, "
+                f"the model takes {counted(len(model.inputs), 'input')} and gives "
+                f"{counted(len(ordinary), 'output')}, "
                 f"the file has {len(self.inputs)} and {len(own)}",
                 where=f"subgraph {subgraph}",
             )

@@ -153,7 +153,7 @@ class Session:
         )
 
     def state_for(self, program: Program) -> State | None:
-        """The interpreter's State; all its subgraphs share it. None where *program* has no state."""
+        """The State that all subgraphs share; None if *program* has none."""
         if not program.compiled.model.entry.states:
             return None
         if self._state is None:

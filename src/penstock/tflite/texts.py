@@ -39,8 +39,9 @@ INCONSISTENT: Final = "AllocateTensors() called on inconsistent model."
 FIXED_SIZE: Final = "Attempting to resize a fixed-size tensor."
 OVERFLOW: Final = "BytesRequired number of elements overflowed."
 FLEX: Final = (
-    "Select TensorFlow op(s), included in the given model, is(are) not supported by this interpreter. "
-    "Make sure you apply/link the Flex delegate before inference. For the Android, it can be resolved by "
+    "Select TensorFlow op(s), included in the given model, is(are) not supported by this "
+    "interpreter. Make sure you apply/link the Flex delegate before inference. For the Android, it "
+    "can be resolved by "
     'adding "org.tensorflow:tensorflow-lite-select-tf-ops" dependency. See instructions: '
     "https://www.tensorflow.org/lite/guide/ops_select"
 )
@@ -50,14 +51,14 @@ UNRESOLVED: Final = (
 )
 NO_VARIABLES: Final = "tensor.data.raw != nullptr was not true."
 PRESERVED: Final = (
-    "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is intended "
-    "for debugging purposes only. Be aware that this can significantly increase memory usage by storing all "
-    "intermediate tensors. If you encounter memory problems or are not actively debugging, consider disabling "
-    "this option."
+    "Warning: Enabling `experimental_preserve_all_tensors` with the BUILTIN or AUTO op resolver is "
+    "intended for debugging purposes only. Be aware that this can significantly increase memory "
+    "usage by storing all intermediate tensors. If you encounter memory problems or are not "
+    "actively debugging, consider disabling this option."
 )
 NO_BUILTIN_KERNELS: Final = (
-    "BUILTIN_WITHOUT_DEFAULT_DELEGATES means LiteRT's own kernels, and these are not available ({reason}). Penstock's "
-    "reference kernels are used in their place, as for BUILTIN_REF."
+    "BUILTIN_WITHOUT_DEFAULT_DELEGATES means LiteRT's own kernels, and these are not available "
+    "({reason}). Penstock's reference kernels are used in their place, as for BUILTIN_REF."
 )
 FLEX_PREFIX: Final = "Flex"
 

@@ -135,14 +135,15 @@ TAKEN_AS: Final[Mapping[DType, DType]] = {
 
 
 def as_index(value: object, method: str) -> int:
-    """An int32 index as LiteRT's binding takes it; `TypeError` naming *method* for anything else."""
+    """An int32 index, as in LiteRT's binding; else raises `TypeError` naming *method*."""
     try:
         index = operator.index(value)  # type: ignore[arg-type]  # that is the question
     except TypeError:
         index = INT32_LIMIT
     if not -INT32_LIMIT <= index < INT32_LIMIT:
         raise TypeError(
-            f"{method}(): incompatible function arguments. An index is a whole number of 32 bits, not {value!r}"
+            f"{method}(): incompatible function arguments. An index is a whole number of 32 bits, "
+            f"not {value!r}"
         )
     return index
 
@@ -197,8 +198,8 @@ def _check_type(array: NDArray, tensor: TensorEntry, index: int) -> None:
     if taken is not None:
         if got is not taken:
             raise ValueError(
-                f"Cannot set tensor: Expected a numpy array of {taken.value} for {_name(wanted)} input {index}, "
-                f"name: {tensor.name}, but got {_name(got)}"
+                f"Cannot set tensor: Expected a numpy array of {taken.value} for {_name(wanted)} "
+                f"input {index}, name: {tensor.name}, but got {_name(got)}"
             )
         return
     if wanted in SHOWN_AS and got is DType.INT8:

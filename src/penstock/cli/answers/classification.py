@@ -73,13 +73,17 @@ def checked_labels(results: Results, classes: int) -> tuple[str, Results]:
     if results.labels is None or len(results.labels) == classes:
         return "", results
     reason = (
-        f"there are {counted(len(results.labels), 'label')} for {counted(classes, 'class', 'classes')}, so classes are shown "
+        f"there are {counted(len(results.labels), 'label')} for "
+        f"{counted(classes, 'class', 'classes')}, so classes are shown "
         "without labels, which may be shifted"
     )
     return reason, replace(results, labels=None)
 
 
-REMEDY: Final = "check that the input, and how it is prepared, is what the model takes; --task outputs shows the outputs as they are"
+REMEDY: Final = (
+    "check that the input, and how it is prepared, is what the model takes; --task outputs shows "
+    "the outputs as they are"
+)
 
 NAMED: Final = 5
 """How many of the classes with an equal score are named."""
@@ -99,7 +103,10 @@ def why_undecided(results: Results, task: str) -> str:
             continue
         unknown = np.isnan(np.asarray(results.arrays[position], np.float64))
         if unknown.size and (unknown.any() if task in BY_MAXIMUM else unknown.all()):
-            return f"the result holds no numbers: {_share(unknown)} of output {operand.name!r} are NaN (not a number)"
+            return (
+                f"the result holds no numbers: {_share(unknown)} of output {operand.name!r} are "
+                "NaN (not a number)"
+            )
     return _tie(results) if task == "classification" else ""
 
 

@@ -58,13 +58,11 @@ class Detection:
         ]
         self.data: dict[str, Any] = {"boxes": self.boxes}
         hidden = number - len(self.boxes)
-        self.notes: Sequence[str] = (
-            [
-                f"{counted(hidden, 'more box', 'more boxes')} not shown: under {results.minimum:g} or beyond the top {results.top}"
-            ]
-            if hidden > 0
-            else []
+        note = (
+            f"{counted(hidden, 'more box', 'more boxes')} not shown: under {results.minimum:g} or "
+            f"beyond the top {results.top}"
         )
+        self.notes: Sequence[str] = [note] if hidden > 0 else []
 
     def show(self, output: Output) -> None:
         rows = [

@@ -84,7 +84,10 @@ _NEEDS: Final[Mapping[str, tuple[str, Callable[[Results], bool]]]] = MappingProx
             _class_a_pixel,
         ),
         "pose": (
-            f"an output [1, 1, {COUNT}, 3], or heat maps [1, h, w, {COUNT}] and offsets [1, h, w, {2 * COUNT}]",
+            (
+                f"an output [1, 1, {COUNT}, 3], or heat maps [1, h, w, {COUNT}] and offsets "
+                f"[1, h, w, {2 * COUNT}]"
+            ),
             _key_points,
         ),
     }

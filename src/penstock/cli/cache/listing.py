@@ -34,8 +34,8 @@ Token: TypeAlias = Annotated[
 ]
 
 NO_INDEX: Final = (
-    "nothing says what the entry is from: its index is missing, altered, not readable, or sealed under another "
-    "state directory or key"
+    "nothing says what the entry is from: its index is missing, altered, not readable, or sealed "
+    "under another state directory or key"
 )
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 NOT_TRUSTED: Final = (
-    "its file is altered, cut short, not readable, or sealed under another state directory or key; measuring again "
-    "('bench --tune') writes it anew, and 'penstock cache clear' removes it"
+    "its file is altered, cut short, not readable, or sealed under another state directory or key; "
+    "measuring again ('bench --tune') writes it anew, and 'penstock cache clear' removes it"
 )
 
 
@@ -134,7 +134,9 @@ def clear(
         typer.Option(
             "--verdict",
             metavar="KEY",
-            help="Remove this measured placement alone: the beginning of its key, as 'ls' shows it.",
+            help=(
+                "Remove this measured placement alone: the beginning of its key, as 'ls' shows it."
+            ),
         ),
     ] = None,
     directory: options.CacheDirectory = None,
@@ -165,7 +167,8 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
     if len(found) != 1:
         count = "no" if not found else str(len(found))
         raise UsageError(
-            f"--verdict {beginning}: {count} measured placements begin so; 'penstock cache ls' lists them"
+            f"--verdict {beginning}: {count} measured placements begin so; 'penstock cache ls' "
+            "lists them"
         )
     verdicts.remove(found[0])
     output.line(f"removed the measured placement {found[0][:SHORT]}", "dim")

@@ -182,7 +182,8 @@ def feed(arguments: Sequence[str], slots: Sequence[Slot], wishes: Wishes) -> Fed
     if len(fed.arrays) != len(operands):
         raise UsageError(_count(arguments, operands))
     fed.questions += [
-        f"{source['source']}: every value is NaN (not a number), which no answer can be about: check how the file was made"
+        f"{source['source']}: every value is NaN (not a number), which no answer can be about: "
+        "check how the file was made"
         for source, operand, array in zip(fed.sources, operands, fed.arrays, strict=True)
         if operand.dtype.is_float and array.size and np.isnan(array.astype(np.float64)).all()
     ]
@@ -216,7 +217,8 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
     if picture.is_one_colour(preparation.schemes[0]):
         why = f" ({'; '.join(notes)})" if notes else ""
         fed.questions.append(
-            f"{path}: the picture is one colour after preparation{why}, which no answer can be about: check the picture"
+            f"{path}: the picture is one colour after preparation{why}, which no answer can be "
+            "about: check the picture"
             + (f" and --normalize {requested.name}" if requested is not None else "")
         )
     else:

@@ -131,7 +131,8 @@ def parse_normalization(text: str) -> Normalization:
     usable = all(map(math.isfinite, numbers)) and all(numbers[half:])
     if len(numbers) not in {2, 6} or not usable:
         raise UsageError(
-            f"--normalize {text!r} is neither one of {', '.join(SCHEMES)} nor MEAN,STD (2 or 6 numbers, STD not 0)"
+            f"--normalize {text!r} is neither one of {', '.join(SCHEMES)} nor MEAN,STD (2 or 6 "
+            "numbers, STD not 0)"
         )
     return mean_std(text, tuple(numbers[:half]), tuple(numbers[half:]))
 
@@ -157,8 +158,8 @@ def store(
     dtype = operand.dtype
     if scheme.channels not in {0, pixels.shape[-1]}:
         raise UsageError(
-            f"normalization {scheme.name} is for {scheme.channels} channels; input {operand.name!r} takes "
-            f"{pixels.shape[-1]}"
+            f"normalization {scheme.name} is for {scheme.channels} channels; input "
+            f"{operand.name!r} takes {pixels.shape[-1]}"
         )
     if scheme.bgr:
         pixels = pixels[..., ::-1]
@@ -181,6 +182,6 @@ def store(
 def _check_finite(values: NDArray, scheme: Normalization, operand: Operand) -> None:
     if not np.isfinite(values.astype(np.float64)).all():
         raise UsageError(
-            f"normalization {scheme.name} gives values that {operand.dtype.value} does not hold (infinite, or not a number): "
-            "choose a smaller MEAN or a greater STD with --normalize"
+            f"normalization {scheme.name} gives values that {operand.dtype.value} does not hold "
+            "(infinite, or not a number): choose a smaller MEAN or a greater STD with --normalize"
         )

@@ -95,7 +95,8 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
         except UnidentifiedImageError:
             raise FileError(
                 path,
-                "not a PNG, JPEG or BMP picture; convert it to PNG (sounds are .wav files, arrays .npy or .npz)",
+                "not a PNG, JPEG or BMP picture; convert it to PNG (sounds are .wav files, arrays "
+                ".npy or .npz)",
             ) from None
         except (Image.DecompressionBombError, Image.DecompressionBombWarning):
             raise FileError(path, too_large()) from None
@@ -117,8 +118,8 @@ def _left_out(picture: Image.Image) -> list[str]:
         and (greatest := int(np.asarray(picture).max())) < FLAT * DEEPEST
     ):
         notes.append(
-            f"the picture has 16 bits a channel, in which white is {DEEPEST}, and its greatest value is {greatest}; "
-            "scale it to the full range"
+            f"the picture has 16 bits a channel, in which white is {DEEPEST}, and its greatest "
+            f"value is {greatest}; scale it to the full range"
         )
     return notes
 

@@ -118,8 +118,8 @@ def _check_requested(operand: Operand, requested: Normalization) -> None:
     plain = operand.dtype.is_integer and operand.quantization is None
     if plain and requested.name not in {"raw", "bgr"}:
         raise UsageError(
-            f"--normalize {requested.name}: the input is {operand.dtype.value} without quantisation and takes "
-            "raw or bgr only"
+            f"--normalize {requested.name}: the input is {operand.dtype.value} without "
+            "quantisation and takes raw or bgr only"
         )
 
 
@@ -299,7 +299,8 @@ def _fits(scheme: Normalization, bounds: Bounds, channels: int) -> bool:
 
 
 TF_SLIM: Final = re.compile(
-    r"(^|[/;])(MobilenetV[123]|InceptionV[1234]|InceptionResnetV2)/(Conv|MobilenetV|InceptionV|InceptionResnet)"
+    r"(^|[/;])(MobilenetV[123]|InceptionV[1234]|InceptionResnetV2)"
+    r"/(Conv|MobilenetV|InceptionV|InceptionResnet)"
 )
 """TF-Slim's tensor names in networks for which its `preprocessing_factory` prepares [-1, 1]."""
 

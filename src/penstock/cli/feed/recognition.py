@@ -119,7 +119,10 @@ def _other_than_picture(
     weights = model.operands[operation.inputs[1]].shape or ()
     if rows * (columns or 0) in weights:
         return ""
-    return f"{operation.type} reads each row by itself; it looks like a sequence of {rows} vectors of {columns} values"
+    return (
+        f"{operation.type} reads each row by itself; it looks like a sequence of {rows} vectors "
+        f"of {columns} values"
+    )
 
 
 def _other_than_waveform(first: FirstOperations, model: Model) -> str:
@@ -140,8 +143,8 @@ def _other_than_waveform(first: FirstOperations, model: Model) -> str:
     if kernel is not None and 1 in kernel:
         return ""
     return (
-        f"the model reads it as {show_shape(shape)} with {operation.type}, in two dimensions; it looks like a "
-        f"spectrogram of {shape[1]} x {shape[2]} values"
+        f"the model reads it as {show_shape(shape)} with {operation.type}, in two dimensions; it "
+        f"looks like a spectrogram of {shape[1]} x {shape[2]} values"
     )
 
 

@@ -96,14 +96,15 @@ def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> So
     if wanted and wanted < min(frames, rate * SHORTEST) and slot.content != "audio":
         raise FileError(
             path,
-            f"has {frames} samples, and input {operand.name!r} holds {wanted} values, too few for a sound at {rate} Hz; "
-            "they look like features; an .npy file gives the input as it is",
+            f"has {frames} samples, and input {operand.name!r} holds {wanted} values, too few for "
+            f"a sound at {rate} Hz; they look like features; an .npy file gives the input as it is",
         )
     stated = rate_taken or (slot.metadata.sample_rate if slot.metadata is not None else 0)
     if stated and stated != rate:
         raise FileError(
             path,
-            f"has {rate} samples a second, and the model takes {stated}: resample the sound to {stated} Hz",
+            f"has {rate} samples a second, and the model takes {stated}: resample the sound to "
+            f"{stated} Hz",
         )
     doubt = "" if stated else _doubt_of_rate(rate, frames, wanted or 0)
     mono = _real(data, width).reshape(-1, channels).mean(axis=1, dtype=np.float64)
@@ -131,8 +132,9 @@ def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
             return ""
         why = f"its input of {wanted} samples is {wanted // whole[-1]} s at {whole[-1]} Hz"
     return (
-        f"has {rate} samples a second, and the model's file does not say which rate it takes ({why}): "
-        f"say --rate {rate} if it takes {rate}; otherwise resample the sound to the model's rate and say that with --rate"
+        f"has {rate} samples a second, and the model's file does not say which rate it takes "
+        f"({why}): say --rate {rate} if it takes {rate}; otherwise resample the sound to the "
+        "model's rate and say that with --rate"
     )
 
 
@@ -168,8 +170,8 @@ def _store(path: InputFile, samples: NDArray, operand: Operand) -> NDArray:
         return whole
     raise FileError(
         path,
-        f"is a sound, but input {operand.name!r} is {show_operand(operand)}, which has no scale for samples; an .npy file "
-        "gives the input as it is",
+        f"is a sound, but input {operand.name!r} is {show_operand(operand)}, which has no scale "
+        "for samples; an .npy file gives the input as it is",
     )
 
 
@@ -177,13 +179,15 @@ def _notes(rate: int, channels: int, frames: int, length: int, *, stated: bool) 
     notes = []
     if not stated:
         notes.append(
-            f"the sound is fed at its own rate, {rate} Hz; the file does not say which the model takes, and nothing is resampled"
+            f"the sound is fed at its own rate, {rate} Hz; the file does not say which the model "
+            "takes, and nothing is resampled"
         )
     if channels > 1:
         notes.append(f"{channels} channels averaged to one")
     if frames > length:
         notes.append(
-            f"the sound is cut from {frames} to {length} samples: its first {_seconds(length, rate)} of {_seconds(frames, rate)}"
+            f"the sound is cut from {frames} to {length} samples: its first "
+            f"{_seconds(length, rate)} of {_seconds(frames, rate)}"
         )
     elif frames < length:
         notes.append(f"the sound is padded with zeros from {frames} to {length} samples")

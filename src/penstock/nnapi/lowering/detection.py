@@ -110,10 +110,9 @@ def _require_classes(op: OperationLowering, axis: int) -> None:
     "DETECTION_POSTPROCESSING",
     level=3,
     form="scores:T/3 boxes:T/3 anchors:T/2"
-    " scale_y:real>0 scale_x:real>0 scale_h:real>0 scale_w:real>0"
-    " use_regular_nms:b max_detections:i>0 max_classes_per_detection:i detections_per_class:i"
-    " score_threshold:real iou_threshold:real background_in_labels:b"
-    " -> best_scores:T best_boxes:T classes:i32 count:i32",
+    " scale_y:real>0 scale_x:real>0 scale_h:real>0 scale_w:real>0 use_regular_nms:b "
+    "max_detections:i>0 max_classes_per_detection:i detections_per_class:i score_threshold:real "
+    "iou_threshold:real background_in_labels:b -> best_scores:T best_boxes:T classes:i32 count:i32",
     T=FLOAT,
 )
 def detection_postprocessing(op: OperationLowering) -> None:
@@ -134,9 +133,9 @@ def detection_postprocessing(op: OperationLowering) -> None:
     form=tuple(
         form.replace("anchors:q16a", "anchors:q16y")
         for form in _forms(
-            "scores:F/4 deltas:F/4 anchors:C/2 image_sizes:C/2 height_stride:real"
-            " width_stride:real pre_nms_max:i post_nms_max:i iou_threshold:real min_size:real nchw:b"
-            " -> best_scores:F boxes:C batch_indices:i32"
+            "scores:F/4 deltas:F/4 anchors:C/2 image_sizes:C/2 height_stride:real "
+            "width_stride:real pre_nms_max:i post_nms_max:i iou_threshold:real min_size:real "
+            "nchw:b -> best_scores:F boxes:C batch_indices:i32"
         )
     ),
     same="scores best_scores",

@@ -1,4 +1,4 @@
-"""`OperationLowering`: one NNAPI operation, its arguments, and the IR operations that it becomes."""
+"""`OperationLowering`: one NNAPI operation, its arguments, and the IR operations it becomes."""
 
 from __future__ import annotations
 
@@ -302,8 +302,8 @@ class OperationLowering:
             self.require(alike, f"operand {place} that {name} {verb} is of another type")
 
     def check(self, same: Sequence[str]) -> None:
-        """Checks the ranks and signs that the form states, and that the arguments and outputs *same*
-        have one scale and zero point.
+        """Checks the form's ranks and signs, and that arguments and outputs *same* have one scale
+        and zero point.
         """
         if same:
             self.require_same_quantization(*same)

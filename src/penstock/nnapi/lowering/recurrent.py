@@ -120,8 +120,7 @@ LIMITS: Final = "activation:i cell_clip:real proj_clip:real"
     "LSTM",
     level=1,
     form=f"input:T/2 {arguments(PARAMETERS)} {STATES} {LIMITS}"
-    f" [{arguments(NORMS, level='@3')}]"
-    " -> scratch:T new_output_state:T new_cell_state:T output:T",
+    f" [{arguments(NORMS, level='@3')}] -> scratch:T new_output_state:T new_cell_state:T output:T",
     T=TYPES,
 )
 def lstm(op: OperationLowering) -> None:
@@ -352,10 +351,9 @@ _SCALES: Final = tuple(f"{gate}_intermediate_scale" for gate in GATES)
     "QUANTIZED_LSTM",
     level=4,
     form=f"input:q8s/2 {arguments(PARAMETERS, kind=_kind)}"
-    f" output_state:q8s/2 cell_state:q16y/2 {arguments(NORMS, kind=_kind)}"
-    f" cell_clip:f proj_clip:f {' '.join(f'{n}:f' for n in _SCALES)}"
-    " hidden_state_zero_point:i hidden_state_scale:f"
-    " -> new_output_state:q8s new_cell_state:q16y output:q8s",
+    f" output_state:q8s/2 cell_state:q16y/2 {arguments(NORMS, kind=_kind)} cell_clip:f "
+    f"proj_clip:f {' '.join(f'{n}:f' for n in _SCALES)} hidden_state_zero_point:i "
+    "hidden_state_scale:f -> new_output_state:q8s new_cell_state:q16y output:q8s",
     same="output_state new_output_state",
 )
 def quantized_lstm(op: OperationLowering) -> None:

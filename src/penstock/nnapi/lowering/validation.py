@@ -69,7 +69,8 @@ def check_operand(
     kind = operand.type
     if kind.feature_level > feature_level:
         raise InvalidOperand(
-            f"{kind.name} needs feature level {kind.feature_level}, the model keeps to {feature_level}"
+            f"{kind.name} needs feature level {kind.feature_level}, the model keeps to "
+            f"{feature_level}"
         )
     if (kind is OperandType.SUBGRAPH) != (operand.lifetime is NnapiLifetime.SUBGRAPH):
         raise InvalidOperand(f"a {kind.name} cannot have the lifetime {operand.lifetime.value}")
@@ -248,8 +249,8 @@ def _check_interface(subgraph: NnapiSubgraph, where: str) -> None:
         if have != set(listed):
             wrong = min(have ^ set(listed))
             raise InvalidOperand(
-                f"operand {wrong} has the lifetime {subgraph.operands[wrong].lifetime.value} and is "
-                f"{'' if wrong in listed else 'not '}listed as {kind}",
+                f"operand {wrong} has the lifetime {subgraph.operands[wrong].lifetime.value} and "
+                f"is {'' if wrong in listed else 'not '}listed as {kind}",
                 where=where,
             )
 
