@@ -35,6 +35,12 @@ def parse(content: bytes) -> Any:
         raise NotAModel(f"the file is no ONNX model: {reason}") from None
 
 
+def to_array(proto: Any) -> NDArray:
+    """The value of a `TensorProto`, whose size the caller has checked; a view of its raw data."""
+    found: NDArray = importlib.import_module("onnx.numpy_helper").to_array(proto)
+    return found
+
+
 def evaluate(
     op: str,
     version: int,

@@ -69,7 +69,7 @@ class Node(Struct):
     def has(self, name: str) -> bool:
         return name in self.attributes
 
-    def _get(self, name: str, default: Any, kinds: tuple[type, ...], what: str) -> Any:
+    def _get(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
         value = self.attributes.get(name, default)
         if value is None:
             raise InvalidAttribute(f"the attribute {name!r} is missing", where=self.where)
@@ -77,8 +77,14 @@ class Node(Struct):
             raise InvalidAttribute(f"the attribute {name!r} is no {what}", where=self.where)
         return value
 
+    def _list(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+        value = self._get(name, default, list, f"list of {what}")
+        if any(not isinstance(v, kinds) for v in value):
+            raise InvalidAttribute(f"the attribute {name!r} is no list of {what}", where=self.where)
+        return value
+
     def integer(self, name: str, default: int | None = None) -> int:
-        return int(self._get(name, default, (int,), "integer"))
+        return int(self._get(name, default, int, "integer"))
 
     def number(self, name: str, default: float | None = None) -> float:
         return float(self._get(name, default, (float, int), "number"))
@@ -88,31 +94,16 @@ class Node(Struct):
         return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        value = self._get(name, default, (list,), "list of integers")
-        if any(type(v) is not int for v in value):
-            raise InvalidAttribute(
-                f"the attribute {name!r} is no list of integers", where=self.where
-            )
-        return tuple(value)
+        return tuple(self._list(name, default, int, "integers"))
 
     def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
-        value = self._get(name, default, (list,), "list of numbers")
-        if any(not isinstance(v, int | float) for v in value):
-            raise InvalidAttribute(
-                f"the attribute {name!r} is no list of numbers", where=self.where
-            )
-        return tuple(float(v) for v in value)
+        return tuple(float(v) for v in self._list(name, default, (int, float), "numbers"))
 
     def strings(self, name: str, default: tuple[bytes, ...] | None = None) -> tuple[bytes, ...]:
-        value = self._get(name, default, (list,), "list of strings")
-        if any(not isinstance(v, bytes) for v in value):
-            raise InvalidAttribute(
-                f"the attribute {name!r} is no list of strings", where=self.where
-            )
-        return tuple(value)
+        return tuple(self._list(name, default, bytes, "strings"))
 
     def graph(self, name: str) -> Graph:
-        value: Graph = self._get(name, None, (Graph,), "graph")
+        value: Graph = self._get(name, None, Graph, "graph")
         return value
 
     def refuse(self, reason: str) -> NotLowerable:
@@ -165,25 +156,22 @@ class GraphReader:
             proto.value_info,
         )
         constants: dict[str, NDArray] = {}
-        for tensor in proto.initializer:
-            where = f"{place}initializer {tensor.name!r}"
-            _once(tensor.name, constants, where)
-            constants[tensor.name] = read_tensor(tensor, where, self.budget)
-            tensor.ClearField("raw_data")
-        for sparse in proto.sparse_initializer:
-            where = f"{place}sparse initializer {sparse.values.name!r}"
-            _once(sparse.values.name, constants, where)
-            constants[sparse.values.name] = read_sparse(sparse, where, self.budget)
+        named = [(t.name, t, read_tensor) for t in proto.initializer]
+        named += [(s.values.name, s, read_sparse) for s in proto.sparse_initializer]
+        for name, tensor, read in named:
+            kind = "initializer" if read is read_tensor else "sparse initializer"
+            where = f"{place}{kind} {name!r}"
+            if name in constants:
+                raise DuplicateWriter("a second value of this name", where=where)
+            constants[name] = read(tensor, where, self.budget)
+            if read is read_tensor:
+                tensor.ClearField("raw_data")
         inputs = [_declared(v, f"{place}input {v.name!r}") for v in proto.input]
         outputs = [_declared(v, f"{place}output {v.name!r}") for v in proto.output]
-        if len({t.name for t in inputs}) != len(inputs):
-            raise DuplicateWriter(
-                "two inputs have one name", where=place.rstrip(", ") or "the graph"
-            )
-        if len({t.name for t in outputs}) != len(outputs):
-            raise DuplicateWriter(
-                "two outputs have one name", where=place.rstrip(", ") or "the graph"
-            )
+        for kind, ends in (("inputs", inputs), ("outputs", outputs)):
+            if len({t.name for t in ends}) != len(ends):
+                where = place.rstrip(", ") or "the graph"
+                raise DuplicateWriter(f"two {kind} have one name", where=where)
         found = Graph(proto.name, inputs, outputs, constants, [])
         self.read_nodes(proto.node, found, place)
         return found
@@ -233,41 +221,38 @@ class GraphReader:
         )  # fmt: skip
 
     def attribute(self, proto: Any, where: str) -> Attribute:
+        """The value of an attribute."""
         kind = proto.type or _guessed(proto)
+        if kind not in KINDS:
+            raise InvalidAttribute(f"the attribute {proto.name!r} is of type {kind}", where=where)
+        field, read = KINDS[kind]
         place = f"{where}, attribute {proto.name!r}"
-        match kind:
-            case 1:
-                return float(proto.f)
-            case 2:
-                return int(proto.i)
-            case 3:
-                return bytes(proto.s)
-            case 4:
-                return read_tensor(proto.t, place, self.budget)
-            case 5:
-                return self.graph(proto.g, f"{where}, {proto.name}: ")
-            case 6:
-                return [float(v) for v in proto.floats]
-            case 7:
-                return [int(v) for v in proto.ints]
-            case 8:
-                return [bytes(v) for v in proto.strings]
-            case 9:
-                return [read_tensor(t, place, self.budget) for t in proto.tensors]
-            case 10:
-                return [self.graph(g, f"{where}, {proto.name}: ") for g in proto.graphs]
-            case 11:
-                return read_sparse(proto.sparse_tensor, place, self.budget)
-        raise InvalidAttribute(f"the attribute {proto.name!r} is of type {kind}", where=where)
+
+        def value(item: Any) -> Attribute:
+            if read is Graph:
+                return self.graph(item, f"{where}, {proto.name}: ")
+            if read in (float, int, bytes):
+                return read(item)
+            return read(item, place, self.budget)
+
+        found = getattr(proto, field)
+        return value(found) if kind in SINGLE else [value(item) for item in found]
+
+
+KINDS: Final[dict[int, tuple[str, Any]]] = {
+    1: ("f", float), 2: ("i", int), 3: ("s", bytes), 4: ("t", read_tensor), 5: ("g", Graph),
+    6: ("floats", float), 7: ("ints", int), 8: ("strings", bytes), 9: ("tensors", read_tensor),
+    10: ("graphs", Graph), 11: ("sparse_tensor", read_sparse),
+}  # fmt: skip
+"""`AttributeProto.AttributeType` to the field with the value, and what reads it."""
+SINGLE: Final = (1, 2, 3, 4, 5, 11)
 
 
 def _guessed(proto: Any) -> int:
-    """The kind of an attribute of the time before they said it."""
-    for kind, name in ((1, "f"), (2, "i"), (3, "s"), (4, "t"), (5, "g"), (11, "sparse_tensor")):
-        if proto.HasField(name):
-            return kind
-    for kind, name in ((6, "floats"), (7, "ints"), (8, "strings"), (9, "tensors"), (10, "graphs")):
-        if len(getattr(proto, name)):
+    """The type of an attribute of an old file, which does not have it."""
+    for kind in (*SINGLE, *(k for k in KINDS if k not in SINGLE)):
+        value = KINDS[kind][0]
+        if proto.HasField(value) if kind in SINGLE else len(getattr(proto, value)):
             return kind
     return UNDEFINED
 
@@ -280,11 +265,6 @@ def _check_names(*named: Iterable[Any]) -> None:
                 f"a name of {len(proto.name)} characters; the limit is {MAX_NAME}",
                 where=f"{proto.name[:SHOWN]!r}...",
             )
-
-
-def _once(name: str, known: Mapping[str, NDArray], where: str) -> None:
-    if name in known:
-        raise DuplicateWriter("a second value of this name", where=where)
 
 
 def _declared(proto: Any, where: str) -> Tensor:

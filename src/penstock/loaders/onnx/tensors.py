@@ -14,6 +14,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.ir.types import PACKED, DType, NDArray, element_count
+from penstock.loaders.onnx.engine import to_array
 
 TYPES: Final = {
     1: DType.FLOAT32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16,
@@ -31,7 +32,15 @@ UNKNOWN_TYPES: Final = {
 EXTERNAL: Final = 1
 MAX_RANK: Final = 32
 
-_BITS: Final = frozenset({DType.FLOAT16, DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
+COMPLEX: Final = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+LISTS: Final = {
+    "string_data": {DType.STRING},
+    "float_data": {DType.FLOAT32, DType.COMPLEX64},
+    "double_data": {DType.FLOAT64, DType.COMPLEX128},
+    "int64_data": {DType.INT64},
+    "uint64_data": {DType.UINT32, DType.UINT64},
+}
+"""Typed lists of a tensor and what stands in them; all other types stand in `int32_data`."""
 
 
 class Budget:
@@ -98,78 +107,32 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
         )
     dtype, shape = dtype_of(proto.data_type, where), shape_of(proto.dims, where)
     count = element_count(shape)
+    stored = (count * (dtype.bits or 8) + 7) // 8
+    if dtype is not DType.STRING and proto.HasField("raw_data"):
+        if len(proto.raw_data) != stored:
+            raise InvalidOperand(
+                f"{dtype.value} of shape {shape} takes {stored} bytes, its value has "
+                f"{len(proto.raw_data)}",
+                where=where,
+            )
+        return to_array(proto)
+    field = next((name for name, types in LISTS.items() if dtype in types), "int32_data")
+    listed = getattr(proto, field)
     if dtype is DType.STRING:
-        return _strings(proto, shape, count, where)
-    if proto.HasField("raw_data"):
-        return _raw(proto.raw_data, dtype, shape, count, where)
-    array = _listed(proto, dtype, count, where)
-    budget.take(array.nbytes, where)
-    return array.reshape(shape)
+        _check_count(len(listed), count, count, shape, where)
+        texts: NDArray = np.empty(count, object)
+        texts[:] = [bytes(s) for s in listed]
+        return texts.reshape(shape)
+    entries = stored if dtype in PACKED else 2 * count if dtype in COMPLEX else count
+    _check_count(len(listed), entries, count, shape, where)
+    budget.take(count * dtype.numpy.itemsize, where)
+    return to_array(proto)
 
 
-def _strings(proto: Any, shape: tuple[int, ...], count: int, where: str) -> NDArray:
-    _check_count(len(proto.string_data), count, shape, where)
-    flat = np.empty(count, object)
-    flat[:] = [bytes(s) for s in proto.string_data]
-    array: NDArray = flat.reshape(shape)
-    return array
-
-
-def _raw(data: bytes, dtype: DType, shape: tuple[int, ...], count: int, where: str) -> NDArray:
-    bits = dtype.bits or 8
-    if len(data) != (count * bits + 7) // 8:
+def _check_count(given: int, entries: int, count: int, shape: tuple[int, ...], where: str) -> None:
+    if given != entries:
         raise InvalidOperand(
-            f"{dtype.value} of shape {shape} takes {(count * bits + 7) // 8} bytes, its value has {len(data)}",
-            where=where,
-        )
-    if dtype in PACKED:
-        return _unpacked(np.frombuffer(data, np.uint8), dtype, count).reshape(shape)
-    array: NDArray = np.frombuffer(data, dtype.numpy.newbyteorder("<")).reshape(shape)
-    return array if array.dtype == dtype.numpy else array.astype(dtype.numpy)
-
-
-def _unpacked(packed: NDArray, dtype: DType, count: int) -> NDArray:
-    bits = dtype.bits or 8
-    fields = [(packed >> shift) & (2**bits - 1) for shift in range(0, 8, bits)]
-    flat = np.stack(fields, axis=-1).reshape(-1)[:count]
-    if dtype is not DType.UINT4:
-        sign = 1 << (bits - 1)
-        flat = (flat ^ sign).astype(np.int8) - np.int8(sign)
-    array: NDArray = flat.astype(dtype.numpy)
-    return array
-
-
-def _listed(proto: Any, dtype: DType, count: int, where: str) -> NDArray:
-    """Elements of the typed lists; halves and small integers stand among the 32-bit integers."""
-    if dtype is DType.FLOAT32:
-        values = np.asarray(proto.float_data, np.float32)
-    elif dtype is DType.FLOAT64:
-        values = np.asarray(proto.double_data, np.float64)
-    elif dtype in {DType.COMPLEX64, DType.COMPLEX128}:
-        whole = proto.float_data if dtype is DType.COMPLEX64 else proto.double_data
-        half = np.asarray(whole, np.float32 if dtype is DType.COMPLEX64 else np.float64)
-        values = half[: len(half) // 2 * 2].view(dtype.numpy)
-    elif dtype is DType.INT64:
-        values = np.asarray(proto.int64_data, np.int64)
-    elif dtype in {DType.UINT32, DType.UINT64}:
-        values = np.asarray(proto.uint64_data, np.uint64).astype(dtype.numpy)
-    else:
-        words = np.asarray(proto.int32_data, np.int32)
-        if dtype in _BITS:
-            width = np.uint16 if dtype.bits == 16 else np.uint8
-            values = words.astype(width).view(dtype.numpy)
-        elif dtype in PACKED:
-            values = _unpacked(words.astype(np.uint8), dtype, count)
-        else:
-            values = words.astype(dtype.numpy)
-    _check_count(len(values), count, tuple(proto.dims), where)
-    return values
-
-
-def _check_count(given: int, count: int, shape: tuple[int, ...], where: str) -> None:
-    if given != count:
-        raise InvalidOperand(
-            f"a tensor of shape {tuple(shape)} has {count} elements, its value {given}", where=where
+            f"a tensor of shape {shape} has {count} elements, its value {given}", where=where
         )
 
 
