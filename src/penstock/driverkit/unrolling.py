@@ -12,7 +12,7 @@ from penstock.ir import Attributes, DType, Lifetime, Model, NDArray, Operand, Op
 from penstock.ir.infer import follow
 from penstock.ir.operand import MAX_COPIED_VALUE
 from penstock.ir.operations import spec_of
-from penstock.ir.transforms import branches_of, has_control_flow, settled
+from penstock.ir.transforms import branches_of, has_control_flow, specialized
 from penstock.ir.types import is_static, static_shape
 
 KEPT: Final = "_flattened"
@@ -49,12 +49,12 @@ def flattened(model: Model) -> Unrolled:
     # Every device is asked about the same model, some of them several times.
     known: Unrolled | None = model.__dict__.get(KEPT)
     if known is None:
-        known = model.__dict__[KEPT] = unroll(settled(model))
+        known = model.__dict__[KEPT] = unroll(specialized(model))
     return known
 
 
 def unroll(model: Model) -> Unrolled:
-    """A `settled` model with every WHILE of the entry subgraph whose rounds are known written out,
+    """A `specialized` model with every WHILE of the entry subgraph whose rounds are known written out,
     as far as that makes `MOST_OPERATIONS` at most. What a round knows before the run is a constant
     there.
     """
@@ -220,7 +220,7 @@ def fits(graph: Subgraph, inputs: Sequence[Operand | None], outputs: Sequence[Op
 
 
 def rounds_of(model: Model, operation: Operation) -> list[Values] | None:
-    """What is known of the values that a WHILE of a `settled` model goes round with, by position,
+    """What is known of the values that a WHILE of a `specialized` model goes round with, by position,
     before each round, and after the last. None where the number of rounds is not known, or more
     than `MOST_ROUNDS`.
 

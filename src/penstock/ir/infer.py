@@ -8,7 +8,7 @@ before anything runs. What stays unknown is known at run time only.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from penstock.arguments import check_kind
 from penstock.errors import InputError, InvalidOperation, LimitExceeded, ModelError, Place
 from penstock.interrupts import checkpoint
 from penstock.ir.model import Model
-from penstock.ir.operand import Lifetime
+from penstock.ir.operand import Operand
 from penstock.ir.operation import Attributes, Operation
 from penstock.ir.operations import spec_of
 from penstock.ir.subgraph import Subgraph
@@ -154,7 +154,7 @@ class _Inference:
     def follow(self, operation: Operation) -> None:
         """Infers what *operation* makes of the shapes and values before it."""
         spec = spec_of(operation)
-        context = _Context(self, operation)
+        context = InferenceContext(self, operation)
         for output, shape in zip(operation.outputs, spec.infer(context), strict=True):
             self.shapes[output] = shape
         if spec.fold is not None and (values := spec.fold(context)) is not None:
@@ -163,7 +163,7 @@ class _Inference:
                     self.values[output] = value
                     self.shapes[output] = value.shape
 
-    def output_shapes_of(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
         """Output shapes of a referenced subgraph."""
         call = subgraph, tuple(inputs)
         if call not in self.known.shapes:
@@ -180,19 +180,38 @@ class _Inference:
             raise _NeededFirst(call)
         return self.known.output_shapes(self.model, call)
 
-    def value(self, index: int) -> NDArray | None:
+    def operand(self, index: int) -> Operand:
+        return self.subgraph.operands[index]
+
+    def shape(self, index: int) -> Shape:
+        return self.shapes[index]
+
+    def known_value(self, index: int) -> NDArray | None:
         operand = self.subgraph.operands[index]
-        if not operand.is_constant:
-            return self.values.get(index)
-        return self.model.constant(operand)
+        return self.model.constant(operand) if operand.is_constant else self.values.get(index)
 
 
-class _Context:
-    """`ShapeContext` for one operation of an `_Inference`."""
+class Shapes(Protocol):
+    """What is known of the operands of a subgraph while shapes are inferred."""
 
-    def __init__(self, inference: _Inference, operation: Operation) -> None:
-        self._inference = inference
-        self.operation = operation
+    def operand(self, index: int) -> Operand:
+        """Operand *index* as it is declared."""
+
+    def shape(self, index: int) -> Shape:
+        """Its shape, as far as it is inferred."""
+
+    def known_value(self, index: int) -> NDArray | None:
+        """Its value, where that is known."""
+
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        """The shapes of a subgraph's outputs for these shapes of its inputs."""
+
+
+class InferenceContext:
+    """`ShapeContext` for one operation of a subgraph."""
+
+    def __init__(self, shapes: Shapes, operation: Operation) -> None:
+        self._shapes, self.operation = shapes, operation
         self.attributes: Attributes = operation.attributes
 
     @property
@@ -205,26 +224,25 @@ class _Context:
 
     def has(self, index: int) -> bool:
         inputs = self.operation.inputs
-        operands = self._inference.subgraph.operands
-        return index < len(inputs) and operands[inputs[index]].lifetime is not Lifetime.NO_VALUE
+        return index < len(inputs) and self._shapes.operand(inputs[index]).has_value
 
     def shape(self, index: int) -> Shape:
-        return self._inference.shapes[self.operation.inputs[index]] if self.has(index) else None
+        return self._shapes.shape(self.operation.inputs[index]) if self.has(index) else None
 
     def dtype(self, index: int) -> DType:
-        return self._inference.subgraph.operands[self.operation.inputs[index]].dtype
+        return self._shapes.operand(self.operation.inputs[index]).dtype
 
     def value(self, index: int) -> NDArray | None:
-        return self._inference.value(self.operation.inputs[index]) if self.has(index) else None
+        return self._shapes.known_value(self.operation.inputs[index]) if self.has(index) else None
 
     def declared(self, index: int) -> Shape:
-        return self._inference.subgraph.operands[self.operation.outputs[index]].shape
+        return self._shapes.operand(self.operation.outputs[index]).shape
 
     def output_dtype(self, index: int) -> DType:
-        return self._inference.subgraph.operands[self.operation.outputs[index]].dtype
+        return self._shapes.operand(self.operation.outputs[index]).dtype
 
     def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        return self._inference.output_shapes_of(subgraph, inputs)
+        return self._shapes.subgraph_outputs(subgraph, inputs)
 
 
 def follow(
@@ -255,7 +273,7 @@ def follow(
                 _follow(inference, operation)
     except ModelError:
         return {}
-    return {i: value for i in wanted if (value := inference.value(i)) is not None}
+    return {i: value for i in wanted if (value := inference.known_value(i)) is not None}
 
 
 def _follow(inference: _Inference, operation: Operation) -> None:

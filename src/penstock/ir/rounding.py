@@ -1,7 +1,7 @@
-"""Which float values a network rounds later on, and the order of sums that decides which way.
+"""Which float values a network rounds later, and in which order their sums must be added.
 
-A last bit of a float is nothing to most networks. Before an operation that quantises it, or takes
-the place of the greatest of several, it decides what comes after.
+The last bit of a float rarely matters. It does before an operation that quantises the float, or
+that takes the index of the greatest of several.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from penstock.ir.operation import Operation
 from penstock.ir.subgraph import Subgraph
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
-"""How a float layer adds up. `any`: as is quickest. `ordered`: as TFLite's reference kernels, from
-zero, product by product, each rounded. `fused`: as XNNPACK, from the bias, each product added
+"""How a float layer sums its products. `any`: in the fastest order. `ordered`: as TFLite's reference
+kernels, from zero, each product rounded. `fused`: as XNNPACK, from the bias, each product added
 before it is rounded.
 """
 
 OPTION: Final = "sums"
-"""The name in `PrepareConfig.options` under which a step's device learns what is rounded
-beyond it.
-"""
+"""The name in `PrepareConfig.options` that tells a step's device what later steps round."""
 
 
 def sums_of(subgraph: Subgraph, later: Mapping[int, Sums] | None = None) -> dict[int, Sums]:
@@ -54,17 +52,17 @@ def _quantises(subgraph: Subgraph, operation: Operation) -> bool:
     )
 
 
-def told(sums: Mapping[int, Sums]) -> tuple[tuple[str, str], ...]:
-    """The options that tell a device the sums of its outputs, by their positions; none where any
-    will do.
+def sums_options(sums: Mapping[int, Sums]) -> tuple[tuple[str, str], ...]:
+    """The options that give a device the order of sums of its outputs, by position; none where any
+    order will do.
     """
     if not sums:
         return ()
     return ((OPTION, " ".join(f"{at}={sums[at]}" for at in sorted(sums))),)
 
 
-def heard(options: tuple[tuple[str, str], ...]) -> dict[int, Sums]:
-    """What `told` has told; an option that it never writes is passed over."""
+def sums_of_options(options: tuple[tuple[str, str], ...]) -> dict[int, Sums]:
+    """The order of sums that `sums_options` wrote; any other text is ignored."""
     found: dict[int, Sums] = {}
     for entry in dict(options).get(OPTION, "").split():
         at, _, sums = entry.partition("=")

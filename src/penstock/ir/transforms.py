@@ -1,4 +1,4 @@
-"""Models made from models: subgraphs renumbered, specialised by shape, and constants moved to pools."""
+"""Models made from models: subgraphs renumbered, specialised by shape, and constants in pools."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ from penstock.ir.subgraph import ConstantPool, Subgraph, Variable
 from penstock.ir.types import Shape, static_shape
 from penstock.ir.validate import subgraph_references
 
+BRANCHES: Final = {
+    "IF": ("then_subgraph_index", "else_subgraph_index"),
+    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
+}
+"""The attributes that refer to the subgraphs of an operation, by type."""
+
+MOST_COPIED: Final = 1 << 15
+"""Most operands and operations of specialised subgraphs, beyond as many as the model has."""
+
+T = TypeVar("T", Operand, Variable)
+
 
 def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, int]:
-    """The subgraphs of *model* that *operations* refer to, directly or not: their index there ->
-    their place, from 1 on, behind a subgraph 0 of these operations.
+    """The subgraphs that *operations* refer to, directly or not: their index in *model* -> their
+    number from 1 on, where subgraph 0 has these operations.
     """
     found: dict[int, int] = {}
     pending = deque(target for operation in operations for target in subgraph_references(operation))
@@ -31,16 +42,13 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
         index = pending.popleft()
         if index not in found:
             found[index] = len(found) + 1
-            pending += [
-                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
-            ]
+            operations = model.subgraphs[index].operations
+            pending += [t for o in operations for t in subgraph_references(o)]
     return found
 
 
 def entered_from(model: Model, index: int) -> list[int]:
-    """The subgraphs of *model* that subgraph *index* enters, directly or not, each once and after
-    all it enters itself.
-    """
+    """The subgraphs that subgraph *index* enters, directly or not, each after all that it enters."""
     order: list[int] = []
     pending, seen = [(index, False)], set[int]()
     while pending:
@@ -56,10 +64,10 @@ def entered_from(model: Model, index: int) -> list[int]:
     return order[:-1]
 
 
-def refer_anew(operation: Operation, subgraphs: Mapping[int, int]) -> Operation:
-    """*operation*, each index of a subgraph replaced by what *subgraphs* has for it."""
+def renumber_references(operation: Operation, numbers: Mapping[int, int]) -> Operation:
+    """*operation* with each index of a subgraph replaced by its number in *numbers*."""
     changed = {
-        spec.name: _new_reference(operation.attributes.get(spec.name), subgraphs)
+        spec.name: _renumbered(operation.attributes.get(spec.name), numbers)
         for spec in spec_of(operation).attributes
         if spec.kind in {"subgraph", "subgraphs"} and spec.name in operation.attributes
     }
@@ -68,33 +76,18 @@ def refer_anew(operation: Operation, subgraphs: Mapping[int, int]) -> Operation:
     return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
 
 
-def carried(model: Model, subgraphs: Mapping[int, int]) -> list[Subgraph]:
-    """The subgraphs that `referenced_by` found, in their new places, with references among them to
-    match.
-    """
+def renumbered_subgraphs(model: Model, numbers: Mapping[int, int]) -> list[Subgraph]:
+    """The subgraphs that `referenced_by` found, in their new order, with references to match."""
     return [
-        replace(graph, operations=tuple(refer_anew(o, subgraphs) for o in graph.operations))
-        for graph in (model.subgraphs[old] for old in polled(subgraphs))
+        replace(graph, operations=tuple(renumber_references(o, numbers) for o in graph.operations))
+        for graph in (model.subgraphs[old] for old in polled(numbers))
     ]
 
 
-def _new_reference(value: AttributeValue, subgraphs: Mapping[int, int]) -> AttributeValue:
+def _renumbered(value: AttributeValue, numbers: Mapping[int, int]) -> AttributeValue:
     if isinstance(value, tuple):
-        return tuple(subgraphs.get(int(old), -1) for old in value)
-    return subgraphs.get(value, -1) if isinstance(value, int) else value
-
-
-BRANCHES: Final = {
-    "IF": ("then_subgraph_index", "else_subgraph_index"),
-    "WHILE": ("cond_subgraph_index", "body_subgraph_index"),
-}
-"""The attributes that refer to the subgraphs of an operation, by type."""
-
-KEPT: Final = "_settled"
-"""Where a model holds what it was made into."""
-
-MOST_COPIED: Final = 1 << 15
-"""Operands and operations that copies of subgraphs may have, beyond those that the model has."""
+        return tuple(numbers.get(int(old), -1) for old in value)
+    return numbers.get(value, -1) if isinstance(value, int) else value
 
 
 def has_control_flow(model: Model) -> bool:
@@ -113,24 +106,25 @@ def branches_of(operation: Operation) -> tuple[int, int]:
     return operation.attributes.integer(first), operation.attributes.integer(second)
 
 
-def settled(model: Model) -> Model:
-    """*model* with a copy of its subgraphs for each IF and WHILE, also within them, whose shapes
-    are those of the values that this operation gives. Operations that give one subgraph the same
-    shapes share its copy. One whose values are of unknown shape keeps the subgraphs it has, and so
-    do those for which `MOST_COPIED` leaves no room. Without control flow: *model*.
+def specialized(model: Model) -> Model:
+    """*model* with a copy of its subgraphs for each IF and WHILE, nested ones too, whose shapes are
+    those of the values that the operation passes.
+
+    Operations that pass the same shapes to a subgraph share its copy. An operation keeps the
+    subgraphs it has where a shape is unknown, or where `MOST_COPIED` leaves no room. Without
+    control flow the result is *model*. It is computed once for each model.
     """
     if not has_control_flow(model):
         return model
-    # Who prices a model and who asks devices about it want the same.
-    known: Model | None = model.__dict__.get(KEPT)
+    known: Model | None = model.__dict__.get("_specialized")
     if known is None:
-        known = model.__dict__[KEPT] = _Settling(model).run()
+        known = model.__dict__["_specialized"] = _Specializer(model).run()
     return known
 
 
-class _Settling:
-    """The subgraphs of one model as they become; *copies* is where each is that was copied, by
-    index and input shapes.
+class _Specializer:
+    """Copies the subgraphs of one model; *copies* has the index of each copy, by the index of the
+    original and input shapes.
     """
 
     def __init__(self, model: Model) -> None:
@@ -142,18 +136,16 @@ class _Settling:
         self.room = MOST_COPIED + own
 
     def run(self) -> Model:
-        model = self.model
-        # Not recursive, as subgraphs may be nested deeper than Python's stack: what is copied waits
-        # to be settled.
-        pending = [(model.main, model.entry)]
+        # Not recursive: subgraphs may be nested deeper than Python's stack.
+        pending = [(self.model.main, self.model.entry)]
         while pending:
             checkpoint()
             place, graph = pending.pop()
-            settled_operations = tuple(self._settle(graph, o, pending) for o in graph.operations)
-            self.subgraphs[place] = replace(graph, operations=settled_operations)
-        return replace(model, subgraphs=tuple(self.subgraphs))
+            operations = tuple(self._operation(graph, o, pending) for o in graph.operations)
+            self.subgraphs[place] = replace(graph, operations=operations)
+        return replace(self.model, subgraphs=tuple(self.subgraphs))
 
-    def _settle(
+    def _operation(
         self, graph: Subgraph, operation: Operation, pending: list[tuple[int, Subgraph]]
     ) -> Operation:
         if operation.type not in BRANCHES:
@@ -187,19 +179,17 @@ class _Settling:
         return replace(operation, attributes=Attributes({**operation.attributes, **changed}))
 
 
-T = TypeVar("T", Operand, Variable)
-
-
 def pooled(model: Model) -> Model:
-    """*model* with every value of more than `MAX_COPIED_VALUE` bytes (NNAPI section 6.1) in a pool,
-    those that it holds itself in one of their own, which is made once; *model*, where it holds
-    none. The digest is the same.
+    """*model* with every value of more than `MAX_COPIED_VALUE` bytes (NNAPI section 6.1) in a pool.
+
+    Values that the model holds itself move to a pool of their own, which is made once. The digest
+    is the same.
     """
     if not holds_large_values(model):
         return model
     known: Model | None = model.__dict__.get("_pooled")
     if known is None:
-        known = model.__dict__["_pooled"] = _made(model)
+        known = model.__dict__["_pooled"] = _pooled(model)
     return known
 
 
@@ -208,7 +198,7 @@ def holds_large_values(model: Model) -> bool:
     return any(len(item.value or b"") > MAX_COPIED_VALUE for item in _items(model))
 
 
-def _made(model: Model) -> Model:
+def _pooled(model: Model) -> Model:
     own = bytearray()
     number = len(model.pools)
 

@@ -201,7 +201,7 @@ class _Ground(Struct, frozen=True):
         if len(chosen) == 1:
             chosen = [(chosen[0][0], list(self.live))]
         cutter = Cutter(model, self.live)
-        from penstock.ir.rounding import sums_of, told
+        from penstock.ir.rounding import sums_of, sums_options
 
         sums = sums_of(entry)
         cuts = [(self.names[device], cutter.cut(operations)) for device, operations in chosen]
@@ -213,7 +213,7 @@ class _Ground(Struct, frozen=True):
                 cut.model,
                 cut.inputs,
                 cut.outputs,
-                options=told({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
+                options=sums_options({k: sums[o] for k, o in enumerate(cut.outputs) if o in sums}),
             )
             for at, (device, cut) in enumerate(cuts)
         )

@@ -73,9 +73,9 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
     """
     model = table.model
     if any(operation.type in {"IF", "WHILE"} for operation in model.operations):
-        from penstock.ir.transforms import settled
+        from penstock.ir.transforms import specialized
 
-        model = settled(model)
+        model = specialized(model)
     order = callees_first(model)
     both = {
         index: [

@@ -18,7 +18,7 @@ from penstock.errors import LimitExceeded
 from penstock.hal import Capabilities
 from penstock.interrupts import polled
 from penstock.ir import Lifetime, Model, Operand, Subgraph
-from penstock.ir.transforms import carried, refer_anew, referenced_by
+from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
 from penstock.memory.layout import (
     MIN_ALIGNMENT,
     ArenaLayout,
@@ -95,7 +95,7 @@ class Cutter:
             tuple(_with_lifetime(entry.operands[i], lifetimes.get(i)) for i in polled(kept)),
             tuple(
                 replace(
-                    refer_anew(operation, referenced),
+                    renumber_references(operation, referenced),
                     inputs=tuple(number[i] for i in operation.inputs),
                     outputs=tuple(number[i] for i in operation.outputs),
                 )
@@ -105,7 +105,7 @@ class Cutter:
             tuple(number[i] for i in outputs),
             name=entry.name,
         )
-        model = Model((subgraph, *carried(self._model, referenced)), self._model.pools)
+        model = Model((subgraph, *renumbered_subgraphs(self._model, referenced)), self._model.pools)
         return Cut(tuple(operations), model, tuple(inputs), tuple(outputs))
 
     def _leaves(self, operand: int, inside: frozenset[int]) -> bool:
@@ -132,9 +132,9 @@ def extract(model: Model, index: int) -> Model:
     subgraph = model.subgraphs[index]
     referenced = referenced_by(model, subgraph.operations)
     own = replace(
-        subgraph, operations=tuple(refer_anew(o, referenced) for o in subgraph.operations)
+        subgraph, operations=tuple(renumber_references(o, referenced) for o in subgraph.operations)
     )
-    return Model((own, *carried(model, referenced)), model.pools)
+    return Model((own, *renumbered_subgraphs(model, referenced)), model.pools)
 
 
 def _size(subgraph: Subgraph) -> int:

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.driverkit.unrolling import MOST_ROUNDS, rounds_of, unroll
-from penstock.ir.transforms import settled
+from penstock.ir.transforms import specialized
 from penstock.testing.contract.cases import looping
 from tests.support_loops import given_to, scanning
 from tests.support_operations import run_on
@@ -15,7 +15,7 @@ from tests.support_operations import run_on
 
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_the_rounds_of_a_scan_follow_from_its_shapes(rounds: int) -> None:
-    model = settled(scanning(rounds, seed=3))
+    model = specialized(scanning(rounds, seed=3))
     (operation,) = model.operations
     found = rounds_of(model, operation)
     assert found is not None
@@ -24,7 +24,7 @@ def test_the_rounds_of_a_scan_follow_from_its_shapes(rounds: int) -> None:
 
 def test_loops_of_unknown_or_of_too_many_rounds_stay() -> None:
     for model in (looping(1.0), scanning(MOST_ROUNDS + 1, seed=0)):
-        flat = unroll(settled(model))
+        flat = unroll(specialized(model))
         assert [operation.type for operation in flat.model.operations] == ["WHILE"]
         assert flat.origins == (0,)
 
@@ -32,7 +32,7 @@ def test_loops_of_unknown_or_of_too_many_rounds_stay() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_a_loop_written_out_computes_the_same_bits(seed: int) -> None:
     model = scanning(1 + seed % 4, seed)
-    flat = unroll(settled(model))
+    flat = unroll(specialized(model))
     assert "WHILE" not in {operation.type for operation in flat.model.operations}
     assert set(flat.origins) == {0}
     assert (flat.model.inputs, flat.model.outputs) == (model.inputs, model.outputs)
@@ -44,7 +44,7 @@ def test_a_loop_written_out_computes_the_same_bits(seed: int) -> None:
 
 
 def test_a_model_without_control_flow_is_as_it_was() -> None:
-    model = unroll(settled(scanning(2, seed=1))).model
+    model = unroll(specialized(scanning(2, seed=1))).model
     plain = replace(model, subgraphs=(model.entry,), main=0)
-    assert settled(plain) is plain
+    assert specialized(plain) is plain
     assert unroll(plain).model is plain

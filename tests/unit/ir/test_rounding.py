@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.ir import DType, Model, ModelBuilder, Quantization
-from penstock.ir.rounding import heard, sums_of, told
+from penstock.ir.rounding import sums_of, sums_of_options, sums_options
 
 F32 = DType.FLOAT32
 SHAPE = (2, 3)
@@ -41,12 +41,12 @@ def test_what_is_rounded_outside_reaches_back() -> None:
 
 
 def test_options_carry_it() -> None:
-    assert told({}) == ()
-    assert heard(told({2: "ordered", 0: "fused"})) == {0: "fused", 2: "ordered"}
+    assert sums_options({}) == ()
+    assert sums_of_options(sums_options({2: "ordered", 0: "fused"})) == {0: "fused", 2: "ordered"}
 
 
 @pytest.mark.parametrize(
     "text", ["", "x", "1", "-1=ordered", "1=sideways", "1=ordered=2", "=fused"]
 )
 def test_what_nobody_writes_is_passed_over(text: str) -> None:
-    assert heard((("sums", text), ("other", "1=ordered"))) == {}
+    assert sums_of_options((("sums", text), ("other", "1=ordered"))) == {}

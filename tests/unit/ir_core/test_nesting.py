@@ -14,7 +14,7 @@ import pytest
 from penstock.errors import LimitExceeded
 from penstock.ir import Model, infer_shapes
 from penstock.ir.digest import form_of
-from penstock.ir.transforms import entered_from, settled
+from penstock.ir.transforms import entered_from, specialized
 from penstock.ir.validate import MAX_DEPTH
 from tests.checked import does_not_raise
 from tests.support_nesting import KINDS, SHAPE, Kind, nested
@@ -40,7 +40,7 @@ def test_a_model_may_be_nested_128_deep(kind: Kind, shared: bool) -> None:
         nested(kind, 129, shared=shared)
 
 
-ACTS: list[Callable[[Model], object]] = [infer_shapes, settled, lambda m: m.digest]
+ACTS: list[Callable[[Model], object]] = [infer_shapes, specialized, lambda m: m.digest]
 
 
 @pytest.mark.usefixtures("shallow_stack")
@@ -58,7 +58,7 @@ def test_shared_subgraphs_are_inferred_once(kind: Kind) -> None:
 
 
 def test_shared_subgraphs_are_copied_once_for_the_same_shapes() -> None:
-    model = settled(nested("IF", MAX_DEPTH, shared=True))
+    model = specialized(nested("IF", MAX_DEPTH, shared=True))
     assert len(entered_from(model, model.main)) == MAX_DEPTH
 
 
@@ -66,9 +66,9 @@ def test_copies_of_subgraphs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     model = nested("IF", 10)
     monkeypatch.setattr("penstock.ir.transforms.MOST_COPIED", 0)
     # The entry counts among what the model has, and is not copied.
-    assert len(settled(model).subgraphs) == 2 * len(model.subgraphs) - 1
+    assert len(specialized(model).subgraphs) == 2 * len(model.subgraphs) - 1
     monkeypatch.setattr("penstock.ir.transforms.MOST_COPIED", -10_000)
-    assert settled(model) == model
+    assert specialized(model) == model
 
 
 def test_the_form_of_an_operation_hashes_a_shared_subgraph_once() -> None:

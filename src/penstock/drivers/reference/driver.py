@@ -37,7 +37,7 @@ from penstock.hal import (
 )
 from penstock.interrupts import interruptible
 from penstock.ir import Model
-from penstock.ir.rounding import heard
+from penstock.ir.rounding import sums_of_options
 
 if TYPE_CHECKING:
     from penstock.hal import Buffer, BufferDesc, BufferRole
@@ -79,7 +79,9 @@ class ReferenceDevice(DeviceBase):
         examined, self._examined = self._examined, None
         kernels = examined[1] if examined is not None and examined[0]() is model else None
         outputs = model.entry.outputs
-        later = {outputs[at]: s for at, s in heard(config.options).items() if at < len(outputs)}
+        later = {
+            outputs[at]: s for at, s in sums_of_options(config.options).items() if at < len(outputs)
+        }
         if later:
             kernels = examine(model, model.main, later)
         try:

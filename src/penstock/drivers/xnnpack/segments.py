@@ -29,7 +29,7 @@ from penstock.interrupts import polled
 from penstock.ir import DType, Lifetime, Model, Operand, Operation, Subgraph
 from penstock.ir.operand import Origin
 from penstock.ir.subgraph import StatePort, Variable
-from penstock.ir.transforms import carried, refer_anew, referenced_by
+from penstock.ir.transforms import referenced_by, renumber_references, renumbered_subgraphs
 from penstock.ir.types import Quantization, element_count, static_shape
 
 CHANNELS: Final = {"CONV_2D": 0, "DEPTHWISE_CONV_2D": 3}
@@ -353,7 +353,7 @@ def _build(
         ),
         tuple(
             msgspec.structs.replace(
-                refer_anew(o, referenced),
+                renumber_references(o, referenced),
                 inputs=tuple(number[i] for i in o.inputs),
                 outputs=tuple(number[i] for i in o.outputs),
             )
@@ -364,7 +364,9 @@ def _build(
         tuple(StatePort(k, number[s.input], number[s.output]) for k, s in enumerate(states)),
     )
     variables = tuple(_variable(operands[s.input], s.name) for s in states)
-    others = [_adapted_subgraph(graph, accuracy) for graph in carried(model, referenced)]
+    others = [
+        _adapted_subgraph(graph, accuracy) for graph in renumbered_subgraphs(model, referenced)
+    ]
     return Model((subgraph, *others), model.pools, variables)
 
 

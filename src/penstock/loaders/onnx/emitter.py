@@ -9,8 +9,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import InvalidOperation, ModelError, UnknownOperator
+from penstock.ir.infer import InferenceContext
 from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
-from penstock.ir.operation import Attributes, AttributeValue, Operation
+from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, Quantization, Shape
@@ -72,8 +73,8 @@ class Emitter:
         """A new input of the subgraph."""
         index = self.add(Operand(dtype, shape, Lifetime.SUBGRAPH_INPUT, name))
         self.inputs.append(index)
-        rank = 0 if shape is None else len(shape)
-        return self._kept(Value(dtype, shape, name=name, home=self, forms={identity(rank): index}))
+        form = identity(len(shape or ()))
+        return self._kept(Value(dtype, shape, name=name, home=self, forms={form: index}))
 
     def constant(
         self, array: NDArray, name: str = "", quantization: Quantization | None = None
@@ -185,19 +186,14 @@ class Emitter:
             return value
         if value.array is not None:
             return constant(reshaped(value.array, (1,) * (rank - have) + value.array.shape))
-        shape = value.shape or ()
+        shape, operand = value.shape or (), self.get(value)
         if None not in shape:
-            target = self.integers([1] * (rank - have) + [d for d in shape if d is not None])
-            operand = self.get(value)
-            new = tuple([1] * (rank - have) + [d for d in shape if d is not None])
-            return self.value(
-                self.emit("RESHAPE", [operand, target], [value.dtype], {"new_shape": new})[0]
-            )
-        operand = self.get(value)
+            new = (*[1] * (rank - have), *(d or 0 for d in shape))
+            inputs = [operand, self.integers(new)]
+            return self.value(self.one("RESHAPE", inputs, value.dtype, {"new_shape": new}))
         for _ in range(rank - have):
-            operand = self.emit(
-                "EXPAND_DIMS", [operand, self.constant(np.array(0, np.int32))], [value.dtype]
-            )[0]
+            first = self.constant(np.array(0, np.int32))
+            operand = self.one("EXPAND_DIMS", [operand, first], value.dtype)
         return self.value(operand)
 
     def emit(
@@ -228,7 +224,7 @@ class Emitter:
             kind, tuple(given), tuple(indexes), row.complete(attributes or {}),
             Origin(0, self.index),
         )  # fmt: skip
-        context = _Context(self, operation)
+        context = InferenceContext(self, operation)
         try:
             shapes = row.infer(context)
             row.check(operation, self.operands)
@@ -266,11 +262,23 @@ class Emitter:
         """The only output of an operation."""
         return self.emit(kind, inputs, [dtype], attributes)[0]
 
-    def shape(self, operand: int) -> Shape:
-        return self.operands[operand].shape
+    def shape(self, index: int) -> Shape:
+        return self.operands[index].shape
 
-    def dtype(self, operand: int) -> DType:
-        return self.operands[operand].dtype
+    def dtype(self, index: int) -> DType:
+        return self.operands[index].dtype
+
+    def operand(self, index: int) -> Operand:
+        return self.operands[index]
+
+    def known_value(self, index: int) -> NDArray | None:
+        return self.arrays.get(index)
+
+    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
+        found = self.shared.subgraphs[subgraph]
+        if found is None:
+            raise InvalidOperation(f"subgraph {subgraph} is not finished")
+        return [found.operands[o].shape for o in found.outputs]
 
     def mark(self) -> tuple[int, int, int, int, int]:
         return (
@@ -344,46 +352,3 @@ def packed(
         (),
         name,
     )
-
-
-class _Context:
-    """`ShapeContext` for an operation that is being appended."""
-
-    def __init__(self, emitter: Emitter, operation: Operation) -> None:
-        self._emitter, self.operation = emitter, operation
-        self.attributes: Attributes = operation.attributes
-
-    @property
-    def input_count(self) -> int:
-        return len(self.operation.inputs)
-
-    @property
-    def output_count(self) -> int:
-        return len(self.operation.outputs)
-
-    def has(self, index: int) -> bool:
-        inputs = self.operation.inputs
-        return index < len(inputs) and self._emitter.operands[inputs[index]].has_value
-
-    def shape(self, index: int) -> Shape:
-        return (
-            self._emitter.operands[self.operation.inputs[index]].shape if self.has(index) else None
-        )
-
-    def dtype(self, index: int) -> DType:
-        return self._emitter.operands[self.operation.inputs[index]].dtype
-
-    def value(self, index: int) -> NDArray | None:
-        return self._emitter.arrays.get(self.operation.inputs[index]) if self.has(index) else None
-
-    def declared(self, index: int) -> Shape:
-        return self._emitter.operands[self.operation.outputs[index]].shape
-
-    def output_dtype(self, index: int) -> DType:
-        return self._emitter.operands[self.operation.outputs[index]].dtype
-
-    def subgraph_outputs(self, subgraph: int, inputs: Sequence[Shape]) -> Sequence[Shape]:
-        found = self._emitter.shared.subgraphs[subgraph]
-        if found is None:
-            raise InvalidOperation(f"subgraph {subgraph} is not finished")
-        return [found.operands[o].shape for o in found.outputs]

@@ -38,11 +38,11 @@ class Operands(Protocol):
     operands: list[Operand]
     arrays: dict[int, NDArray]
 
-    def dtype(self, operand: int) -> DType:
+    def dtype(self, index: int) -> DType:
         """The element type of an operand."""
         ...
 
-    def shape(self, operand: int) -> Shape:
+    def shape(self, index: int) -> Shape:
         """The shape of an operand, as far as it is known."""
         ...
 

@@ -33,7 +33,7 @@ def folded(model: Model) -> list[NDArray | None]:
     shapes = tuple(model.operands[i].shape for i in model.entry.inputs)
     inference = _Inference(model, (model.main, shapes), Inferred())
     inference.run()
-    return [inference.value(i) for i in model.entry.outputs]
+    return [inference.known_value(i) for i in model.entry.outputs]
 
 
 def fold(
