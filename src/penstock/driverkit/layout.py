@@ -11,7 +11,7 @@ A rule's emitter reads the decision from `Site.layout` and never looks at its ne
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
@@ -175,3 +175,71 @@ def computed_axis(site: Site, axis: int) -> int:
 def in_computed_order(site: Site, sizes: Sequence[int]) -> list[int]:
     """*sizes*, one for each axis of NHWC, in the order of the layout that is computed in."""
     return [sizes[axis] for axis in TO_FIRST[4]] if site.first else list(sizes)
+
+
+V = TypeVar("V")
+
+
+class LaidOutGraph(Generic[V]):
+    """The values of an engine's graph by operand, each in one layout or in both.
+
+    A subclass makes the nodes: `transpose`, `reshape`, and `absent`.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, V] = {}
+        self._last: dict[int, V] = {}
+
+    def transpose(self, value: V, order: Sequence[int]) -> V:
+        """*value*, its dimensions taken in *order*."""
+        raise NotImplementedError
+
+    def reshape(self, value: V, shape: Sequence[int]) -> V:
+        """*value* in another *shape*."""
+        raise NotImplementedError
+
+    def absent(self, index: int, *, first: bool) -> V:
+        """The value of operand *index* that no operation has made: a constant."""
+        raise NotImplementedError
+
+    def relaid(self, value: V, index: int, *, first: bool) -> V:
+        """*value* of operand *index* in the other layout, which is channels *first* or last."""
+        return self.transpose(value, (TO_FIRST if first else TO_LAST)[4])
+
+    def get(self, site: Site, position: int = 0) -> V:
+        """The value of input *position*, in the layout that *site* reads it in."""
+        return self.read(site.input_indexes[position], first=site.layout.inputs[position])
+
+    def read(self, index: int, *, first: bool = False) -> V:
+        """The value of operand *index*, transposed where it does not exist in this layout."""
+        have, other = (self._first, self._last) if first else (self._last, self._first)
+        if index not in have:
+            if index in other:
+                have[index] = self.relaid(other[index], index, first=first)
+            else:
+                have[index] = self.absent(index, first=first)
+        return have[index]
+
+    def put(self, site: Site, value: V, output: int = 0) -> None:
+        """Names *value* as an output of *site*, in the layout that it makes."""
+        self.put_at(site.output_indexes[output], value, first=site.layout.outputs[output])
+
+    def put_at(self, index: int, value: V, *, first: bool = False) -> None:
+        """Names *value* as operand *index*."""
+        (self._first if first else self._last)[index] = value
+
+    def holds(self, index: int) -> V | None:
+        """The value of operand *index* in whichever layout exists; None before it is made."""
+        return self._last.get(index, self._first.get(index))
+
+    def broadcast(self, site: Site, position: int, value: V) -> V:
+        """*value* of input *position* as it takes part in broadcasting. A constant of lower rank
+        belongs to the last dimensions of NHWC.
+        """
+        rank = len(site.shape(position))
+        if not site.first or site.layout.inputs[position] or not rank:
+            return value
+        shape = (*(1,) * (4 - rank), *site.shape(position))
+        if shape[:3] == (1, 1, 1):
+            return self.reshape(value, in_computed_order(site, shape))
+        return self.transpose(self.reshape(value, shape), TO_FIRST[4])

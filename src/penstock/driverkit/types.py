@@ -12,6 +12,10 @@ from penstock.ir import DType, Operand
 
 F32: Final = DType.FLOAT32
 
+CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
+ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
+"""The fused activations that engines compute."""
+
 LEAST_SCALE: Final = 1e-9
 GREATEST_SCALE: Final = 1e4
 """Scales of values in networks lie between these, with orders of magnitude to spare. Beyond them

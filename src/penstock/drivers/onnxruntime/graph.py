@@ -14,12 +14,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from penstock.driverkit.layout import TO_FIRST, TO_LAST
+from penstock.driverkit.layout import TO_FIRST, TO_LAST, LaidOutGraph
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
-from penstock.driverkit.types import one_scale
+from penstock.driverkit.types import CLAMPS, one_scale
 from penstock.errors import GeneralFailure
 from penstock.interrupts import polled
-from penstock.ir import DType, Model, NDArray, Operand, Shape
+from penstock.ir import DType, Model, NDArray, Operand
 
 Value: TypeAlias = str
 """The name of a value in the ONNX graph."""
@@ -40,10 +40,6 @@ HALVES: Final = 1 << 12
 
 SHARED_BYTES: Final = 1024
 """Constants up to this size are kept once, however many nodes read their like."""
-
-CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
-ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
-"""The fused activations that are computed."""
 
 
 class Node:
@@ -85,7 +81,7 @@ class Node:
                 node.rename(names)
 
 
-class Graph:
+class Graph(LaidOutGraph[Value]):
     """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit
     weights unsigned: for processors whose product of unsigned and signed bytes saturates.
     *portable* has nothing but ONNX's own operators, layers between dequantisation and quantisation,
@@ -102,6 +98,7 @@ class Graph:
         relaxed: bool = False,
         branch: int | None = None,
     ) -> None:
+        super().__init__()
         self.model = model
         self.entry = model.entry if branch is None else model.subgraphs[branch]
         self.wide, self.portable, self.relaxed = wide, portable, relaxed
@@ -113,8 +110,6 @@ class Graph:
         self.constants: dict[Value, NDArray] = {}
         self.inputs: list[tuple[Value, Operand]] = []
         self.outputs: list[tuple[Value, Operand]] = []
-        self._last: dict[int, Value] = {}
-        self._first: dict[int, Value] = {}
         self._real: dict[Value, Value] = {}
         self._held: dict[int, NDArray] = {}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -139,7 +134,7 @@ class Graph:
         made.around, made.operation = self, self.operation
         made.constants, made._shared, made._count = self.constants, self._shared, self._count
         for operand, value in zip(made.entry.inputs, given, strict=True):
-            made._last[operand] = value
+            made.put_at(operand, value)
             made._shapes[value] = known_shape(made.entry.operands[operand], "an input of a branch")
         return made
 
@@ -228,23 +223,18 @@ class Graph:
             return make(value)
         return self.reshape(self.shaped(make(base), self._shapes[base]), self._shapes[value])
 
-    def get(self, site: Site, position: int = 0) -> Value:
-        """The stored value of input *position*, in the layout that *site* reads it in."""
-        return self.read(site.input_indexes[position], first=site.layout.inputs[position])
+    def absent(self, index: int, *, first: bool) -> Value:
+        value = self.known(index)
+        if value is None:
+            raise GeneralFailure(f"operand {index} is read before it is computed")
+        return self.constant(value.transpose(TO_FIRST[4]) if first else value)
 
-    def read(self, index: int, *, first: bool = False) -> Value:
-        """The stored value of operand *index*, transposed where it does not exist in this layout."""
-        have, other = (self._first, self._last) if first else (self._last, self._first)
-        if index not in have:
-            shape = self.entry.operands[index].shape or ()
-            if index in other:
-                have[index] = self._transposed(other[index], shape, first=first)
-            else:
-                value = self.known(index)
-                if value is None:
-                    raise GeneralFailure(f"operand {index} is read before it is computed")
-                have[index] = self.constant(value.transpose(TO_FIRST[4]) if first else value)
-        return have[index]
+    def relaid(self, value: Value, index: int, *, first: bool) -> Value:
+        """As of any graph; a sequence by a reshape where nothing moves."""
+        shape = known_shape(self.entry.operands[index], "a value")
+        if len(shape) == 3 and not first and 1 in shape[1:]:
+            return self.reshape(value, shape)
+        return self.transpose(value, (TO_FIRST if first else TO_LAST)[len(shape)])
 
     def known(self, index: int) -> NDArray | None:
         """The value of an operand, as it is stored, where that is known already."""
@@ -284,17 +274,12 @@ class Graph:
         scale, zero = stored_grid(operand)
         return self.number(scale * away), self.constant(np.array(zero, np.uint8))
 
-    def define(self, site: Site, value: Value, *, output: int = 0) -> None:
-        """Names *value*, as it is stored, as an output of *site*, in the layout that it makes."""
-        made = self._first if site.layout.outputs[output] else self._last
-        made[site.output_indexes[output]] = value
-
     def round(self, site: Site, value: Value, *, output: int = 0) -> None:
         """Names a real *value* as an output of *site*, rounded to its grid where that is quantised."""
         operand = site.output(output)
         if operand.dtype in QUANTIZED:
             value = self.node("QuantizeLinear", value, *self.target(operand))
-        self.define(site, value, output=output)
+        self.put(site, value, output)
 
     def source(self, site: Site, position: int = 0) -> Value:
         """The stored value of input *position* on the grid of the output that it is moved to."""
@@ -358,13 +343,13 @@ class Graph:
     def _input(self, index: int) -> None:
         operand = self.entry.operands[index]
         known_shape(operand, f"input {operand.name!r}")
-        if index in self._last:
+        if self.holds(index) is not None:
             return
         name = f"i{index}"
         self.inputs.append((name, operand))
         if operand.dtype is not DType.INT8:
             self._shapes[name] = known_shape(operand, f"input {operand.name!r}")
-        self._last[index] = self._flip(name) if operand.dtype is DType.INT8 else name
+        self.put_at(index, self._flip(name) if operand.dtype is DType.INT8 else name)
 
     def _output(self, index: int, names: dict[Value, Value]) -> None:
         """Has *names* call the value of an output so; one that no node of its own makes, or that
@@ -379,13 +364,6 @@ class Graph:
             names[value] = name
         else:
             self.nodes.append(Node("Identity", [value], [name], "", {}))
-
-    def _transposed(self, value: Value, shape: Shape, *, first: bool) -> Value:
-        """*value*, of an operand of this *shape*, in the other layout; a reshape where nothing moves."""
-        last = tuple(d or 0 for d in shape or ())
-        if len(last) == 3 and not first and 1 in last[1:]:
-            return self.reshape(value, last)
-        return self.transpose(value, (TO_FIRST if first else TO_LAST)[len(last)])
 
     def _made(self, index: int, named: Container[Value]) -> Value:
         """Operand *index* as the result of a node of this graph, which is not among those *named*."""

@@ -15,11 +15,10 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import numpy as np
 
-from penstock.driverkit.layout import TO_FIRST, TO_LAST
+from penstock.driverkit.layout import TO_FIRST, TO_LAST, LaidOutGraph
 from penstock.driverkit.site import QUANTIZED, Site, known_shape
-from penstock.driverkit.types import one_scale
+from penstock.driverkit.types import CLAMPS, one_scale
 from penstock.drivers.openvino.engine import openvino
-from penstock.drivers.openvino.types import PLAIN, STEPPED, alike, range_of
 from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
@@ -27,6 +26,34 @@ Node: TypeAlias = Any
 """An output of an OpenVINO node; the package's types are not needed to check this driver's."""
 
 OPSET: Final = "openvino.opset13"
+
+PLAIN: Final = frozenset({DType.INT32, DType.BOOL})
+"""Element types besides float32 that are moved as they are."""
+
+STEPPED: Final = frozenset({*QUANTIZED, DType.INT16})
+"""Element types of numbers in steps of a scale, which are real within OpenVINO."""
+
+
+def range_of(operand: Operand) -> tuple[float, float]:
+    """The least and the greatest real value of a quantised operand."""
+    scale, zero = one_scale(operand)
+    limits = np.iinfo(operand.dtype.numpy)
+    return scale * (int(limits.min) - zero), scale * (int(limits.max) - zero)
+
+
+def alike(one: Operand, other: Operand) -> bool:
+    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points
+    that are 128 apart.
+    """
+    if one.quantization == other.quantization and one.dtype is other.dtype:
+        return True
+    quantized = one.dtype in QUANTIZED and other.dtype in QUANTIZED
+    return quantized and range_of(one) == range_of(other)
+
+
+def is_above_zero(operand: Operand) -> bool:
+    """Whether no value of a quantised operand is below zero."""
+    return range_of(operand)[0] >= 0
 
 
 class Padded(msgspec.Struct, frozen=True):
@@ -37,15 +64,14 @@ class Padded(msgspec.Struct, frozen=True):
     after: tuple[int, int] = (0, 0)
 
 
-class Graph:
+class Graph(LaidOutGraph[Node]):
     """Nodes by operand index of the entry subgraph, in one layout or in both."""
 
     def __init__(self, model: Model) -> None:
+        super().__init__()
         self.model, self.entry = model, model.entry
         self.ov = openvino()
         self.op: Any = importlib.import_module(OPSET)
-        self._last: dict[int, Node] = {}
-        self._first: dict[int, Node] = {}
         self._constants: list[NDArray] = []
         self._padded: dict[int, Padded] = {}
         self._rearranged: dict[int, tuple[int, Callable[[Node], Node]]] = {}
@@ -68,7 +94,7 @@ class Graph:
 
     def name_of(self, index: int) -> str | None:
         """OpenVINO's name of the node whose value operand *index* is; None where no node makes one."""
-        value = self._last.get(index, self._first.get(index))
+        value = self.holds(index)
         if value is None:
             return None
         made = value.get_node() if hasattr(value, "get_node") else value
@@ -80,20 +106,6 @@ class Graph:
         """The constants as OpenVINO was given them."""
         return tuple(self._constants)
 
-    def get(self, site: Site, position: int = 0) -> Node:
-        """The value of input *position*, in the layout that *site* reads it in."""
-        return self.read(site.input_indexes[position], first=site.layout.inputs[position])
-
-    def read(self, index: int, *, first: bool = False) -> Node:
-        """The value of operand *index*, transposed where it does not exist in this layout."""
-        have, other = (self._first, self._last) if first else (self._last, self._first)
-        if index not in have:
-            if index in other:
-                have[index] = self.transpose(other[index], (TO_FIRST if first else TO_LAST)[4])
-            else:
-                have[index] = self._constant_of(self.entry.operands[index], first=first)
-        return have[index]
-
     def define(
         self, site: Site, node: Node, *, output: int = 0, raised: NDArray | None = None
     ) -> None:
@@ -103,7 +115,7 @@ class Graph:
         operand = site.output(output)
         if operand.dtype in STEPPED:
             node = self._on_grid(node, operand, raised)
-        self._name(site, node, output)
+        self.put(site, node, output)
 
     def move(
         self, site: Site, node: Node, sources: Sequence[int] = (0,), *, output: int = 0
@@ -114,7 +126,7 @@ class Graph:
         if any(not alike(site.input(s), site.output(output)) for s in sources):
             self.define(site, node, output=output)
         else:
-            self._name(site, node, output)
+            self.put(site, node, output)
 
     def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
         """Names what *how* makes of the only input of *site* as its output, as `move` does.
@@ -212,10 +224,6 @@ class Graph:
         low, high = CLAMPS[fused]
         return self.op.clamp(node, low, high)
 
-    def _name(self, site: Site, node: Node, output: int) -> None:
-        made = self._first if site.layout.outputs[output] else self._last
-        made[site.output_indexes[output]] = node
-
     def _parameter(self, index: int) -> Node:
         operand = self.entry.operands[index]
         shape = known_shape(operand, f"input {operand.name!r}")
@@ -228,12 +236,13 @@ class Graph:
             node = self.op.fake_quantize(
                 self.op.convert(node, "f32"), least, most, low, high, LEVELS
             )
-            self._last[index] = node
+            self.put_at(index, node)
         else:
-            self._last[index] = self._real(node, operand)
+            self.put_at(index, self._real(node, operand))
         return parameter
 
-    def _constant_of(self, operand: Operand, *, first: bool) -> Node:
+    def absent(self, index: int, *, first: bool) -> Node:
+        operand = self.entry.operands[index]
         value = self.model.constant(operand)
         if first:
             value = value.transpose(TO_FIRST[4])
@@ -326,9 +335,6 @@ MOVING: Final = frozenset(
     }
 )
 MOST_LOOKED_AT: Final = 64
-CLAMPS: Final = {"RELU6": (0.0, 6.0), "RELU_N1_TO_1": (-1.0, 1.0), "RELU_0_TO_1": (0.0, 1.0)}
-ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
-"""The fused activations that are computed."""
 
 
 def _would_be_lost(node: Node) -> bool:

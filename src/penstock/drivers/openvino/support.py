@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from penstock.driverkit.site import QUANTIZED, Site, make_sites, require
+from penstock.driverkit.site import QUANTIZED, Site, make_sites
 from penstock.driverkit.support import answered
-from penstock.drivers.openvino.rules import RULES
+from penstock.drivers.openvino.rules import judge
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import Model
-
-MAX_RANK: Final = 5
-"""Dimensions of an operand: what every plugin computes with."""
-
 
 SATURATING: Final = (
     "off by up to 124 steps: without VNNI OpenVINO adds pairs of 8-bit products in 16 bits"
@@ -27,7 +23,7 @@ def examine(
     Of 8-bit values none is better than relaxed unless OpenVINO *sums_exactly* here.
     """
     sites = make_sites(model)
-    answers = answered(sites, _judge, best)
+    answers = answered(sites, judge, best)
     if sums_exactly:
         return answers
     return [
@@ -40,14 +36,3 @@ def examine(
 
 def _is_stepped(site: Site) -> bool:
     return any(o is not None and o.dtype in QUANTIZED for o in (*site.inputs, *site.outputs))
-
-
-def _judge(site: Site) -> AccuracyClass:
-    rule = RULES.find(site, "is not translated to OpenVINO's operations")
-    for operand in (*site.inputs, *site.outputs):
-        if operand is not None and operand.shape is not None:
-            rank = len(operand.shape)
-            require(rank <= MAX_RANK, f"an operand of {rank} dimensions")
-    for position in range(len(site.outputs)):
-        site.output_shape(position)
-    return rule.check(site)

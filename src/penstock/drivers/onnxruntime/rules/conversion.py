@@ -53,7 +53,7 @@ def emit_cast(graph: Graph, site: Site) -> None:
         node = _to_bytes(graph, x, target)
     else:
         node = graph.node("Cast", x, to=TARGETS[target])
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _zero(dtype: DType) -> int:
@@ -139,9 +139,9 @@ def emit_quantize(graph: Graph, site: Site) -> None:
     if site.input().dtype is F32:
         x, target = graph.get(site), site.output()
         node = graph.node("QuantizeLinear", x, *graph.target(target, AWAY_ONCE))
-        graph.define(site, node)
+        graph.put(site, node)
     else:
-        graph.define(site, graph.source(site))
+        graph.put(site, graph.source(site))
 
 
 def _check_dequantize(site: Site) -> AccuracyClass:
@@ -160,10 +160,10 @@ def _check_dequantize(site: Site) -> AccuracyClass:
 def emit_dequantize(graph: Graph, site: Site) -> None:
     operand = site.input()
     if operand.dtype is not DType.FLOAT16:
-        graph.define(site, graph.real(site))
+        graph.put(site, graph.real(site))
     elif operand.is_constant:
         value = site.value(0, "its input").astype(np.float32)
         graph.hold(site, value)
     else:
         x = graph.get(site)
-        graph.define(site, graph.node("Cast", x, to=TARGETS[F32]))
+        graph.put(site, graph.node("Cast", x, to=TARGETS[F32]))

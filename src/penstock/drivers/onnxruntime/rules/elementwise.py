@@ -11,27 +11,16 @@ import numpy as np
 
 from penstock.driverkit.checks import check_logic, require_choice
 from penstock.driverkit.layout import (
-    TO_FIRST,
     Values,
     broadcasts,
     channels_last,
     follows,
     follows_any,
-    in_computed_order,
     layout_of,
 )
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import F32, activation, activations, numbers
-from penstock.drivers.onnxruntime.graph import (
-    ACTIVATIONS,
-    AWAY,
-    CLAMPS,
-    MICROSOFT,
-    Graph,
-    Value,
-    may_halve,
-    stored_grid,
-)
+from penstock.driverkit.types import ACTIVATIONS, CLAMPS, F32, activation, activations, numbers
+from penstock.drivers.onnxruntime.graph import AWAY, MICROSOFT, Graph, Value, may_halve, stored_grid
 from penstock.drivers.onnxruntime.rules.conversion import scaled_bytes
 from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule
 from penstock.hal import AccuracyClass
@@ -108,7 +97,7 @@ def _check_width(site: Site) -> None:
 def emit_unary(graph: Graph, site: Site) -> None:
     compute = partial(UNARY[site.operation.type], graph)
     if site.first and site.rank() == 3:
-        graph.define(site, graph.through(graph.get(site), compute))
+        graph.put(site, graph.through(graph.get(site), compute))
         return
     graph.round(site, compute(graph.real(site)))
 
@@ -159,10 +148,10 @@ def emit_binary(graph: Graph, site: Site) -> None:
     kind, fused = site.operation.type, site.activation
     if site.is_quantized and not graph.portable and kind in {"ADD", "SUB", "MUL"}:
         node = _multiplied(graph, site) if kind == "MUL" else _added(graph, site)
-        graph.define(site, graph.limit(node, site.output(), fused))
+        graph.put(site, graph.limit(node, site.output(), fused))
         return
     if site.is_quantized and kind in EXTREMES and _one_grid(site):
-        graph.define(site, graph.node(BINARY[kind], graph.get(site, 0), graph.get(site, 1)))
+        graph.put(site, graph.node(BINARY[kind], graph.get(site, 0), graph.get(site, 1)))
         return
     a, b = (operand_of(graph, site, position) for position in (0, 1))
     if kind == "SQUARED_DIFFERENCE":
@@ -228,15 +217,8 @@ def _spread(graph: Graph, site: Site, position: int) -> Value:
 
 
 def operand_of(graph: Graph, site: Site, position: int) -> Value:
-    """The real value of an input, which takes part in broadcasting."""
-    x, rank = graph.real(site, position), len(site.shape(position))
-    if not site.first or site.layout.inputs[position] or not rank:
-        return x
-    # A constant of lower rank belongs to the last dimensions of NHWC.
-    shape = (*(1,) * (4 - rank), *site.shape(position))
-    if shape[:3] == (1, 1, 1):
-        return graph.reshape(x, in_computed_order(site, shape))
-    return graph.transpose(graph.reshape(x, shape), TO_FIRST[4])
+    """An input that takes part in broadcasting, real."""
+    return graph.broadcast(site, position, graph.real(site, position))
 
 
 def _check_add_n(site: Site) -> AccuracyClass:
@@ -248,7 +230,7 @@ def _check_add_n(site: Site) -> AccuracyClass:
 
 @rule("ADD_N", check=_check_add_n, layout=broadcasts)
 def emit_add_n(graph: Graph, site: Site) -> None:
-    graph.define(site, graph.node("Sum", *(graph.get(site, p) for p in range(len(site.inputs)))))
+    graph.put(site, graph.node("Sum", *(graph.get(site, p) for p in range(len(site.inputs)))))
 
 
 def _check_leaky(site: Site) -> AccuracyClass:
@@ -306,7 +288,7 @@ def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
         )
         for value, slope in ((graph.node("Relu", x), 1 - alpha), (x, alpha))
     ]  # fmt: skip
-    graph.define(site, graph.node("Add", *parts))
+    graph.put(site, graph.node("Add", *parts))
 
 
 COMPARISONS: Final = {
@@ -332,7 +314,7 @@ def emit_comparison(graph: Graph, site: Site) -> None:
     node = graph.node(COMPARISONS[site.operation.type], a, b)
     if site.operation.type == "NOT_EQUAL":
         node = graph.node("Not", node)
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
@@ -341,7 +323,7 @@ LOGIC: Final = {"LOGICAL_AND": "And", "LOGICAL_OR": "Or", "LOGICAL_NOT": "Not"}
 @rule(*LOGIC, check=check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
     given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
-    graph.define(site, graph.node(LOGIC[site.operation.type], *given))
+    graph.put(site, graph.node(LOGIC[site.operation.type], *given))
 
 
 def _check_select(site: Site) -> AccuracyClass:
@@ -362,12 +344,12 @@ def emit_select(graph: Graph, site: Site) -> None:
         condition = graph.reshape(condition, (shape[0], *(1,) * (len(site.shape(1)) - 1)))
     a, b = (graph.get(site, p) for p in (1, 2))
     if site.output().dtype is not DType.BOOL:
-        graph.define(site, graph.node("Where", condition, a, b))
+        graph.put(site, graph.node("Where", condition, a, b))
         return
     # ONNX Runtime has no Where of truth values.
     chosen = graph.node("And", condition, a)
     other = graph.node("And", graph.node("Not", condition), b)
-    graph.define(site, graph.node("Or", chosen, other))
+    graph.put(site, graph.node("Or", chosen, other))
 
 
 def _check_zeros(site: Site) -> AccuracyClass:
@@ -381,4 +363,4 @@ def emit_zeros_like(graph: Graph, site: Site) -> None:
     if site.output().dtype is DType.INT8:
         zero = zero + np.uint8(128)
     shape = graph.whole(site.shape())
-    graph.define(site, graph.node("Expand", graph.constant(zero), shape))
+    graph.put(site, graph.node("Expand", graph.constant(zero), shape))

@@ -24,8 +24,8 @@ from penstock.driverkit.layout import (
     layout_of,
 )
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import F32, activation, activations
-from penstock.drivers.onnxruntime.graph import ACTIVATIONS, MICROSOFT, Graph, Value, stored_grid
+from penstock.driverkit.types import ACTIVATIONS, F32, activation, activations
+from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, stored_grid
 from penstock.drivers.onnxruntime.rules.rule import moves, rule
 from penstock.hal import AccuracyClass
 
@@ -69,7 +69,7 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
         return
     stored = graph.node("Cast", graph.get(site), to=FLOAT)
     node = rounded(graph, graph.node("AveragePool", stored, count_include_pad=0, **named), site)
-    graph.define(site, graph.limit(graph.transpose(node, TO_LAST[4]), site.output(), fused))
+    graph.put(site, graph.limit(graph.transpose(node, TO_LAST[4]), site.output(), fused))
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
@@ -97,7 +97,7 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
         return
     x = graph.get(site)
     node = graph.node("NhwcMaxPool", x, domain=MICROSOFT, **named)
-    graph.define(site, graph.limit(node, site.output(), fused))
+    graph.put(site, graph.limit(node, site.output(), fused))
 
 
 @rule("L2_POOL_2D", check=_check_pool, layout=channels_first)
@@ -142,7 +142,7 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
             node = graph.node(
                 "Gather", node, graph.constant(positions), axis=computed_axis(site, axis)
             )
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_blocks(site: Site) -> AccuracyClass:
@@ -157,11 +157,11 @@ def emit_depth_to_space(graph: Graph, site: Site) -> None:
     block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.output_shape()
     if site.first:
         x = graph.get(site)
-        graph.define(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"))
+        graph.put(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"))
         return
     node = graph.reshape(graph.source(site), (n, h // block, w // block, block, block, c))
     node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
-    graph.define(site, graph.reshape(node, (n, h, w, c)))
+    graph.put(site, graph.reshape(node, (n, h, w, c)))
 
 
 @rule("SPACE_TO_DEPTH", check=_check_blocks)
@@ -169,7 +169,7 @@ def emit_space_to_depth(graph: Graph, site: Site) -> None:
     block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.shape()
     node = graph.reshape(graph.source(site), (n, h // block, block, w // block, block, c))
     node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
-    graph.define(site, graph.reshape(node, site.output_shape()))
+    graph.put(site, graph.reshape(node, site.output_shape()))
 
 
 def _check_batches(site: Site) -> AccuracyClass:
@@ -198,7 +198,7 @@ def emit_space_to_batch(graph: Graph, site: Site) -> None:
         *range(1, 2 * k + 1, 2),
         *range(2 * k + 1, 2 * k + 1 + rest),
     )
-    graph.define(site, graph.reshape(graph.transpose(node, order), output))
+    graph.put(site, graph.reshape(graph.transpose(node, order), output))
 
 
 @rule("BATCH_TO_SPACE_ND", check=_check_batches)
@@ -215,7 +215,7 @@ def emit_batch_to_space(graph: Graph, site: Site) -> None:
         ends = [e + n for e, n in zip(edges[::2], output[1 : k + 1], strict=True)]
         axes = graph.whole(range(1, k + 1))
         node = graph.node("Slice", node, graph.whole(edges[::2]), graph.whole(ends), axes)
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def zero_of(graph: Graph, site: Site) -> Value:

@@ -17,6 +17,7 @@ from penstock.driverkit.checks import (
 from penstock.driverkit.layout import TO_LAST, Values, channels_first, first_if_real, layout_of
 from penstock.driverkit.site import QUANTIZED, Layout, Refused, Site, require
 from penstock.driverkit.types import (
+    ACTIVATIONS,
     F32,
     activation,
     activations,
@@ -24,7 +25,7 @@ from penstock.driverkit.types import (
     one_scale_a_channel,
     require_shares,
 )
-from penstock.drivers.onnxruntime.graph import ACTIVATIONS, MICROSOFT, Graph, Value, raised
+from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, raised
 from penstock.drivers.onnxruntime.rules.rule import rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
@@ -231,7 +232,7 @@ def _emit(
         channels_last=1,
         **named,
     )
-    graph.define(site, graph.limit(node, site.output(), fused))
+    graph.put(site, graph.limit(node, site.output(), fused))
 
 
 def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str, Any]:
@@ -295,7 +296,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
     """MediaPipe's: filter [out, height, width, in], a bias, SAME padding cut off both sides."""
     x = graph.get(site)
     node = _transposed(graph, site, x, cut_windows(site), [0, 0], [graph.get(site, 2)])
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_conv_3d(site: Site) -> AccuracyClass:
@@ -317,7 +318,7 @@ def emit_conv_3d(graph: Graph, site: Site) -> None:
     x = graph.transpose(graph.get(site), (0, 4, 1, 2, 3))
     node = graph.node("Conv", x, weights, *real_bias(graph, site), **attributes(w, filters[:3]))
     node = graph.activate(node, activation(site, ACTIVATIONS))
-    graph.define(site, graph.transpose(node, (0, 2, 3, 4, 1)))
+    graph.put(site, graph.transpose(node, (0, 2, 3, 4, 1)))
 
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
@@ -355,7 +356,7 @@ def emit_fully_connected(graph: Graph, site: Site) -> None:
     if real:
         graph.round(site, node)
     else:
-        graph.define(site, node)
+        graph.put(site, node)
 
 
 def _check_batch_matmul(site: Site) -> AccuracyClass:
@@ -381,7 +382,7 @@ def emit_batch_matmul(graph: Graph, site: Site) -> None:
         *graph.grid(site.input(1)),
         *graph.grid(site.output()),
     )
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _matrix(graph: Graph, site: Site, position: int, *, adjoint: bool) -> Value:

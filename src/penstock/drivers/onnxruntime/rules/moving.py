@@ -57,14 +57,14 @@ def emit_reshape(graph: Graph, site: Site) -> None:
     away or gives it back keeps that layout.
     """
     if not site.first:
-        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
     rows, *_, steps, channels = site.shape()
     if site.rank() == 4:
         image = graph.shaped(graph.get(site), (rows, channels, 1, steps))
-        graph.define(site, graph.reshape(image, (rows, channels, steps)))
+        graph.put(site, graph.reshape(image, (rows, channels, steps)))
     else:
-        graph.define(site, graph.reshape(graph.get(site), (rows, channels, 1, steps)))
+        graph.put(site, graph.reshape(graph.get(site), (rows, channels, 1, steps)))
 
 
 def _check_transpose(site: Site) -> AccuracyClass:
@@ -83,13 +83,13 @@ def _transpose_layout(site: Site, values: Values) -> Layout:
 def emit_transpose(graph: Graph, site: Site) -> None:
     order, shape, layout = order_of(site), site.shape(), site.layout
     if layout.inputs[0] != layout.outputs[0]:
-        graph.define(site, graph.source(site))
+        graph.put(site, graph.source(site))
         return
     long = [axis for axis in order if shape[axis] != 1]
     if long == sorted(long):
-        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
-    graph.define(site, graph.transpose(graph.source(site), order))
+    graph.put(site, graph.transpose(graph.source(site), order))
 
 
 def _check_concatenation(site: Site) -> AccuracyClass:
@@ -102,7 +102,7 @@ def emit_concatenation(graph: Graph, site: Site) -> None:
     axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
     parts = [graph.source(site, p) for p in range(len(site.inputs))]
     node = graph.node("Concat", *parts, axis=computed_axis(site, axis))
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_pack(site: Site) -> AccuracyClass:
@@ -115,7 +115,7 @@ def emit_pack(graph: Graph, site: Site) -> None:
     axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
     shape[axis] = 1
     parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
-    graph.define(site, graph.node("Concat", *parts, axis=axis))
+    graph.put(site, graph.node("Concat", *parts, axis=axis))
 
 
 def _check_unpack(site: Site) -> AccuracyClass:
@@ -138,7 +138,7 @@ def emit_unpack(graph: Graph, site: Site) -> None:
     sizes = [1] * len(site.outputs)
     for position, piece in enumerate(_split(graph, site, 0, axis, sizes)):
         value = graph.reshape(piece, site.output_shape(position))
-        graph.define(site, value, output=position)
+        graph.put(site, value, position)
 
 
 def _split(graph: Graph, site: Site, source: int, axis: int, sizes: list[int]) -> list[Value]:
@@ -183,7 +183,7 @@ def emit_split_v(graph: Graph, site: Site) -> None:
 def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
     for position, piece in enumerate(_split(graph, site, source, axis, sizes)):
-        graph.define(site, piece, output=position)
+        graph.put(site, piece, position)
 
 
 def _check_pad(site: Site) -> AccuracyClass:
@@ -206,7 +206,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
         pads = graph.whole([*before, *after])
         truth = site.output().dtype is DType.BOOL
         node = graph.node("Pad", node, pads, value) if not truth else _padded(graph, node, pads)
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _padded(graph: Graph, node: Value, pads: Value) -> Value:
@@ -231,7 +231,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
             positions = np.pad(np.arange(size, dtype=np.int64), (b, a), mode=mode)  # type: ignore[call-overload]  # two literals
             along = computed_axis(site, axis)
             node = graph.node("Gather", node, graph.constant(positions), axis=along)
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_repeats(site: Site) -> AccuracyClass:
@@ -243,13 +243,13 @@ def _check_repeats(site: Site) -> AccuracyClass:
 @rule("TILE", check=_check_repeats)
 def emit_tile(graph: Graph, site: Site) -> None:
     repeats = graph.whole(site.integers(1, "its multiples"))
-    graph.define(site, graph.node("Tile", graph.source(site), repeats))
+    graph.put(site, graph.node("Tile", graph.source(site), repeats))
 
 
 @rule("BROADCAST_TO", check=_check_repeats)
 def emit_broadcast(graph: Graph, site: Site) -> None:
     shape = graph.whole(site.output_shape())
-    graph.define(site, graph.node("Expand", graph.source(site), shape))
+    graph.put(site, graph.node("Expand", graph.source(site), shape))
 
 
 def _check_fill(site: Site) -> AccuracyClass:
@@ -262,7 +262,7 @@ def _check_fill(site: Site) -> AccuracyClass:
 def emit_fill(graph: Graph, site: Site) -> None:
     """Its shape is known already."""
     shape = graph.whole(site.output_shape())
-    graph.define(site, graph.node("Expand", graph.source(site, 1), shape))
+    graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
 
 
 def _check_reverse(site: Site) -> AccuracyClass:
@@ -277,7 +277,7 @@ def emit_reverse(graph: Graph, site: Site) -> None:
     for axis in {axis_of(a, len(shape)) for a in site.integers(1, "its axes")}:
         positions = graph.whole(range(shape[axis] - 1, -1, -1))
         node = graph.node("Gather", node, positions, axis=axis)
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_shape(site: Site) -> AccuracyClass:
@@ -320,7 +320,7 @@ def emit_slice(graph: Graph, site: Site) -> None:
         node = graph.node("Slice", node, *(graph.whole(v) for v in (*given, along, steps)))
     if len(site.output_shape()) != len(shape):
         node = graph.reshape(node, site.output_shape())
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_update(site: Site) -> AccuracyClass:
@@ -350,7 +350,7 @@ def emit_update(graph: Graph, site: Site) -> None:
     """What stands before the block, the block, and what stands behind it."""
     block, place = graph.source(site, 1), _update_of(site)
     if place is None:
-        graph.define(site, block)
+        graph.put(site, block)
         return
     axis, begin, end = place
     parts = [block]
@@ -358,7 +358,7 @@ def emit_update(graph: Graph, site: Site) -> None:
         if start < stop:
             bounds = [graph.whole([v]) for v in (start, stop, axis)]
             parts.insert(at, graph.node("Slice", graph.source(site), *bounds))
-    graph.define(site, graph.node("Concat", *parts, axis=axis))
+    graph.put(site, graph.node("Concat", *parts, axis=axis))
 
 
 def _check_indices(site: Site, position: int) -> None:
@@ -381,10 +381,10 @@ def _check_gather(site: Site) -> AccuracyClass:
 def emit_gather(graph: Graph, site: Site) -> None:
     """Indexes of any shape along one dimension."""
     if _gathers_all(site):
-        graph.define(site, graph.reshape(graph.source(site), site.output_shape()))
+        graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
         return
     indices = _indices(graph, site, 1)
-    graph.define(site, graph.node("Gather", graph.source(site), indices, axis=gather_axis(site)))
+    graph.put(site, graph.node("Gather", graph.source(site), indices, axis=gather_axis(site)))
 
 
 def _gathers_all(site: Site) -> bool:
@@ -415,7 +415,7 @@ def emit_gather_nd(graph: Graph, site: Site) -> None:
     indices = _indices(graph, site, 1)
     if not site.input(1).is_constant:
         indices = graph.node("Cast", indices, to=TARGETS[DType.INT64])
-    graph.define(site, graph.node("GatherND", graph.source(site), indices))
+    graph.put(site, graph.node("GatherND", graph.source(site), indices))
 
 
 def _check_one_hot(site: Site) -> AccuracyClass:
@@ -443,7 +443,7 @@ def emit_one_hot(graph: Graph, site: Site) -> None:
     marks = np.arange(depth, dtype=site.input().dtype.numpy)
     known = graph.constant(marks.reshape(places))
     on, off = (graph.reshape(graph.get(site, p), ()) for p in (2, 3))
-    graph.define(site, graph.node("Where", graph.node("Equal", x, known), on, off))
+    graph.put(site, graph.node("Where", graph.node("Equal", x, known), on, off))
 
 
 def _check_top_k(site: Site) -> AccuracyClass:
@@ -459,5 +459,5 @@ def emit_top_k(graph: Graph, site: Site) -> None:
     k = graph.whole(site.integers(1, "its number"))
     given = [graph.get(site), k]
     values, positions = graph.node_of("TopK", given, 2, axis=-1, largest=1, sorted=1)
-    graph.define(site, values)
-    graph.define(site, graph.node("Cast", positions, to=TARGETS[DType.INT32]), output=1)
+    graph.put(site, values)
+    graph.put(site, graph.node("Cast", positions, to=TARGETS[DType.INT32]), 1)

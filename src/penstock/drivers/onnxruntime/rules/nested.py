@@ -52,7 +52,7 @@ def emit_if(graph: Graph, site: Site) -> None:
         "If", [condition], len(site.outputs), then_branch=then, else_branch=otherwise
     )
     for at, value in enumerate(results):
-        graph.define(site, value, output=at)
+        graph.put(site, value, at)
 
 
 GATES: Final = (0, 3, 1, 2)
@@ -111,7 +111,7 @@ def emit_lstm(graph: Graph, site: Site) -> None:
     )
     values: list[Value] = [every if major else graph.transpose(every, (2, 1, 0, 3)), *states]
     for at, _ in enumerate(site.outputs):
-        graph.define(site, graph.reshape(values[at], site.output_shape(at)), output=at)
+        graph.put(site, graph.reshape(values[at], site.output_shape(at)), at)
 
 
 def _steps_first(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool) -> Value:

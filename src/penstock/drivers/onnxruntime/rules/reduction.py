@@ -64,7 +64,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
     if kind in LOGICAL:
         x = graph.node("Cast", x, to=TARGETS[DType.BOOL])
     if moved:
-        graph.define(site, x)
+        graph.put(site, x)
     else:
         graph.round(site, x)
 
@@ -101,7 +101,7 @@ def emit_position(graph: Graph, site: Site) -> None:
     node = graph.node(kind, x, axis=axis, keepdims=0)
     if site.output().dtype is DType.INT32:
         node = graph.node("Cast", node, to=TARGETS[DType.INT32])
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 def _check_sum(site: Site) -> AccuracyClass:
@@ -123,14 +123,14 @@ def emit_cumulative_sum(graph: Graph, site: Site) -> None:
         exclusive=int(attributes.flag("exclusive")),
         reverse=int(attributes.flag("reverse")),
     )
-    graph.define(site, node)
+    graph.put(site, node)
 
 
 @rule("L2_NORMALIZATION", check=check_l2)
 def emit_l2(graph: Graph, site: Site) -> None:
     x = graph.get(site)
     length = graph.node("ReduceL2", x, graph.whole([-1]), keepdims=1)
-    graph.define(site, graph.node("Div", x, graph.node("Max", length, graph.number(LEAST_LENGTH))))
+    graph.put(site, graph.node("Div", x, graph.node("Max", length, graph.number(LEAST_LENGTH))))
 
 
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=check_local, layout=channels_first)
@@ -146,4 +146,4 @@ def emit_local(graph: Graph, site: Site) -> None:
         beta=float(attributes.number("beta")),
         bias=float(attributes.number("bias")),
     )
-    graph.define(site, node)
+    graph.put(site, node)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from penstock.drivers.openvino.rules.rule import RULES
+from penstock.drivers.openvino.rules.rule import RULES, judge
 
 FAMILIES: Final = (
-    "choices", "elementwise", "images", "layers", "moving", "reduction", "rounding",
+    "elementwise", "images", "layers", "moving", "reduction", "rounding",
 )  # fmt: skip
 """Modules whose functions register themselves."""
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "judge"]
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

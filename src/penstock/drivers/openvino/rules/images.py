@@ -11,10 +11,9 @@ import numpy as np
 from penstock.driverkit.checks import coordinates, nearest, pool_extents, require_resizable, windows
 from penstock.driverkit.layout import channels_first
 from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import activation, activations
-from penstock.drivers.openvino.graph import ACTIVATIONS, Graph
-from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import moves
+from penstock.driverkit.types import ACTIVATIONS, activation, activations
+from penstock.drivers.openvino.graph import Graph
+from penstock.drivers.openvino.rules.rule import moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 

@@ -18,6 +18,7 @@ from penstock.driverkit.checks import (
 from penstock.driverkit.layout import Values, channels_first, layout_of
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.driverkit.types import (
+    ACTIVATIONS,
     F32,
     activation,
     activations,
@@ -25,10 +26,9 @@ from penstock.driverkit.types import (
     one_scale_a_channel,
     require_shares,
 )
-from penstock.drivers.openvino.graph import ACTIVATIONS, Graph, Node
+from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
 from penstock.drivers.openvino.rules.rounding import NOTHING, away_from_zero, rounded_twice
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import is_above_zero
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import transpose_conv_bias

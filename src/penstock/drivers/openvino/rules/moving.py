@@ -31,9 +31,8 @@ from penstock.driverkit.layout import (
 )
 from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import F32, activation
-from penstock.drivers.openvino.graph import Graph, Node
-from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import PLAIN, STEPPED, carried, moved, moves
+from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
+from penstock.drivers.openvino.rules.rule import carried, moved, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 

@@ -11,10 +11,9 @@ from penstock.driverkit.checks import LEAST_LENGTH, check_l2, check_local, reduc
 from penstock.driverkit.layout import Values, channels_first, computed_axis, reduces
 from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import activations
-from penstock.drivers.openvino.graph import Graph, Node
+from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
 from penstock.drivers.openvino.rules.rounding import away_from_zero, rounded_twice, step_ratio
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import is_above_zero
 from penstock.hal import AccuracyClass
 
 

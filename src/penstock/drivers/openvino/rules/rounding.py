@@ -14,9 +14,8 @@ import numpy as np
 from penstock.driverkit.layout import follows
 from penstock.driverkit.site import QUANTIZED, Site, require
 from penstock.driverkit.types import F32, one_scale
-from penstock.drivers.openvino.graph import Graph, Node
+from penstock.drivers.openvino.graph import STEPPED, Graph, Node, alike, is_above_zero
 from penstock.drivers.openvino.rules.rule import rule
-from penstock.drivers.openvino.types import STEPPED, alike, is_above_zero
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 

@@ -1,13 +1,66 @@
-"""The table of rules, and what fills it."""
+"""The table of rules, how an operation is judged by it, and the element types that rules move."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from penstock.driverkit.rules import Rules
-from penstock.drivers.openvino.graph import Graph
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import F32, one_scale
+from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, alike
+from penstock.hal import AccuracyClass
+from penstock.ir import Operand
 
 RULES: Final = Rules[Graph]()
 """Filled by the modules of this package."""
 
 rule: Final = RULES.add
+
+MAX_RANK: Final = 5
+"""Dimensions of an operand: what every plugin computes with."""
+
+
+def judge(site: Site) -> AccuracyClass:
+    """The class in which an operation is computed. Raises `Refused`, or what its check raises."""
+    found = RULES.find(site, "is not translated to OpenVINO's operations")
+    for operand in (*site.inputs, *site.outputs):
+        if operand is not None and operand.shape is not None:
+            rank = len(operand.shape)
+            require(rank <= MAX_RANK, f"an operand of {rank} dimensions")
+    for position in range(len(site.outputs)):
+        site.output_shape(position)
+    return found.check(site)
+
+
+def moves(site: Site, position: int = 0) -> AccuracyClass:
+    """The class of an operation that moves values of input *position* and changes none."""
+    return moved(site, [site.input(position)])
+
+
+def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+    """As `moves`, of *operands*. Quantised values that keep their grid count as faithful like the
+    arithmetic on both sides of them: moved alone, they would only be carried to and fro. On the way
+    to another grid TFLite rounds otherwise.
+    """
+    every = (*operands, *site.outputs)
+    if all(o.dtype is F32 for o in every):
+        return "exact"
+    for operand in every:
+        if operand.dtype not in STEPPED:
+            site.refuse_types()
+        one_scale(operand)
+    if not all(o.dtype in QUANTIZED for o in every):
+        return "relaxed"
+    return "faithful" if all(alike(o, every[0]) for o in every) else "stepwise"
+
+
+def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
+    """As `moved`, whole numbers of 32 bits and truth values too: what shapes and choices are
+    computed of.
+    """
+    every = [*operands, *site.outputs]
+    for dtype in PLAIN:
+        if all(o.dtype is dtype for o in every):
+            return "exact"
+    return moved(site, every)
