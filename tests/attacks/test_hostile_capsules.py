@@ -17,7 +17,7 @@ import pytest
 
 from penstock import capsules
 from penstock.capsules import Capsule, archive
-from penstock.capsules.manifest import (
+from penstock.capsules.archive import (
     CaseRecord,
     DeviceRecord,
     Environment,

@@ -13,7 +13,7 @@ import pytest
 import typer.main
 
 from penstock.capsules import Capsule, Manifest, archive
-from penstock.capsules.manifest import DeviceRecord, Environment, Failure, OperationRecord
+from penstock.capsules.archive import DeviceRecord, Environment, Failure, OperationRecord
 from penstock.cli.main import app
 from tests.attacks.hostile_texts import COMMANDS, SPOKEN, TEXT, write_all
 from tests.support_terminal import on_terminal

@@ -2,7 +2,6 @@
 that were kept.
 """
 
-from penstock.capsules.archive import dump, parse, read, write
-from penstock.capsules.manifest import Capsule, Manifest
+from penstock.capsules.archive import Capsule, Manifest, dump, parse, read, write
 
 __all__ = ["Capsule", "Manifest", "dump", "parse", "read", "write"]

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from msgspec import Struct
 
 from penstock import knobs
-from penstock.capsules.manifest import Capsule, Stage
+from penstock.capsules.archive import Capsule, Stage
 from penstock.errors import Unreadable
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, NDArray

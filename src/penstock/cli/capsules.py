@@ -151,7 +151,7 @@ def write_capsule(
     if model is None or device is None:
         capsule, source = _last()
     else:
-        from penstock.capsules.crashes import with_crash
+        from penstock.capsules.making import with_crash
 
         made = _brought_about(output, model, device, inputs, accuracy, names=names, seed=seed or 0)
         capsule = with_crash(made) or made
@@ -201,7 +201,7 @@ def _last() -> tuple[Capsule, str]:
     """The last stored failure or crash. Raises `Unfinished` if there is none."""
     from penstock import capsules, knobs
     from penstock.capsules import evidence
-    from penstock.capsules.crashes import with_crash
+    from penstock.capsules.making import with_crash
 
     path = evidence.last()
     try:

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.arguments import check_kind
+from penstock.capsules.archive import Capsule
 from penstock.capsules.making import Case, Told, make
-from penstock.capsules.manifest import Capsule
 from penstock.compilation.failing import driver_message_in
 from penstock.distribution import FALLBACK_DEVICE
 from penstock.errors import (

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from penstock.capsules import Capsule, Manifest, archive, dump, parse, read, write
-from penstock.capsules.manifest import (
+from penstock.capsules.archive import (
     CaseRecord,
     DeviceRecord,
     Environment,

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock import capsules
-from penstock.capsules.crashes import of_crash, with_crash
+from penstock.capsules.making import of_crash, with_crash
 from penstock.ipc.crash_records import Crash, Evidence
 from tests.unit.capsules.test_archive import capsule
 

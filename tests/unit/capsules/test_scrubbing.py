@@ -12,8 +12,7 @@ import pytest
 
 import penstock
 from penstock import knobs
-from penstock.capsules.environment import environment
-from penstock.capsules.scrubbing import Scrubber, nameless, names_of
+from penstock.capsules.scrubbing import Scrubber, environment, nameless, names_of
 from penstock.errors import InputError
 from penstock.export.tflite import write
 from penstock.ir import DType, Model, ModelBuilder, Operand

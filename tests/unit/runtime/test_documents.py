@@ -13,8 +13,8 @@ import pytest
 
 from penstock.cache.verdicts import Fault
 from penstock.capsules import archive
+from penstock.capsules.archive import FORMAT, Manifest, Stage
 from penstock.capsules.evidence import MOST_KEPT, MOST_KEPT_BYTES
-from penstock.capsules.manifest import FORMAT, Manifest, Stage
 from penstock.execution.shadow import ShadowReport
 from penstock.knobs import KNOBS
 from penstock.runtime import shadow as worker
