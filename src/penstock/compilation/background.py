@@ -91,9 +91,7 @@ class PendingStep:
         return self._made
 
     def stop(self, end: float) -> None:
-        """Cancels what is under way; `close` waits for that until *end*, of `time.monotonic`, and
-        no longer than it would.
-        """
+        """Cancels the compile; `close` waits for it until *end* at most."""
         self._end = min(self._end, end)
         self._cancel.set()
 

@@ -1,6 +1,4 @@
-"""Calls into drivers, with the contract enforced: what else a driver raises or returns becomes its
-error.
-"""
+"""Calls into drivers: whatever else a driver raises or returns becomes a `DriverError`."""
 
 from __future__ import annotations
 
@@ -28,9 +26,7 @@ log = Log(__name__)
 
 
 def call_driver(device: Device, step: ExecutionStep, config: PrepareConfig) -> PreparedModel:
-    """`prepare_model`: whatever else a driver raises or returns is a `GeneralFailure` that names
-    the device.
-    """
+    """`prepare_model`; what breaks its contract is a `GeneralFailure` that names the device."""
     check_interrupts(config)
     own = config_of(step, config)
     return _checked(device, "prepare_model", lambda: device.prepare_model(step.model, own))
@@ -46,9 +42,7 @@ def config_of(step: ExecutionStep, config: PrepareConfig) -> PrepareConfig:
 def call_driver_from_cache(
     device: Device, config: PrepareConfig, step: ExecutionStep
 ) -> PreparedModel:
-    """`prepare_model_from_cache`, likewise. What may have to be prepared again is given the model
-    of *step* to `retain`.
-    """
+    """`prepare_model_from_cache`, likewise; an isolated driver is given the model to `retain`."""
     check_interrupts(config)
     prepared = _checked(
         device, "prepare_model_from_cache", lambda: device.prepare_model_from_cache(config)
@@ -84,9 +78,7 @@ def concurrency_of(device: Device) -> int:
 
 
 def is_simulated(device: Device) -> bool:
-    """Whether *device* says that it only stands for hardware; a driver's object may say anything,
-    or nothing.
-    """
+    """Whether *device* declares that it only simulates hardware. It may declare anything."""
     try:
         return getattr(device.capabilities, "simulated", False) is True
     except FOREIGN as error:  # a driver may raise anything

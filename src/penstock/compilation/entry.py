@@ -42,9 +42,7 @@ class Obtained(Struct, frozen=True):
 
 
 class Key(Struct, frozen=True):
-    """What one step is cached under: the effective *token*, the *binding* sealed beside it, and
-    every ingredient of it by name.
-    """
+    """The effective *token* of one step, the *binding* sealed with it, and every ingredient."""
 
     token: bytes
     binding: bytes
@@ -126,9 +124,7 @@ class Entry(Struct, frozen=True):
         return Obtained(prepared, hit(prepared), False)
 
     def record(self, compile_ns: int = 0) -> IndexRecord:
-        """What the index says of an entry that took *compile_ns*, 0 for not known, and is there
-        from now on.
-        """
+        """The index record of an entry that took *compile_ns*, 0 if unknown, from now on."""
         from penstock.cache.index import IndexRecord
 
         return IndexRecord(

@@ -114,9 +114,7 @@ def fill(entry: Entry, missed: CacheError | DriverError) -> Obtained:
 
 
 def _lease(entry: Entry) -> tuple[Lease | None, bool]:
-    """The lease, None where somebody else keeps it for too long; and whether it had to be waited
-    for.
-    """
+    """The lease, None if another process keeps it for too long; and whether it was waited for."""
     config, token = entry.config, entry.key.token
     lease = entry.directory.lease(token, wait_ns=0, cancel=config.cancel)
     if lease is not None:
@@ -200,9 +198,7 @@ def _compile_without_saving(entry: Entry, reason: CacheFault, why: CacheFault) -
 
 
 def _placed(reason: str, entry: Entry) -> CacheFault:
-    """The driver's *reason*, with the directory, which drivers do not know, where the system failed
-    with one of its files.
-    """
+    """The driver's *reason*, with the cache directory if the system failed with a file there."""
     fault = fault_in(reason or f"device {entry.device.name} wrote nothing")
     if fault.code is not CacheCode.UNREADABLE:
         return fault
@@ -210,9 +206,7 @@ def _placed(reason: str, entry: Entry) -> CacheFault:
 
 
 def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
-    """The reason, `<Name>: sentence`, with its code; where the key is the cause, with the
-    ingredient that differs.
-    """
+    """Why it missed: `<Name>: sentence` with its code, and the ingredient that changed."""
     now = entry.key.ingredients
     fault = named(error)
     if isinstance(error, NoEntry):
@@ -240,9 +234,7 @@ def explained(entry: Entry, error: CacheError | DriverError) -> CacheFault:
 
 
 def named(error: CacheError | DriverError) -> CacheFault:
-    """*error* as `<Name>: sentence`, with its code; a driver that passes a `CacheError`'s text on
-    keeps its name.
-    """
+    """*error* as `<Name>: sentence` with its code; a driver may pass a `CacheError`'s text on."""
     if isinstance(error, CacheError):
         return fault_of(error)
     passed_on = fault_in(str(error), later=True)

@@ -27,9 +27,7 @@ CLOSE_SECONDS: Final = 10.0
 
 
 class Pending(Protocol):
-    """A step that is still compiled in the background
-    (`penstock.compilation.background.PendingStep`).
-    """
+    """A step that is compiled in the background (`compilation.background.PendingStep`)."""
 
     @property
     def done(self) -> bool:
@@ -64,9 +62,7 @@ class PreparedStep(Struct, frozen=True):
     branches: tuple[Compilation, ...] = ()
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels the compile in the background; `close` waits for it until *end*, of
-        `time.monotonic`.
-        """
+        """Cancels the background compile; `close` waits for it until *end*."""
         if self.pending is not None:
             self.pending.stop(end)
         for branch in self.branches:
@@ -110,9 +106,7 @@ class Compilation(Struct, frozen=True):
     receipt: Receipt
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels compiles in the background; `close` waits for them until *end*, of
-        `time.monotonic`.
-        """
+        """Cancels background compiles; `close` waits for them until *end*."""
         for step in self.steps:
             step.stop_compiling(end)
 

@@ -17,9 +17,7 @@ from penstock.partitioning.plan import ExecutionPlan
 PROCESS: Final = 1
 RUNTIME_THREAD: Final = 0
 KERNELS: Final = " kernels"
-"""What a device's second row is named after its first; a driver's clock may overlap the runtime's
-by a little.
-"""
+"""Suffix of a device's row for kernels: a driver's clock may differ a little from ours."""
 
 MOST_NAMES: Final = 8
 """Operations up to which the name of a kernel's bar has them all."""
@@ -44,9 +42,7 @@ class Receipt(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...] = ()
     stage: Literal["compile", "run"] = "run"
     notes: tuple[str, ...] = ()
-    """Remarks in words, each a sentence without a full stop: what was asked for and not done, what
-    could be better, and what shadow verification found by the time the receipt was made.
-    """
+    """Remarks: what was not done, what could be better, what shadow verification found."""
 
     def show(self) -> str:
         """A few readable lines."""

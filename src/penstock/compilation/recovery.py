@@ -95,9 +95,7 @@ def first_able(
     failures: list[Failure],
     tell: Callable[[Failure, Device], None],
 ) -> Made | None:
-    """What *attempt* makes on the first of *others* that can; None where none can. As of `recover`
-    otherwise; *failures* has that of a device before them.
-    """
+    """What *attempt* makes on the first of *others* that can, None if none; as `recover`."""
     for device, step in others:
         tell(failures[-1], device)
         try:

@@ -14,9 +14,7 @@ from penstock.errors import CacheError, ErrorStatus, NotYetWritten
 
 
 class CacheCode(enum.Enum):
-    """Why the cache gave, or took, nothing: a class of `CacheError` by its name, or the driver's
-    own failure.
-    """
+    """Why the cache missed or did not save: a `CacheError` by name, or the driver's failure."""
 
     NO_ENTRY = "NoEntry"
     NOT_YET_WRITTEN = "NotYetWritten"
@@ -48,9 +46,7 @@ def fault_of(error: CacheError) -> CacheFault:
 
 
 def fault_in(words: str, *, later: bool = False) -> CacheFault:
-    """What a driver says of its cache files: `<Name>: sentence` by the contract of `CacheReport`,
-    which has no code. Only one that writes *later* has not yet written.
-    """
+    """A driver's words about its cache: `<Name>: sentence`. NotYetWritten only if *later*."""
     name, colon, _ = words.partition(":")
     code = _CODES.get(name) if colon else None
     if code is CacheCode.NOT_YET_WRITTEN and not later:
@@ -156,9 +152,7 @@ class StepReceipt(msgspec.Struct, frozen=True):
     part: str = ""
     runs: int = 1
     simulated: bool = False
-    """Whether *device* only stands for hardware (`Capabilities.simulated`): a test double or a
-    simulator computed this.
-    """
+    """Whether *device* is a simulator or a test double (`Capabilities.simulated`)."""
     device_ns: int | None = None
     """What the hardware took of *driver_ns*; None where the driver did not say."""
 

@@ -247,9 +247,7 @@ def scheduler_of(device: Device) -> Scheduler:
 
 
 def scheduled(step: PreparedStep) -> PreparedStep:
-    """*step*, whose executions take turns with others on its device; as it is where they do
-    already.
-    """
+    """*step* with its executions queued on its device; unchanged if they are already."""
     if isinstance(step.prepared, Scheduled):
         return step
     return replace(step, prepared=Scheduled(step.prepared, scheduler_of(step.device)))

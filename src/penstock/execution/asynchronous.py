@@ -1,6 +1,4 @@
-"""Runs in threads of their own: futures that can cancel what they stand for, and expire where they
-wait.
-"""
+"""Runs in threads of the model: futures that can cancel their run, and expire while they wait."""
 
 from __future__ import annotations
 
@@ -78,16 +76,12 @@ class RunFuture(Future[Outputs]):
         return self._claim.locked()
 
     def claimed(self) -> bool:
-        """Whether the caller is the first to ask: the thread that is to run it, or the clock that
-        it is too late for.
-        """
+        """Whether the caller is the first to ask: the thread that runs it, or the expiry clock."""
         return self._claim.acquire(blocking=False)
 
 
 class Submitter:
-    """The threads of one compiled model: a pool for each priority, so that nothing waits behind
-    what may wait longer.
-    """
+    """The threads of one compiled model, a pool a priority: low priorities block no higher one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,9 +99,7 @@ class Submitter:
         priority: Priority,
         deadline_ns: int | None,
     ) -> RunFuture:
-        """A future of what *run* returns, which gets *token* and has *deadline_ns*. Raises
-        `ClosedError`.
-        """
+        """A future of what *run* returns, with *token* and *deadline_ns*. Raises `ClosedError`."""
         future = RunFuture(token)
         with self._lock:
             pool = self._pools.get(priority)

@@ -50,9 +50,7 @@ class UnavailableDevices:
         self._checking: threading.Thread | None = None
 
     def any_is_back(self) -> bool:
-        """Whether one of them is available again. Starts a check if the last one began at least
-        `CHECK_SECONDS` ago.
-        """
+        """Whether one is available again. Starts a check at most every `CHECK_SECONDS`."""
         now = time.monotonic()
         checks = self._checking is not None and self._checking.is_alive()
         if not self._found and not checks and now >= self._next:

@@ -72,9 +72,7 @@ class BoundState:
 
     @contextmanager
     def _held(self, name: str, state: State | None) -> Iterator[tuple[DeviceBuffer, State]]:
-        """The buffer with the present value, which no run replaces in this block; and the state
-        that it belongs to.
-        """
+        """The buffer with the present value, which no run replaces in this block, and its state."""
         loop = self._feedback.find(name)
         own = self._state(state)
         with self._executable.gate, own.lock:

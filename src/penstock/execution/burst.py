@@ -147,9 +147,7 @@ class Burst(Closing):
         self.end(_nothing, time.monotonic() + CLOSE_SECONDS)
 
     def end(self, last: Callable[[], None], end: float) -> None:
-        """Closes and waits for a run under way until *end*, of `time.monotonic`. *last* is called
-        once everything is let go of: here, or by that run.
-        """
+        """Closes, waiting for a run until *end*; *last* is called once everything is freed."""
         if self._gate.forked:
             return
         if not self._busy.acquire(timeout=max(0.0, end - time.monotonic())):

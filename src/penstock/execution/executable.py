@@ -75,9 +75,7 @@ class Gate:
         interpreter.
         """
         self.shut = self.forked = False
-        """Whether no new run is let in; and whether that is because this process is a child, forked
-        since.
-        """
+        """Whether no new run may enter; and whether because this process was forked since."""
         self._closed = False
         self._last: Callable[[], None] | None = None
         _gates.add(self)
@@ -141,9 +139,7 @@ class Gate:
 
 
 class Executable:
-    """The compiled forms of a model behind an *interface*: *base*, and for other input shapes what
-    *specialize* makes. Safe from any thread.
-    """
+    """The compiled forms of a model: *base*, and those that *specialize* makes. Thread-safe."""
 
     def __init__(self, interface: Interface, base: Variant, specialize: Specialize) -> None:
         self.base = base
@@ -332,9 +328,7 @@ class Executable:
         return role_use(self.base.compilation, self.exchange.interface, kind, name, self)
 
     def _keeps_to_roles(self, arrays: Sequence[Any], out: object) -> bool:
-        """Whether a run of inputs of unknown shape uses memory that was allocated for the base's
-        steps.
-        """
+        """Whether a run of unknown shapes uses memory that was allocated for the base's steps."""
         if out is None and all(type(a) is np.ndarray for a in arrays):
             return False
         from penstock.execution.feedback import needs_the_steps_of_its_roles
@@ -377,9 +371,7 @@ def close(executable: Executable) -> None:
 
 
 def _end_bursts(executable: Executable, end: float) -> None:
-    """Once no other run is in flight: the last burst that has let go, and may be in a run still,
-    releases the rest.
-    """
+    """Once no other run is in flight: the last burst to end releases the rest."""
     with executable.lock:
         bursts = list(executable.bursts)
     left = Countdown(len(bursts) + 1, partial(_release, executable, end))

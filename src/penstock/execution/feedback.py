@@ -51,9 +51,7 @@ def preferences_of(
 def role_use(
     compilation: Compilation, interface: Interface, kind: Kind, name: str | int, user: object
 ) -> RoleUse:
-    """The caller's input or output *name*, or position, of *compilation*, for runs of *user*.
-    Raises `InputError` where there is none.
-    """
+    """The input or output *name*, or position, for runs of *user*. Raises `InputError`."""
     inputs = kind == "input"
     names = interface.input_names if inputs else interface.output_names
     index = find_name(name, names, kind) if isinstance(name, str) else _position(name, names, kind)
@@ -66,9 +64,7 @@ def role_use(
 
 
 def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[StepUse, ...]:
-    """The steps on devices that read or write *operand*, as far as one that is to hold an input, or
-    an output, must know: an output is written by a step, and perhaps read by others.
-    """
+    """The steps that read or write *operand*: for an output the writer and its readers."""
     found: list[StepUse] = []
     for prepared in compilation.steps:
         if prepared.branches:
@@ -80,9 +76,7 @@ def step_uses(compilation: Compilation, operand: int, *, inputs: bool) -> tuple[
 
 
 def needs_the_steps_of_its_roles(arrays: Sequence[Any], out: object) -> bool:
-    """Whether a run uses memory of a device, which only the prepared models that it was allocated
-    for can name.
-    """
+    """Whether a run uses device memory, which belongs to certain prepared models."""
     values = out.values() if isinstance(out, Mapping) else out if isinstance(out, Sequence) else ()
     given = [*(a.owner for a in arrays if isinstance(a, BoundMemory)), *values]
     return any(isinstance(v, DeviceBuffer) and v.device is not None for v in given)
@@ -187,9 +181,7 @@ class Feedback:
     def make_cells(
         self, state: State, values: Sequence[NDArray], copies: list[CopyReceipt]
     ) -> Cells:
-        """The memory for *state*, whose variables have *values*; what is copied there is added to
-        *copies*.
-        """
+        """The memory for *state*, whose variables have *values*; its *copies* are recorded."""
         made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]] = {}
         try:
             for loop in self._all:
@@ -229,9 +221,7 @@ class Feedback:
 
 
 class Cells:
-    """Two device buffers for each value that goes round: a run reads the first and writes the
-    second.
-    """
+    """Two device buffers for each fed-back value: a run reads the first and writes the second."""
 
     def __init__(self, made: dict[Loop, tuple[DeviceBuffer, DeviceBuffer]]) -> None:
         self._made = made
@@ -246,9 +236,7 @@ class Cells:
         self._made = {loop: (written, read) for loop, (read, written) in self._made.items()}
 
     def fetch_variables(self, copies: list[CopyReceipt]) -> dict[int, NDArray]:
-        """The present values of the network's own variables, copied to the host, each copy with its
-        receipt.
-        """
+        """The present values of the variables, copied to the host; each copy is recorded."""
         found = {}
         for loop, (read, _) in self._made.items():
             if loop.variable < 0:

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """One run of a plan, each step launched behind the fence of the one before it. Every step of
-    *variant* `is_direct`; *after_ns* bounds the first one from when its fences have signalled.
-    """
+    """One run with each step behind the fence of the one before; *after_ns* bounds the first."""
 
     def __init__(self, variant: Variant, run: Run, after_ns: int | None) -> None:
         self._variant, self._run, self._after_ns = variant, run, after_ns
@@ -102,9 +100,7 @@ class Chain:
         return [run.values[i] for i in variant.outputs]
 
     def _settle(self, launched: Sequence[Launched], *, into_callers: bool) -> bool:
-        """Waits for what was launched to end. Whether it was left to itself, past the deadline of
-        the run or cancelled: only where it writes no memory of the caller's.
-        """
+        """Waits for what was launched; whether it was abandoned, which needs private outputs."""
         for one in launched:
             try:
                 if into_callers or signals_in_time(one.fence, self._run.config):
@@ -148,9 +144,7 @@ class Chain:
             fences = [fence]
 
     def _check(self, launched: Sequence[Launched]) -> None:
-        """Raises the error of the first step that failed; the others have their place in the
-        receipt.
-        """
+        """Raises the error of the first step that failed; the receipt records the others."""
         ended = perf_counter_ns()
         for one in launched:
             prepared = one.step.prepared
@@ -186,9 +180,7 @@ def await_fences(wait_for: Sequence[Fence], config: ExecutionConfig) -> None:
 
 
 TELLING_SECONDS: Final = 1.0
-"""How long a result waits for who else is told of the end of its run: a callback may wait for that
-result.
-"""
+"""Most seconds that `result` waits for callbacks of the fence, which may wait for `result`."""
 
 APART: Final = "a run that may be left to its driver does not write to the caller's arrays"
 
@@ -242,9 +234,7 @@ class FencedRun:
 
 
 class BeginToken(LinkedToken):
-    """Set with *other*, and where *gate* is closed while a fence of *wait_for* has not signalled:
-    the run has not begun.
-    """
+    """Set with *other*, and if *gate* closes before every fence of *wait_for* has signalled."""
 
     __slots__ = ("_begun", "_gate", "_wait_for")
 

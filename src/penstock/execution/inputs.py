@@ -286,9 +286,7 @@ class Exchange:
         real: bool,
         copies: list[CopyReceipt],
     ) -> list[NDArray]:
-        """The caller's inputs in the model's order, *real* values quantised; *user* is the compiled
-        model that memory among them must be for. Raises `InputError`.
-        """
+        """The caller's inputs in the model's order, *real* ones quantised. Raises `InputError`."""
         if isinstance(given, str | bytes) or not isinstance(given, Mapping | Sequence):
             raise InputError(
                 f"inputs must be a mapping by name or a sequence of arrays, not {type(given).__name__}"
@@ -314,9 +312,7 @@ class Exchange:
     def deliver(
         self, results: list[NDArray], real: bool, copies: list[CopyReceipt]
     ) -> list[NDArray]:
-        """The model's outputs as the caller gets them, quantised ones as *real* values where he
-        asked for that.
-        """
+        """The model's outputs as the caller wants them: in his order, dequantised if *real*."""
         if not self.has_all_outputs:
             places = self.interface.output_positions
             results = [
@@ -337,9 +333,7 @@ class Exchange:
 
 
 def call_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any] | Sequence[Any]:
-    """What a run takes for the arguments of a call: positional arrays, one mapping, or keywords.
-    Raises `InputError`.
-    """
+    """The inputs in a call's arguments: positional arrays, one mapping, or keywords."""
     if kwargs:
         if args:
             raise InputError("give inputs by position or by keyword, not both")

@@ -1,6 +1,4 @@
-"""What callers call the inputs and outputs of a compiled model, what they give as it is, and what
-one run returns.
-"""
+"""The names of a compiled model's inputs and outputs, the fast path for inputs, and `Outputs`."""
 
 from __future__ import annotations
 
@@ -218,9 +216,7 @@ def _first_values(array: object) -> str:
 
 
 def find_name(name: str, names: Sequence[str], kind: str) -> int:
-    """The one position that has *name*; `InputError` naming the positions when none or several
-    have.
-    """
+    """The only position with *name*. Raises `InputError` if none or several have it."""
     found = [i for i, known in enumerate(names) if known == name]
     if len(found) == 1:
         return found[0]

@@ -1,6 +1,4 @@
-"""Runs that share a device. If they have several priorities, they wait in a priority queue
-(`penstock.execution.adapters`).
-"""
+"""Runs that share a device. Several priorities wait in a priority queue (`execution.adapters`)."""
 
 from __future__ import annotations
 

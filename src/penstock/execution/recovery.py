@@ -192,9 +192,7 @@ class Recovery:
 
 
 class WholeModel:
-    """The whole of *plan* on the reference device, for a run that failed at a step which nothing
-    could repeat.
-    """
+    """The whole of *plan* on the reference device, for a run whose failed step has no fallback."""
 
     def __init__(
         self, plan: ExecutionPlan, devices: Mapping[str, Device], config: PrepareConfig

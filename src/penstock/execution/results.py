@@ -133,9 +133,7 @@ def copied(
     step: int | None = None,
     operand: int | None = None,
 ) -> NDArray:
-    """*value* in memory of its own; *route* says from where to where, for the receipt that is added
-    to *copies*.
-    """
+    """*value* in memory of its own; *copies* gets the receipt, with *route*: from and to."""
     began = perf_counter_ns()
     kept = np.array(value)
     spent = perf_counter_ns() - began
@@ -239,9 +237,7 @@ class Copying:
         )
 
     def home(self, value: NDArray, operand: int) -> NDArray:
-        """*value*, which lies in the device's memory, in memory of its own. Strings are objects
-        already.
-        """
+        """*value* from device memory in memory of its own. Strings are objects already."""
         if value.dtype.hasobject:
             return value
         kept = allocate(value.shape, value.dtype)

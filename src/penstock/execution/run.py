@@ -93,9 +93,7 @@ class InnerSteps:
 
 
 class FoldedCopy(CopyReceipt, frozen=True):
-    """Equal copies of several rounds of a loop as one: *nbytes* and *wall_ns* are sums, *start_ns*
-    is that of the first.
-    """
+    """Equal copies of a loop's rounds as one: sums, and the *start_ns* of the first."""
 
     def __post_init__(self) -> None:
         """Each of the copies was told of when it was made."""
@@ -257,9 +255,7 @@ def _makes_sense(kernel: object, prepared: PreparedStep) -> bool:
 
 
 def _cache_outcome(prepared: PreparedStep) -> CacheOutcome:
-    """What the cache did for the step's compile, with what has become of a late write by now: of
-    the first one, or of one that is to put a better form in the place of what was saved or loaded.
-    """
+    """The cache outcome of the step's compile, with what has become of a late write by now."""
     told = prepared.receipt.cache
     if told.not_saved and not told.is_to_be_written:
         return told

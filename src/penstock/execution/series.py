@@ -144,9 +144,7 @@ class Series(Variant):
     def targets(
         self, inputs: Sequence[NDArray], out: Sequence[NDArray | None] | None, run: Run
     ) -> tuple[list[NDArray], list[NDArray | None]]:
-        """For `run`: *inputs*, copied where they lie in an output of this series; and where all
-        outputs go.
-        """
+        """For `run`: *inputs*, copied if they lie in an output of the series; and all targets."""
         apart = list(inputs)
         for k, array in enumerate(inputs):
             if type(array) is np.ndarray and self.owns(array):
@@ -158,9 +156,7 @@ class Series(Variant):
     def delivered(
         self, results: Sequence[NDArray], out: Sequence[NDArray | None] | None
     ) -> list[NDArray]:
-        """*results* of `run` as the caller gets them: read-only, but for those he gave the arrays
-        of in *out*.
-        """
+        """*results* for the caller: read-only, except in arrays that he gave in *out*."""
         given = out or [None] * len(results)
         return [
             r if type(r) is not np.ndarray or (g is not None and r is g) else lent(r)
@@ -206,9 +202,7 @@ class Series(Variant):
 
 
 class Kept(Places):
-    """What the runs of a *series* whose steps take arrays as they are find in place: inputs too,
-    and the request of every step, which is made again only where an array of it is another.
-    """
+    """Arrays and requests that a *series* keeps; a request is made anew if an array changed."""
 
     __slots__ = ("_bound", "_inputs", "_out", "_own", "_series", "_users", "is_settled", "results")
 
@@ -250,9 +244,7 @@ class Kept(Places):
             self.results.append(view if array is None and view is not None else target)
 
     def take(self, inputs: Sequence[NDArray], run: Run) -> None:
-        """Has *inputs* read from now on; one that lies in an output of the series is copied each
-        time.
-        """
+        """Reads *inputs* from now on; one inside an output of the series is copied each time."""
         aliased, bound, series = False, self._bound, self._series
         for at, array in enumerate(inputs):
             if array is bound[at]:
@@ -316,9 +308,7 @@ class BoundRun:
                 self._series = Series(executable.base, ReusedRequests)
 
     def run(self, state: State | None) -> list[NDArray]:
-        """The outputs, in order; those given in *out* are these arrays. Raises what
-        `CompiledModel.run` does.
-        """
+        """The outputs, in order, in the arrays of *out*. Raises as `CompiledModel.run`."""
         executable = self._executable
         with executable.gate:
             series = self._series

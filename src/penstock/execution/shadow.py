@@ -41,9 +41,7 @@ class ShadowReport(Struct, frozen=True):
 
 
 class Shadow:
-    """Chooses runs by *rate*: a share of them (a float, 0 to 1), spread evenly and in step with
-    nothing, or the first so many (an int). Counts what becomes of them. Safe from any thread.
-    """
+    """Chooses runs by *rate*, a share (float) or the first so many (int). Thread-safe."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

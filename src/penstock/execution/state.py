@@ -90,9 +90,7 @@ class State:
         self._away = self._changed = False
 
     def held(self, config: ExecutionConfig) -> AbstractContextManager[object]:
-        """The lock for one run, which waits for those before it no longer than its deadline and its
-        cancel token let it.
-        """
+        """The lock for one run; the wait ends at its deadline or with its cancel token."""
         if config.deadline_ns is None and config.cancel is None:
             return self._lock
         return _Held(self._lock, config)
@@ -103,9 +101,7 @@ class State:
         return self._model
 
     def get(self, variable: int) -> NDArray:
-        """The present value of a variable, to be read only. It stays as it is: later runs put
-        others in its place. Raises `InputError` for a number that no variable has.
-        """
+        """The value of a variable, read-only; later runs replace it. Raises `InputError`."""
         self._check(variable)
         self._fetch()
         self._alone, self._turns = False, None
@@ -119,16 +115,12 @@ class State:
             )
 
     def is_assigned(self, variable: int) -> bool:
-        """Whether a variable has a value: an initial one, or one that a run gave it. Raises as
-        `get`.
-        """
+        """Whether a variable has a value, initial or from a run. Raises as `get`."""
         self._check(variable)
         return variable in self._assigned
 
     def fetch(self, copies: list[CopyReceipt]) -> None:
-        """For a run that has them on no device: brings the values here up to date, each copy added
-        to *copies*.
-        """
+        """Copies values from devices for a run on the host; each copy is added to *copies*."""
         if self._away:
             self._fetch(copies)
 
@@ -159,9 +151,7 @@ class State:
         return turns.now
 
     def end_turn(self, turn: StateBuffers) -> None:
-        """Puts what *turn* wrote in place, all at once, also where somebody has taken a value
-        meanwhile.
-        """
+        """Commits what *turn* wrote, all at once, even if somebody holds a former value."""
         if (turns := self._turns) is not None and turns.now is turn:
             turns.swap()
         self._values = turn.after
@@ -207,9 +197,7 @@ class State:
                 self._assigned |= set(cells.variables)
 
     def release(self, feedback: object = None) -> None:
-        """Frees memory of devices, where it is *feedback*'s if one is given; the values are kept,
-        but for those that are bound.
-        """
+        """Frees device memory, if it is *feedback*'s; values are kept, except bound ones."""
         with self._lock:
             if feedback is not None and self._feedback is not feedback:
                 return
@@ -284,9 +272,7 @@ class State:
 
 
 class _Held:
-    """Takes *lock*; `MissedDeadlinePersistent` or `Cancelled` where the run may not wait for it any
-    longer.
-    """
+    """Takes *lock*. Raises `MissedDeadlinePersistent` or `Cancelled` if the wait is over."""
 
     def __init__(self, lock: threading.RLock, config: ExecutionConfig) -> None:
         self._lock, self._config = lock, config

@@ -1,6 +1,4 @@
-"""One step of a plan, executed: its arguments are passed, its driver is called, what failed is
-recovered.
-"""
+"""One step of a plan, executed: passes the arguments, calls the driver, recovers a failure."""
 
 from __future__ import annotations
 
@@ -114,9 +112,7 @@ class Step(QueueUser):
         self._call = self.prepared.prepared.execute
 
     def call_by(self, execute: Callable[[Request, ExecutionConfig], ExecutionResult]) -> None:
-        """Calls its driver by *execute* from now on, where it takes no turns: what its prepared
-        model does, with less in between.
-        """
+        """Calls the driver by *execute* from now on unless it queues: a shorter path."""
         self._call = execute
 
     def execute(self, run: Run) -> None:
@@ -159,9 +155,7 @@ class Step(QueueUser):
         run.steps.append(StepTrace(self.prepared, began, perf_counter_ns(), result))
 
     def request(self, run: Run) -> Request:
-        """What the device is asked, where `is_direct` and the run keeps no such request: with new
-        arrays for outputs that have none.
-        """
+        """The request, with new arrays for outputs that have none, if the run keeps no request."""
         places = run.places
         values, readable, writable = run.values, places.readable, places.writable
         make = self._request
@@ -206,9 +200,7 @@ class Step(QueueUser):
             self._recovery.close()
 
     def _repeat_without_elements(self, run: Run, began: int) -> bool:
-        """Whether the run made an input empty, which no driver need take: the last fall-back runs
-        the step then.
-        """
+        """Whether an empty input sent the step to the last fallback: no driver need take one."""
         for i in self._learned:
             if i in run.values and run.values[i].size == 0:
                 why = f"not asked: operand {i} has no elements"

@@ -76,9 +76,7 @@ def bind_targets(
 def ready_targets(
     out: object, interface: Interface, outputs: Sequence[Operand], inputs: Sequence[NDArray]
 ) -> list[NDArray | None] | None:
-    """*out* where nothing need be said about it: arrays of full shapes for all outputs in order,
-    apart from each other and from *inputs*. None where it must be looked at more closely.
-    """
+    """The fast path for *out*: disjoint arrays of full shapes for all outputs; None otherwise."""
     if type(out) is not list or not len(out) == len(outputs) == len(interface.outputs):
         return None
     for position, (value, operand) in enumerate(zip(out, outputs, strict=True)):
@@ -105,9 +103,7 @@ def ready_targets(
 def check_room(
     outputs: Sequence[Operand], results: Sequence[NDArray], out: Sequence[NDArray | None]
 ) -> None:
-    """Raises `OutputInsufficientSize`, with the shape of every one of *results*, where an array of
-    *out* is too small for its own, whose shape only the run has told.
-    """
+    """Raises `OutputInsufficientSize`, with all shapes, if an array of *out* is too small."""
     enough = [
         not isinstance(target, np.ndarray) or target.nbytes >= result.nbytes
         for target, result in zip(out, results, strict=True)
@@ -258,9 +254,7 @@ def deliver(
     bound: Mapping[int, BoundMemory],
     copies: list[CopyReceipt],
 ) -> dict[int, Any]:
-    """Position -> what the caller gave, of the *outputs* that go into bound memory: those that no
-    step has put there are copied. The other outputs are in *values* or *constants* afterwards.
-    """
+    """Position -> memory given for bound *outputs*; what no step wrote there is copied."""
     found: dict[int, BoundMemory] = {}
     copying = Copying(None, "the runtime", copies)
     for position, operand in enumerate(outputs):

@@ -80,9 +80,7 @@ def execute_in_pools(
 def _in_place(
     argument: RequestArgument, pools: list[Memory], kinds: Sequence[str]
 ) -> RequestArgument | None:
-    """How the device gets *argument* without a copy, its pool added to *pools*; None where it must
-    be copied.
-    """
+    """*argument* in its pool without a copy, the pool added to *pools*; None if impossible."""
     if not isinstance(argument, HostMemory):
         return argument
     array = argument.array
@@ -201,9 +199,7 @@ def transfer(ports: Ports, prepared: PreparedStep, run: Run) -> ExecutionResult:
 
 
 class Buffers:
-    """The *bound* operands of one step: those that its device takes, by argument; the others
-    copied.
-    """
+    """The *bound* operands of one step: arguments that the device takes; the others copied."""
 
     def __init__(
         self,

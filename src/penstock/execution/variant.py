@@ -1,6 +1,4 @@
-"""One compiled form of a model, for one set of input shapes: everything a run needs, worked out
-before.
-"""
+"""One compiled form of a model, for one set of input shapes, with all that a run needs."""
 
 from __future__ import annotations
 
@@ -40,17 +38,13 @@ NOT_COMPUTED: Final = "an input or a constant is an output, too"
 
 
 class Variant:
-    """Runs a `Compilation`. Thread-safe: each run works in an arena of its own. One that *lends*
-    gives outputs that are inputs or constants as they are, not as copies.
-    """
+    """Runs a `Compilation`. Thread-safe. If it *lends*, inputs may be outputs without a copy."""
 
     shadow: Shadow | None = None
     """What compares its runs with the reference, if anything does."""
 
     absence: UnavailableDevices | None = None
-    """The devices that were not there when it was compiled, if it is to be compiled anew when they
-    are.
-    """
+    """The devices that were unavailable for its compile, if it is recompiled for them."""
 
     def __init__(
         self,

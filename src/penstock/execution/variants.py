@@ -25,9 +25,7 @@ POLL_SECONDS: Final = 0.02
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 Specialize: TypeAlias = Callable[[dict[int, tuple[int, ...]], ExecutionConfig], Variant]
-"""Compiles the model for full input shapes, by input position, under a run's deadline and cancel
-token.
-"""
+"""Compiles the model for full input shapes, by position, under a run's deadline and token."""
 
 
 class Variants:
@@ -44,9 +42,7 @@ class Variants:
         self._users: dict[Variant, int] = {}
 
     def stop_compiling(self, end: float) -> None:
-        """Cancels compiles in the background; `close` waits for them until *end*, of
-        `time.monotonic`.
-        """
+        """Cancels background compiles; `close` waits for them until *end*."""
         with self._lock:
             every = [*self._ready.values()]
         for variant in every:
@@ -61,9 +57,7 @@ class Variants:
             variant.close()
 
     def take(self, shapes: Shapes, run: Run) -> Variant:
-        """The variant for *shapes*, kept open until it is given back; a compile made for it counts
-        in *run*.
-        """
+        """The variant for *shapes*, open until it is given back; *run* counts its compile."""
         config = run.config
         while True:
             self._renew(shapes)
@@ -141,9 +135,7 @@ class Variants:
 
 
 def _wait(pending: Future[None], config: ExecutionConfig) -> None:
-    """Until another run's compile has ended, well or because it was interrupted; other errors are
-    raised.
-    """
+    """Waits for another run's compile. Raises its error, unless it was interrupted."""
     while True:
         if config.cancel is not None:
             config.cancel.check()

@@ -1,6 +1,4 @@
-"""The partition stage: decides who runs what. Pure functions from model, devices and policy to a
-plan.
-"""
+"""The partition stage: pure functions from model, devices and policy to a plan."""
 
 from penstock.partitioning.placement import place
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep, Placement

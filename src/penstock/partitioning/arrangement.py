@@ -42,17 +42,13 @@ MOST_VISITS: Final = 50_000
 """Operations that are looked at for it, at most."""
 
 BIASES: Final = (4.0, 16.0, 64.0)
-"""What the reference's time counts, step by step, where a plan leaves it more than `min_coverage`
-allows.
-"""
+"""Factors on the reference's time, for plans that leave it more than `min_coverage` allows."""
 
 MOST_WAYS: Final = 2_000_000
 """Transitions of dynamic programming that counts steps, at most."""
 
 DEARER: Final = tuple(2.0**power for power in range(1, 17, 2))
-"""What a step costs, times its price, in further plans where a plan has too many steps or too small
-ones.
-"""
+"""Factors on the cost of a step, for further plans if one has too many or too small steps."""
 
 
 class Proposal(Struct, frozen=True):
@@ -85,9 +81,7 @@ def arrange_by_cost(table: SupportTable, judge: Judge, policy: Policy) -> Arrang
 def arrange_as(
     table: SupportTable, judge: Judge, assignment: Sequence[str], policy: Policy
 ) -> Arrangement | None:
-    """The arrangement that gives each operation to the device of that name; None where a device
-    refuses one, or the policy forbids the result.
-    """
+    """The arrangement by device names; None if a device or the policy rejects it."""
     position = {candidate.name: k for k, candidate in enumerate(table.candidates)}
     if len(assignment) != len(table.model.operations) or not position.keys() >= set(assignment):
         return None
@@ -163,9 +157,7 @@ def single_device(table: SupportTable, judge: Judge, position: int) -> Proposal:
 
 
 def _least(covered: SupportTable, table: SupportTable, judge: Judge, policy: Policy) -> Arrangement:
-    """The arrangement that leaves the reference as little as can be: who checks the coverage says
-    what is missing.
-    """
+    """The arrangement with the least on the reference; the coverage check reports the rest."""
     try:
         found = _within_limits(covered, judge, policy)
     except PlacementError:
@@ -242,9 +234,7 @@ def _propose(table: SupportTable, judge: Judge, policy: Policy) -> list[Proposal
 
 
 def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iterator[Proposal]:
-    """Plans of fewer steps: the cheapest along the model's order with as many as the policy allows,
-    where that is not too many ways to look at, and those for which steps cost ever more.
-    """
+    """Plans of fewer steps: the cheapest with `max_partitions`, and those with dearer steps."""
     order = range(len(table.model.operations))
     most = policy.max_partitions
     if most is not None and len(order) * len(table.candidates) ** 2 * most <= MOST_WAYS:
@@ -262,9 +252,7 @@ def _with_fewer_steps(table: SupportTable, judge: Judge, policy: Policy) -> Iter
 def _along(
     table: SupportTable, judge: Judge, order: Sequence[int], reference_bias: float = 1.0
 ) -> Proposal:
-    """What dynamic programming along *order* proposes. Every operation has a device, so there is a
-    way.
-    """
+    """The proposal of dynamic programming along *order*."""
     assignment = cheapest(table, judge, order, reference_bias=reference_bias)
     if assignment is None:
         raise PlacementError("an operation has no device", {})
@@ -294,9 +282,7 @@ def _cheapest_alone(table: SupportTable, judge: Judge, index: int) -> int:
 
 
 def _improve(table: SupportTable, judge: Judge, best: Proposal) -> Proposal:
-    """Moves whole partitions to other devices as long as that makes the plan cheaper, within
-    bounds.
-    """
+    """Moves whole partitions to other devices while that makes the plan cheaper, within bounds."""
     count = len(best.assignment)
     left = min(MOST_MOVES, MOST_VISITS // max(1, count))
     improving = len(best.partitions) > 1

@@ -1,6 +1,4 @@
-"""IF and WHILE that the runtime carries out itself, so that their subgraphs can be spread over
-devices too.
-"""
+"""IF and WHILE that the runtime carries out itself, so that branches are spread over devices."""
 
 from __future__ import annotations
 
@@ -30,9 +28,7 @@ MOST_DEPTH: Final = 4
 """Control flow within control flow that is taken apart; below that it is placed whole."""
 
 MOST_TAKEN_APART: Final = 1 << 12
-"""Operands and operations of the branches that one placement plans by themselves, each as often as
-it is planned, beyond `MOST_DEPTH` times those of the model.
-"""
+"""Operands and operations of branches that one placement plans, beyond a share of the model."""
 
 PlaceBranch: TypeAlias = Callable[[Model], ExecutionPlan]
 
@@ -47,9 +43,7 @@ class Room:
         self._left = MOST_TAKEN_APART + MOST_DEPTH * sum(map(_size, model.subgraphs))
 
     def takes(self, model: Model, subgraph: int) -> bool:
-        """Whether there is room for *subgraph* of *model*, with all that it enters: then it is
-        taken.
-        """
+        """Whether there is room for *subgraph* with all that it enters; takes it."""
         if self._left <= 0:
             return False
         every = (*entered_from(model, subgraph), subgraph)
@@ -64,9 +58,7 @@ _KINDS: Final[dict[str, tuple[Literal["IF", "WHILE"], tuple[str, str]]]] = {
 
 
 class Apart(Struct, frozen=True):
-    """An operation taken apart: *control* is its plan, *time* what a run of it is predicted to take
-    in nanoseconds, *cost* the same in the unit of the prices.
-    """
+    """An operation taken apart: its plan, its predicted *time* in ns, its *cost* in price units."""
 
     control: Control
     time: float
@@ -114,9 +106,7 @@ def take_apart(
 
 
 def with_apart(prices: Prices, costs: dict[int, float]) -> Prices:
-    """*prices* with what operations cost on the reference, the last candidate, when they are taken
-    apart.
-    """
+    """*prices* with the costs on the reference, the last candidate, of operations taken apart."""
     if not costs:
         return prices
     rows = tuple(
@@ -184,9 +174,7 @@ def _leaves_reference(plan: ExecutionPlan) -> bool:
 def _keys(
     branches: _Branches, operation: Operation, kind: str, subgraphs: Sequence[int]
 ) -> list[tuple[Key, Model]] | None:
-    """The two subgraphs as models with their shapes inferred; None where something is not known
-    before a run.
-    """
+    """The two subgraphs as models with inferred shapes; None if something is unknown."""
     model = branches.model
     given = [model.operands[i] for i in operation.inputs]
     results = [model.operands[i] for i in operation.outputs]

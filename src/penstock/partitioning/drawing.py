@@ -26,9 +26,7 @@ PLAIN: Final = "#ffffff"
 
 
 class Node(Struct, frozen=True):
-    """An operation, input or output of the model. *step* is None for what belongs to none; *detail*
-    is what a pointer resting on it should be told.
-    """
+    """An operation, input or output. *step* is None outside of steps; *detail* is the tooltip."""
 
     key: str
     label: str
@@ -39,9 +37,7 @@ class Node(Struct, frozen=True):
 
 
 class Edge(Struct, frozen=True):
-    """A value on its way from node to node; *label* describes it where it crosses from step to
-    step.
-    """
+    """A value from node to node; *label* describes it if it crosses from step to step."""
 
     source: str
     target: str
@@ -110,9 +106,7 @@ SWEEPS: Final = 6
 
 
 class Layout(Struct, frozen=True):
-    """Where nodes are: *places* gives each key its middle (x) and its layer; *routes* gives each
-    edge the x at every layer from its source to its target.
-    """
+    """*places* has each key's middle x and layer; *routes* each edge's x at every layer."""
 
     places: Mapping[str, tuple[float, int]]
     routes: tuple[tuple[float, ...], ...]
@@ -172,9 +166,7 @@ def _layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> dict[str, 
 def _chains(
     edges: Sequence[tuple[str, str]], layer: dict[str, int], taken: dict[str, float], bend: float
 ) -> list[list[str]]:
-    """Each edge as the nodes it passes, one a layer; those in between are added to *layer* and
-    *taken*.
-    """
+    """Each edge as the nodes it passes, one a layer; added ones go into *layer* and *taken*."""
     chains = []
     for number, (source, target) in enumerate(edges):
         chain = [source]
@@ -205,9 +197,7 @@ def _settle(
     gap: float,
     x: dict[str, float],
 ) -> None:
-    """Puts *row* in the order of its neighbours' mean places and each node as near its own as the
-    others let it.
-    """
+    """Sorts *row* by its neighbours' mean places, and moves each node as near as possible."""
     wished = {
         key: sum(x[other] for other in neighbours[key]) / len(neighbours[key])
         if neighbours[key]

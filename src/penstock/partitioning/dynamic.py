@@ -24,9 +24,7 @@ Path: TypeAlias = "tuple[int, Path | None]"
 """The device of the last operation, and the path before it."""
 
 _Front: TypeAlias = "dict[tuple[int, int], tuple[float, Path | None]]"
-"""The cheapest cost and path by the device of the last operation and the steps so far (0: not
-counted).
-"""
+"""The cheapest cost and path, by last device and number of steps (0: not counted)."""
 
 
 def is_chain(model: Model) -> bool:
@@ -106,9 +104,7 @@ class _Search:
         }
 
     def extend(self, front: _Front, at: int) -> _Front:
-        """The cheapest way to every device for the operation at position *at*, for each number of
-        steps where that is bounded.
-        """
+        """The cheapest way to each device for the operation at *at*, by number of steps."""
         index = self.order[at]
         row, opening = self.prices.operations[index], self.prices.steps
         reached: _Front = {}

@@ -1,6 +1,4 @@
-"""Which devices may repeat a step that fails: what the policy says of it, known before anything
-fails.
-"""
+"""Which devices may repeat a step that fails, by the policy; known before anything fails."""
 
 from __future__ import annotations
 

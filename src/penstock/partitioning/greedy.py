@@ -20,9 +20,7 @@ from penstock.partitioning.support import HANDLES, Arrangement, Partition, Suppo
 from penstock.partitioning.work import callees_first
 
 Costs: TypeAlias = "tuple[tuple[float, ...], ...]"
-"""Cost of each operation on each candidate, relative to the reference; `inf` where none is
-declared.
-"""
+"""Cost of each operation on each candidate relative to the reference; `inf` if undeclared."""
 
 IF_SHARE: Final = 0.5
 """Each branch of an IF counts as taken half of the time."""
@@ -52,9 +50,7 @@ def _column(model: Model, capabilities: Capabilities, *, energy: bool) -> list[f
 
 
 def best_device(table: SupportTable, costs: Costs, operation: int) -> int | None:
-    """The candidate with the smallest value; of equals the first, save that the reference device
-    beats them all. None where no candidate may run the operation.
-    """
+    """The candidate with the smallest value; ties go to the reference, then the first, or None."""
     best: int | None = None
     for position in table.takers(operation):
         cost = costs[operation][position]
@@ -139,9 +135,7 @@ def partitions_of(
 
 
 def handle_users(model: Model) -> list[int]:
-    """The operations of the entry subgraph that touch a handle. What they do to each other shows in
-    no value, so they keep the model's order and stay together.
-    """
+    """The entry's operations on handles. They keep the model's order and stay together."""
     opaque = {index for index, operand in enumerate(model.operands) if operand.dtype in HANDLES}
     return [
         index
@@ -219,9 +213,7 @@ def require_homes(table: SupportTable) -> None:
 
 
 def laxer_class(table: SupportTable, homeless: Sequence[int]) -> str:
-    """What a caller may ask for where only the accuracy class keeps a device from each of the
-    operations *homeless*; "" where more does.
-    """
+    """The accuracy class to ask for if only the class rejects *homeless*; "" if more does."""
     if not homeless:
         return ""
     found: list[tuple[int, AccuracyClass]] = []
@@ -259,9 +251,7 @@ def _assign(table: SupportTable, costs: Costs, operations: Sequence[int]) -> lis
 def complaint_of(
     table: SupportTable, partitions: Sequence[Partition], policy: Policy
 ) -> tuple[str, Refusal, list[Partition]]:
-    """What is wrong with *partitions* (empty: nothing), the refusal of some of them for it, and
-    those to refuse: none where none can move.
-    """
+    """What is wrong with *partitions* ("" if nothing), the refusal for it, and those to refuse."""
     if apart := _handles_apart(table, partitions):
         words = "operations that share handles must run together"
         return apart, Refusal(RefusalCode.HANDLES, words), []

@@ -113,9 +113,7 @@ def candidates(
 
 
 class _Ground(Struct, frozen=True):
-    """What one call places on: the devices' answers for every operation (*asked*) and for those
-    that are run (*table*), the prices, and control flow that can be taken apart.
-    """
+    """The answers for all operations (*asked*) and live ones (*table*), prices, control flow."""
 
     asked: SupportTable
     live: tuple[int, ...]
@@ -315,9 +313,7 @@ def _place(ground: _Ground) -> ExecutionPlan:
 
 
 def _on_the_only_one(table: SupportTable, policy: Policy) -> Arrangement | None:
-    """Everything on the one candidate, where there is but one, it takes everything, and nothing is
-    left out.
-    """
+    """Everything on the only candidate, if it takes everything and nothing is left out."""
     entry = table.model.entry
     every = tuple(range(len(entry.operations)))
     if (
@@ -343,9 +339,7 @@ def _placement(
 
 
 def _unread(asked: SupportTable, index: int) -> Placement:
-    """The placement of an operation that is not run: on the first device that would take it, or the
-    last one.
-    """
+    """The placement of an operation that is not run: the first device that would take it."""
     takers = [asked.candidates[position] for position in asked.takers(index)]
     home = (takers or asked.candidates)[0 if takers else -1]
     reasons = {

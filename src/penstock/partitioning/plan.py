@@ -1,6 +1,4 @@
-"""`ExecutionPlan`: the partition stage's value. Who runs what, in which order, and why nobody else
-does.
-"""
+"""`ExecutionPlan`: who runs what, in which order, and why no other device does."""
 
 from __future__ import annotations
 
@@ -245,9 +243,7 @@ class ExecutionPlan(Struct, frozen=True):
         return show_plan(self)
 
     def summary(self) -> str:
-        """The plan in one line, without a line end. It names the accuracy class where the policy
-        asks for another than the default.
-        """
+        """The plan in one line; it names an accuracy class other than the default."""
         from penstock.partitioning.show import summarize_plan
 
         return summarize_plan(self)
@@ -284,9 +280,7 @@ class ExecutionPlan(Struct, frozen=True):
 
 
 class Ports(Struct, frozen=True):
-    """The arguments of a step: the plan's operand that each one is, and how the step's model
-    describes it.
-    """
+    """The arguments of a step: each with its operand of the plan, and as the step describes it."""
 
     step: int
     inputs: tuple[tuple[int, Operand], ...]

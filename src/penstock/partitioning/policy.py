@@ -80,9 +80,7 @@ class Policy(Struct, frozen=True):
         return hash(tuple(v for v in values if not isinstance(v, Mapping)))
 
     def required(self, kinds: Collection[str], name: str) -> tuple[str, ...] | None:
-        """The devices that an operation of these type names and this name must run on one of; None:
-        any.
-        """
+        """The devices that such an operation is restricted to; None for any."""
         for key in (name, *kinds, ANY_OPERATION):
             if key in self.require:
                 return _names(self.require[key])

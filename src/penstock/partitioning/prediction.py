@@ -35,15 +35,11 @@ HOST_BYTES_PER_SECOND: Final = 8e9
 """How fast the runtime copies in host memory."""
 
 UNDECLARED: Final = 1e15
-"""Added for an operation on a device that declares no cost for it: more than any that is
-declared.
-"""
+"""Price of an operation without a declared cost: more than any declared one."""
 
 
 LONGEST: Final = UNDECLARED / 1e3
-"""What subgraphs cost at most, those of loops within loops: whatever is declared stays below what
-is not.
-"""
+"""Most that subgraphs cost, loops in loops included: less than anything undeclared."""
 
 
 class Prices(Struct, frozen=True):
@@ -104,9 +100,7 @@ def price(table: SupportTable, *, energy: bool = False) -> Prices:
 
 
 def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) -> tuple[float, ...]:
-    """Of each operation of the entry subgraph what it may take at worst, with all that it enters,
-    once.
-    """
+    """The worst time of each entry operation, with all subgraphs that it enters, once."""
     sums: dict[int, float] = {}
     for index in order:
         times = worst[index]
@@ -118,9 +112,7 @@ def _worst(model: Model, order: Iterable[int], worst: dict[int, list[float]]) ->
 
 
 def byte_ns(capabilities: Capabilities) -> float:
-    """Nanoseconds for a byte that enters or leaves the device: transfer, and each copy that the
-    runtime makes.
-    """
+    """Nanoseconds a byte that enters or leaves the device: transfer and the runtime's copies."""
     total = 0.0
     if not capabilities.shares_host_memory:
         rate = capabilities.transfer_bytes_per_second

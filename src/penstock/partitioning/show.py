@@ -1,6 +1,4 @@
-"""A plan as text: one line, or a table of its steps and of where each operation runs and why
-nowhere else.
-"""
+"""A plan as text: one line, or a table of its steps and why each operation runs where it does."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ def reasons_against(tuned: Tuned) -> list[str]:
 
 
 def describe_accuracy(plan: ExecutionPlan) -> str:
-    """How many operations run where the default accuracy class would not let them; empty where that
-    class is kept.
-    """
+    """How many operations run below the default accuracy class; empty if none may."""
     if ACCURACY_RANK[plan.accuracy] >= ACCURACY_RANK[DEFAULT_CLASS]:
         return ""
     least = ACCURACY_RANK[DEFAULT_CLASS]
@@ -191,9 +187,7 @@ def summarize_plan(plan: ExecutionPlan) -> str:
 
 
 def describe_prediction(plan: ExecutionPlan) -> str:
-    """What a run is predicted to take, as planned and on each device alone; empty where nothing is
-    predicted.
-    """
+    """The predicted time of a run, as planned and on each device alone; empty if unknown."""
     if plan.predicted_ns is None:
         return ""
     text = f"predicted: {duration(plan.predicted_ns)} a run"
@@ -223,9 +217,7 @@ def describe_prediction(plan: ExecutionPlan) -> str:
 
 
 def step_row(plan: ExecutionPlan, step: ExecutionStep) -> tuple[str, str, str, str, str, str, str]:
-    """Number, device, operations, inputs, outputs, prediction, and where it goes when its device
-    fails.
-    """
+    """Number, device, operations, inputs, outputs, prediction and fallbacks of a step."""
     return (
         str(step.index),
         step.device,
@@ -275,9 +267,7 @@ def ranges(indexes: Iterable[int]) -> str:
 
 
 def _steps(plan: ExecutionPlan, width: int) -> list[str]:
-    """The table of steps, its columns of operations, fall-backs and devices wrapped so that it
-    fits.
-    """
+    """The table of steps, with its widest columns wrapped to fit."""
     rows = [STEP_COLUMNS, *(step_row(plan, step) for step in plan.steps)]
     kept = [k for k in range(len(STEP_COLUMNS)) if k < 5 or any(row[k] for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in kept]

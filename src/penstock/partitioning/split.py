@@ -29,15 +29,11 @@ from penstock.memory.layout import (
 from penstock.partitioning.plan import ExecutionStep
 
 MOST_CARRIED: Final = 1 << 18
-"""Operands and operations of subgraphs that the cuts of one model may carry together, beyond those
-that the model has.
-"""
+"""Operands and operations of subgraphs that all cuts of a model may copy, beyond its own."""
 
 
 class Cut(Struct, frozen=True):
-    """*operations* of a model as *model*; *inputs* and *outputs* are the operands of the original
-    that its entry inputs and outputs stand for, in order, none twice.
-    """
+    """*operations* as a model; *inputs* and *outputs* are the original operands, none twice."""
 
     operations: tuple[int, ...]
     model: Model
@@ -126,9 +122,7 @@ class Cutter:
 
 
 def extract(model: Model, index: int) -> Model:
-    """Subgraph *index* as a model of its own, with what it refers to: inputs and outputs are the
-    subgraph's.
-    """
+    """Subgraph *index* and what it refers to as a model of its own, with the same ports."""
     subgraph = model.subgraphs[index]
     referenced = referenced_by(model, subgraph.operations)
     own = replace(

@@ -61,9 +61,7 @@ def uses_extensions(model: Model) -> bool:
 
 
 def extension_refusal(needs: Needs, capabilities: Capabilities) -> str:
-    """Why a device with *capabilities* is not asked for an operation that needs these extensions;
-    empty: it is.
-    """
+    """Why a device lacks an extension that an operation needs; empty if it has all."""
     offered = {extension.name: extension for extension in capabilities.extensions}
     for name, kinds in needs.items():
         if name not in offered:
@@ -110,9 +108,7 @@ def _joined(several: Sequence[Needs]) -> Needs:
 
 
 LAST_RESORT: Final = f"{FALLBACK_DEVICE} (this process)"
-"""The name of the device of last resort in the caller's process, where the one of the plan runs in
-another process.
-"""
+"""The name of the reference device in the caller's process, if the plan's is isolated."""
 
 SHAPE_UNKNOWN: Final = "known only when it runs"
 """Stands in the reasons of drivers that need a shape which the model does not tell: they have no
@@ -123,9 +119,7 @@ HANDLES: Final = frozenset({DType.RESOURCE, DType.VARIANT})
 
 
 class Answer(Support, frozen=True):
-    """What the table says of an operation on a device: the device's own answer, or why it was
-    turned into a *refusal*.
-    """
+    """The device's answer for an operation, or the *refusal* that it was turned into."""
 
     refusal: Refusal | None = None
 
@@ -136,9 +130,7 @@ def refused(refusal: Refusal, accuracy: AccuracyClass = "faithful") -> Answer:
 
 
 class Candidate(Struct, frozen=True):
-    """A device with its *answers*, one for each operation of the entry subgraph. A device that
-    could not be asked refuses everything, with what went wrong as its reason.
-    """
+    """A device with its *answers*, one an operation. One that failed to answer refuses all."""
 
     device: Device
     name: str
@@ -202,9 +194,7 @@ class Partition(Struct, frozen=True):
 
 
 class Arrangement(Struct, frozen=True):
-    """The support table with the refusals that were added, the candidate of each operation, and the
-    partitions.
-    """
+    """The support table with added refusals, each operation's candidate, and the partitions."""
 
     table: SupportTable
     assignment: tuple[int, ...]

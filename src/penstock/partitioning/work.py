@@ -22,9 +22,7 @@ from penstock.ir.validate import subgraph_references
 from penstock.memory.limits import MIB, available_memory
 
 LEAST_LIMIT: Final = 1 << 30
-"""Bytes that the values of a run may take on the smallest machine, unless the knob `max_run_mib`
-says otherwise.
-"""
+"""Bytes that a run's values may always take, unless the knob `max_run_mib` says otherwise."""
 
 GUESSED_BATCH: Final = 1
 """Stands for a first dimension that is known at run time only."""
@@ -54,9 +52,7 @@ RECURRENT_WEIGHT: Final = 16.0
 """The same of a recurrent operation, whose time steps follow one another."""
 
 ELEMENT_NS: Final = 1.0
-"""What an element of any other operation, or of a window that is gone over, takes an engine at
-worst.
-"""
+"""Worst time an element of any other operation, or of a sliding window, takes an engine."""
 
 FLOAT_BYTE_NS: Final = 0.4
 INTEGER_BYTE_NS: Final = 2.0
@@ -64,9 +60,7 @@ INTEGER_BYTE_NS: Final = 2.0
 
 
 class Work(Struct, frozen=True):
-    """*macs* multiply-accumulates, or operations of like weight, and *nbytes* of values read and
-    written, constants left out.
-    """
+    """*macs* multiply-accumulates or similar, and *nbytes* read and written without constants."""
 
     macs: float = 0.0
     nbytes: float = 0.0
@@ -128,9 +122,7 @@ def reference_ns(subgraph: Subgraph, operation: Operation) -> float:
 
 
 def times_of(subgraph: Subgraph, operation: Operation) -> tuple[float, float]:
-    """`reference_ns`, and the nanoseconds that any engine should take for *operation* at worst, on
-    one processor core: a bound to decide by, no prediction.
-    """
+    """`reference_ns`, and a bound for any engine on one processor core, in nanoseconds."""
     work = work_of(subgraph, operation)
     ports = operation.inputs or operation.outputs
     floating = not ports or subgraph.operands[ports[0]].dtype.is_float
@@ -214,9 +206,7 @@ def _dimension(operand: Operand, axis: int) -> int:
 
 
 def _filtered(axis: int, source: int | None = None, weight: float = 1.0) -> Rule:
-    """Each element of the output, or of input *source*, meets the filter's elements but those of
-    *axis*.
-    """
+    """Each element of the output, or of input *source*, meets all of the filter but *axis*."""
 
     def rule(site: Site) -> float:
         kernel = site.inputs[1]
@@ -443,9 +433,7 @@ def run_limit() -> int:
 
 
 def check_memory(model: Model) -> None:
-    """Raises `LimitExceeded`, with the operation, where a run of *model* would hold more bytes than
-    `run_limit` at a time.
-    """
+    """Raises `LimitExceeded`, with the operation, if a run of *model* would exceed `run_limit`."""
     limit, peak = run_limit(), peak_of(model)
     if peak.nbytes <= limit:
         return
@@ -461,9 +449,7 @@ def check_memory(model: Model) -> None:
 
 
 def peak_of(model: Model) -> Peak:
-    """What a run holds where each value is dropped after its last reader, and inputs and outputs
-    are held throughout.
-    """
+    """The peak of a run that frees each value after its last reader; inputs and outputs stay."""
     inner: dict[int, int] = {}
     for index in entered_from(model, model.main):
         inner[index] = _peak(model.subgraphs[index], inner).nbytes

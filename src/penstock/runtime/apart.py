@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from penstock.runtime.discovery import Manager
 
 STEP_SHARE: Final = 10
-"""How often the time of one operation a whole step may take: real networks have many operations of
-like size.
-"""
+"""Limit of a whole step, in times that of one operation: networks have many of like size."""
 
 
 def demanding(
@@ -104,9 +102,7 @@ def set_apart(
     manager: Manager,
     deadline_ns: int | None,
 ) -> tuple[list[Device], dict[str, str], list[str]]:
-    """*chosen* with the devices of *reasons* in processes of their own where that can be; those
-    that are, each with its reason; and a sentence for each that is not. Raises `MissedDeadline*`.
-    """
+    """*chosen* with the devices of *reasons* isolated; those that are, why; notes on the others."""
     devices, apart, notes = list(chosen), dict[str, str](), list[str]()
     for at, device in enumerate(chosen):
         reason = reasons.get(device.name)
@@ -141,9 +137,7 @@ def isolated(
 
 
 def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> None:
-    """Has each process of *apart* killed where a run of *compilation* has not ended at its deadline
-    there.
-    """
+    """Has the processes of *apart* killed if a run of *compilation* misses its deadline there."""
     for step in compilation.steps:
         if step.device.name in apart and hasattr(step.prepared, "ends_with_its_call"):
             step.prepared.ends_with_its_call = True
@@ -153,9 +147,7 @@ def end_with_their_calls(compilation: Compilation, apart: Collection[str]) -> No
 
 @contextmanager
 def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Iterator[None]:
-    """A block that compiles on *devices*: where it does not end in time, the processes of *apart*
-    are killed, whose engines' compilers cannot be ended.
-    """
+    """A block that compiles on *devices*. If it ends late, the processes of *apart* are killed."""
     try:
         yield
     except (MissedDeadline, Cancelled) as error:
@@ -167,9 +159,7 @@ def abandoned_late(devices: Mapping[str, Device], apart: Collection[str]) -> Ite
 
 
 def _forgive_driver(name: str | None) -> None:
-    """Forgets the deaths of that driver's process: those at deadlines are no fault of it, and would
-    keep it from being started again.
-    """
+    """Resets the driver's restart limit: deaths at deadlines are not its fault."""
     from penstock.runtime.isolation import supervisors
 
     for supervisor in supervisors():

@@ -1,6 +1,4 @@
-"""The blocklist that shadow verification fills: a device rejects the operations that it was found to
-compute wrongly.
-"""
+"""The blocklist of shadow verification: a device rejects operations that it computes wrongly."""
 
 from __future__ import annotations
 
@@ -58,9 +56,7 @@ class BlocklistedDevice:
 
 
 class SubstituteDevice:
-    """*device*, which the caller did not name: it accepts only operations that the blocklist takes
-    from one of *blocklisted*.
-    """
+    """*device*, which was not named, for operations blocklisted on *blocklisted* only."""
 
     def __init__(self, device: Device, blocklisted: Sequence[BlocklistedDevice]) -> None:
         self._device, self._blocklisted = device, tuple(blocklisted)
@@ -78,9 +74,7 @@ class SubstituteDevice:
 def substitute_for(
     device: Device | None, named: Sequence[Device], accuracy: AccuracyClass
 ) -> Device | None:
-    """*device* as the substitute for blocklisted operations of the *named* devices; None if no
-    verdict concerns these.
-    """
+    """*device* as the substitute for operations blocklisted on *named*; None if there are none."""
     blocklisted = [d for d in with_blocklist(named, accuracy) if isinstance(d, BlocklistedDevice)]
     return (
         cast("Device", SubstituteDevice(device, blocklisted))

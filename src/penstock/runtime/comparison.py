@@ -38,19 +38,13 @@ from penstock.runtime.operations import (
 )
 
 COARSE_SHARE: Final = 1 / 127
-"""Of the largest value: a step of 8 bits, which floats computed from quantised values may be off
-by.
-"""
+"""One 8-bit step, as a share of the largest value: the error of floats from quantised values."""
 AMPLIFIED: Final = 3.0
-"""How many times what its operations come to one by one a part may be off when it is compiled as
-one.
-"""
+"""How many times its operations' error one by one a part may be off when compiled as one."""
 
 
 class Search:
-    """One device, one model, and the values that its operations are fed. *only* leaves the device
-    its other operations.
-    """
+    """One device, one model, and the values its operations are fed; *only* restricts the device."""
 
     def __init__(
         self,
@@ -127,9 +121,7 @@ class Search:
         return None
 
     def severity(self, operations: Sequence[int]) -> float:
-        """How many times the limit the results of *operations*, compiled anew as one and fed the
-        reference's values, are off; 0 where that fails.
-        """
+        """The error of *operations* compiled anew as one, in times the limit; 0 if they fail."""
         cut = self._natural.cut(list(operations))
         part = range(operations[0], operations[-1] + 1)
         results = self._run(cut, [self.values[i] for i in cut.inputs], part)
@@ -227,9 +219,7 @@ class Search:
     def worst(
         self, operands: Sequence[int], given: Mapping[int, NDArray], share: float = 0.0
     ) -> Distance:
-        """The worst distance among *operands*, each judged as a result of the operation that writes
-        it; floats are allowed *share* of their largest value at least.
-        """
+        """The worst distance among *operands*; *share* is the least limit for floats."""
         writers = {o: i for i, p in enumerate(self.model.operations) for o in p.outputs}
         worst = NOTHING
         for position, operand in enumerate(operands):

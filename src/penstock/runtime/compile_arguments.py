@@ -95,9 +95,7 @@ def cache_info(cache: object) -> tuple[CacheInfo | None, str]:
 
 
 def shapes_by_position(interface: Interface, shapes: Shapes | None) -> dict[int, tuple[int, ...]]:
-    """*shapes* by the model's input positions. Raises `InputError` for what is no shape, or of no
-    input.
-    """
+    """*shapes* by the model's input positions. Raises `InputError` for an invalid one."""
     result: dict[int, tuple[int, ...]] = {}
     for name, shape in (shapes or {}).items():
         try:
@@ -123,9 +121,7 @@ def _find(key: object, interface: Interface) -> int:
 
 
 class Reporter:
-    """Calls *callback*, and keeps what it raises: that is the caller's own, whoever it passed
-    through.
-    """
+    """Calls *callback* and keeps what it raises: it belongs to the caller."""
 
     def __init__(self, callback: ProgressCallback) -> None:
         self._callback = callback

@@ -1,6 +1,4 @@
-"""Finding devices: the entry-point group `penstock.drivers`, each entry with its reason when
-unusable.
-"""
+"""Finding devices: the entry points `penstock.drivers`, each with the reason if unusable."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ log = Log(__name__)
 
 LOOK_SECONDS: Final = 1.0
 LOOK_SHARE: Final = 10.0
-"""How long a driver whose process is not there is left alone: a second, or so many times as long as
-it was waited for.
-"""
+"""Backoff for an unavailable driver: one second, or this many times the last wait for it."""
 
 
 class Manager:
@@ -131,9 +127,7 @@ class Manager:
             return [driver.name for driver in self._all_drivers()]
 
     def absent(self, isolate: bool | None = None) -> dict[str, str]:
-        """The drivers whose processes were not there when they were looked for last, and why; by
-        name.
-        """
+        """The drivers whose host processes were unavailable at the last look, with reasons."""
         found = (driver.absent(isolate) for driver in self._drivers or ())
         return {f.info.driver: f.info.reason for f in found if f is not None}
 
@@ -151,9 +145,7 @@ class Manager:
         return self._likeliest(name, isolate, None) or _usable(name, self._discover(isolate))
 
     def _check_settings(self, deadline_ns: int | None) -> None:
-        """Raises `InputError` for a knob that processes of drivers would fail at: no device is
-        missing because of it. The log says, once, which name is no driver's.
-        """
+        """Raises `InputError` for an invalid knob of isolation. Logs unknown drivers, once."""
         knobs.driver_timeout_ms()
         knobs.driver_start_ms()
         knobs.ring_spin_us()
@@ -226,9 +218,7 @@ class Manager:
         return None
 
     def _likely(self, name: str) -> list[_Driver]:
-        """The drivers that tell of themselves whether they have the device of that name, the
-        likeliest first: Penstock's, and others where they are of one distribution.
-        """
+        """The drivers that may have the device of that name, the likeliest and Penstock's first."""
         drivers = [driver for driver in self._all_drivers() if not driver.refused]
         of_others = {d.distribution for d in drivers if d.distribution != DISTRIBUTION}
         kin = [
@@ -239,9 +229,7 @@ class Manager:
         return sorted(kin, key=lambda d: (d.distribution != DISTRIBUTION, -d.kinship(name)))
 
     def _absent(self, name: str, isolate: bool | None, everything: Sequence[Found]) -> Found | None:
-        """What stands in for the device of that name, where its driver's process is not there, and
-        no other distribution has one.
-        """
+        """The placeholder for the device of that name, if its driver's process is unavailable."""
         claimed = {f.info.source.distribution for f in everything if f.info.name == name}
         for driver in self._all_drivers():
             if claimed - {driver.distribution}:
@@ -283,9 +271,7 @@ class Manager:
 
 
 class _Driver:
-    """One entry point, and its devices once they are asked for: those of this process, and those of
-    another, which are looked for again where the process was not there.
-    """
+    """One entry point, and its devices in this process and in a host process once asked for."""
 
     def __init__(self, entry: DriverEntry, source: Source, refused: str) -> None:
         self._entry = entry
@@ -314,9 +300,7 @@ class _Driver:
         return _kinship(self._entry.name, device)
 
     def devices(self, isolate: bool | None, deadline_ns: int | None = None) -> list[Found]:
-        """Its devices; a process that has to be started has until half of the time to the deadline
-        is gone.
-        """
+        """Its devices. A process to be started has half of the time to the deadline."""
         isolated = not self.refused and _is_isolated(self._entry, isolate)
         known = self._devices.get(isolated)
         if known is not None and (
@@ -372,9 +356,7 @@ class _Driver:
 
 
 def unknown_device(name: str, found: Sequence[DeviceInfo]) -> str:
-    """What an error says of a name that no device of *found* has: also why the driver whose device
-    it may be has none.
-    """
+    """The error text for an unknown device *name*, with the reason of the driver it may be of."""
     known = ", ".join(info.name for info in found) or "none"
     # A driver that does not start, or fails to load, is listed under its own name.
     reasons = [
@@ -426,9 +408,7 @@ def _drivers_of(entries: Sequence[DriverEntry]) -> list[_Driver]:
 def _named_apart(
     drivers: Sequence[_Driver], isolate: bool | None, deadline_ns: int | None
 ) -> list[Found]:
-    """Every driver's devices, in order. Of one name those of one distribution stay usable at most
-    (`holder`), and of its usable ones the first, by kinship of driver and name, then by order.
-    """
+    """Every driver's devices. Of one name one stays usable: of `holder`, by kinship, by order."""
     every = [
         (driver, found) for driver in drivers for found in driver.devices(isolate, deadline_ns)
     ]
@@ -467,9 +447,7 @@ def _unnamed(driver: _Driver, found: Found, claims: Sequence[Source], has_it: st
 
 
 class _Renewal:
-    """Called in a child process: a lock that another thread held at the fork is never released
-    there.
-    """
+    """Called in a forked child, where a lock of another thread is never released."""
 
     def __init__(self, owner: Manager) -> None:
         self._owner = weakref.ref(owner)

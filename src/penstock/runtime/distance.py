@@ -28,9 +28,7 @@ Measure: TypeAlias = Literal["steps", "elements", "relative", "rms", "none"]
 FLOAT_SHARE: Final = 2e-4
 """Of the largest expected value: what the order of float32 sums may change."""
 HYBRID_SHARE: Final = 1e-2
-"""The same where float inputs meet integer weights, and the engine chooses how it quantises the
-inputs.
-"""
+"""The same for float inputs with integer weights: engines choose how to quantise the inputs."""
 RELAXED_RMS: Final = 0.25
 CANCELLATION: Final = 2.0**-10
 """Of the largest input: what counts as the largest result of a sum, which may cancel to nothing."""
@@ -57,9 +55,7 @@ class Distance(Struct, frozen=True):
     expected: str = ""
     problem: str = ""
     not_finite: bool = False
-    """Whether there is a *problem* because the result is infinite or no number where it should not
-    be.
-    """
+    """Whether the *problem* is an infinite or not-a-number result."""
 
     @property
     def departs(self) -> bool:
@@ -129,9 +125,7 @@ def distances_of(
     expected: Sequence[NDArray],
     accuracy: AccuracyClass = "faithful",
 ) -> list[Distance]:
-    """As `distance_of`, the distance of each output, in order; one alone that says so where they
-    are too few or many.
-    """
+    """The distance of each output, in order; a single one if the number of outputs is wrong."""
     entry = model.entry
     ports = _ports(entry.outputs, entry.ordinary_outputs, len(expected))
     operands = [model.operands[i] for i in ports]
@@ -235,9 +229,7 @@ def _incomparable(output: int, problem: str) -> Distance:
 
 
 def _epsilon(dtype: np.dtype[Any]) -> float:
-    """One unit in the last place of the largest value: what a narrow float type cannot say more
-    finely.
-    """
+    """One unit in the last place: the rounding error of a narrow float type."""
     return float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # published without types
 
 

@@ -34,9 +34,7 @@ class DriverEntry(Protocol):
 
 
 class Source(Struct, frozen=True):
-    """Where a driver comes from: the normalised name and the version of the *distribution*, and the
-    line `name=value` of its *entry_point*. Empty where that is not known.
-    """
+    """Origin of a driver: normalised *distribution*, *version*, *entry_point*; empty if unknown."""
 
     distribution: str = ""
     version: str = ""
@@ -92,9 +90,7 @@ def source_of(entry: DriverEntry) -> Source:
 
 
 def installed_entries() -> Sequence[DriverEntry]:
-    """The entry points of the group `penstock.drivers`, of the first distribution of each name on
-    `sys.path`.
-    """
+    """The entry points `penstock.drivers`, of the first distribution of each name on `sys.path`."""
     try:
         if _is_ordinary():
             return tuple(
@@ -108,9 +104,7 @@ def installed_entries() -> Sequence[DriverEntry]:
 
 
 def _is_ordinary() -> bool:
-    """Whether distributions lie on `sys.path` alone, none in eggs, and nobody else finds them
-    elsewhere.
-    """
+    """Whether plain directories on `sys.path` are all that has to be searched."""
     finders = [f for f in sys.meta_path if hasattr(f, "find_distributions")]
     return all(getattr(f, "__name__", "") == "PathFinder" for f in finders) and not any(
         str(place).endswith(".egg") for place in sys.path
@@ -146,9 +140,7 @@ def _texts() -> Iterator[tuple[str, str, str]]:
 
 
 def normalized(name: str) -> str:
-    """The name of a distribution as all spell it (Python Packaging User Guide, "Names and
-    normalization").
-    """
+    """The normalised name of a distribution (Python Packaging User Guide, "Names")."""
     return "-".join(filter(None, name.lower().replace("_", "-").replace(".", "-").split("-")))
 
 
@@ -196,9 +188,7 @@ def named_sources() -> dict[str, str]:
 
 
 def holder(name: str, claimed: Iterable[str]) -> str | None:
-    """Which of the distributions that have *claimed* the name has it: Penstock's own, else the one
-    that the knob `driver_sources` names, else the only one. None where nobody has it.
-    """
+    """The distribution that has *name*: Penstock's, else the knob's, else the only one, or None."""
     every = set(claimed)
     if len(every) == 1 and not knobs.driver_sources():
         return every.pop()

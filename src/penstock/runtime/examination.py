@@ -1,6 +1,4 @@
-"""What a device says of itself, as users see it: read once and held to the contract: a driver may
-say anything.
-"""
+"""What a device says of itself, read once and validated: a driver may say anything."""
 
 from __future__ import annotations
 
@@ -43,15 +41,11 @@ class DeviceInfo(Struct, frozen=True):
     isolated: bool = False
     """Whether it runs in a process of its own."""
     source: Source = UNKNOWN
-    """The distribution and the entry point that brought it; empty for an object that the program
-    made itself.
-    """
+    """The distribution and the entry point; empty for an object of the program."""
 
 
 class Found(Struct, frozen=True):
-    """A *device* as users see it; *status* is that of the error of its driver that keeps it from
-    being used, if one does.
-    """
+    """A *device* with its info; *status* is that of the driver's error that makes it unusable."""
 
     device: Device
     info: DeviceInfo

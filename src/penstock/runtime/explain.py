@@ -83,9 +83,7 @@ def explain_model(
     )
 
     def explained(step: ExecutionStep, whole: Model, given: _Shapes) -> Iterator[ExplainedStep]:
-        """*step* of a plan of *whole*; of one that the runtime carries out itself, the steps of its
-        branches.
-        """
+        """*step* of a plan of *whole*; for control flow, the steps of its branches."""
         if step.control is not None:
             for branch in step.control.branches:
                 for inner in branch.steps:

@@ -1,6 +1,4 @@
-"""From a run that departs to the operation at fault, and to the verdict against the driver's
-version.
-"""
+"""From a run that departs to the operation at fault, and the verdict on the driver's version."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ GROWTH: Final = 2.0
 
 
 MOST_UNEXPLAINED: Final = 8
-"""Departures that no operation explains and that do not repeat, after which a compiled form is not
-looked at any more.
-"""
+"""Unexplained departures that do not repeat, after which a compiled form is left alone."""
 
 
 class Note:
@@ -63,9 +59,7 @@ class Note:
 
 
 class Job(Struct, frozen=True):
-    """One run to compare: what it was given and gave, the state before and after, the devices that
-    it *used*.
-    """
+    """One run to compare: its arguments and results, state before and after, devices *used*."""
 
     inputs: Sequence[NDArray]
     before: State | None
@@ -123,9 +117,7 @@ class Investigation:
         return not found.problem and _size(found) <= GROWTH * self._rounding.get(found.output, 0.0)
 
     def _look_into(self, job: Job, found: Distance, apart: Sequence[Distance]) -> bool:
-        """Looks for the operation at fault in a run whose outputs lie too far away; whether it is
-        more than rounding.
-        """
+        """Looks for the operation at fault; whether the error is more than rounding."""
         again = self._again(job)
         repeats = again is not None and _same(again, job.outputs)
         departure = self._culprit(job, tries=1 if repeats else TRIES)

@@ -128,9 +128,7 @@ class IsolatedCompile:
     def with_notes(
         self, compilation: Compilation, devices: Mapping[str, Device]
     ) -> tuple[Compilation, UnavailableDevices | None]:
-        """*compilation* with receipts that name the unavailable devices, the restarted processes
-        and the copies made for host processes; and the unavailable devices, None if there are none.
-        """
+        """*compilation* with notes on unavailable devices, restarts and copies; these devices."""
         compilation, absence = note_unavailable(compilation, devices)
         made = sealed_copies(self._model.pools)
         copies = tuple(copy for at, copy in made.items() if at not in self._before)
@@ -202,9 +200,7 @@ def isolated_names() -> dict[str, bool]:
 
 
 def unknown_drivers(drivers: Sequence[str]) -> list[str]:
-    """A sentence for each name that the knob `isolate` would isolate and that is none of *drivers*:
-    it protects from nothing. Settings may be shared with machines that have the driver.
-    """
+    """A sentence for each name in the knob `isolate` that is none of *drivers*."""
     source = knobs.isolate.source()[1]
     wanted = [name for name, told in isolated_names().items() if told and name not in drivers]
     return [
@@ -258,9 +254,7 @@ LATE: Final = (ErrorStatus.MISSED_DEADLINE_TRANSIENT, ErrorStatus.MISSED_DEADLIN
 
 
 def present(found: Found) -> Found:
-    """*found*; an `PlaceholderDevice` in its place where its process had died, or not answered in time,
-    before it had told all.
-    """
+    """*found*, or a `PlaceholderDevice` if its process died or was late while it was asked."""
     from penstock.ipc.resilient import IsolatedDevice
 
     device, info = found.device, found.info
@@ -293,9 +287,7 @@ def supervisors() -> list[Supervisor]:
 
 
 def forgive(device: Device) -> None:
-    """Lets the process of *device*'s driver, where it has one, be started again at once: for who
-    brings its deaths about on purpose.
-    """
+    """Lets the host process of *device* restart at once: for callers that kill it on purpose."""
     from penstock.ipc.resilient import IsolatedDevice
 
     if isinstance(device, IsolatedDevice):
@@ -303,9 +295,7 @@ def forgive(device: Device) -> None:
 
 
 def close_hosts() -> None:
-    """Leaves every host; those without another client end. Isolated devices found before are of no
-    use any more.
-    """
+    """Closes all connections to host processes. Isolated devices found before become unusable."""
     with _lock:
         every = list(_supervisors.values())
         _supervisors.clear()
@@ -314,9 +304,7 @@ def close_hosts() -> None:
 
 
 def leave_hosts() -> None:
-    """`close_hosts` at the end of the process. Who interrupts that too has it end at once, which
-    leaves every host.
-    """
+    """`close_hosts` at exit. A second interrupt ends the process at once, which closes them too."""
     with suppress(KeyboardInterrupt):
         close_hosts()
 

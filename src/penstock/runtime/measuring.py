@@ -71,17 +71,13 @@ def _number(path: Path) -> int:
 
 
 WINDOW_NS: Final = 5_000_000
-"""What is looked at: systems may count the time of a running thread at their ticks only, of which
-there are as few as 250 a second.
-"""
+"""Time looked at: systems may count a thread's time at ticks only, as few as 250 a second."""
 
 BUSY: Final = 0.05
 """Threads are at rest that together use less than this share of one processor."""
 
 LONGEST_NS: Final = 100_000_000
-"""How long the threads of engines spin, at the most. ONNX Runtime's do so for a million pauses of
-the processor: up to 50 ms.
-"""
+"""Most time that engines' threads spin after a run; ONNX Runtime's spin up to 50 ms."""
 
 
 def used_by_others_ns() -> int:
@@ -90,9 +86,7 @@ def used_by_others_ns() -> int:
 
 
 class Rest:
-    """Waits for the others. Threads that do not end are the program's own: in vain is waited half
-    as long each time.
-    """
+    """Waits until other threads rest. Those that never do halve the next wait."""
 
     def __init__(
         self,
@@ -123,9 +117,7 @@ MOST_ROUNDS: Final = 51
 """Samples of each candidate."""
 
 SAMPLE_NS: Final = 8_000_000
-"""A sample is as many runs as take about this long, at least one: longer than what holds up a run
-for a moment.
-"""
+"""A sample is as many runs as take this long, at least one: longer than a short disturbance."""
 
 ENERGY_SAMPLE_NS: Final = 50_000_000
 """The same where energy is counted, whose counters move about once a millisecond."""
@@ -155,14 +147,10 @@ LONG_NS: Final = 100_000_000
 """Longer than anything else on the machine holds up a run."""
 
 VERY_FAR: Final = 10.0
-"""A candidate of long runs is out before the rounds that takes so many times as long as the best
-one.
-"""
+"""A candidate of long runs that takes this many times the best is dropped before the rounds."""
 
 FAR: Final = 4.0
-"""One of runs that are not run twice is out after `FIRST_ROUNDS` whose smallest sample is so many
-times that of the best.
-"""
+"""Without warm-up, one whose best sample is this many times the best is dropped early."""
 
 FIRST_ROUNDS: Final = 2
 
@@ -173,9 +161,7 @@ runs may have been held up.
 """
 
 SURE: Final = 3.0
-"""After the least rounds, a candidate is out that is worse than the best one by so many times the
-noise.
-"""
+"""Later, a candidate is dropped that is slower than the best by this many times the noise."""
 
 NOTCH: Final = 1.57
 """Half the interval that holds a median in 95 of 100 cases, times the square root of the number of
@@ -287,9 +273,7 @@ def measure(
 
 
 def _free(every: Sequence[Series]) -> None:
-    """Closes those that are out: what an engine keeps for its sessions disturbs the others no
-    longer.
-    """
+    """Closes dropped candidates, so that their engines disturb the others no longer."""
     for series in every:
         if not series.races:
             series.close()
@@ -328,9 +312,7 @@ def choose(every: Sequence[Series], alone: Collection[str]) -> tuple[str, str]:
 
 
 def _best(every: Sequence[Series]) -> Series:
-    """The one that took the smallest part of what all took in a round, by the median over the
-    rounds that all share.
-    """
+    """The one with the smallest median share of all times of a round, over all shared rounds."""
     rounds = min(len(series.values) for series in every)
     sums = [sum(series.values[turn] for series in every) or 1.0 for turn in range(rounds)]
     return min(
@@ -348,9 +330,7 @@ def _compared(one: Series, other: Series) -> tuple[float, float]:
 
 
 def _warm_up(series: Series, clock: Callable[[], int], energy: Counter | None) -> None:
-    """Two runs, the second of which says how many a sample takes, and is one if there is no other;
-    short ones are run on for that.
-    """
+    """Two runs, the second of which sets the runs of a sample; short ones run until warm."""
     try:
         series.run()
         before = energy.read() if energy else 0
@@ -391,9 +371,7 @@ def _leave_out(every: Sequence[Series]) -> None:
 
 
 def _drop(racing: Sequence[Series], rounds: int) -> None:
-    """Those out that are behind after so many rounds, by the smallest samples or by more than the
-    noise.
-    """
+    """Drops those that are behind: first by their smallest samples, later by the noise."""
     racing = [series for series in racing if series.error is None]
     if rounds < FIRST_ROUNDS or len(racing) < 2:
         return

@@ -71,9 +71,7 @@ class OperationCase(Struct, frozen=True, eq=False):
         return tuple(self.expected[k] for k in self.positions()[1])
 
     def positions(self, *, as_file: bool = True) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which of *inputs* and of *expected* the file of `tflite` has; all of them without
-        *as_file*.
-        """
+        """Which of *inputs* and *expected* the file of `tflite` has; all without *as_file*."""
         if as_file:
             return positions_in_file(self.model)
         entry = self.model.entry
@@ -157,9 +155,7 @@ def _results(
 def distance(
     case: OperationCase, outputs: Sequence[NDArray], accuracy: AccuracyClass = "faithful"
 ) -> Distance:
-    """How far *outputs*, what a device made of *case*, lie from the reference's, beside what
-    *accuracy* allows.
-    """
+    """How far *outputs* of a device for *case* lie from the reference's, within *accuracy*."""
     return distance_of(case.model, case.inputs, outputs, case.expected, accuracy)
 
 
@@ -186,9 +182,7 @@ def run_alone(
     accuracy: AccuracyClass,
     timeout: float | None = None,
 ) -> list[NDArray]:
-    """One run of *model*, which has no state, on *device* alone: nothing cached, nothing repeated
-    elsewhere, nothing refused for what was found before, and no failure of it kept.
-    """
+    """One run of a stateless *model* on *device* alone, without cache, fallback or blocklist."""
     policy = Policy(accuracy=accuracy, allow_fallback=False)
     with (
         knobs.override(driver_verdicts=False, keep_failures=False),
@@ -200,9 +194,7 @@ def run_alone(
 
 
 def exposed(model: Model) -> Model:
-    """*model*'s entry subgraph with every result as an output, in the order of writing, and its
-    state as plain inputs.
-    """
+    """*model* with every result of the entry as an output, and its state as plain inputs."""
     entry = model.entry
     written = [o for operation in entry.operations for o in operation.outputs]
     operands = list(entry.operands)

@@ -70,18 +70,14 @@ def plan_model(
 
 
 def with_fallbacks(plan: ExecutionPlan, devices: Sequence[Device], policy: Policy) -> ExecutionPlan:
-    """*plan* with what its steps fall back on where *devices* alone were named, whatever else it
-    was placed on.
-    """
+    """*plan* with the fallbacks that its steps have if only *devices* are named."""
     table = collect_support(plan.model, trusted(devices, policy), policy, check_keys=False)
     steps = permit_fallback(plan.steps, table, plan.operations, policy)
     return replace(plan, steps=steps)
 
 
 def trusted(devices: Sequence[Device], policy: Policy) -> Sequence[Device]:
-    """*devices* as plans see them: each refuses what shadow verification found it to compute
-    wrongly, with the reason.
-    """
+    """*devices* with the operations rejected that shadow verification found wrong there."""
     if not has_driver_verdicts():
         return devices
     from penstock.runtime.blocklist import with_blocklist
@@ -155,9 +151,7 @@ class CompileDevices(Mapping[str, Device]):
 
 
 def last_resort(manager: Manager) -> Device | None:
-    """The reference device of *manager* in this process, under the name `LAST_RESORT`; None where
-    it cannot be used.
-    """
+    """The reference device in this process as `LAST_RESORT`; None if it is unusable."""
     device = manager.by_name(FALLBACK_DEVICE, isolate=False)
     return None if device is None else cast("Device", _InThisProcess(device))
 
@@ -199,9 +193,7 @@ def check_rules(policy: Policy, chosen: Sequence[Device], manager: Manager) -> N
 def with_unusable(
     error: PlacementError, policy: Policy, manager: Manager, isolate: bool | None
 ) -> PlacementError:
-    """*error*, with the reasons of devices that *policy* requires and that could not be placed on
-    because they cannot be used.
-    """
+    """*error* with the reasons of devices that *policy* requires and that are unusable."""
     required = {
         name
         for value in policy.require.values()

@@ -50,9 +50,7 @@ PERSISTENCE: Final = 4
 
 
 class Reproduction(Struct, frozen=True, eq=False):
-    """What came of bringing a failure about: the last *comparison*, and where something failed its
-    *capsule*.
-    """
+    """The last *comparison* of a reproduction, and the *capsule* if something failed."""
 
     comparison: Comparison
     capsule: Capsule | None
@@ -117,9 +115,7 @@ def reproduce(
 
 
 def apart(device: str | DeviceInfo | Device) -> Device:
-    """*device* from a process of its own, where that can be. Raises as `compile_model` does for a
-    device.
-    """
+    """*device* in a host process if possible. Raises as `compile_model` does for a device."""
     try:
         return manager.choose([device], True)[0]
     except (NotAvailable, PlacementError):
@@ -184,9 +180,7 @@ def _as_a_program(
 
 
 def _got(departure: Departure, device: Device, accuracy: AccuracyClass) -> Sequence[NDArray]:
-    """What the device makes of the case: of a few runs the first that departs; none where no run
-    succeeds.
-    """
+    """The device's results for the case: of a few runs the first that departs; none if all fail."""
     results: list[NDArray] = []
     for _ in range(TRIES):
         try:
@@ -340,9 +334,7 @@ def _drawn(model: Model, shapes: Sequence[tuple[int, ...]], number: int) -> list
 
 
 def _expected(model: Model, inputs: Sequence[NDArray], timeout: float | None) -> Sequence[NDArray]:
-    """What the reference makes of *inputs*. Raises `CapsuleError` where it fails, or takes longer
-    than *timeout*.
-    """
+    """The reference's results. Raises `CapsuleError` if it fails or exceeds *timeout*."""
     try:
         return run_alone(model, inputs, FALLBACK_DEVICE, accuracy="exact", timeout=timeout)
     except MissedDeadline as error:

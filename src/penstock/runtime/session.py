@@ -70,9 +70,7 @@ if TYPE_CHECKING:
 log = Log(__name__)
 
 FILES_GIVEN_BACK: Final = "the cache files were given for the first compile alone"
-"""Why the compile for shapes that come with a run has no cache, where the caller opened the
-files.
-"""
+"""Why shapes that come with a run are not cached if the caller opened the files."""
 
 
 def compile_model(
@@ -326,9 +324,7 @@ class _Session:
         devices: Mapping[str, Device],
         config: PrepareConfig,
     ) -> ExecutionPlan:
-        """The plan on the devices that were chosen; where these have no process or were found to be
-        wrong, and may be fallen back from, on the device for that.
-        """
+        """The plan on the chosen devices, or with the fallback for dead or blocklisted ones."""
         try:
             try:
                 return self._plan(model, shapes, self.chosen, devices, config)
@@ -375,9 +371,7 @@ class _Session:
         )
 
     def _instead_of_the_dead(self, error: PlacementError) -> Device | None:
-        """The device to fall back on where *error* was raised because a driver's process is not
-        there; None where that is not why, it is not allowed, or there is no other.
-        """
+        """The fallback device if *error* comes from a dead process; None if there is none."""
         from penstock.execution.availability import lists_unavailable
 
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
@@ -388,9 +382,7 @@ class _Session:
         return last_resort(manager)
 
     def _instead_of_the_wrong(self) -> Device | None:
-        """The device to fall back on for the operations that shadow verification keeps from those
-        that were chosen; None where that is not allowed, or there are none.
-        """
+        """The fallback device for blocklisted operations; None if not allowed or not needed."""
         chosen = any(device.name == FALLBACK_DEVICE for device in self.chosen)
         if not self.allow or chosen or not has_driver_verdicts():
             return None
@@ -416,9 +408,7 @@ class _Session:
         return notes
 
     def _unasked(self, plan: ExecutionPlan) -> list[str]:
-        """Of the drivers that were not there, so that none of their devices could be chosen, and of
-        devices that gave no answer.
-        """
+        """Notes on drivers that were unavailable, and on devices that did not answer."""
         absent = (
             {} if self.arguments.devices is not None else manager.absent(self.arguments.isolate)
         )
@@ -436,9 +426,7 @@ class _Session:
         return notes
 
     def _not_tuned(self, plan: ExecutionPlan) -> str:
-        """Why the placement is the predicted one although it was to be measured; empty where it
-        was, or there is no other.
-        """
+        """Why the placement was not measured although asked for; empty if it was."""
         if not self.arguments.tune:
             return ""
         tuned = plan.tuned

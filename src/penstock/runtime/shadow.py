@@ -84,9 +84,7 @@ class Worker(Generic[T]):
             return True
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
-        """Lets the jobs go on for *timeout* seconds at most, stops them, and waits for the thread
-        to end.
-        """
+        """Lets jobs go on for *timeout* seconds, then stops them and waits for the thread."""
         end = time.monotonic() + timeout
         with self._changed:
             self._closing = True

@@ -98,9 +98,7 @@ def worth_measuring(occasion: Occasion) -> list[tuple[str, ExecutionPlan]]:
 def measured_series(
     occasion: Occasion, plans: Mapping[str, ExecutionPlan], counter: Counter | None
 ) -> tuple[list[Series], dict[str, Measured], int]:
-    """The samples of every plan, those that failed to compile by name, and how many compiles it
-    took.
-    """
+    """The samples of every plan, those that failed to compile by name, and the compiles made."""
     inputs = examples(occasion.model)
     failed: dict[str, Measured] = {}
     contenders, compiles = [], 0
@@ -134,9 +132,7 @@ def measured_series(
 
 
 def _compiled(occasion: Occasion, plan: ExecutionPlan) -> Variant:
-    """*plan* compiled, without cache and fall-back: a device that fails shall not win by another's
-    speed.
-    """
+    """*plan* compiled without cache and fallback: no device may win by another's speed."""
     config = replace(occasion.config, progress=None, accuracy=occasion.policy.accuracy)
     compilation = compile_plan(plan, occasion.named, config, CompileOptions(False))
     later = replace(config, deadline_ns=None, cancel=None)
@@ -238,9 +234,7 @@ def _tuned(occasion: Occasion) -> ExecutionPlan:
 
 
 def _alone(occasion: Occasion, measured: Sequence[Measured]) -> list[str]:
-    """The single devices one of which wins unless another placement is better by more than the
-    noise. The reference is such another one, wherever an engine could be measured.
-    """
+    """The single devices: one wins unless another placement is better beyond the noise."""
     ran = {each.name for each in measured if each.error is None}
     alone = [device.name for device in occasion.devices if device.name in ran]
     return [name for name in alone if name != FALLBACK_DEVICE] or alone
@@ -252,9 +246,7 @@ def _not_measured(plan: ExecutionPlan, reason: str) -> ExecutionPlan:
 
 
 def with_reasons(plan: ExecutionPlan, config: PrepareConfig) -> ExecutionPlan:
-    """*plan*, with what was measured of a device by itself as the reason against it in the place of
-    a prediction.
-    """
+    """*plan* with measured times in the place of predictions as reasons against devices."""
     if plan.tuned is None:
         return plan
     by_energy = config.preference == "low_power"
