@@ -31,6 +31,7 @@ from penstock.export import tflite
 from penstock.ir.types import static_shape
 from penstock.runtime.reproducing import replay
 from penstock.testing.contract.cases import looping
+from tests.support_pipes import in_time
 
 LONGEST = 20.0
 """Seconds, on a machine that has other work too; what is tried here never ended, or not by
@@ -137,19 +138,7 @@ def test_a_file_that_its_owner_has_a_lease_of_is_not_waited_for(tmp_path: Path) 
     descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        outcome: list[object] = []
-
-        def run() -> None:
-            try:
-                outcome.append(capsules.read(path))
-            except OSError as error:
-                outcome.append(error)
-
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(3.0)
-        assert outcome, "it waits"
-        assert isinstance(outcome[0], BlockingIOError)
+        assert isinstance(in_time(lambda: capsules.read(path)), BlockingIOError)
     finally:
         os.close(descriptor)
         signal.signal(signal.SIGIO, before)
@@ -169,16 +158,6 @@ def test_a_pipe_that_takes_the_file_s_place_meanwhile_is_not_waited_for(
         return seen if name == str(path) else looked_at(name, **how)  # type: ignore[arg-type]  # as given
 
     monkeypatch.setattr(os, "stat", stat)
-    outcome: list[object] = []
-
-    def run() -> None:
-        try:
-            outcome.append(capsules.read(path))
-        except CapsuleError as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(3.0)
-    assert outcome, "it waits"
-    assert "not a regular file" in str(outcome[0])
+    refusal = in_time(lambda: capsules.read(path))
+    assert isinstance(refusal, CapsuleError)
+    assert "not a regular file" in str(refusal)

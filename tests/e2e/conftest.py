@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
+from penstock.export import tflite
+from penstock.ir import DType, ModelBuilder
 from tests.conftest import ROOT
 
 Program = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -62,6 +65,19 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Program:
         return subprocess.CompletedProcess(given, result.exit_code, result.stdout, result.stderr)
 
     return call
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """y = relu(x + [1, 2]), x: float32[1, 2]."""
+    builder = ModelBuilder()
+    x = builder.input(DType.FLOAT32, (1, 2), "x")
+    one = builder.constant(np.array([1, 2], np.float32), "one")
+    (sum_,) = builder.operation("ADD", [x, one], [(DType.FLOAT32, (1, 2))])
+    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (1, 2))])
+    path = tmp_path / "add.tflite"
+    path.write_bytes(tflite.write(builder.build([y])))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -9,27 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from penstock.export import tflite
-from penstock.ir import DType, ModelBuilder
 from tests.e2e.conftest import Program
 
 Start = Callable[..., Any]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """y = relu(x + [1, 2]), x: float32[1, 2]."""
-    builder = ModelBuilder()
-    x = builder.input(DType.FLOAT32, (1, 2), "x")
-    one = builder.constant(np.array([1, 2], np.float32), "one")
-    (sum_,) = builder.operation("ADD", [x, one], [(DType.FLOAT32, (1, 2))])
-    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (1, 2))])
-    path = tmp_path / "add.tflite"
-    path.write_bytes(tflite.write(builder.build([y])))
-    return path
 
 
 @pytest.fixture

@@ -9,31 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from penstock.cache import Cache
-from penstock.export import tflite
-from penstock.ir import DType, ModelBuilder
 from tests.conftest import ROOT
 
 if sys.platform == "win32":
     pytest.skip("Windows has no pseudo-terminals of this kind", allow_module_level=True)
 
 QUESTION = "[y/N]: "
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """y = relu(x + [1, 2]), x: float32[1, 2]."""
-    builder = ModelBuilder()
-    x = builder.input(DType.FLOAT32, (1, 2), "x")
-    one = builder.constant(np.array([1, 2], np.float32), "one")
-    (sum_,) = builder.operation("ADD", [x, one], [(DType.FLOAT32, (1, 2))])
-    (y,) = builder.operation("RELU", [sum_], [(DType.FLOAT32, (1, 2))])
-    path = tmp_path / "add.tflite"
-    path.write_bytes(tflite.write(builder.build([y])))
-    return path
 
 
 def on_terminal(directory: Path, *arguments: object, answer: str = "") -> tuple[int, str]:

@@ -6,7 +6,7 @@ import contextlib
 import random
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,8 @@ NUMBERS = (-1, 0, 1, 2, 3, 5, 127, 128, 255, 1 << 15, 1 << 20, (1 << 31) - 1, -(
 
 LIMITS = {"densify_limit_mib": 16, "metadata_limit_mib": 16}
 
+Mutation: TypeAlias = Callable[[bytes, random.Random], bytes]
+
 
 def samples() -> list[bytes]:
     """The files that mutations start from where there is no corpus."""
@@ -51,12 +53,12 @@ def samples() -> list[bytes]:
     return [*built, files.sparse_matrix(dense).encode()]
 
 
-def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
-    """The damaged file number *seed*."""
+def mutate(seeds: Sequence[bytes], seed: int, mutations: Sequence[Mutation] | None = None) -> bytes:
+    """The damaged file number *seed*, by some of *mutations* (None: of `MUTATIONS`)."""
     rng = random.Random(seed)
     content = rng.choice(seeds)
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        content = rng.choice(MUTATIONS)(content, rng)
+        content = rng.choice(mutations or MUTATIONS)(content, rng)
     return content
 
 
@@ -152,7 +154,7 @@ def restructure(content: bytes, rng: random.Random) -> bytes:
         return content
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     flip_bytes,
     set_word,
     set_word,

@@ -6,7 +6,7 @@ import contextlib
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ import onnx
 from penstock import knobs, loaders
 from penstock.errors import ModelError
 from penstock.ir import infer_shapes
-from tests.soak.mutation import LIMITS, flip_bytes, move, truncate
+from tests.soak import mutation
+from tests.soak.mutation import LIMITS, Mutation, flip_bytes, move, truncate
 from tests.soak.running import run
 from tests.support_onnx import one_node
 from tests.unit.loaders.onnx_files import test_onnx_graphs as graphs
@@ -54,11 +55,7 @@ def samples() -> list[bytes]:
 
 def mutate(seeds: Sequence[bytes], seed: int) -> bytes:
     """The damaged file number *seed*."""
-    rng = random.Random(seed)
-    content = rng.choice(seeds)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        content = rng.choice(MUTATIONS)(content, rng)
-    return content
+    return mutation.mutate(seeds, seed, MUTATIONS)
 
 
 def trial(content: bytes) -> str:
@@ -143,7 +140,7 @@ def _other(value: Any, rng: random.Random) -> Any:
     )
 
 
-MUTATIONS: tuple[Callable[[bytes, random.Random], bytes], ...] = (
+MUTATIONS: tuple[Mutation, ...] = (
     flip_bytes,
     truncate,
     move,
