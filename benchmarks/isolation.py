@@ -360,7 +360,7 @@ def host_of() -> int:
     from penstock.runtime.isolation import supervisors
 
     (supervisor,) = supervisors()
-    return supervisor.link().pid
+    return supervisor.connection().pid
 
 
 if __name__ == "__main__":

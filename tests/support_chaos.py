@@ -126,7 +126,7 @@ def round_of(rig: Rig, point: Point) -> list[str]:
     """One call with that fault and one more: their errors, and what they left behind."""
     message, kind, _ = point
     rig.warm_up(message)
-    pid = rig.supervisor.link().pid
+    pid = rig.supervisor.connection().pid
     before_host, before = steady(rig), Counts.now()
     wrong: list[str] = []
     fault = Fault(rig.supervisor, point)
@@ -177,7 +177,7 @@ def left_behind(rig: Rig, pid: int, before_host: Counter[str], before: Counts) -
     while True:
         after_host = rig.settle()
         left = Counts.now().difference(before)
-        if rig.supervisor.link().pid == pid:
+        if rig.supervisor.connection().pid == pid:
             left += [
                 f"{name} in the host: {before_host[name]} -> {now}"
                 for name, now in after_host.items()

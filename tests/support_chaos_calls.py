@@ -76,7 +76,7 @@ class Rig:
         """What a driver keeps from a first call is no leak."""
         if message in {"CopyFrom", "CopyTo"}:
             self.buffer()
-        pid = self.supervisor.link().pid
+        pid = self.supervisor.connection().pid
         if (pid, message) not in self._warm:
             self._warm.add((pid, message))
             with suppress(Cancelled):
@@ -88,7 +88,7 @@ class Rig:
 
     def buffer(self) -> Buffer:
         """One in the process that lives now, with ones in it."""
-        pid = self.supervisor.link().pid
+        pid = self.supervisor.connection().pid
         if self._buffer is None or self._buffer[0] != pid:
             made = self.device.allocate(BufferDesc(), [self.role])[1]
             self.fill(1)
@@ -117,11 +117,11 @@ class Rig:
         """
         while self.used:
             self.used.pop().close()
-        if (rings := self.prepared.living()._rings) is not None:
+        if (rings := self.prepared.current()._rings) is not None:
             rings.trim()
             # Who was short of room is asked for a ring again only some seconds later.
             rings._not_before = 0.0
-        link = self.supervisor.link()
+        link = self.supervisor.connection()
         staging = link.session.staging
         free, staging._free = staging._free, []
         for kept in free:
@@ -167,7 +167,7 @@ def same(answer: object, right: object) -> None:
 @contextmanager
 def without_rings(rig: Rig) -> Iterator[None]:
     """In the block, executions in the process that lives now go by messages."""
-    remote = rig.prepared.living()
+    remote = rig.prepared.current()
     rings, remote._rings = remote._rings, Rings(Channel())
     try:
         yield
@@ -244,7 +244,7 @@ def fenced(rig: Rig, deadline: Deadline) -> None:
 
 def plain_burst(rig: Rig, deadline: Deadline) -> None:
     """One without a ring."""
-    remote = rig.prepared.living()
+    remote = rig.prepared.current()
     channel: Any = remote.channel
     channel.exit_fd = lambda: None
     try:
@@ -279,7 +279,7 @@ def copy_to(rig: Rig, _: Deadline) -> None:
 
 
 def report(rig: Rig, _: Deadline) -> None:
-    rig.prepared.living()._report = CacheReport(later=True)
+    rig.prepared.current()._report = CacheReport(later=True)
     assert rig.prepared.cache_report in (CacheReport(), CacheReport(later=True))
 
 
@@ -302,7 +302,7 @@ def execute(rig: Rig, made: Burst, deadline: Deadline, times: int) -> None:
 
 
 def ping(rig: Rig, _: Deadline) -> None:
-    made: Any = rig.prepared.living().configure_burst()
+    made: Any = rig.prepared.current().configure_burst()
     rig.used.append(made)
     made.ping()
 
@@ -310,7 +310,7 @@ def ping(rig: Rig, _: Deadline) -> None:
 def greet(rig: Rig, deadline: Deadline) -> None:
     another = Supervisor(PLACE)
     rig.used.append(another)
-    assert another.link(deadline.ns).devices == 1
+    assert another.connection(deadline.ns).devices == 1
 
 
 def cancel(rig: Rig, deadline: Deadline) -> None:

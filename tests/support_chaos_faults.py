@@ -58,7 +58,7 @@ class Fault:
 
     def __init__(self, supervisor: Supervisor, point: Point) -> None:
         self._message, self._fault, self._when = point
-        self._pid = supervisor.link().pid
+        self._pid = supervisor.connection().pid
         self._undo = ExitStack()
         self._lie = b""
         self.struck = False

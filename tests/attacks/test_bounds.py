@@ -337,7 +337,7 @@ def test_process_that_goes_on_past_the_deadline_is_killed_and_started_again(devi
             if device.startswith(s.place.name) and s.place.origin.startswith("penstock-nn:")
         ]
         for _ in range(2):
-            link = supervisor.link()
+            link = supervisor.connection()
             with pytest.raises(MissedDeadline):
                 compiled.run(ones_for(model), timeout=allowed(1.0))
             ends = time.monotonic() + 10

@@ -148,13 +148,7 @@ def test_files_are_synced_before_they_get_their_names(tmp_path: Path) -> None:
         for handle in lent.handles:
             assert os.pwrite(handle.fd, b"an artefact", 0) == 11
         lease.publish(lent, bench.record(TOKEN))
-    assert files.events == [
-        "10 synced",
-        "11 synced",
-        "20 synced",
-        "directory",
-        ".json synced",
-    ]
+    assert files.events == ["10 synced", "11 synced", "20 synced", "directory", ".json synced"]
 
 
 @pytest.fixture(scope="module", autouse=True)

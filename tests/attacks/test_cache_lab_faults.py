@@ -150,11 +150,7 @@ def break_registry(at: int, fault: Callable[[], None]) -> tuple[dict[str, Any], 
 
 
 def fail_each(
-    root: Path,
-    source: Path,
-    name: str,
-    breaking: Breaking,
-    faults: dict[str, Callable[[], None]],
+    root: Path, source: Path, name: str, breaking: Breaking, faults: dict[str, Callable[[], None]]
 ) -> set[str]:
     """What readers found after a fault at operation 0, 1, ... of the flow; with several *faults*
     they take turns.

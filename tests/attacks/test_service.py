@@ -164,9 +164,7 @@ def test_a_client_that_rewrites_what_it_can_reach_gets_a_refusal(stage: Stage) -
         service.wait()
 
 
-def test_entries_sealed_for_other_models_and_flipped_bits_are_refused(
-    stage: Stage,
-) -> None:
+def test_entries_sealed_for_other_models_and_flipped_bits_are_refused(stage: Stage) -> None:
     service = stage.serve()
     try:
         stage.client("run", stage.cache)

@@ -34,14 +34,7 @@ from penstock.hal import (
 )
 from penstock.hal.fence import is_fence
 from penstock.ipc import wire
-from penstock.ipc.codec import (
-    Descriptor,
-    Frame,
-    Opaque,
-    decode_reply,
-    decode_to_client,
-    encode,
-)
+from penstock.ipc.codec import Descriptor, Frame, Opaque, decode_reply, decode_to_client, encode
 from penstock.ipc.deadlines import StoppedProcess
 from penstock.ipc.pools import CopyingFence, sealed_place
 from penstock.ipc.remote import Channel
@@ -250,10 +243,7 @@ class Session:
             raise
 
     def _tell(
-        self,
-        message: wire.ToHost,
-        descriptors: Sequence[int] = (),
-        deadline_ns: int | None = None,
+        self, message: wire.ToHost, descriptors: Sequence[int] = (), deadline_ns: int | None = None
     ) -> None:
         """Sends a message that has no answer, unless the host has gone."""
         if self._gone or self._process != os.getpid():

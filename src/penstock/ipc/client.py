@@ -62,7 +62,39 @@ MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
 
 
-class RemoteDevice:
+class Described:
+    """The properties of a device whose `description` has been received."""
+
+    @property
+    def description(self) -> wire.Description:
+        raise NotImplementedError
+
+    @property
+    def name(self) -> str:
+        return self.description.name
+
+    @property
+    def version(self) -> str:
+        return self.description.version
+
+    @property
+    def type(self) -> DeviceType:
+        return self.description.device_type
+
+    @property
+    def feature_level(self) -> int:
+        return self.description.feature_level
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.description.capabilities
+
+    @property
+    def hal_version(self) -> int:
+        return self.description.hal_version
+
+
+class RemoteDevice(Described):
     """A `Device` behind *channel*.
 
     A value that cannot be sent, or that the other side cannot decode, is `InvalidArgument`; a reply
@@ -94,33 +126,13 @@ class RemoteDevice:
         channel.prefer(preferred_memory(self))
 
     @property
+    def description(self) -> wire.Description:
+        return self._description
+
+    @property
     def channel(self) -> Channel:
         """What its calls go over."""
         return self._channel
-
-    @property
-    def name(self) -> str:
-        return self._description.name
-
-    @property
-    def version(self) -> str:
-        return self._description.version
-
-    @property
-    def type(self) -> DeviceType:
-        return self._description.device_type
-
-    @property
-    def feature_level(self) -> int:
-        return self._description.feature_level
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._description.capabilities
-
-    @property
-    def hal_version(self) -> int:
-        return self._description.hal_version
 
     def check(self) -> str | None:
         return ask(self._channel, lambda _: wire.Check(), wire.Reason)[0].reason

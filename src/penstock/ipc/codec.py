@@ -294,7 +294,7 @@ def encode(
         data = (encoder or _ENCODER).encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise WireError(f"{type(message).__name__} cannot be encoded: {error}") from error
-    wire.frame_header(len(data))
+    wire.check_length(len(data))
     return data
 
 
@@ -366,7 +366,7 @@ def _shown(text: str) -> str:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    wire.frame_header(len(data))
+    wire.check_length(len(data))
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:

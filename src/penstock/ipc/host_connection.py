@@ -50,12 +50,12 @@ process's child.
 """
 
 
-class Link:
+class HostConnection:
     """A host that took this client on. *ended* is told once, from the watching thread or the
     closing one, when the host has ended otherwise than because this client left: with how.
     """
 
-    def __init__(self, place: Place, ended: Callable[[Link, str], None]) -> None:
+    def __init__(self, place: Place, ended: Callable[[HostConnection, str], None]) -> None:
         self.place = place
         self._limit = knobs.driver_timeout_ms() / 1000
         self._started: Started = connect(place)
@@ -143,7 +143,7 @@ class Link:
             self.close()
         return True
 
-    def condemn(self, why: str) -> None:
+    def kill(self, why: str) -> None:
         """Ends a host that is of no use any more, for the reason *why*: its clients' calls are
         `DeadObject`. One that may be somebody else's process lives on, and only this connection
         ends.

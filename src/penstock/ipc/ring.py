@@ -273,13 +273,7 @@ LINGER: Final = 1 << 4
 """The next request is likely soon: the device's side looks for it before it sleeps."""
 MAX_FLAGS: Final = 1 << 5
 
-TOTAL_STORE_ORDER: Final = platform.machine().lower() in {
-    "x86_64",
-    "amd64",
-    "i386",
-    "i686",
-    "x86",
-}
+TOTAL_STORE_ORDER: Final = platform.machine().lower() in {"x86_64", "amd64", "i386", "i686", "x86"}
 
 LOOKS: Final = range(10)
 """Looks at a word between two at the clock."""

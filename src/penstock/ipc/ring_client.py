@@ -18,14 +18,7 @@ from penstock.errors import (
     StateError,
     WireError,
 )
-from penstock.hal import (
-    DONE,
-    PRIORITIES,
-    CancelToken,
-    ExecutionConfig,
-    ExecutionResult,
-    Timing,
-)
+from penstock.hal import DONE, PRIORITIES, CancelToken, ExecutionConfig, ExecutionResult, Timing
 from penstock.ipc import ring, wire
 from penstock.ipc.codec import decode_reply, error_of
 from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Listener, Region, Watch

@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from penstock.errors import (
-    DriverError,
-    InvalidArgument,
-    ResourceExhaustedTransient,
-)
+from penstock.errors import DriverError, InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import (
     ArgumentCopy,
     CarriedResult,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.crash_records import Crash, Underway
-from penstock.ipc.host_connection import END_SECONDS, Link
+from penstock.ipc.host_connection import END_SECONDS, HostConnection
 from penstock.ipc.starting import NotStarted, Place, wrote_last
 from penstock.ipc.system import PatientThread
 from penstock.logs import Log
@@ -53,7 +53,7 @@ class _Start:
     def __init__(self, begin: Callable[[_Start], None]) -> None:
         self.thread = PatientThread(begin, self, name="penstock-start")
         self.done = threading.Event()
-        self.link: Link | None = None
+        self.host: HostConnection | None = None
         self.pause: _Pause | None = None
         self.failure: BaseException | None = None
 
@@ -66,7 +66,7 @@ class Supervisor:
         self._lock = threading.Lock()
         self._forgiven = threading.Condition(self._lock)
         self._start: _Start | None = None
-        self._link: Link | None = None
+        self._host: HostConnection | None = None
         self._deaths = self._refusals = 0
         self._not_before = self._quarantined_until = 0.0
         self._last = ""
@@ -79,8 +79,8 @@ class Supervisor:
         """How many processes have died."""
 
     def __repr__(self) -> str:
-        link = self.running
-        now = "quarantined" if self.quarantined else "running" if link else "not running"
+        host = self.running
+        now = "quarantined" if self.quarantined else "running" if host else "not running"
         return f"Supervisor({self.place.name} = {self.place.value}, {now}, {self.starts} starts)"
 
     @property
@@ -101,12 +101,12 @@ class Supervisor:
         return self._last
 
     @property
-    def running(self) -> Link | None:
+    def running(self) -> HostConnection | None:
         """The host that runs now."""
-        link = self._link
-        return link if link is not None and not link.session.end_reason else None
+        host = self._host
+        return host if host is not None and not host.session.end_reason else None
 
-    def link(self, deadline_ns: int | None = None) -> Link:
+    def connection(self, deadline_ns: int | None = None) -> HostConnection:
         """The host, started if need be; a short pause after deaths in a row is waited for, where it
         ends before the deadline.
 
@@ -115,11 +115,11 @@ class Supervisor:
         """
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")
-        found = self._linked(deadline_ns)
+        found = self._connected(deadline_ns)
         if isinstance(found, _Pause) and found.seconds < self._patience(deadline_ns):
             with self._forgiven:
                 self._forgiven.wait_for(lambda: self._closed or not self._not_before, found.seconds)
-            found = self._linked(deadline_ns)
+            found = self._connected(deadline_ns)
         if isinstance(found, _Pause):
             raise DeadObject(found.told)
         return found
@@ -128,7 +128,7 @@ class Supervisor:
         left = remaining_seconds(deadline_ns)
         return MOST_WAITED if left is None else min(left, MOST_WAITED)
 
-    def _linked(self, deadline_ns: int | None) -> Link | _Pause:
+    def _connected(self, deadline_ns: int | None) -> HostConnection | _Pause:
         if (running := self.running) is not None:
             return running
         with self._lock:
@@ -149,8 +149,8 @@ class Supervisor:
             raise DeadObject(str(start.failure)) from start.failure
         if start.failure is not None:
             raise start.failure
-        assert start.link is not None
-        return start.link
+        assert start.host is not None
+        return start.host
 
     def _begin(self, start: _Start) -> None:
         """Starts the host in a thread of its own: it is there for later calls, whoever gave up
@@ -158,17 +158,17 @@ class Supervisor:
         """
         late = None
         try:
-            link = self.running or self._started()
-            if isinstance(link, _Pause):
-                start.pause = link
+            host = self.running or self._started()
+            if isinstance(host, _Pause):
+                start.pause = host
                 return
             with self._lock:
-                start.link = link
+                start.host = host
                 if self._closed:
-                    late = link
+                    late = host
                     start.failure = DeadObject(f"driver {self.place.name} is closed")
                 else:
-                    self._link = link
+                    self._host = host
         except BaseException as error:  # noqa: BLE001  # whoever waits raises it
             start.failure = error
         finally:
@@ -178,7 +178,7 @@ class Supervisor:
                 self._start = None
             start.done.set()
 
-    def _started(self) -> Link | _Pause:
+    def _started(self) -> HostConnection | _Pause:
         self._settle()
         if self._closed:
             raise DeadObject(f"driver {self.place.name} is closed")
@@ -194,7 +194,7 @@ class Supervisor:
                 raise DeadObject(told)
             return _Pause(pause, told)
         try:
-            link = Link(self.place, self._ended)
+            host = HostConnection(self.place, self._ended)
         except DriverError as error:
             output, died = "", True
             if isinstance(error, NotStarted):
@@ -203,13 +203,13 @@ class Supervisor:
             raise
         self.starts += 1
         self._refusals = 0
-        return link
+        return host
 
-    def died(self, link: Link, deadline_ns: int | None = None) -> None:
-        """A call found *link* gone; waits until its end is known, so that the record is complete,
+    def await_end(self, host: HostConnection, deadline_ns: int | None = None) -> None:
+        """A call found *host* gone; waits until its end is known, so that the record is complete,
         for which it has until the deadline. One that lives is left.
         """
-        if link.session.end_reason and not link.settle(deadline_ns):
+        if host.session.end_reason and not host.settle(deadline_ns):
             # Whoever gives up is in the record all the same.
             self._late.update(self.underway)
 
@@ -222,7 +222,7 @@ class Supervisor:
                 self._forgiven.notify_all()
 
     @contextmanager
-    def noted(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
+    def recording(self, call: Underway, deadline_ns: int | None = None) -> Iterator[None]:
         """While the block runs, the death of the process has *call* in its record, which is
         complete when the block ends, unless the deadline comes first. A `DeadObject` says how it
         ended.
@@ -232,14 +232,14 @@ class Supervisor:
         try:
             yield
         except DeadObject as error:
-            link = self._link
-            if link is None or not link.session.end_reason:
+            host = self._host
+            if host is None or not host.session.end_reason:
                 raise
-            before = link.session.end_reason
-            self.died(link, deadline_ns)
-            if str(error) != before or link.session.end_reason == before:
+            before = host.session.end_reason
+            self.await_end(host, deadline_ns)
+            if str(error) != before or host.session.end_reason == before:
                 raise
-            raise DeadObject(link.session.end_reason) from error
+            raise DeadObject(host.session.end_reason) from error
         finally:
             self.underway.pop(key, None)
 
@@ -254,30 +254,30 @@ class Supervisor:
         if start is not None:
             start.done.wait(END_SECONDS)
         with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
-            link.close()
+            host, self._host = self._host, None
+        if host is not None:
+            host.close()
 
     def forget(self) -> None:
         """In a child process made by `fork`: closes what was inherited."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
 
     def _settle(self) -> None:
         """Closes what is left of a host that is gone."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.settle()
-            link.close()
+        host, self._host = self._host, None
+        if host is not None:
+            host.settle()
+            host.close()
         self._late.clear()
 
-    def _ended(self, link: Link, how: str) -> None:
-        """Called by the link's own thread."""
-        output = link.output_tail()
+    def _ended(self, host: HostConnection, how: str) -> None:
+        """Called by the host's own thread."""
+        output = host.output_tail()
         told = how + wrote_last(output)
-        log.warning("the process of driver %s (%d) %s", self.place.name, link.pid, told)
-        self._bury(link.pid, how, output)
+        log.warning("the process of driver %s (%d) %s", self.place.name, host.pid, told)
+        self._bury(host.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
         """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the
@@ -289,13 +289,7 @@ class Supervisor:
             return
         underway = list((self._late | self.underway).values())
         Crash.of(
-            self.place,
-            pid,
-            how,
-            self._deaths,
-            underway,
-            output,
-            quarantined=bool(self.quarantined),
+            self.place, pid, how, self._deaths, underway, output, quarantined=bool(self.quarantined)
         ).keep()
 
     def _count(self, how: str, *, died: bool = True) -> None:

@@ -106,7 +106,7 @@ class Connection:
         open, `ResourceExhaustedTransient` where the kernel lets no more travel, `TimeoutError` when
         the other end has not taken it by the deadline, `EOFError` when there is no other end.
         """
-        wire.frame_header(len(data))
+        wire.check_length(len(data))
         if len(descriptors) > wire.MAX_HANDLES:
             raise WireError(f"{len(descriptors)} descriptors beside one message")
         header = HEADER.pack(len(descriptors), len(data))

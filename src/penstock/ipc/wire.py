@@ -1,10 +1,9 @@
-"""Every message between the runtime and a device that is not in its process.
+"""Every message between the runtime and a device in another process.
 
-A call is answered by one reply. What cannot be bytes (descriptors, cancel tokens, callbacks,
-fences, host arrays, pools of constants) travels beside a message in a table of handles, and the
-message holds its index there. Objects of the device (prepared models, bursts, executions, buffers)
-have numbers that the device's side gives out. `penstock.ipc.codec` turns HAL values into these
-forms and back.
+Each call has one reply. What has no bytes (descriptors, cancel tokens, callbacks, fences, host
+arrays, pools of constants) is in a table of handles beside the message, which holds its index. The
+device's side numbers its objects: prepared models, bursts, executions and buffers. The structs of
+`penstock.hal` are part of messages as they are; `penstock.ipc.codec` encodes and decodes.
 """
 
 from __future__ import annotations
@@ -39,14 +38,10 @@ WIRE_VERSION: Final = 6
 """Raised whenever a message changes its form."""
 
 MAX_FRAME: Final = 32 << 20
-"""Bytes of the largest message: constants and tensors are not in it, and while one is read the
-interpreter does nothing else.
-"""
+"""Bytes of the largest message, which has no constants and tensors. Reading it blocks the process."""
 
 MAX_HANDLES: Final = 4096
 """Handles that may travel beside one message."""
-
-HEADER_BYTES: Final = 8
 
 Handle: TypeAlias = int
 """An index into the table of handles beside the message."""
@@ -63,21 +58,10 @@ MemoryId: TypeAlias = int
 """The number that a client lends memory under."""
 
 
-def frame_header(nbytes: int) -> bytes:
-    """What goes before a message of *nbytes* bytes on a stream; raises `WireError` beyond
-    `MAX_FRAME`.
-    """
+def check_length(nbytes: int) -> None:
+    """Raises `WireError` for a message of more than `MAX_FRAME` bytes."""
     if nbytes > MAX_FRAME:
         raise WireError(f"a message of {nbytes} bytes; the limit is {MAX_FRAME}")
-    return nbytes.to_bytes(HEADER_BYTES, "little")
-
-
-def frame_length(header: bytes) -> int:
-    """The length a header announces, checked before anything is allocated for it."""
-    nbytes = int.from_bytes(header, "little")
-    if len(header) != HEADER_BYTES or nbytes > MAX_FRAME:
-        raise WireError(f"a message of {nbytes} bytes announced; the limit is {MAX_FRAME}")
-    return nbytes
 
 
 class Form(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -107,9 +91,8 @@ class MemoryForm(Form, frozen=True):
 
 
 class LentForm(msgspec.Struct, frozen=True, tag="lent"):
-    """A `HostMemory` whose bytes lie in shared memory: an array of *dtype* (its name) and *shape*
-    at *location* in the request's pools. The device's side maps it, and the driver gets an array as
-    in process.
+    """A `HostMemory` at *location* in the request's pools, which the device's side maps: an array of
+    *dtype* (its name) and *shape*.
     """
 
     location: DataLocation
@@ -127,8 +110,8 @@ class RequestForm(Form, frozen=True):
 
 
 class RingRequest(Form, frozen=True):
-    """A `Request` to *target*, a prepared model or a burst, in a slot of a ring, which carries no
-    handles: *pools* are numbers of lent pools.
+    """A `Request` to *target*, a prepared model or burst, in a slot of a ring: *pools* are numbers of
+    lent pools, since a slot has no handles.
     """
 
     target: ObjectId
@@ -257,9 +240,7 @@ class OpenRing(Form, frozen=True, tag="open_ring"):
 
 
 class LendPool(Form, frozen=True, tag="lend_pool"):
-    """Makes a memory known to the device's side for the requests of rings: answered by `Made`.
-    `Close` unbinds the requests that use it.
-    """
+    """Lends a memory to the requests of rings until `Close`, which unbinds them: answered by `Made`."""
 
     memory: MemoryForm
 
@@ -443,9 +424,7 @@ class FenceForm(Form, frozen=True, tag="fence"):
 
 
 class ValueForm(Form, frozen=True, tag="value"):
-    """The handle of a memory that has no descriptor: its driver refuses it. What it is stays with
-    the client, for a number would name a descriptor of the host.
-    """
+    """The handle of a memory that has no descriptor, for the driver to reject."""
 
 
 HandleForm: TypeAlias = (
@@ -486,9 +465,7 @@ class Drop(Form, frozen=True, tag="drop"):
 
 
 class Lend(Form, frozen=True, tag="lend"):
-    """Memory that a client lends until its `Release`: the first *size* bytes of the descriptor
-    beside it, which is sealed against shrinking.
-    """
+    """Memory that a client lends until its `Release`: *size* bytes of the descriptor beside it."""
 
     memory: MemoryId
     size: int
@@ -524,9 +501,7 @@ class Refused(Form, frozen=True, tag="refused"):
 
 
 class Answer(Form, frozen=True, tag="answer"):
-    """The reply to a call; *body* is a `Reply`, one that stands for an error where the call
-    *failed*; *handles* is its table.
-    """
+    """The reply to a call; *body* is a `Reply`, an error's if the call *failed*."""
 
     call: CallId
     body: bytes

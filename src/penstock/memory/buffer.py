@@ -53,12 +53,7 @@ class DeviceBuffer(Closing):
     thread called it.
     """
 
-    def __init__(
-        self,
-        allocation: Allocation,
-        storage: Storage,
-        name: str,
-    ) -> None:
+    def __init__(self, allocation: Allocation, storage: Storage, name: str) -> None:
         self._allocation, self._storage, self._name = allocation, storage, name
         self._lock = threading.Lock()
         self._process = os.getpid()

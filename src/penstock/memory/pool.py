@@ -13,14 +13,7 @@ from penstock.closing import Closing
 from penstock.errors import ClosedError, InputError
 from penstock.hal import Memory
 from penstock.ir import ConstantPool, NDArray
-from penstock.memory.mapping import (
-    ASHMEM,
-    MMAP_FD,
-    PROT_READ,
-    PROT_WRITE,
-    MappedFd,
-    size_of,
-)
+from penstock.memory.mapping import ASHMEM, MMAP_FD, PROT_READ, PROT_WRITE, MappedFd, size_of
 from penstock.memory.shared import (
     DescribedBuffer,
     SharedMemory,

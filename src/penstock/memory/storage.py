@@ -28,14 +28,7 @@ from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
 from penstock.logs import Log
 from penstock.memory.bound import Kind
-from penstock.memory.mapping import (
-    ASHMEM,
-    HARDWARE_BUFFER,
-    MMAP_FD,
-    MappedFd,
-    map_memory,
-    pool_of,
-)
+from penstock.memory.mapping import ASHMEM, HARDWARE_BUFFER, MMAP_FD, MappedFd, map_memory, pool_of
 from penstock.memory.pool import MemoryPool
 
 if TYPE_CHECKING:

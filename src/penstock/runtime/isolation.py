@@ -75,7 +75,7 @@ class PlaceholderDevice(DeviceBase):
     def is_available(self) -> bool:
         """Whether the process runs now. It is started unless it is quarantined."""
         try:
-            self.supervisor.link()
+            self.supervisor.connection()
         except DriverError:
             return False
         return True
@@ -234,7 +234,7 @@ def isolated_devices(entry: DriverEntry, deadline_ns: int | None = None) -> list
             entry.name, str(getattr(entry, "value", "")), source_of(entry).origin
         )
         try:
-            count = supervisor.link(halfway_to(deadline_ns)).devices
+            count = supervisor.connection(halfway_to(deadline_ns)).devices
         except DeadObject as error:
             return [PlaceholderDevice(entry.name, supervisor, error)]
         devices: list[Device] = []

@@ -147,11 +147,7 @@ class LateWriter:
             return True
 
     def write(
-        self,
-        *,
-        model: Sequence[Payload] = (),
-        data: Sequence[Payload] = (),
-        timeout: float = 0.0,
+        self, *, model: Sequence[Payload] = (), data: Sequence[Payload] = (), timeout: float = 0.0
     ) -> SaveReport:
         """Seals one payload into each file, in place, if the lock is free, or becomes free within
         *timeout* seconds. Never raises.

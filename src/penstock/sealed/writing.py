@@ -168,10 +168,7 @@ def _headers(
 
 
 def _write(
-    trust: Trust,
-    files: Sequence[CacheFile],
-    headers: Sequence[bytes],
-    payloads: Sequence[Payload],
+    trust: Trust, files: Sequence[CacheFile], headers: Sequence[bytes], payloads: Sequence[Payload]
 ) -> None:
     """Writes every payload before the first seal, so that a file under way is never taken for
     whole.

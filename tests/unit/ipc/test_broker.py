@@ -136,8 +136,7 @@ def test_a_client_that_was_killed_is_gone_though_a_child_of_it_has_its_socket(
 
 
 @pytest.mark.parametrize(
-    ("driver", "how"),
-    [("exits", "ended with exit status 7"), ("aborts", "was ended by SIGABRT")],
+    ("driver", "how"), [("exits", "ended with exit status 7"), ("aborts", "was ended by SIGABRT")]
 )
 def test_the_end_of_the_driver_is_told_as_it_was(driver: str, how: str) -> None:
     with pytest.raises(NotStarted, match=how):

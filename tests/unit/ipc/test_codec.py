@@ -421,20 +421,10 @@ def test_handles_are_bounded() -> None:
         Unpacker([None] * (wire.MAX_HANDLES + 1))
 
 
-def test_lengths_are_bounded_before_anything_is_read() -> None:
-    assert wire.frame_length(wire.frame_header(1234)) == 1234
-    assert wire.frame_length(wire.frame_header(wire.MAX_FRAME)) == wire.MAX_FRAME
+def test_length_of_a_message_is_bounded() -> None:
+    wire.check_length(wire.MAX_FRAME)
     with pytest.raises(WireError, match="the limit is"):
-        wire.frame_header(wire.MAX_FRAME + 1)
-    for header in (
-        b"",
-        b"\xff" * 8,
-        bytes(7),
-        bytes(9),
-        (wire.MAX_FRAME + 1).to_bytes(8, "little"),
-    ):
-        with pytest.raises(WireError, match="announced"):
-            wire.frame_length(header)
+        wire.check_length(wire.MAX_FRAME + 1)
 
 
 def test_a_message_beyond_the_limit_cannot_be_sent_or_read() -> None:

@@ -224,7 +224,7 @@ def test_a_process_that_does_not_answer_in_time_is_not_waited_for(
         compiled(["fragile"]).close()
     else:
         entry = ("fragile", "tests.support_isolated:fragile")
-        isolation.supervisor_of(*entry, f"somebody-elses:{'='.join(entry)}").link()
+        isolation.supervisor_of(*entry, f"somebody-elses:{'='.join(entry)}").connection()
     (supervisor,) = isolation.supervisors()
     link = supervisor.running
     assert link is not None
@@ -279,7 +279,7 @@ def test_a_process_that_does_not_start_in_time_is_not_waited_for(
             time.sleep(1)
             raise DeadObject("too late")
 
-    monkeypatch.setattr(supervision, "Link", Link)
+    monkeypatch.setattr(supervision, "HostConnection", Link)
     with compiled(["fragile"], timeout=0.6) as model:
         fell_back(model, "still being started")
 

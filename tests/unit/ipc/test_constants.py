@@ -17,12 +17,7 @@ from penstock import nnapi
 from penstock.errors import GeneralFailure, WireError
 from penstock.export import tflite
 from penstock.hal import Memory
-from penstock.ipc.pools import (
-    SealedPlace,
-    mapped,
-    sealed_copies,
-    sealed_place,
-)
+from penstock.ipc.pools import SealedPlace, mapped, sealed_copies, sealed_place
 from penstock.ipc.system import SEALS, is_sealed
 from penstock.ir import ConstantPool, DType, Model, ModelBuilder
 from penstock.memory import PROT_READ, HardwareBuffer, MappedFd, MemoryPool

@@ -19,12 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from penstock.errors import (
-    DeadObject,
-    GeneralFailure,
-    InvalidArgument,
-    ResourceExhaustedTransient,
-)
+from penstock.errors import DeadObject, GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import (
     BufferDesc,
     BufferRole,

@@ -48,7 +48,7 @@ from penstock.ipc.codec import (
 )
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heartbeat import PAGE, Pulse
-from penstock.ipc.host_connection import Link
+from penstock.ipc.host_connection import HostConnection
 from penstock.ipc.remote import Channel
 from penstock.ipc.starting import Place, _enter, tail
 from penstock.ipc.transport import HEADER, Connection, close_all
@@ -181,9 +181,9 @@ def test_what_a_host_says_commands_no_terminal(
     os.write(fd, nasty.encode() + b"\nnext\n")
     assert tail(fd) == f"{shown}\nnext\n"
     os.close(fd)
-    link = Link.__new__(Link)
+    link = HostConnection.__new__(HostConnection)
     link.place = Place("nasty", "m:f")
-    monkeypatch.setattr(Link, "pid", 1)
+    monkeypatch.setattr(HostConnection, "pid", 1)
     with caplog.at_level("INFO", "penstock.ipc"):
         link._say(nasty.encode())
     assert caplog.messages == [f"nasty (1): {shown}"]
@@ -209,11 +209,11 @@ def test_devices_of_names_that_cannot_be_shown_are_refused(name: str) -> None:
 
 
 def test_an_output_without_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link.__new__(Link)
+    link = HostConnection.__new__(HostConnection)
     link.place = Place("endless", "m:f")
     link._written, link._rest = 0, b""
     zero = os.open("/dev/zero", os.O_RDONLY)
-    monkeypatch.setattr(Link, "pid", 1)
+    monkeypatch.setattr(HostConnection, "pid", 1)
     link._started = type("Started", (), {"output": zero})()
     try:
         drain = threading.Thread(target=link._drain, daemon=True)

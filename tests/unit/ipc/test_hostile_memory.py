@@ -263,10 +263,7 @@ def test_a_file_that_became_shorter_is_named(polite: RemoteDevice, fd: int) -> N
         prepared.execute(request_in(memory), PLAIN)
 
 
-@pytest.mark.parametrize(
-    "handle",
-    [MappedFd(10_000), MappedFd(-1), 10_000, None, "x"],
-)
+@pytest.mark.parametrize("handle", [MappedFd(10_000), MappedFd(-1), 10_000, None, "x"])
 def test_a_memory_without_a_descriptor_fails_as_in_process(
     polite: RemoteDevice, handle: object
 ) -> None:

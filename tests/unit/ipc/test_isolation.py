@@ -127,7 +127,7 @@ def test_a_device_that_is_closed_takes_nothing_from_others_of_its_process() -> N
 def host() -> int:
     """The process of the one driver that is isolated."""
     (supervisor,) = isolation.supervisors()
-    link = supervisor.link()
+    link = supervisor.connection()
     return link.pid
 
 
@@ -169,7 +169,7 @@ def test_a_process_that_dies_of_a_run_is_forgiven_although_one_died_before(
     with compiled(ALONE) as model:
         check(model(X))
         (supervisor,) = isolation.supervisors()
-        first = supervisor.link()
+        first = supervisor.connection()
         os.kill(first.pid, signal.SIGKILL)
         first.settle()
         # Whoever asks the device next has the process started again; the model is not prepared
@@ -216,7 +216,7 @@ def test_nobody_waits_beyond_his_deadline_for_another_who_prepares_anew() -> Non
             prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
         began = time.monotonic()
         with prepared._lock, pytest.raises(DeadObject, match="still being prepared"):
-            prepared.living(time.monotonic_ns() + 50_000_000)
+            prepared.current(time.monotonic_ns() + 50_000_000)
         assert time.monotonic() - began < 20
         check(model(X))
 
@@ -251,16 +251,19 @@ def test_a_run_that_is_repeated_on_a_process_that_another_had_started_says_so() 
         prepared = step.prepared
         while not isinstance(prepared, IsolatedPreparedModel):
             prepared = prepared.prepared  # type: ignore[attr-defined]  # of what wraps it
-        os.kill(host(), signal.SIGKILL)
-        check(model(X))
         out = np.zeros_like(X)
         request = Request((HostMemory(X),), (HostMemory(out),))
-        result = prepared.run(
-            lambda again: again.execute(request, ExecutionConfig()),
-            request,
-            ExecutionConfig(),
-            tried=DeadObject("its process died"),
-        )
+        killed: list[int] = []
+
+        def call(remote: Any) -> Any:
+            if not killed:
+                killed.append(host())
+                os.kill(killed[0], signal.SIGKILL)
+                check(model(X))
+                raise DeadObject("its process died")
+            return remote.execute(request, ExecutionConfig())
+
+        result = prepared.run(call, request, ExecutionConfig())
         assert isinstance(result, CarriedResult)
         assert "run repeated" in " ".join(result.incidents)
 
@@ -269,8 +272,8 @@ def test_a_late_burial_leaves_the_process_that_lives() -> None:
     with compiled(ALONE) as model:
         check(model(X))
         (supervisor,) = isolation.supervisors()
-        link = supervisor.link()
-        supervisor.died(link)
+        link = supervisor.connection()
+        supervisor.await_end(link)
         assert supervisor.running is link
         check(model(X))
 
@@ -347,7 +350,7 @@ def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixtur
             run = threads.submit(model.executable.base.compilation.steps[0].device.check)
             time.sleep(0.2)
             (supervisor,) = isolation.supervisors()
-            session = supervisor.link().session
+            session = supervisor.connection().session
             os.kill(pid, signal.SIGKILL)
             run.result(30)
         assert (
@@ -403,7 +406,7 @@ def test_shapes_of_a_run_while_the_driver_is_not_there_fall_back_until_it_is(
     with penstock.compile(unknown, devices=["misbehaving"], isolate=True, cache=False) as model:
         (supervisor,) = isolation.supervisors()
         for deaths in (1, 2):
-            link = supervisor.link()
+            link = supervisor.connection()
             os.kill(link.pid, signal.SIGKILL)
             link.settle()
             assert supervisor._deaths == deaths
@@ -433,7 +436,7 @@ def test_shapes_of_a_run_while_the_driver_is_not_there_need_a_fall_back(
     ) as model:
         (supervisor,) = isolation.supervisors()
         for _ in range(2):
-            link = supervisor.link()
+            link = supervisor.connection()
             os.kill(link.pid, signal.SIGKILL)
             link.settle()
         with pytest.raises(PlacementError, match="cannot be asked: DeadObject"):
@@ -552,10 +555,7 @@ def test_values_between_isolated_devices_are_not_copied() -> None:
     x = b.input(DType.FLOAT32, support.SHAPE, "x")
     (y,) = b.operation("NEG", [x], [Operand(DType.FLOAT32, support.SHAPE, name="y")])
     (z,) = b.operation("EXP", [y], [Operand(DType.FLOAT32, support.SHAPE, name="z")])
-    policy = Policy(
-        allow_fallback=False,
-        require={"NEG": ["misbehaving"], "EXP": ["reference"]},
-    )
+    policy = Policy(allow_fallback=False, require={"NEG": ["misbehaving"], "EXP": ["reference"]})
     with penstock.compile(
         b.build([z]), devices=["misbehaving", "reference"], isolate=True, cache=False, policy=policy
     ) as model:

@@ -36,11 +36,7 @@ def test_the_numbers_are_the_programs() -> None:
     assert f"Version {wire.WIRE_VERSION}." in page
     assert (wire.MAX_HANDLES, wire.MAX_FRAME, transport.BATCH) == (4096, 32 << 20, 128)
     assert (transport.HEADER.size, serving.MAX_CALLS, serving.MAX_MEMORIES) == (12, 256, 4096)
-    assert (transport.CHUNK, quotas.LEAST_COUNTED, quotas.PAGE_TABLE_SHARE) == (
-        1 << 20,
-        4096,
-        512,
-    )
+    assert (transport.CHUNK, quotas.LEAST_COUNTED, quotas.PAGE_TABLE_SHARE) == (1 << 20, 4096, 512)
     assert heartbeat.BEAT_SECONDS == 1.0
     assert channel.CANCEL_GRACE_NS == 1_000_000_000
     assert (resilient.MOST_DEATHS_OF_A_MODEL, supervision.MOST_DEATHS) == (3, 6)

@@ -92,7 +92,7 @@ def test_two_deaths_in_one_call_end_in_this_process(monkeypatch: pytest.MonkeyPa
     with compiled(["reference"]) as model:
         np.testing.assert_array_equal(model(X)[0], X + 1)
         (supervisor,) = isolation.supervisors()
-        link_of = supervisor.link
+        link_of = supervisor.connection
         killed = []
 
         def dying(*given: Any, **more: Any) -> Any:
@@ -101,7 +101,7 @@ def test_two_deaths_in_one_call_end_in_this_process(monkeypatch: pytest.MonkeyPa
             os.kill(link.pid, signal.SIGKILL)
             return link
 
-        monkeypatch.setattr(supervisor, "link", dying)
+        monkeypatch.setattr(supervisor, "connection", dying)
         kill(1)
         outputs = model(X)
         np.testing.assert_array_equal(outputs[0], X + 1)

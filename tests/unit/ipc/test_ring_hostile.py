@@ -17,12 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from penstock.errors import (
-    DeadObject,
-    GeneralFailure,
-    InvalidArgument,
-    MissedDeadlineTransient,
-)
+from penstock.errors import DeadObject, GeneralFailure, InvalidArgument, MissedDeadlineTransient
 from penstock.hal import ExecutionConfig, Memory, PrepareConfig
 from penstock.ipc import ring, ring_client, ring_server, wire
 from penstock.ipc.codec import encode
@@ -215,10 +210,7 @@ def test_a_binding_that_makes_no_sense_is_refused_and_the_ring_goes_on(
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, LAYOUT.nbytes - 64),
-            st.binary(min_size=1, max_size=64),
-        ),
+        st.tuples(st.integers(0, LAYOUT.nbytes - 64), st.binary(min_size=1, max_size=64)),
         max_size=20,
     ),
     st.integers(0, 6),

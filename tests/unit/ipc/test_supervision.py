@@ -20,7 +20,7 @@ PLACE = Place("slow", "slow:create")
 
 
 class _Session:
-    gone = ""
+    end_reason = ""
 
 
 class _Link:
@@ -51,7 +51,7 @@ def links(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[_Link]]:
     class Link(_Link):
         ready = threading.Event()
 
-    monkeypatch.setattr(supervision, "Link", Link)
+    monkeypatch.setattr(supervision, "HostConnection", Link)
     yield Link
     Link.ready.set()
 
@@ -67,10 +67,10 @@ def test_who_waits_for_a_start_waits_until_the_deadline_and_finds_it_later(
     for _ in range(3):
         began = time.monotonic()
         with pytest.raises(DeadObject, match="still being started"):
-            supervisor.link(soon(0.05))
+            supervisor.connection(soon(0.05))
         assert time.monotonic() - began < 20
     links.ready.set()
-    link = supervisor.link(soon(60))
+    link = supervisor.connection(soon(60))
     assert supervisor.running is link
     assert links.made == supervisor.starts == 1
     supervisor.close()
@@ -79,7 +79,7 @@ def test_who_waits_for_a_start_waits_until_the_deadline_and_finds_it_later(
 def test_everybody_who_waits_gets_the_one_that_is_started(links: type[_Link]) -> None:
     supervisor = Supervisor(PLACE)
     with ThreadPoolExecutor(4) as pool:
-        waiting = [pool.submit(supervisor.link) for _ in range(4)]
+        waiting = [pool.submit(supervisor.connection) for _ in range(4)]
         links.ready.set()
         assert len({id(w.result(60)) for w in waiting}) == 1
     assert links.made == 1
@@ -91,7 +91,7 @@ def test_a_start_that_fails_is_told_and_counted(links: type[_Link]) -> None:
     links.ready.set()
     supervisor = Supervisor(PLACE)
     with pytest.raises(DeadObject, match="no such driver"):
-        supervisor.link(soon(60))
+        supervisor.connection(soon(60))
     assert supervisor.last_end == "could not be started: no such driver"
     supervisor.close()
 
@@ -106,14 +106,14 @@ def test_one_that_is_there_after_close_is_left(
         made.append(links(*given))
         return made[-1]
 
-    monkeypatch.setattr(supervision, "Link", make)
+    monkeypatch.setattr(supervision, "HostConnection", make)
     supervisor = Supervisor(PLACE)
     with pytest.raises(DeadObject, match="still being started"):
-        supervisor.link(soon(0.01))
+        supervisor.connection(soon(0.01))
     supervisor.close()
     links.ready.set()
     with pytest.raises(DeadObject, match="is closed"):
-        supervisor.link(soon(60))
+        supervisor.connection(soon(60))
     assert made[0].closed.wait(60)
     assert supervisor.running is None
 
@@ -133,14 +133,14 @@ def test_a_call_waits_for_the_record_of_a_death_until_its_deadline(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STATE_DIR", str(tmp_path))
     _Ending.ready.set()
-    monkeypatch.setattr(supervision, "Link", _Ending)
+    monkeypatch.setattr(supervision, "HostConnection", _Ending)
     supervisor = Supervisor(PLACE)
-    link = supervisor.link()
+    link = supervisor.connection()
     began = time.monotonic()
 
     def die() -> None:
-        with supervisor.noted(Underway("execute", "slow", "1"), soon(0.05)):
-            monkeypatch.setattr(link.session, "gone", "gone")
+        with supervisor.recording(Underway("execute", "slow", "1"), soon(0.05)):
+            monkeypatch.setattr(link.session, "end_reason", "gone")
             raise DeadObject("gone")
 
     with pytest.raises(DeadObject):
@@ -163,7 +163,7 @@ def test_a_short_pause_after_a_second_death_is_waited_for(
         for _ in range(2):
             supervisor._count("was ended by SIGKILL")
         began = time.monotonic()
-        link = supervisor.link(deadline_ns)
+        link = supervisor.connection(deadline_ns)
         assert time.monotonic() - began >= 0.09
         assert supervisor.running is link
         supervisor.close()
@@ -187,7 +187,7 @@ def test_a_pause_that_is_long_or_ends_too_late_is_not(
         supervisor._count("was ended by SIGKILL")
     began = time.monotonic()
     with pytest.raises(DeadObject, match=r"was ended by SIGKILL; it is started again in \d"):
-        supervisor.link(None if deadline is None else soon(deadline))
+        supervisor.connection(None if deadline is None else soon(deadline))
     assert time.monotonic() - began < 20
     assert links.made == 0
     supervisor.close()
@@ -206,7 +206,7 @@ def test_a_pause_ends_with_what_it_is_for(
         supervisor._count("was ended by SIGKILL")
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(supervisor.link)
+        waiting = pool.submit(supervisor.connection)
         # Either before it waits or while it does.
         getattr(supervisor, how)()
         if how == "close":
@@ -228,7 +228,7 @@ def test_a_driver_that_cannot_be_loaded_has_not_died(
     supervisor = Supervisor(PLACE)
     for _ in range(2 * supervision.MOST_DEATHS):
         with pytest.raises(DeadObject, match="no licence"):
-            supervisor.link()
+            supervisor.connection()
     assert links.made == 2 * supervision.MOST_DEATHS
     assert supervisor.quarantined == ""
     assert supervisor.ends == 0
@@ -240,7 +240,7 @@ def test_a_driver_that_cannot_be_loaded_has_not_died(
     links.failure = NotStarted("it was ended by SIGSEGV before it took a client on")
     for _ in range(supervision.MOST_DEATHS):
         with pytest.raises(DeadObject, match="SIGSEGV"):
-            supervisor.link()
+            supervisor.connection()
     assert "died 6 times in a row" in supervisor.quarantined
     assert supervisor.ends == supervision.MOST_DEATHS
     supervisor.close()
@@ -257,10 +257,10 @@ def test_a_driver_that_cannot_be_loaded_is_tried_less_and_less_often(
     supervisor = Supervisor(PLACE)
     for _ in range(2):
         with pytest.raises(DeadObject, match="refuses: no licence"):
-            supervisor.link()
+            supervisor.connection()
     began = time.monotonic()
     with pytest.raises(DeadObject, match=r"no licence; it is started again in \d+\.\d s"):
-        supervisor.link()
+        supervisor.connection()
     assert time.monotonic() - began < 20
     assert links.made == 2
     for _ in range(2000):
@@ -268,6 +268,6 @@ def test_a_driver_that_cannot_be_loaded_is_tried_less_and_less_often(
     assert supervisor._not_before - time.monotonic() <= supervision.MOST_PAUSE
     links.failure = None
     supervisor._not_before = 0.0
-    supervisor.link()
+    supervisor.connection()
     assert supervisor._refusals == 0
     supervisor.close()

@@ -28,7 +28,7 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-pid = rig.supervisor.link().pid
+pid = rig.supervisor.connection().pid
 soft, hard = resource.getrlimit(resource.RLIMIT_AS)
 began = time.monotonic()
 resource.setrlimit(resource.RLIMIT_AS, (1 << 20, hard))

@@ -11,11 +11,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.errors import (
-    GeneralFailure,
-    InvalidArgument,
-    ResourceExhaustedTransient,
-)
+from penstock.errors import GeneralFailure, InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import NO_VALUE_ARGUMENT, BufferDesc, BufferRole, Memory, Request, TokenArgument
 from penstock.hal.buffer import AFTER, BufferState, validate_allocate
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Shape

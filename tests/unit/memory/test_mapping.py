@@ -12,14 +12,7 @@ import pytest
 
 from penstock.errors import ClosedError, GeneralFailure
 from penstock.hal import Memory
-from penstock.memory import (
-    PROT_READ,
-    PROT_WRITE,
-    MappedFd,
-    MemoryPool,
-    live_mappings,
-    map_memory,
-)
+from penstock.memory import PROT_READ, PROT_WRITE, MappedFd, MemoryPool, live_mappings, map_memory
 
 
 def test_ashmem_shows_the_pool_and_writes_into_it() -> None:

@@ -90,11 +90,7 @@ def test_close_is_idempotent_and_every_use_after_it_is_named() -> None:
     pool = MemoryPool.anonymous(8)
     pool.close()
     pool.close()
-    for use in (
-        lambda: pool.memory,
-        lambda: pool.nbytes,
-        lambda: pool.view(np.uint8, 1),
-    ):
+    for use in (lambda: pool.memory, lambda: pool.nbytes, lambda: pool.view(np.uint8, 1)):
         with pytest.raises(ClosedError, match="after close"):
             use()
     assert repr(pool) == "MemoryPool(closed)"

@@ -15,13 +15,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RegistryMissing, SealBroken
-from penstock.sealed import (
-    FileKeyStore,
-    FileRegistry,
-    LoadedEntry,
-    MemoryKeyStore,
-    Seal,
-)
+from penstock.sealed import FileKeyStore, FileRegistry, LoadedEntry, MemoryKeyStore, Seal
 from penstock.testing.doubles import QUICK_FILES, FaultyFiles, failing
 from tests.support_sealed import BINDING, TOKEN, Rig
 

@@ -16,13 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import (
-    CacheError,
-    ClosedError,
-    NoEntry,
-    NotYetWritten,
-    Unreadable,
-)
+from penstock.errors import CacheError, ClosedError, NoEntry, NotYetWritten, Unreadable
 from penstock.hal import CacheHandle, PrepareConfig
 from penstock.sealed import FileRegistry, LateWriter, SaveReport, SystemFiles
 from penstock.sealed.locks import lock, locked, unlock

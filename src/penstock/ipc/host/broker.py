@@ -275,11 +275,7 @@ class Broker:
     """
 
     def __init__(
-        self,
-        launched: Launched,
-        guests: Any,
-        asked: socket.socket,
-        wanted: Wanted,
+        self, launched: Launched, guests: Any, asked: socket.socket, wanted: Wanted
     ) -> None:
         self._launched, self._child = launched, open_process(launched.process)
         self._guests, self._asked, self._wanted = guests, asked, wanted

@@ -240,10 +240,7 @@ class Host:
                 connection.send(encode(wire.Refused(self._refusal)))
                 raise WireError(self._refusal)
             welcome = wire.Welcome(
-                wire.WIRE_VERSION,
-                *self._processes,
-                len(self._devices),
-                sandbox=self._sandbox,
+                wire.WIRE_VERSION, *self._processes, len(self._devices), sandbox=self._sandbox
             )
             connection.send(encode(welcome), (self._page, self._output))
             connection.most = wire.MAX_HANDLES

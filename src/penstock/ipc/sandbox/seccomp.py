@@ -105,12 +105,7 @@ def _halved(borders: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
         return borders[0][1]
     middle = len(borders) // 2
     below, above = _halved(borders[:middle]), _halved(borders[middle:])
-    return [
-        (AT_LEAST, 0, 1, borders[middle][0]),
-        (JUMP, 0, 0, len(below)),
-        *below,
-        *above,
-    ]
+    return [(AT_LEAST, 0, 1, borders[middle][0]), (JUMP, 0, 0, len(below)), *below, *above]
 
 
 def _uses(uses: Uses, pid: int, otherwise: list[Instruction]) -> list[Instruction]:

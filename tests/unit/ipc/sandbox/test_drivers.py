@@ -37,7 +37,7 @@ def test_a_driver_compiles_runs_and_caches_behind_it(name: str, tmp_path: Path) 
                 values = burst.run(list(CASE.inputs))
                 np.testing.assert_allclose(next(iter(values)), CASE.outputs[0], rtol=1e-5)
             offered = {m.name for m in sandbox.detect().measures if m.holds}
-            told = [s.link().sandbox for s in supervisors() if s.running is not None]
+            told = [s.connection().sandbox for s in supervisors() if s.running is not None]
             assert told
             for lines in told:
                 held = {measure for measure, said in lines if not said.startswith("missing")}
@@ -47,5 +47,5 @@ def test_a_driver_compiles_runs_and_caches_behind_it(name: str, tmp_path: Path) 
 def test_no_thread_of_a_host_is_outside(tmp_path: Path) -> None:
     with penstock.compile(CASE.model, devices=["reference"], isolate=True, cache=False):
         for supervisor in supervisors():
-            said = dict(supervisor.link().sandbox)
+            said = dict(supervisor.connection().sandbox)
             assert "ran already" not in said["landlock"]
