@@ -1,6 +1,4 @@
-"""The delegate guide's own example, in both forms: it takes CONV_2D and MEAN of floats, and
-computes them with NumPy.
-"""
+"""The delegate guide's example in both forms: computes CONV_2D and MEAN of floats with NumPy."""
 
 import numpy as np
 

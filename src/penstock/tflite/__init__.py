@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 from penstock.facade import lazily
 from penstock.tflite.aliases import install_aliases
-from penstock.tflite.delegates import load_delegate
 from penstock.tflite.interpreter import Interpreter, InterpreterWithCustomOps, SignatureRunner
 from penstock.tflite.resolver import OpResolverType
 
 if TYPE_CHECKING:
-    from penstock.tflite.native import Delegate
+    from penstock.tflite.delegates import Delegate, load_delegate
 
-__getattr__ = lazily(__name__, {"native": "Delegate"})
+__getattr__ = lazily(__name__, {"delegates": "Delegate load_delegate"})
 
 __all__ = [
     "Delegate",

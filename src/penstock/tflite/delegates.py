@@ -1,35 +1,50 @@
-"""Delegates as LiteRT's Python interpreter takes and loads them. What they need is imported when
-one is used.
-"""
+"""Delegates as LiteRT's Python interpreter takes and loads them. Imported when one is used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from penstock import delegates
+from penstock.delegates.native import NativeDelegate, loaded
 from penstock.errors import NotAvailable
-
-if TYPE_CHECKING:
-    from penstock.delegates import Delegate as PythonDelegate
-    from penstock.tflite.native import Delegate
 
 FOREIGN: Final = (
     "a delegate that LiteRT loaded cannot be added; penstock.tflite.load_delegate loads the same "
     "library"
 )
-
-
 IS_NONE: Final = (
     "{} is no delegate; load_delegate gives one, and so does a class of penstock.delegates"
 )
 
 
-def every(given: object) -> list[PythonDelegate]:
+class Delegate(NativeDelegate):
+    """A TFLite delegate in the shared library *library*, which LiteRT runs; see
+    `penstock.delegates.load_delegate`.
+
+    Raises `DelegateNotLoaded`, a `ValueError` and an `OSError`, if the library cannot be loaded or
+    LiteRT is not installed; `AttributeError` for a library without a delegate; `ValueError`, in the
+    library's words, if it refuses to make one.
+    """
+
+    # LiteRT's words for a missing argument name its class.
+    def __init__(self, library: str, options: Mapping[Any, Any] | None = None) -> None:
+        super().__init__(library, options)
+
+
+def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
+    """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as
+    text.
+
+    Raises as `Delegate` does; a `ValueError` of the library names it, as LiteRT's does.
+    """
+    return loaded(Delegate, library, options)
+
+
+def every(given: object) -> list[delegates.Delegate]:
     """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and
     `TypeError` for another object than a list.
     """
-    if not given:
-        return []
     try:
         listed: list[object] = list(given)  # type: ignore[call-overload]  # anything may be given
     except TypeError as error:
@@ -38,24 +53,10 @@ def every(given: object) -> list[PythonDelegate]:
     return [checked(delegate) for delegate in listed]
 
 
-def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Delegate:
-    """The TFLite delegate in the shared library *library*, which LiteRT runs. *options* reach it as
-    text.
-
-    Raises as `Delegate` does; a `ValueError` of the library's names it, as LiteRT's does.
-    """
-    from penstock.delegates.native import loaded
-    from penstock.tflite.native import Delegate
-
-    return loaded(Delegate, library, options)
-
-
-def checked(delegate: object) -> PythonDelegate:
+def checked(delegate: object) -> delegates.Delegate:
     """*delegate* if it is one of `penstock.delegates`. Raises `AttributeError` for another object,
     as LiteRT does, `NotAvailable` for another library's delegate.
     """
-    from penstock import delegates
-
     if isinstance(delegate, delegates.Delegate):
         return delegate
     if isinstance(delegate, type) and issubclass(delegate, delegates.Delegate):

@@ -20,7 +20,6 @@ from penstock.loaders.tflite.catalog import SubgraphEntry, TensorEntry
 from penstock.memory.limits import check_bytes
 from penstock.tflite import texts
 from penstock.tflite.program import Program, given_tensors
-from penstock.tflite.reasons import reason
 from penstock.tflite.session import Session
 from penstock.tflite.values import (
     blank,
@@ -483,7 +482,7 @@ class Graph:
         return known
 
     def _reason(self, error: Exception) -> str:
-        return reason(error, self.catalog, self._index, self._session.file)
+        return self._session.reason(error, self._index)
 
 
 def _empty(dtype: DType, shape: Sequence[int]) -> NDArray | None:

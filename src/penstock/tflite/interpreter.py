@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from penstock.loaders.tflite.catalog import SubgraphEntry
 from penstock.partitioning.policy import Policy
 from penstock.runtime.discovery import DeviceInfo, manager
 from penstock.runtime.planning import check_rules
-from penstock.tflite import delegates, texts
+from penstock.tflite import texts
 from penstock.tflite.core import Core
 from penstock.tflite.loading import LoadedFile, open_content, open_path
 from penstock.tflite.resolver import OpResolverType, placed_by
 from penstock.tflite.session import Session
 from penstock.tflite.values import as_index
+
+if TYPE_CHECKING:
+    from penstock.delegates import Delegate
 
 
 class SignatureRunner:
@@ -39,7 +42,7 @@ class SignatureRunner:
             raise ValueError("None interpreter provided.")
         if not signature_key:
             raise ValueError("None signature_key provided.")
-        core = interpreter._core  # noqa: SLF001  # the one friend of the interpreter
+        core = interpreter._core  # noqa: SLF001  # LiteRT gives it no public name
         signatures = core.signatures()
         if signature_key not in signatures:
             raise ValueError(f'Invalid signature_key provided: "{signature_key}".')
@@ -141,7 +144,11 @@ class Interpreter(Closing):
         if resolved.note and devices is None:
             warnings.warn(resolved.note, stacklevel=2)
         file = _open(model_path, model_content)
-        added = delegates.every(experimental_delegates)
+        added: list[Delegate] = []
+        if experimental_delegates:
+            from penstock.tflite.delegates import every
+
+            added = every(experimental_delegates)
         options = {
             "devices": resolved.devices if devices is None else devices,
             "num_threads": None if num_threads is None else int(num_threads),
@@ -304,9 +311,11 @@ class Interpreter(Closing):
         the graph is then unchanged. Raises `AttributeError` for another object, `RuntimeError`
         while views exist.
         """
+        from penstock.tflite.delegates import checked
+
         with self._core:
             self._core.ensure_unshared()
-            self._core.add_delegate(delegates.checked(delegate))
+            self._core.add_delegate(checked(delegate))
 
     def set_buffer_handle(self, tensor_index: int, handle: int, delegate: object) -> None:
         """Puts a tensor of the main subgraph into buffer *handle* (0 or more; -1: none) of

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from penstock.errors import ModelError, PlacementError
 from penstock.execution import CompiledModel, State
 from penstock.ir import DType, Model, NDArray
 from penstock.ir.infer import infer_shapes
@@ -14,6 +15,7 @@ from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
 from penstock.loaders.tflite.catalog import Catalog
 from penstock.runtime.session import compile_model
+from penstock.tflite import texts
 from penstock.tflite.loading import LoadedFile
 from penstock.tflite.values import Guests
 
@@ -137,6 +139,38 @@ class Session:
         does.
         """
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
+
+    def reason(self, error: Exception, subgraph: int) -> str:
+        """The text of the RuntimeError for *error* in one subgraph, with LiteRT's words first, if
+        they are known: no kernel for an operator, one that cannot be prepared, an inconsistent
+        graph.
+        """
+        text, operators = str(error), self.catalog.subgraphs[subgraph].operators
+        if isinstance(error, texts.INCONSISTENCIES):
+            return f"{texts.INCONSISTENT}\n{text}"
+        place = self._operator(error, subgraph)
+        if place is None or not 0 <= place < len(operators):
+            return text
+        operator = operators[place]
+        # No device runs a custom operator that has no kernel.
+        lacks_kernel = operator.custom and isinstance(error, PlacementError)
+        words = texts.unresolved if lacks_kernel else texts.unprepared
+        return f"{words(operator.name, place)}\n{text}"
+
+    def _operator(self, error: Exception, subgraph: int) -> int | None:
+        """The file's number of the operator that an error is about, if it is one of *subgraph*."""
+        where = error.where if isinstance(error, ModelError | PlacementError) else None
+        if where is None or where.subgraph != subgraph:
+            return None
+        if where.operation is None:
+            return where.operator
+        try:
+            operations = self.file.model.subgraphs[subgraph].operations
+        except ModelError:
+            return None
+        index = where.operation
+        origin = operations[index].origin if index < len(operations) else None
+        return None if origin is None else origin.index
 
     def delegated(self, subgraph: int, model: Model) -> DelegatedGraph:
         """A subgraph that delegates can be added to; *model* is entered through it."""
