@@ -73,11 +73,7 @@ ROWS: Final = (
         "x: number T -> y: number T",
         like(0),
         require=fixed_output(
-            {
-                DType.INT8: (1 / 256, None),
-                DType.UINT8: (1 / 256, None),
-                DType.INT16: (1 / 32768, 0),
-            }
+            {DType.INT8: (1 / 256, None), DType.UINT8: (1 / 256, None), DType.INT16: (1 / 32768, 0)}
         ),
         level=1,
         versions=3,

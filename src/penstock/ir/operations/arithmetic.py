@@ -20,11 +20,7 @@ from penstock.ir.operations.rules import (
     like,
     truncated_division,
 )
-from penstock.ir.operations.signature import (
-    FUSED_ACTIVATION,
-    POT_SCALE_INT16,
-    row,
-)
+from penstock.ir.operations.signature import FUSED_ACTIVATION, POT_SCALE_INT16, row
 from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import Shape
 

@@ -142,11 +142,7 @@ def _attention(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _custom(
-    code: str,
-    signature: str,
-    infer: ShapeRule,
-    parse: Callable[[Attributes], object],
-    doc: str,
+    code: str, signature: str, infer: ShapeRule, parse: Callable[[Attributes], object], doc: str
 ) -> OperationSpec:
     return row(
         f"CUSTOM:{code}",

@@ -22,13 +22,7 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     product,
 )
-from penstock.ir.operations.signature import (
-    choice,
-    flag,
-    integer,
-    integers,
-    row,
-)
+from penstock.ir.operations.signature import choice, flag, integer, integers, row
 from penstock.ir.operations.spec import AttributeSpec, OperationSpec, ShapeContext
 from penstock.ir.types import Shape
 

@@ -22,14 +22,7 @@ from penstock.ir.operations.rules import (
     normalize_axis,
     positions,
 )
-from penstock.ir.operations.signature import (
-    flag,
-    integer,
-    integers,
-    row,
-    subgraph,
-    subgraphs,
-)
+from penstock.ir.operations.signature import flag, integer, integers, row, subgraph, subgraphs
 from penstock.ir.operations.spec import AttributeSpec, ShapeContext
 from penstock.ir.types import Shape
 

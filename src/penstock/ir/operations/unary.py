@@ -21,24 +21,13 @@ from penstock.ir.operations.rules import (
     ranked,
     small_values,
 )
-from penstock.ir.operations.signature import (
-    NUMBER,
-    flag,
-    integer,
-    real,
-    row,
-    tensor_type,
-)
+from penstock.ir.operations.signature import NUMBER, flag, integer, real, row, tensor_type
 from penstock.ir.operations.spec import FoldRule, OperationSpec, ShapeContext
 from penstock.ir.types import DType, NDArray, Shape
 
 
 def _unary(
-    name: str,
-    doc: str,
-    level: int | None = None,
-    fold: FoldRule | None = None,
-    versions: int = 1,
+    name: str, doc: str, level: int | None = None, fold: FoldRule | None = None, versions: int = 1
 ) -> OperationSpec:
     signature = "x: any_number T -> y: any_number T"
     return row(name, signature, like(0), fold=fold, level=level, versions=versions, doc=doc)

@@ -47,14 +47,7 @@ VENDORS: Final = frozenset({"EXTENSION"})
 """Rows of NNAPI's extensions: no file has them, and the vendor's device alone computes them."""
 
 LOWERED: Final = frozenset(
-    {
-        "VAR_HANDLE",
-        "READ_VARIABLE",
-        "ASSIGN_VARIABLE",
-        "CALL_ONCE",
-        "HASHTABLE",
-        "HASHTABLE_IMPORT",
-    }
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE", "HASHTABLE", "HASHTABLE_IMPORT"}
 )
 """Rows that the loader turns into state: no driver meets them."""
 

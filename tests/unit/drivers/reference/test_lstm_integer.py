@@ -14,11 +14,7 @@ from penstock.ir.operand import OMITTED
 from penstock.ir.operation import AttributeValue
 from tests.support_litert import kernel_of, q, refusal
 from tests.unit.drivers.reference.support_lstm import Form, integer_case, narrow_case
-from tests.unit.drivers.reference.support_recurrent import (
-    Case,
-    compare,
-    run_reference,
-)
+from tests.unit.drivers.reference.support_recurrent import Case, compare, run_reference
 
 FORMS = {
     "plain": Form(),

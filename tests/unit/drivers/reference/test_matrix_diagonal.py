@@ -15,14 +15,7 @@ from penstock.ir import DType, Operand
 from tests.support_litert import kernel_of
 from tests.unit.drivers.reference.single_models import check, computed, single, values
 
-JUDGED: Final = [
-    DType.FLOAT32,
-    DType.INT8,
-    DType.UINT8,
-    DType.INT16,
-    DType.INT32,
-    DType.INT64,
-]
+JUDGED: Final = [DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT16, DType.INT32, DType.INT64]
 OTHERS: Final = [DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.UINT16, DType.BOOL]
 
 

@@ -36,10 +36,7 @@ SIZE, STEPS = SIZES.size, SIZES.steps
 def test_one_step(activation: str, weights: DType, asymmetric: bool) -> None:
     rng = np.random.default_rng(1)
     case = step_case(
-        rng,
-        weights,
-        fused_activation_function=activation,
-        asymmetric_quantize_inputs=asymmetric,
+        rng, weights, fused_activation_function=activation, asymmetric_quantize_inputs=asymmetric
     )
     compare(case, case.feeds(rng, 4, reach=2.0))
 

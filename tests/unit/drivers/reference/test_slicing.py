@@ -63,8 +63,7 @@ def test_strided_slices(
 
 
 @pytest.mark.parametrize(
-    ("begin", "end", "strides"),
-    [([0], [1], [0]), ([0] * 4, [1] * 4, [1] * 4), ([0], [1, 2], [1])],
+    ("begin", "end", "strides"), [([0], [1], [0]), ([0] * 4, [1] * 4, [1] * 4), ([0], [1, 2], [1])]
 )
 def test_strided_slices_that_mean_nothing_fail(
     begin: list[int], end: list[int], strides: list[int]

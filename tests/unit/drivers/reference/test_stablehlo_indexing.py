@@ -125,10 +125,7 @@ def test_scatters_beside_litert(kind: str, dtype: DType) -> None:
     rng = np.random.default_rng(4)
     body = replacing(dtype) if kind == "replace" else combining(kind, dtype, swapped=True)
     x = values(rng, dtype, (4, 3))
-    for shape, window, attributes in (
-        ((5, 1), (5, 3), ROWS),
-        ((5, 2), (2, 5, 2), OVERLAPPING),
-    ):
+    for shape, window, attributes in (((5, 1), (5, 3), ROWS), ((5, 2), (2, 5, 2), OVERLAPPING)):
         indices = rng.integers(-1, 5, shape).astype(np.int32)
         updates = values(rng, dtype, window)
         check(scatter(x, indices, updates, body, **attributes), [x, indices, updates])

@@ -38,10 +38,7 @@ def windows(x: NDArray, initial: NDArray, body: Body, **attributes: Any) -> Mode
 
 SETTINGS: Final[list[tuple[tuple[int, ...], dict[str, Any]]]] = [
     ((4, 5), {"window_dimensions": (2, 3)}),
-    (
-        (5, 4),
-        {"window_dimensions": (3, 2), "window_strides": (2, 1), "padding": (1, 2, 0, 3)},
-    ),
+    ((5, 4), {"window_dimensions": (3, 2), "window_strides": (2, 1), "padding": (1, 2, 0, 3)}),
     (
         (2, 6, 5),
         {

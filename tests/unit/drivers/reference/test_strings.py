@@ -31,12 +31,7 @@ def ends(*values: int) -> Given:
 
 CASES: dict[str, tuple[str, Sequence[Given], Wanted, dict[str, Any]]] = {
     "reshape": ("RESHAPE", [Given(FOUR), constant(2, 2)], TEXT, {}),
-    "reshape at run time": (
-        "RESHAPE",
-        [Given(FOUR), Given(np.array([2, 2], np.int32))],
-        TEXT,
-        {},
-    ),
+    "reshape at run time": ("RESHAPE", [Given(FOUR), Given(np.array([2, 2], np.int32))], TEXT, {}),
     "squeeze": ("SQUEEZE", [Given(FOUR.reshape(1, 4))], TEXT, {}),
     "expand": ("EXPAND_DIMS", [Given(FOUR), constant(0)], TEXT, {}),
     "gather": ("GATHER", [Given(FOUR), constant(1, 0, 3)], TEXT, {}),

@@ -207,10 +207,7 @@ def test_reductions_name_operands_then_initial_values() -> None:
         [x(2, None), x(None, 3)],
         [FLOAT, FLOAT],
         {"comparator_subgraph_index": -1},
-    ) == [
-        (2, 3),
-        (2, 3),
-    ]
+    ) == [(2, 3), (2, 3)]
     scatter = [x(3, 4, 2), x(2, 3, 2, dtype=INT), x(2, 3, 2, 2)]
     assert shapes(
         "STABLEHLO_SCATTER", scatter, [FLOAT], {"update_computation_subgraph_index": -1}

@@ -128,12 +128,7 @@ def test_zero_is_a_dimension_and_unknown_is_none() -> None:
 def test_a_known_part_survives() -> None:
     assert shape(
         "CONV_2D", Input(None), np.zeros((4, 3, 3, 2), np.float32), stride_w=1, stride_h=1
-    ) == (
-        None,
-        None,
-        None,
-        4,
-    )
+    ) == (None, None, None, 4)
     assert shape("RESHAPE", Input(None), x(3, dtype=DType.INT32)) == (None, None, None)
     assert shape("STRIDED_SLICE", x(4, 5), *[x(2, dtype=DType.INT32)] * 3, shrink_axis_mask=1) == (
         None,

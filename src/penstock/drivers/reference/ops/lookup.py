@@ -79,8 +79,7 @@ def _row_scales(table: Operand) -> NDArray:
     scales = weight_scales(table, 0)
     quantization = table.quantization
     require(
-        quantization is not None and not any(quantization.zero_points),
-        "a table with a zero point",
+        quantization is not None and not any(quantization.zero_points), "a table with a zero point"
     )
     return scales
 

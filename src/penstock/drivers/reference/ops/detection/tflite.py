@@ -9,13 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.errors import GeneralFailure
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations.custom_options import DetectionPostProcess, detection_post_process

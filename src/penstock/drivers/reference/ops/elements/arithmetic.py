@@ -8,13 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     INT32_MAX,
     INT32_MIN,
@@ -28,10 +22,7 @@ from penstock.drivers.reference.ops.numerics.fixed_point import (
     saturating_rounding_doubling_high_mul,
 )
 from penstock.drivers.reference.ops.numerics.real_values import by_parts
-from penstock.drivers.reference.ops.numerics.requantize import (
-    activation_bounds,
-    quantized_range,
-)
+from penstock.drivers.reference.ops.numerics.requantize import activation_bounds, quantized_range
 from penstock.drivers.reference.ops.numerics.tables import (
     QUANTIZED,
     QUANTIZED_8,

@@ -9,13 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.elements.arithmetic import check_types, with_pair
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,

@@ -7,13 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,

@@ -14,20 +14,10 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.drivers.reference.ops.elements.arithmetic import SHORT_FLOATS
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import power_of_two
 from penstock.drivers.reference.ops.numerics.real_values import by_parts
-from penstock.drivers.reference.ops.numerics.tables import (
-    QUANTIZED_8,
-    tabulated,
-    tabulated_reals,
-)
+from penstock.drivers.reference.ops.numerics.tables import QUANTIZED_8, tabulated, tabulated_reals
 from penstock.ir import DType, NDArray
 
 RealFunction = Callable[[NDArray], NDArray]
@@ -79,10 +69,7 @@ def gelu(site: Site) -> Kernel:
 
 
 def _by_type(
-    site: Site,
-    function: RealFunction,
-    rounded: RealFunction,
-    short: Collection[np.dtype[Any]] = (),
+    site: Site, function: RealFunction, rounded: RealFunction, short: Collection[np.dtype[Any]] = ()
 ) -> Kernel:
     """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
     float32. *rounded* is *function* as C's mathematical library computes it: every step is rounded

@@ -11,13 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.layers.convolution import channels_first
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     count_leading_zeros,

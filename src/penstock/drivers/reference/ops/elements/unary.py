@@ -10,13 +10,7 @@ from typing import Final
 import numpy as np
 
 from penstock.drivers.reference.ops.elements.arithmetic import SHORT_FLOATS
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     inverse_square_root,
     multiply_by_quantized_multiplier,

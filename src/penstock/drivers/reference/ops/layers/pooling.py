@@ -26,11 +26,7 @@ from penstock.drivers.reference.ops.numerics.requantize import (
 from penstock.drivers.reference.ops.numerics.weights import given
 from penstock.interrupts import watched
 from penstock.ir import DType, NDArray
-from penstock.ir.operations.custom_options import (
-    WindowedPool,
-    transpose_conv_bias,
-    windowed_pool,
-)
+from penstock.ir.operations.custom_options import WindowedPool, transpose_conv_bias, windowed_pool
 
 QUANTIZED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 

@@ -7,12 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, tensor_quantization
 from penstock.drivers.reference.ops.layers.convolution import float_finish
 from penstock.drivers.reference.ops.layers.padding import Axis, Steps, slide
 from penstock.drivers.reference.ops.numerics.hybrid import (
@@ -24,10 +19,7 @@ from penstock.drivers.reference.ops.numerics.hybrid import (
     weight_values,
 )
 from penstock.drivers.reference.ops.numerics.products import Columns, Finish
-from penstock.drivers.reference.ops.numerics.requantize import (
-    activation_bounds,
-    integer_range,
-)
+from penstock.drivers.reference.ops.numerics.requantize import activation_bounds, integer_range
 from penstock.drivers.reference.ops.numerics.weights import (
     QUANTIZED,
     REAL,

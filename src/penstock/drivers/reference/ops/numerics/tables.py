@@ -80,10 +80,7 @@ def _affine(quantization: Quantization) -> tuple[float, int]:
 
 
 def _quantized(
-    stored: NDArray,
-    given: Quantization,
-    made: Quantization,
-    function: Callable[[NDArray], NDArray],
+    stored: NDArray, given: Quantization, made: Quantization, function: Callable[[NDArray], NDArray]
 ) -> NDArray:
     with np.errstate(all="ignore"):
         reals = np.float32(given.scale) * (stored - given.zero_point).astype(np.float32)

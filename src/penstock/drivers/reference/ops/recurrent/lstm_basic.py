@@ -18,13 +18,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import (
-    Kernel,
-    Site,
-    kernel,
-    require,
-    tensor_quantization,
-)
+from penstock.drivers.reference.ops.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.ops.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     power_of_two,

@@ -109,12 +109,7 @@ class ScaledProduct:
 
 
 def updated_cell(
-    cell: NDArray,
-    forget: NDArray,
-    admit: NDArray | None,
-    new: NDArray,
-    cell_power: int,
-    clip: int,
+    cell: NDArray, forget: NDArray, admit: NDArray | None, new: NDArray, cell_power: int, clip: int
 ) -> NDArray:
     """The int16 cell state after one step; its scale is 2**cell_power, gates are in Q0.
 

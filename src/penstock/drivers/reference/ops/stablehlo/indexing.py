@@ -23,10 +23,7 @@ Combination: TypeAlias = Callable[[NDArray, NDArray, NDArray], None]
 another.
 """
 
-UFUNCS: Final[dict[str, Any]] = {
-    "STABLEHLO_ADD": np.add,
-    "STABLEHLO_MULTIPLY": np.multiply,
-}
+UFUNCS: Final[dict[str, Any]] = {"STABLEHLO_ADD": np.add, "STABLEHLO_MULTIPLY": np.multiply}
 """Functions of regions that NumPy can apply one index after another."""
 
 

@@ -147,11 +147,7 @@ def pad(site: Site) -> Kernel:
 
 
 def padded(
-    x: NDArray,
-    value: NDArray,
-    low: Sequence[int],
-    high: Sequence[int],
-    interior: Sequence[int],
+    x: NDArray, value: NDArray, low: Sequence[int], high: Sequence[int], interior: Sequence[int]
 ) -> NDArray:
     """*x* with *interior* copies of *value* between adjacent elements along each dimension, *low*
     and *high* at its ends; negative numbers crop. Raises `ShapeMismatch` if more would be cropped
