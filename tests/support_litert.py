@@ -20,7 +20,7 @@ import flatbuffers
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Kernel, Site, Unsupported, build
+from penstock.drivers.reference.kernel import Kernel, Site, Unsupported, build
 from penstock.export.tflite.fields import TFLITE, Kind
 from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization

@@ -1,7 +1,7 @@
 """Write what follows from the operation table and the reference kernels.
 
 - src/penstock/ir/operations/index.py: which module has which row
-- src/penstock/drivers/reference/ops/__init__.py: which module has which kernel
+- src/penstock/drivers/reference/index.py: which module has which kernel
 
 Run: python tools/generate_operations.py [--check]
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from pkgutil import walk_packages
 from typing import Final
 
-from penstock.drivers.reference import ops as kernels
-from penstock.drivers.reference.ops.kernel import KERNELS
+from penstock.drivers import reference as kernels
+from penstock.drivers.reference.kernel import KERNELS
 from penstock.ir import DType, operations
 from penstock.ir.operations import AttributeSpec, OperationSpec, Port, signature
 from penstock.ir.operations.signature import ACTIVATIONS, TENSOR_TYPES
@@ -180,7 +180,7 @@ def generated() -> dict[Path, str]:
         Path(operations.__path__[0]) / "index.py": index(
             "The modules of the operation table and their rows.", "FAMILIES", rows
         ),
-        Path(kernels.__path__[0]) / "__init__.py": index(
+        Path(kernels.__path__[0]) / "index.py": index(
             "The modules of reference kernels and their rows.", "MODULES", kernel_modules()
         ),
     }

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from penstock.drivers.reference.ops import MODULES
+from penstock.drivers.reference.index import MODULES
 from penstock.ir import Model, Operand, Operation, Subgraph
 from penstock.ir.types import static_shape
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.driverkit.request_arrays import input_arrays, mapped_pools, write_results
 from penstock.drivers.reference.blas import SINGLE_THREAD, may_divide
-from penstock.drivers.reference.ops.kernel import EXECUTION, LATE, Kernel, Unsupported
+from penstock.drivers.reference.kernel import EXECUTION, LATE, Kernel, Unsupported
 from penstock.drivers.reference.program import Program, compile_subgraph, examine
 from penstock.errors import GeneralFailure, MissedDeadlineTransient
 from penstock.hal import (

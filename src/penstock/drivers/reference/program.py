@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from penstock.drivers.reference.ops.kernel import (
+from penstock.drivers.reference.kernel import (
     EXECUTION,
     Kernel,
     Site,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Site, build
+from penstock.drivers.reference.kernel import Site, build
 from penstock.ir import DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.drivers.reference import ReferenceDevice, blas, ops
+from penstock.drivers.reference import ReferenceDevice, blas, index
 from penstock.drivers.reference.blas import MULTIPLYING, Pool, SingleThread, find_pool, may_divide
 from penstock.hal import PrepareConfig
 from penstock.ir import DType, Model, ModelBuilder
 
-OPERATIONS = Path(ops.__file__).parent
+KERNELS = Path(index.__file__).parent
 
 
 def multiplying(rows: int | None, depth: int) -> Model:
@@ -163,8 +163,8 @@ def multiplies(path: Path) -> bool:
 def test_every_operation_with_matrix_products_is_known() -> None:
     found = {
         row
-        for module, rows in ops.MODULES.items()
-        if multiplies(OPERATIONS.joinpath(*module.split(".")).with_suffix(".py"))
+        for module, rows in index.MODULES.items()
+        if multiplies(KERNELS.joinpath(*module.split(".")).with_suffix(".py"))
         for row in rows.split()
     }
     assert {"FULLY_CONNECTED", "CONV_2D", "BATCH_MATMUL", "ROI_ALIGN"} <= found

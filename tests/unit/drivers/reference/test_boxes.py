@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.detection import boxes as box_operations
-from penstock.drivers.reference.ops.detection.boxes import overlaps, suppress
-from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.detection import boxes as box_operations
+from penstock.drivers.reference.detection.boxes import overlaps, suppress
+from penstock.drivers.reference.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray
 from tests.unit.drivers.reference.alone import BOX, alone, q

@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 
 import penstock
-from penstock.drivers.reference.ops.kernel import KERNELS
+from penstock.drivers.reference.kernel import KERNELS
 from penstock.errors import InvalidAttribute, InvalidOperation, PenstockError
 from penstock.export.tflite.encoding import encode
 from penstock.export.tflite.fields import TFLITE

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import EXECUTION, Kernel, Site, build
+from penstock.drivers.reference.kernel import EXECUTION, Kernel, Site, build
 from penstock.errors import Cancelled, GeneralFailure, MissedDeadlineTransient
 from penstock.hal import CancelToken, ExecutionConfig
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation

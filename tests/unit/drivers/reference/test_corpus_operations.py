@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from penstock.drivers.reference.ops.kernel import KERNELS
+from penstock.drivers.reference.kernel import KERNELS
 from tests.conftest import CORPUS, NO_CORPUS
 from tests.support_litert import IN_OTHER_SUBGRAPHS, assert_agrees, case_inputs, record
 

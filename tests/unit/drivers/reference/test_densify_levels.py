@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.kernel import Site, build
+from penstock.drivers.reference.kernel import Site, build
 from penstock.errors import InputError, PenstockError, ShapeMismatch
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.types import dtype_of

@@ -3,7 +3,7 @@ import math
 import numpy as np
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.elements.sigmoid import complementary_error_function
+from penstock.drivers.reference.elements.sigmoid import complementary_error_function
 
 
 @given(st.floats(-30.0, 26.0))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.numerics.fixed_point import (
+from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_saturating,
     multiply_wide_by_quantized_multiplier,

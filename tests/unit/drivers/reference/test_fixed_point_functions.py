@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.numerics import fixed_point as functions
+from penstock.drivers.reference.numerics import fixed_point as functions
 
 
 @given(st.integers(1, 2**32 - 1))

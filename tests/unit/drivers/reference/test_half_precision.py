@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.drivers.reference.ops.kernel import Site, build
+from penstock.drivers.reference.kernel import Site, build
 from penstock.ir import DType, NDArray, Operand, Operation
 from penstock.ir.operations import OPERATIONS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.numerics.hybrid import centred_rows, quantize_rows, reach_of
+from penstock.drivers.reference.numerics.hybrid import centred_rows, quantize_rows, reach_of
 
 REALS = st.floats(-(2.0**99), 2.0**99, width=32).filter(lambda x: x == 0 or abs(x) > 1e-25)
 ROWS = st.lists(st.lists(REALS, min_size=5, max_size=5), min_size=1, max_size=4)

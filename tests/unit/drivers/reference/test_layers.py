@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops import kernel as contract
-from penstock.drivers.reference.ops.kernel import KERNELS, Site, Unsupported, build, kernel
+from penstock.drivers.reference import kernel as contract
+from penstock.drivers.reference.kernel import KERNELS, Site, Unsupported, build, kernel
 from penstock.ir import Attributes, DType, Lifetime, NDArray, Operand, Operation, Quantization
 from penstock.ir.operand import OMITTED
 from penstock.ir.operations import OPERATIONS

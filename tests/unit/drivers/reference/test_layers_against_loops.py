@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.kernel import Site, build
-from penstock.drivers.reference.ops.numerics.fixed_point import (
+from penstock.drivers.reference.kernel import Site, build
+from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Kernel
+from penstock.drivers.reference.kernel import Kernel
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import kernel_of
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.numerics.fixed_point import (
+from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.numerics.products import (
+from penstock.drivers.reference.numerics.products import (
     multiply_fast,
     multiply_fused,
     multiply_in_order,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.layers.padding import Steps, pad, patches, slide
+from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.layers.padding import Steps, pad, patches, slide
 from penstock.ir import Attributes, NDArray
 
 SIZES = st.integers(1, 12)

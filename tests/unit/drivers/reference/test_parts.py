@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.numerics.real_values import BLOCK, by_parts, by_rows, parts
+from penstock.drivers.reference.numerics.real_values import BLOCK, by_parts, by_rows, parts
 from penstock.ir import NDArray
 
 SHAPES = (

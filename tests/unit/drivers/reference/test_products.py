@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.numerics.products import (
+from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.numerics.products import (
     TILE_BYTES,
     Columns,
     SignedInput,

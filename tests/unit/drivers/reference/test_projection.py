@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops import lookup
-from penstock.drivers.reference.ops.projection import fingerprints
+from penstock.drivers.reference import lookup
+from penstock.drivers.reference.projection import fingerprints
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import Given, Wanted, assert_agrees, kernel_of, run_alone

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from penstock import knobs
-from penstock.drivers.reference.ops import random
-from penstock.drivers.reference.ops.random import words
+from penstock.drivers.reference import random
+from penstock.drivers.reference.random import words
 from penstock.errors import LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import Given, Wanted, kernel_of, single_operation

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.recurrent.cells import FUNCTIONS
+from penstock.drivers.reference.recurrent.cells import FUNCTIONS
 
 
 @pytest.mark.parametrize("cells", [1, 2, 5])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.recurrent.lstm_basic import (
+from penstock.drivers.reference.recurrent.lstm_basic import (
     MOST_INTEGER_BITS,
     cut_logistic,
     cut_tanh,

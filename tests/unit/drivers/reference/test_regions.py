@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.detection import regions
-from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.detection import regions
+from penstock.drivers.reference.kernel import Unsupported
 from penstock.errors import InputError, ShapeMismatch
 from penstock.ir import DType, NDArray
 from tests.unit.drivers.reference.alone import BOX, alone, q

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.numerics.fixed_point import (
+from penstock.drivers.reference.numerics.fixed_point import (
     multiply_by_quantized_multiplier,
     multiply_wide_by_quantized_multiplier,
     quantize_multipliers,
 )
-from penstock.drivers.reference.ops.numerics.requantize import BLOCK, RealRequantizer, Requantizer
+from penstock.drivers.reference.numerics.requantize import BLOCK, RealRequantizer, Requantizer
 from penstock.ir import DType, NDArray
 
 LIMITS = {DType.INT8: (-128, 127), DType.UINT8: (0, 255), DType.INT16: (-32768, 32767)}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops import sound
+from penstock.drivers.reference import sound
 from penstock.errors import InvalidAttribute, LimitExceeded, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations import OPERATIONS

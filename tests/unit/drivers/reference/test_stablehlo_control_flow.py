@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from penstock.drivers.reference.ops.stablehlo.reduction import exchanges, sorted_lines
+from penstock.drivers.reference.stablehlo.reduction import exchanges, sorted_lines
 from penstock.errors import PenstockError
 from penstock.ir import DType, ModelBuilder, NDArray, SubgraphBuilder
 from tests.unit.drivers.reference.single_models import (

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.kernel import Unsupported
 from penstock.errors import PenstockError
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import kernel_of

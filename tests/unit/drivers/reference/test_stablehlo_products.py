@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Unsupported
+from penstock.drivers.reference.kernel import Unsupported
 from penstock.errors import PenstockError
 from penstock.ir import DType, NDArray, Operand, Quantization
 from tests.support_litert import kernel_of

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.kernel import Unsupported
-from penstock.drivers.reference.ops.random import philox, threefry
+from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.random import philox, threefry
 from penstock.errors import PenstockError
 from penstock.ir import DType, Operand
 from tests.support_litert import kernel_of

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.detection.tflite import overlaps
+from penstock.drivers.reference.detection.tflite import overlaps
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import Given, Wanted, assert_agrees, refusal, run_alone
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from penstock.drivers.reference.ops.kernel import Site, Unsupported, build
+from penstock.drivers.reference.kernel import Site, Unsupported, build
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation
 from tests.support_litert import interpreter, record
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from penstock.drivers.reference.ops.numerics.tables import (
+from penstock.drivers.reference.numerics.tables import (
     by_bits,
     interpolate,
     look_up,

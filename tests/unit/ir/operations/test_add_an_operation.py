@@ -78,7 +78,7 @@ def test_three_edits_of_the_page_add_an_operation(tmp_path: Path) -> None:
     text = rows.read_text("utf-8")
     assert text.endswith("\n)\n")
     rows.write_text(text.removesuffix(")\n") + row + ")\n", "utf-8")
-    kernels = copy / "src/penstock/drivers/reference/ops/elements/relu.py"
+    kernels = copy / "src/penstock/drivers/reference/elements/relu.py"
     kernels.write_text(kernels.read_text("utf-8") + "\n\n" + kernel, "utf-8")
     (tests / "test_softsign.py").write_text(test, "utf-8")
 

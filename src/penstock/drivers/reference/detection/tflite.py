@@ -1,0 +1,308 @@
+"""TFLite's selections of boxes: NON_MAX_SUPPRESSION_V4 and V5 (soft, with a sigma), and
+TFLite_Detection_PostProcess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.errors import GeneralFailure
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.operations.custom_options import DetectionPostProcess, detection_post_process
+
+
+class Chosen(NamedTuple):
+    """Indexes of the chosen boxes, best first, and their scores."""
+
+    indexes: list[int]
+    scores: list[float]
+
+
+def overlaps(box: NDArray, boxes: NDArray) -> NDArray:
+    """Intersection over union of *box* [4] with each of *boxes* [n, 4], float32.
+
+    Boxes are two opposite corners (y1, x1, y2, x2) in any order; one without area overlaps nothing.
+    """
+    y = np.sort(boxes[:, 0::2], axis=1)
+    x = np.sort(boxes[:, 1::2], axis=1)
+    top, bottom = np.sort(box[0::2])
+    left, right = np.sort(box[1::2])
+    areas = (y[:, 1] - y[:, 0]) * (x[:, 1] - x[:, 0])
+    area = (bottom - top) * (right - left)
+    height = np.maximum(np.minimum(y[:, 1], bottom) - np.maximum(y[:, 0], top), np.float32(0))
+    width = np.maximum(np.minimum(x[:, 1], right) - np.maximum(x[:, 0], left), np.float32(0))
+    shared = height * width
+    union = areas + area - shared
+    empty = (areas <= 0) | (area <= 0)
+    result: NDArray = np.where(empty, np.float32(0), shared / np.where(empty, np.float32(1), union))
+    return result
+
+
+class _Candidate(NamedTuple):
+    """A box in the queue. It was already compared with the first *seen* chosen boxes."""
+
+    score: float
+    box: int
+    seen: int
+
+
+def suppress(
+    boxes: NDArray, scores: NDArray, limit: int, iou: float, least: float, sigma: float
+) -> Chosen:
+    """Greedy choice of at most *limit* boxes with scores above *least*.
+
+    A candidate that overlaps a chosen box by *iou* or more is dropped. With *sigma* > 0 a smaller
+    overlap lowers its score by exp(-overlap**2 / (2 sigma)), and the candidate returns to the queue
+    (Bodla et al., "Soft-NMS", 2017). As in TFLite, a chosen box returns to the queue too, and its
+    overlap with itself drops it; a box without area overlaps nothing, so it is chosen as often as
+    there is room. Equal scores leave the queue in the order of TFLite's own binary heap (`_pop`).
+    """
+    decay = np.float32(-0.5) / np.float32(sigma) if sigma > 0 else np.float32(0)
+    queue: list[_Candidate] = []
+    for index in np.flatnonzero(scores > np.float32(least)).tolist():
+        _push(queue, _Candidate(float(scores[index]), index, 0))
+    room = min(len(queue), limit)
+    indexes: list[int] = []
+    kept: list[float] = []
+    while queue and len(indexes) < room:
+        candidate = _pop(queue)
+        rivals = indexes[candidate.seen :]
+        shared = overlaps(boxes[candidate.box], boxes[rivals])[::-1] if rivals else _NOTHING
+        score = _lowered(candidate.score, shared, np.float32(iou), np.float32(least), decay)
+        if score is None:
+            continue
+        chosen = len(indexes)
+        if score == candidate.score:
+            indexes.append(candidate.box)
+            kept.append(score)
+        if score > np.float32(least):
+            _push(queue, _Candidate(score, candidate.box, chosen))
+    return Chosen(indexes, kept)
+
+
+_NOTHING: Final = np.empty(0, np.float32)
+
+
+def _lowered(
+    score: float, shared: NDArray, iou: np.float32, least: np.float32, decay: np.float32
+) -> float | None:
+    """The score after these overlaps, latest choice first; None if one of them is too large. Stops
+    once the score has reached *least*.
+    """
+    value = np.float32(score)
+    for overlap in shared:
+        if overlap >= iou:
+            return None
+        if decay:
+            value *= np.float32(np.exp(np.float64(decay * overlap * overlap)))
+        if value <= least:
+            break
+    return float(value)
+
+
+def _push(heap: list[_Candidate], item: _Candidate) -> None:
+    heap.append(item)
+    _rise(heap, len(heap) - 1, item)
+
+
+def _rise(heap: list[_Candidate], at: int, item: _Candidate) -> None:
+    while at > 0 and heap[(at - 1) // 2].score < item.score:
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = item
+
+
+def _pop(heap: list[_Candidate]) -> _Candidate:
+    """Removes the candidate with the greatest score. The hole sinks to the bottom, always to the
+    greater child (the second of two equal ones), and the last item rises from there.
+    """
+    best, last = heap[0], heap.pop()
+    size = len(heap)
+    if size == 0:
+        return best
+    at = 0
+    while (child := 2 * at + 2) < size:
+        if heap[child].score < heap[child - 1].score:
+            child -= 1
+        heap[at], at = heap[child], child
+    if child == size:
+        heap[at], at = heap[child - 1], child - 1
+    _rise(heap, at, last)
+    return best
+
+
+@kernel("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+def non_max_suppression(site: Site) -> Kernel:
+    """Indexes of the chosen boxes, padded with zeros to the limit (V5: also their scores after
+    decay), and their number.
+    """
+    soft = site.operation.type.endswith("V5")
+    require(site.input(0).dtype is DType.FLOAT32, "boxes that are not float32")
+    require(site.input(1).dtype is DType.FLOAT32, "scores that are not float32")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        boxes, scores, limit, iou, least, *rest = [a for a in inputs if a is not None]
+        places = max(int(limit), 0)
+        sigma = float(rest[0]) if soft else 0.0
+        chosen = suppress(boxes, scores, places, float(iou), float(least), sigma)
+        indexes = np.zeros(places, np.int32)
+        indexes[: len(chosen.indexes)] = chosen.indexes
+        count = np.array(len(chosen.indexes), np.int32)
+        if not soft:
+            return [indexes, count]
+        kept = np.zeros(places, np.float32)
+        kept[: len(chosen.scores)] = chosen.scores
+        return [indexes, kept, count]
+
+    return run
+
+
+class Detections(NamedTuple):
+    """The chosen (anchor, class, score) triples, and their positions in the outputs."""
+
+    anchors: list[int]
+    classes: list[int]
+    scores: list[float]
+    places: list[int]
+    total: int
+
+
+@kernel("CUSTOM:TFLite_Detection_PostProcess")
+def detection_postprocess(site: Site) -> Kernel:
+    """Decodes the boxes of one image [1, n, 4], suppresses overlaps, and returns boxes (ymin, xmin,
+    ymax, xmax), classes and scores, padded with zeros, and their number. All are float32.
+    """
+    options = detection_post_process(site.operation.attributes)
+    readers = [_reader(site.input(i)) for i in range(3)]
+    choose = _regular if options.use_regular_nms else _fast
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        encodings, predictions, anchors = (
+            read(value) for read, value in zip(readers, inputs, strict=True)
+        )
+        places = encodings.shape[1]
+        boxes = np.empty((0, 4), np.float32)
+        if places:
+            boxes = decode(encodings[0], anchors[:places], options)
+        found = choose(boxes, predictions[0], options)
+        places = options.max_detections * options.max_classes_per_detection
+        return _outputs(boxes, found, places)
+
+    return run
+
+
+def _reader(operand: Operand) -> Callable[[NDArray | None], NDArray]:
+    """Real values of an input that may be quantised."""
+    if operand.dtype is DType.FLOAT32:
+        return _given
+    require(operand.dtype in (DType.UINT8, DType.INT8), f"{operand.dtype.value} boxes or scores")
+    quantization = tensor_quantization(operand, "input")
+    scale, zero_point = np.float32(quantization.scale), quantization.zero_point
+
+    def read(value: NDArray | None) -> NDArray:
+        real: NDArray = (_given(value).astype(np.int32) - zero_point).astype(np.float32) * scale
+        return real
+
+    return read
+
+
+def _given(value: NDArray | None) -> NDArray:
+    if value is None:
+        raise GeneralFailure("an input that detection needs is omitted")
+    return value
+
+
+def decode(encodings: NDArray, anchors: NDArray, options: DetectionPostProcess) -> NDArray:
+    """Corners [n, 4] of boxes given as (y, x, h, w) relative to anchors (y, x, h, w): centres are
+    scaled by the anchor's size, sizes are logarithms (Liu et al., "SSD", 2016).
+    """
+    scales = np.array([options.y_scale, options.x_scale, options.h_scale, options.w_scale])
+    y, x, h, w = (encodings[:, :4].astype(np.float64) / scales).T
+    anchor_y, anchor_x, anchor_h, anchor_w = anchors[:, :4].astype(np.float64).T
+    centre_y = (y * anchor_h + anchor_y).astype(np.float32)
+    centre_x = (x * anchor_w + anchor_x).astype(np.float32)
+    half_h = (0.5 * np.exp(h) * anchor_h).astype(np.float32)
+    half_w = (0.5 * np.exp(w) * anchor_w).astype(np.float32)
+    corners = [centre_y - half_h, centre_x - half_w, centre_y + half_h, centre_x + half_w]
+    return np.stack(corners, axis=1)
+
+
+def suppress_sorted(
+    boxes: NDArray, scores: NDArray, limit: int, least: float, iou: float
+) -> list[int]:
+    """At most *limit* boxes with scores of *least* or more, best first; each drops those after it
+    that overlap it by more than *iou*. Equal scores keep their order.
+    """
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= np.float32(least)]
+    chosen: list[int] = []
+    while order.size and len(chosen) < limit:
+        best, order = int(order[0]), order[1:]
+        chosen.append(best)
+        order = order[overlaps(boxes[best], boxes[order]) <= np.float32(iou)]
+    return chosen
+
+
+def _fast(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
+    """Suppresses by each anchor's best score; a chosen anchor keeps its best classes."""
+    scores = predictions[:, predictions.shape[1] - options.num_classes :]
+    kept = min(options.max_classes_per_detection, options.num_classes)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :kept]
+    chosen = suppress_sorted(
+        boxes,
+        np.take_along_axis(scores, best[:, :1], axis=1)[:, 0],
+        options.max_detections,
+        options.nms_score_threshold,
+        options.nms_iou_threshold,
+    )
+    anchors = [a for a in chosen for _ in range(kept)]
+    classes = [int(c) for a in chosen for c in best[a]]
+    return Detections(
+        anchors,
+        classes,
+        [float(scores[a, c]) for a, c in zip(anchors, classes, strict=True)],
+        [
+            at * options.max_classes_per_detection + column
+            for at in range(len(chosen))
+            for column in range(kept)
+        ],
+        len(chosen),
+    )
+
+
+def _regular(boxes: NDArray, predictions: NDArray, options: DetectionPostProcess) -> Detections:
+    """Suppresses each class separately, then keeps the best of all classes."""
+    offset = predictions.shape[1] - options.num_classes
+    found: list[tuple[float, int, int]] = []
+    for label in range(options.num_classes):
+        scores = predictions[:, offset + label]
+        chosen = suppress_sorted(
+            boxes,
+            scores,
+            options.detections_per_class,
+            options.nms_score_threshold,
+            options.nms_iou_threshold,
+        )
+        found += [(float(scores[a]), a, label) for a in chosen]
+        found.sort(key=lambda item: -item[0])
+        del found[options.max_detections :]
+    return Detections(
+        [a for _, a, _ in found],
+        [c for _, _, c in found],
+        [s for s, _, _ in found],
+        list(range(len(found))),
+        len(found),
+    )
+
+
+def _outputs(boxes: NDArray, found: Detections, places: int) -> list[NDArray]:
+    corners = np.zeros((1, places, 4), np.float32)
+    classes, scores = np.zeros((1, places), np.float32), np.zeros((1, places), np.float32)
+    corners[0, found.places] = boxes[found.anchors]
+    classes[0, found.places] = found.classes
+    scores[0, found.places] = found.scores
+    return [corners, classes, scores, np.array([found.total], np.float32)]

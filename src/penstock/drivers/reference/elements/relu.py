@@ -1,0 +1,196 @@
+"""RELU and other clamps, LEAKY_RELU, PRELU and HARD_SWISH."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.numerics.fixed_point import (
+    multiply_by_quantized_multiplier,
+    quantize_multiplier,
+    round_half_away,
+    rounding_divide_by_pot,
+)
+from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.requantize import integer_range
+from penstock.drivers.reference.numerics.tables import (
+    QUANTIZED,
+    QUANTIZED_8,
+    by_bits,
+    look_up,
+    stored_values,
+    tabulated,
+)
+from penstock.ir import DType, NDArray, Quantization
+
+BOUNDS: Final = {
+    "RELU": (0.0, np.inf),
+    "RELU6": (0.0, 6.0),
+    "RELU_N1_TO_1": (-1.0, 1.0),
+    "RELU_0_TO_1": (0.0, 1.0),
+}
+
+
+@kernel("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1")
+def relu(site: Site) -> Kernel:
+    """`x` clamped; a quantised input is rescaled to the output's scale first."""
+    low, high = BOUNDS[site.operation.type]
+    if site.input(0).dtype is DType.FLOAT32:
+        return _float_kernel(lambda x: np.clip(x, np.float32(low), np.float32(high)))
+    given, made = _quantizations(site, QUANTIZED)
+    multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
+    least, greatest = integer_range(site.output().dtype)
+    least = max(least, made.zero_point + _steps(low, made.scale))
+    if high != np.inf:
+        greatest = min(greatest, made.zero_point + _steps(high, made.scale))
+
+    def compute(stored: NDArray) -> NDArray:
+        scaled = multiply_by_quantized_multiplier(stored - given.zero_point, *multiplier)
+        clamped: NDArray = np.minimum(np.maximum(scaled + made.zero_point, least), greatest)
+        return clamped
+
+    return tabulated(site, compute)
+
+
+@kernel("LEAKY_RELU")
+def leaky_relu(site: Site) -> Kernel:
+    """`x` where it is not negative, `alpha * x` elsewhere."""
+    alpha = np.float32(site.attributes.number("alpha"))
+    if site.input(0).dtype is DType.FLOAT32:
+        if 0 < alpha <= 1:
+            return _float_kernel(lambda x: np.maximum(x, x * alpha))
+        return _float_kernel(lambda x: np.where(x > 0, x, x * alpha))
+    given, made = _quantizations(site, QUANTIZED)
+    scale, out_scale = np.float32(given.scale), np.float32(made.scale)
+    identity = quantize_multiplier(float(scale / out_scale))
+    slope = float(scale * alpha / out_scale)
+    mantissa, shift = quantize_multiplier(abs(slope))
+
+    def compute(stored: NDArray) -> NDArray:
+        x = stored - given.zero_point
+        below = multiply_by_quantized_multiplier(x, mantissa, shift)
+        below = -below if slope < 0 else below
+        above = multiply_by_quantized_multiplier(x, *identity)
+        return np.where(x >= 0, above, below) + made.zero_point
+
+    return tabulated(site, compute)
+
+
+@kernel("PRELU")
+def prelu(site: Site) -> Kernel:
+    """`x` where it is not negative, `alpha * x` elsewhere, alpha broadcast; int16 has int8
+    slopes.
+    """
+    dtype, sloped_by = site.input(0).dtype, site.input(1).dtype
+    site.require_types(sloped_by is (DType.INT8 if dtype is DType.INT16 else dtype))
+    if dtype is DType.FLOAT32:
+        return _float_prelu
+    given, made = _quantizations(site, QUANTIZED)
+    slopes = tensor_quantization(site.input(1), "alpha")
+    scale, out_scale = np.float32(given.scale), np.float32(made.scale)
+    identity = quantize_multiplier(float(scale / out_scale))
+    sloped = quantize_multiplier(float(scale * np.float32(slopes.scale) / out_scale))
+    centred = stored_values(dtype) - given.zero_point
+    above = by_bits(multiply_by_quantized_multiplier(centred, *identity), dtype)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, alpha = (np.asarray(a) for a in inputs)
+        value = x.astype(np.int64) - given.zero_point
+        products = value * (alpha.astype(np.int64) - slopes.zero_point)
+        below = multiply_by_quantized_multiplier(products, *sloped)
+        result = np.where(value >= 0, look_up(above, x), below) + made.zero_point
+        return (np.clip(result, *integer_range(dtype)).astype(x.dtype),)
+
+    return run
+
+
+def _float_prelu(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+    x, alpha = (np.asarray(a) for a in inputs)
+    with np.errstate(all="ignore"):
+        return (np.where(x >= 0, x, x * alpha),)
+
+
+@kernel("HARD_SWISH")
+def hard_swish(site: Site) -> Kernel:
+    """`x * relu6(x + 3) / 6`."""
+    if site.input(0).dtype is DType.FLOAT32:
+        return _float_kernel(_hard_swish)
+    given, made = _quantizations(site, QUANTIZED_8)
+    fine = np.float32(1 / 128) * np.float32(given.scale)
+    mantissa, exponent = quantize_multiplier(float(fine / np.float32(made.scale)))
+    require(exponent <= 0, "HARD_SWISH to a scale that is under 1/128 of the input's")
+    gate_mantissa, gate_exponent = quantize_multiplier(float(fine / np.float32(3 / 32768)))
+    out_multiplier, gate_multiplier = _to_int16(mantissa), _to_int16(gate_mantissa)
+
+    def compute(stored: NDArray) -> NDArray:
+        x = (stored - given.zero_point) * 128
+        gate = x
+        if gate_exponent > 0:
+            gate = _clip16(gate << (gate_exponent - 1))
+        gate = _doubling_high_mul_16(gate, gate_multiplier)
+        if gate_exponent > 0:
+            gate = _clip16(gate << 1)
+        elif gate_exponent < 0:
+            gate = _divide_16(gate, -gate_exponent)
+        gate = (gate + (1 << 15)) >> 1
+        product = gate * _doubling_high_mul_16(x, out_multiplier)
+        product = np.sign(product) * (np.abs(product) >> 15)
+        return _divide_16(product, -exponent) + made.zero_point
+
+    return tabulated(site, compute)
+
+
+def _hard_swish(x: NDArray) -> NDArray:
+    result: NDArray = x * np.clip(x + np.float32(3), np.float32(0), np.float32(6)) / np.float32(6)
+    return result
+
+
+def _to_int16(mantissa: int) -> int:
+    return 2**15 - 1 if mantissa >= 2**31 - 1 - 2**15 else (mantissa + 2**15) >> 16
+
+
+def _clip16(x: NDArray) -> NDArray:
+    result: NDArray = np.clip(x, -(2**15), 2**15 - 1)
+    return result
+
+
+def _doubling_high_mul_16(a: NDArray, b: int) -> NDArray:
+    """`a * b / 2**15` to the nearest, halves up, of int16 values."""
+    result: NDArray = np.minimum((a * b + (1 << 14)) >> 15, 2**15 - 1)
+    return result
+
+
+def _divide_16(x: NDArray, exponent: int) -> NDArray:
+    """`rounding_divide_by_pot` of int16 values in 16 bits: for more than 15 places the result is 1
+    or -1.
+    """
+    if exponent > 15:
+        return np.where(x >= 0, 1, -1)
+    return rounding_divide_by_pot(x, exponent)
+
+
+def _steps(real: float, scale: float) -> int:
+    return int(round_half_away(float(np.float32(real) / np.float32(scale))))
+
+
+def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
+    """Scales and zero points of the first input and the output. Raises `Unsupported` unless both
+    have one type out of *types*.
+    """
+    site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
+    given = tensor_quantization(site.input(0), "the input")
+    made = tensor_quantization(site.output(), "the output")
+    if site.input(0).dtype is DType.INT16:
+        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
+    return given, made
+
+
+def _float_kernel(function: Callable[[NDArray], NDArray]) -> Kernel:
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        with np.errstate(all="ignore"):
+            return (by_parts(function, np.asarray(inputs[0])),)
+
+    return run

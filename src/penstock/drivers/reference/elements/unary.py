@@ -1,0 +1,231 @@
+"""Functions of one operand that are not activations: element by element, Fourier transforms, and
+the parts of complex numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from penstock.drivers.reference.elements.arithmetic import SHORT_FLOATS
+from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.numerics.fixed_point import (
+    inverse_square_root,
+    multiply_by_quantized_multiplier,
+    quantize_multiplier,
+)
+from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.requantize import integer_range
+from penstock.drivers.reference.numerics.tables import tabulated, tabulated_reals
+from penstock.errors import InvalidArgument, ShapeMismatch
+from penstock.ir import DType, NDArray, Quantization
+
+Function = Callable[[NDArray], NDArray]
+
+NEGATED: Final = frozenset(
+    {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16}
+    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+)
+
+
+@kernel("NEG")
+def neg(site: Site) -> Kernel:
+    """-x of the stored values, as TFLite computes it for quantised operands too."""
+    site.require_types(site.input(0).dtype in NEGATED)
+    return _elementwise(np.negative)
+
+
+@kernel("ABS")
+def absolute(site: Site) -> Kernel:
+    """|x|."""
+    dtype = site.input(0).dtype
+    quantized = dtype is DType.INT8 or (dtype is DType.INT16 and site.input(0).quantization)
+    if not quantized:
+        site.require_types(dtype in {DType.FLOAT32, DType.INT16, DType.INT32})
+        return _elementwise(np.abs)
+    given, made = _quantizations(site)
+    same = given.scale == made.scale
+    multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
+
+    def compute(stored: NDArray) -> NDArray:
+        size = np.abs(stored - given.zero_point)
+        scaled = size if same else multiply_by_quantized_multiplier(size, *multiplier)
+        return scaled + made.zero_point
+
+    return tabulated(site, compute)
+
+
+@kernel("EXP")
+def exp(site: Site) -> Kernel:
+    """The exponential function."""
+    return _real(site, np.exp, _in_double(np.exp))
+
+
+@kernel("LOG")
+def log(site: Site) -> Kernel:
+    """The natural logarithm. A quantised logarithm of zero or less is the output's least value."""
+    if site.input(0).dtype is DType.FLOAT32:
+        return _elementwise(np.log)
+    made = tensor_quantization(site.output(), "the output")
+    least = integer_range(site.output().dtype)[0] - made.zero_point
+    floor = np.float32(least) * np.float32(made.scale)
+    return _real(site, np.log, lambda x: np.where(x > 0, _in_double(np.log)(x), floor))
+
+
+@kernel("RSQRT")
+def rsqrt(site: Site) -> Kernel:
+    """1 / sqrt(x). Negative quantised values raise; for zero the result is the greatest value."""
+    dtype = site.input(0).dtype
+    if dtype is DType.FLOAT32:
+        return _elementwise(lambda x: np.float32(1) / np.sqrt(x))
+    site.require_types(dtype in {DType.INT8, DType.INT16})
+    given, made = _quantizations(site)
+    greatest = np.float32(2**15 - 1) * np.float32(made.scale)
+    if dtype is DType.INT16:
+        inner = tabulated_reals(
+            site, lambda x: np.where(x > 0, np.float32(1) / np.sqrt(x), greatest)
+        )
+    else:
+        inner = tabulated(site, lambda stored: _rsqrt_8(stored - given.zero_point, given, made))
+    return _not_negative(inner, given.zero_point, "RSQRT")
+
+
+def _not_negative(inner: Kernel, zero_point: int, name: str) -> Kernel:
+    """*inner*, which raises for stored values below *zero_point*."""
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        if (np.asarray(inputs[0]) < zero_point).any():
+            raise ShapeMismatch(f"{name} of a negative value")
+        return inner(inputs)
+
+    return run
+
+
+def _rsqrt_8(x: NDArray, given: Quantization, made: Quantization) -> NDArray:
+    real = 1.0 / float(np.sqrt(np.float32(given.scale)) * np.float32(made.scale))
+    mantissa, shift = quantize_multiplier(real)
+    roots, shifts = inverse_square_root(np.maximum(x, 0))
+    fine = multiply_by_quantized_multiplier(np.ones_like(x), roots, shifts + 20)
+    scaled = multiply_by_quantized_multiplier(fine, mantissa, shift - 20)
+    return np.where(x == 0, 2**7 - 1, scaled + made.zero_point)
+
+
+@kernel("SQRT")
+def sqrt(site: Site) -> Kernel:
+    """The square root. Quantised results are rounded down; negative quantised values raise."""
+    dtype = site.input(0).dtype
+    if dtype is DType.FLOAT32:
+        return _elementwise(np.sqrt)
+    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
+    given, made = _quantizations(site)
+    scale, out_scale = np.float32(given.scale), np.float32(made.scale)
+
+    def compute(stored: NDArray) -> NDArray:
+        real = scale * (stored - given.zero_point).astype(np.float32)
+        roots: NDArray = np.floor(np.sqrt(np.maximum(real, 0)) / out_scale)
+        return roots + made.zero_point
+
+    return _not_negative(tabulated(site, compute), given.zero_point, "SQRT")
+
+
+@kernel("SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
+def real_function(site: Site) -> Kernel:
+    """Functions of floats."""
+    name = site.operation.type
+    site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
+    return _elementwise(_FUNCTIONS[name])
+
+
+@kernel("SIGN")
+def sign(site: Site) -> Kernel:
+    """-1, 0 or 1 by the sign of x."""
+    site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
+    return _elementwise(np.sign)
+
+
+FLOATS_OF: Final = {
+    "SIN": {DType.FLOAT32, DType.FLOAT16},
+    "COS": {DType.FLOAT32, DType.FLOAT16},
+    "FLOOR": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
+    "ROUND": {DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16},
+}
+"""The float types of functions that support more than float32."""
+
+_FUNCTIONS: Final[dict[str, Function]] = {
+    "SQUARE": np.square,
+    "SIN": np.sin,
+    "COS": np.cos,
+    "FLOOR": np.floor,
+    "CEIL": np.ceil,
+    "ROUND": np.rint,
+}
+
+
+def _elementwise(function: Function) -> Kernel:
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = np.asarray(inputs[0])
+        with np.errstate(all="ignore"):
+            if x.dtype in SHORT_FLOATS:
+                return (by_parts(function, x.astype(np.float32)).astype(x.dtype),)
+            return (by_parts(function, x),)
+
+    return run
+
+
+def _real(site: Site, function: Function, rounded: Function) -> Kernel:
+    dtype = site.input(0).dtype
+    if dtype is DType.FLOAT32:
+        return _elementwise(function)
+    site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
+    return tabulated_reals(site, rounded)
+
+
+def _in_double(function: Function) -> Function:
+    return lambda x: function(x.astype(np.float64)).astype(np.float32)
+
+
+def _quantizations(site: Site) -> tuple[Quantization, Quantization]:
+    given = tensor_quantization(site.input(0), "the input")
+    made = tensor_quantization(site.output(), "the output")
+    if site.input(0).dtype is DType.INT16:
+        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
+    return given, made
+
+
+@kernel("RFFT2D")
+def rfft2d(site: Site) -> Kernel:
+    """The Fourier transform of the last two dimensions, cropped or zero-padded to the given
+    lengths. The last dimension keeps its non-negative frequencies. Computed in float64, returned as
+    complex64.
+    """
+    require(site.input(0).dtype is DType.FLOAT32, f"RFFT2D of {site.input(0).dtype.value}")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        signal, lengths = inputs
+        if signal is None or lengths is None:
+            raise InvalidArgument("RFFT2D needs a signal and its lengths")
+        rows, columns = (int(n) for n in lengths)
+        spectrum = np.fft.rfft2(signal.astype(np.float64), (rows, columns))
+        return [spectrum.astype(np.complex64)]
+
+    return run
+
+
+@kernel("COMPLEX_ABS", "REAL", "IMAG")
+def complex_part(site: Site) -> Kernel:
+    """Magnitude, real part or imaginary part."""
+    given = site.input(0).dtype
+    require(given in (DType.COMPLEX64, DType.COMPLEX128), f"parts of {given.value}")
+    parts: dict[str, Callable[[NDArray], NDArray]] = {
+        "COMPLEX_ABS": np.abs,
+        "REAL": np.real,
+        "IMAG": np.imag,
+    }
+    part = parts[site.operation.type]
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        return [np.array(part(value)) for value in inputs if value is not None]
+
+    return run

@@ -1,0 +1,387 @@
+"""FULLY_CONNECTED, BATCH_MATMUL, and two custom operators of language models: rotation by Hadamard
+matrices, and attention.
+
+Weights of FULLY_CONNECTED are [units, depth]. BATCH_MATMUL multiplies the last two dimensions and
+broadcasts the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from penstock.drivers.reference.kernel import (
+    Kernel,
+    Site,
+    Unsupported,
+    kernel,
+    require,
+    tensor_quantization,
+)
+from penstock.drivers.reference.layers.convolution import float_finish
+from penstock.drivers.reference.layers.weight_formats import block_scaled, shuffled_layer
+from penstock.drivers.reference.numerics.hybrid import (
+    MAGNITUDE,
+    NARROW,
+    centred_rows,
+    quantize_rows,
+    reach_of,
+    weight_scales,
+    weight_values,
+)
+from penstock.drivers.reference.numerics.products import (
+    Columns,
+    exact_dtype,
+    float_product,
+    multiply_rows,
+)
+from penstock.drivers.reference.numerics.requantize import (
+    Requantizer,
+    clamp_in_place,
+    fused_activation,
+    integer_range,
+)
+from penstock.drivers.reference.numerics.weights import (
+    QUANTIZED,
+    REAL,
+    Layer,
+    Prepare,
+    Scaling,
+    centred,
+    given,
+    layer_kernel,
+)
+from penstock.errors import ShapeMismatch
+from penstock.ir import DType, NDArray, Operand
+from penstock.ir.operations.custom_options import dot_product_attention, hadamard_size
+
+
+@kernel("FULLY_CONNECTED")
+def fully_connected(site: Site) -> Kernel:
+    """Float, quantised (uint8, int8, int16 with weights of 8 bits or fewer) and hybrid; shuffled
+    uint8 weights.
+    """
+    source, weights, target = site.input(0), site.input(1), site.output()
+    if site.attributes.text("weights_format") == "SHUFFLED4x16INT8":
+        return shuffled_layer(site)
+    require(len(site.outputs) == 1, "a work space beside weights in the usual order")
+    if site.has(3):
+        return block_scaled(site)
+    if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
+        return layer_kernel(site, _float_layer(site))
+    if source.dtype in QUANTIZED and target.dtype in {source.dtype, DType.INT16}:
+        return layer_kernel(site, _quantized_layer(site))
+    if source.dtype is target.dtype is DType.FLOAT32 and weights.dtype in NARROW:
+        return layer_kernel(site, _hybrid_layer(site))
+    raise site.unsupported_types()
+
+
+def _output(site: Site) -> Callable[[NDArray, NDArray], NDArray]:
+    """Computes the output, which is allocated empty, from an input and weights."""
+    keep, dtype = site.attributes.flag("keep_num_dims"), site.output().dtype.numpy
+
+    def make(source: NDArray, weights: NDArray) -> NDArray:
+        units, depth = weights.shape
+        if keep:
+            return np.empty((*source.shape[:-1], units), dtype)
+        return np.empty((source.size // depth if depth else 0, units), dtype)
+
+    return make
+
+
+def _float_layer(site: Site) -> Prepare:
+    activation = fused_activation(site)
+
+    make = _output(site)
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        units, depth = weights.shape
+        columns = weights.astype(np.float32, copy=False)
+        multiply, rest = float_product(site, bias)
+        finish = float_finish(rest, activation)
+
+        def layer(source: NDArray) -> NDArray:
+            out = make(source, weights)
+            if not out.size:
+                return out
+            rows, results = source.reshape(-1, depth), out.reshape(-1, units)
+            multiply_rows(rows, columns, results, finish, multiply)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _quantized_layer(site: Site) -> Prepare:
+    scaling = Scaling.of(site, source=0, weights=1, bias=2, axis=0)
+    operand = site.input(1)
+    signed = scaling.signed_input
+
+    make = _output(site)
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        units, depth = weights.shape
+        columns = Columns(centred(weights, operand), signed.magnitude)
+        finish = scaling.real_requantizer(columns.bound, columns.sums, bias)
+
+        def layer(source: NDArray) -> NDArray:
+            out = make(source, weights)
+            if not out.size:
+                return out
+            rows = signed.signed(source).reshape(-1, depth)
+            multiply_rows(rows, columns.values, out.reshape(-1, units), finish)
+            return out
+
+        return layer
+
+    return prepare
+
+
+def _hybrid_layer(site: Site) -> Prepare:
+    """FULLY_CONNECTED is the only layer of TFLite that applies TANH and SIGN_BIT (1 for negative
+    values, else 0).
+    """
+    activation = fused_activation(site)
+    unclamped = activation in {"TANH", "SIGN_BIT"}
+    asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+    operand = site.input(1)
+    scaling = weight_scales(operand, axis=0)
+
+    make = _output(site)
+
+    def prepare(weights: NDArray, bias: NDArray | None) -> Layer:
+        depth = weights.shape[1]
+        reach = reach_of(asymmetric=asymmetric)
+        columns = Columns(weight_values(weights, operand), reach).values
+        offset = None if bias is None else bias.reshape(-1)
+
+        def layer(source: NDArray) -> NDArray:
+            out = make(source, weights)
+            if not out.size:
+                return out
+            rows, steps = centred_rows(source.reshape(-1, depth), asymmetric=asymmetric)
+            sums = np.matmul(rows.astype(columns.dtype, copy=False), columns.T)
+            real = np.multiply(
+                sums.astype(np.float32, copy=False), scaling, out=out.reshape(sums.shape)
+            )
+            real *= steps
+            if offset is not None:
+                real += offset
+            clamp_in_place(real, activation)
+            if unclamped:
+                out[...] = np.tanh(out) if activation == "TANH" else np.signbit(out)
+            return out
+
+        return layer
+
+    return prepare
+
+
+INTEGER = frozenset({DType.INT8, DType.INT16, DType.UINT8})
+
+
+@kernel("BATCH_MATMUL")
+def batch_matmul(site: Site) -> Kernel:
+    """Float, int32, quantised (int8, int16), hybrid products, and int8 ones kept in int32."""
+    a, b, target = site.input(0), site.input(1), site.output()
+    if a.dtype.is_float and b.dtype is a.dtype is target.dtype:
+        return _float(site)
+    if a.dtype is b.dtype is target.dtype and a.dtype in {DType.INT32, DType.INT64}:
+        return _plain_integers(site)
+    if a.dtype is b.dtype is DType.INT8 and target.dtype is DType.INT32:
+        return _stored_values(site)
+    if a.dtype in INTEGER and b.dtype in INTEGER | NARROW and target.dtype is a.dtype:
+        return _quantized(site)
+    if a.dtype is target.dtype is DType.FLOAT32 and b.dtype in NARROW:
+        return _hybrid(site)
+    raise site.unsupported_types()
+
+
+def _operands(site: Site, inputs: Sequence[NDArray | None]) -> tuple[NDArray, NDArray]:
+    """The two operands, transposed as the attributes say."""
+    a, b = given(inputs[0]), given(inputs[1])
+    if site.attributes.flag("adj_x"):
+        a = a.swapaxes(-1, -2)
+    if site.attributes.flag("adj_y"):
+        b = b.swapaxes(-1, -2)
+    return a, b
+
+
+def _float(site: Site) -> Kernel:
+    dtype = site.output().dtype.numpy
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = _operands(site, inputs)
+        wide = np.float64 if dtype == np.float64 else np.float32
+        product = np.matmul(a.astype(wide, copy=False), b.astype(wide, copy=False))
+        return (product.astype(dtype, copy=False),)
+
+    return run
+
+
+def _plain_integers(site: Site) -> Kernel:
+    return lambda inputs: (np.matmul(*_operands(site, inputs)),)
+
+
+def _stored_values(site: Site) -> Kernel:
+    """Products of int8 as int32: TFLite's kernel multiplies stored values and ignores the
+    scales.
+    """
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = _operands(site, inputs)
+        dtype = exact_dtype(float(MAGNITUDE * MAGNITUDE * a.shape[-1]))
+        return (np.matmul(a.astype(dtype), b.astype(dtype)).astype(np.int32),)
+
+    return run
+
+
+def _magnitude(operand: Operand, zero_point: int) -> int:
+    """The greatest magnitude of a stored value less the zero point."""
+    least, greatest = integer_range(operand.dtype)
+    return max(greatest - zero_point, zero_point - least)
+
+
+def _quantized(site: Site) -> Kernel:
+    """Scales multiply in float32; sums of 16-bit inputs have 64 bits.
+
+    TFLite's kernel supports one scale of each operand. It reads a per-channel scale of the right
+    operand as 0, so every product is zero, and none needs to be computed.
+    """
+    a, b, target = site.input(0), site.input(1), site.output()
+    left, right = tensor_quantization(a, "a factor"), b.quantization
+    if right is None:
+        raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
+    quantization = tensor_quantization(target, "an output")
+    if right.per_channel:
+        return _zeros(site, quantization.zero_point)
+    product = float(np.float32(left.scale) * np.float32(right.scale))
+    each = _magnitude(a, left.zero_point) * _magnitude(b, right.zero_point)
+    limits = integer_range(target.dtype)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x, y = _operands(site, inputs)
+        bound = float(each * x.shape[-1])
+        dtype = exact_dtype(bound)
+        sums = np.matmul(_centred(x, left.zero_point, dtype), _centred(y, right.zero_point, dtype))
+        out = np.empty(sums.shape, target.dtype.numpy)
+        columns = sums.shape[-1]
+        requantizer = Requantizer(
+            [product / quantization.scale],
+            columns,
+            bound,
+            target.dtype,
+            quantization.zero_point,
+            limits,
+            wide=a.dtype is DType.INT16,
+        )
+        if out.size:
+            requantizer(sums.reshape(-1, columns), out.reshape(-1, columns))
+        return (out,)
+
+    return run
+
+
+def _zeros(site: Site, zero_point: int) -> Kernel:
+    """The stored value of 0, in the shape of the product."""
+    dtype = site.output().dtype.numpy
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, b = _operands(site, inputs)
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return (np.full((*batch, a.shape[-2], b.shape[-1]), zero_point, dtype),)
+
+    return run
+
+
+def _centred(values: NDArray, zero_point: int, dtype: np.dtype[np.generic]) -> NDArray:
+    real: NDArray = values.astype(dtype)
+    if zero_point:
+        real -= zero_point
+    return real
+
+
+def _hybrid(site: Site) -> Kernel:
+    """Each row of the left operand is quantised over its own range.
+
+    As in TFLite, per-channel scales of the right operand belong to the product's columns, in order,
+    whatever their dimension is; extra ones are ignored.
+    """
+    b = site.input(1)
+    if b.quantization is None:
+        raise Unsupported(f"a right side of type {b.dtype.value} without a scale")
+    every = np.array(b.quantization.scales, np.float32)
+    asymmetric = site.attributes.flag("asymmetric_quantize_inputs")
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        a, y = _operands(site, inputs)
+        scales = every[: y.shape[-1]] if every.size > 1 else every
+        if every.size > 1 and scales.size < y.shape[-1]:
+            raise ShapeMismatch(f"{every.size} scales for {y.shape[-1]} columns of a product")
+        weights = weight_values(y, b)
+        dtype = exact_dtype(float(2 * MAGNITUDE * 128 * a.shape[-1]))
+        rows = quantize_rows(
+            np.ascontiguousarray(a).reshape(-1, a.shape[-1]), asymmetric=asymmetric
+        )
+        left = rows.values.astype(dtype) - rows.offsets.astype(dtype)[:, None]
+        sums = np.matmul(left.reshape(a.shape), weights.astype(dtype)).astype(np.float32)
+        sums *= rows.scales.reshape(*a.shape[:-1], 1) * scales
+        return (sums,)
+
+    return run
+
+
+@kernel("CUSTOM:aeq.hadamard_rotation")
+def hadamard_rotation(site: Site) -> Kernel:
+    """The fast Walsh-Hadamard transform of every group of elements, divided by the root of its
+    size.
+    """
+    size = hadamard_size(site.attributes)
+    site.require_types(site.input(0).dtype is DType.FLOAT32)
+    factor = np.float32(1 / math.sqrt(size))
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        x = given(inputs[0])
+        if not x.ndim or x.shape[-1] % size:
+            raise ShapeMismatch(f"rows of shape {x.shape} are no multiple of {size} elements")
+        values = x.reshape(-1)
+        half = 1
+        while half < size:
+            pairs = values.reshape(-1, 2, half)
+            sums, differences = pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]
+            values = np.stack([sums, differences], axis=1)
+            half *= 2
+        return ((values * factor).reshape(x.shape),)
+
+    return run
+
+
+@kernel("CUSTOM:odml.scaled_dot_product_attention")
+def scaled_dot_product_attention(site: Site) -> Kernel:
+    """Attention of heads; consecutive heads of queries share a head of keys and values. A cap
+    limits the scaled products by a hyperbolic tangent before the mask is added.
+    """
+    options = dot_product_attention(site.attributes)
+    cap = np.float32(options.logit_cap)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        query, key, value = (given(x).transpose(0, 2, 1, 3) for x in inputs[:3])
+        group = query.shape[1] // max(key.shape[1], 1)
+        key, value = (np.repeat(x, group, axis=1) for x in (key, value))
+        mask = inputs[3] if len(inputs) > 3 else None
+        scale = 1 / math.sqrt(query.shape[3]) if options.scale is None else options.scale
+        logits = (query * np.float32(scale)) @ key.swapaxes(2, 3)
+        if cap:
+            logits = np.tanh(logits / cap) * cap
+        if mask is not None:
+            logits = logits + mask
+        if logits.shape[:2] != query.shape[:2] or not logits.shape[3]:
+            raise ShapeMismatch(f"attention to logits of shape {logits.shape}")
+        parts = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        parts /= parts.sum(axis=-1, keepdims=True)
+        return (np.ascontiguousarray((parts @ value).transpose(0, 2, 1, 3)),)
+
+    return run

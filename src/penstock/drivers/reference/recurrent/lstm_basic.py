@@ -1,0 +1,278 @@
+"""The basic kernel of LSTM, whose weights are one matrix, NNAPI's QUANTIZED_16BIT_LSTM, and the
+tables of integer cells.
+
+Gates are in the order input, new values, forget, output: rows of the weights [4 * cells, inputs +
+cells], whose columns are those of the input, then of the previous activation.
+
+Nonlinearities are tables over int16, of two kinds: gemmlowp's 16-bit fixed-point functions, which
+round every step to 16 bits, and functions of real values that are cut off to 15 bits. A number Qk
+has k integer bits: its raw value stands for raw / 2**(15 - k). Tables are indexed by stored values:
+negative ones count from the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
+from penstock.drivers.reference.numerics.fixed_point import (
+    multiply_by_quantized_multiplier,
+    power_of_two,
+    quantize_multiplier,
+    rounding_divide_by_pot,
+    saturating_rounding_doubling_high_mul,
+)
+from penstock.drivers.reference.numerics.products import Columns
+from penstock.drivers.reference.numerics.tables import by_bits, stored_values
+from penstock.drivers.reference.numerics.weights import given
+from penstock.drivers.reference.recurrent.cells import REAL, logistic, real_array
+from penstock.ir import DType, NDArray
+
+LEAST: Final = -(2**15)
+GREATEST: Final = 2**15 - 1
+MOST_INTEGER_BITS: Final = 6
+"""The greatest k with a hyperbolic tangent of Qk."""
+
+_ONE_Q2: Final = 1 << 13
+
+
+def multiply_q15(a: NDArray, b: NDArray | int) -> NDArray:
+    """The product of int16 values over 2**15 to the nearest, halves up; -1 times -1 saturates."""
+    result: NDArray = (np.multiply(a, b, dtype=np.int64) + (1 << 14)) >> 15
+    return np.minimum(result, GREATEST, out=result)
+
+
+@cache
+def logistic_q3() -> NDArray:
+    """The logistic function in Q0 of every value of Q3."""
+    x = stored_values(DType.INT16)
+    above = _twice_the_reciprocal(_exp_on_negative_values(np.where(x > 0, -x, x), 3))
+    above = _shift_saturating(above, 1)
+    return _table(np.where(x == 0, 1 << 14, np.where(x > 0, above, GREATEST - above)))
+
+
+@cache
+def tanh_of(integer_bits: int) -> NDArray:
+    """The hyperbolic tangent in Q0 of every value of Q*integer_bits*, which is 0 to
+    `MOST_INTEGER_BITS`.
+    """
+    x = stored_values(DType.INT16)
+    half = _twice_the_reciprocal(_exp_on_negative_values(np.where(x < 0, x, -x), integer_bits + 1))
+    size = _shift_saturating(half - _ONE_Q2, 2)
+    return _table(np.where(x == 0, 0, np.where(x < 0, -size, size)))
+
+
+@cache
+def cut_logistic() -> NDArray:
+    """The logistic function of every value of Q3, in float32, truncated to Q0."""
+    x = (stored_values(DType.INT16) * 2.0**-12).astype(np.float32)
+    small = np.exp(-x.astype(np.float64)).astype(np.float32)
+    return _cut(np.float32(1) / (np.float32(1) + small))
+
+
+@cache
+def cut_tanh(integer_bits: int) -> NDArray:
+    """The hyperbolic tangent of every value of Q*integer_bits*, in float32, truncated to Q0."""
+    x = (stored_values(DType.INT16) * 2.0 ** (integer_bits - 15)).astype(np.float32)
+    return _cut(np.tanh(x.astype(np.float64)).astype(np.float32))
+
+
+def _cut(reals: NDArray) -> NDArray:
+    return _table(np.clip(np.trunc(reals * np.float32(2**15)), LEAST, GREATEST))
+
+
+def _table(values: NDArray) -> NDArray:
+    table = by_bits(values.astype(np.int64), DType.INT16)
+    table.flags.writeable = False
+    return table
+
+
+def _constant(raw32: int) -> int:
+    """A raw 32-bit constant rounded to a raw 16-bit one."""
+    return int(rounding_divide_by_pot(np.array(raw32), 16))
+
+
+def _wrapped(x: NDArray) -> NDArray:
+    result: NDArray = x.astype(np.int16).astype(np.int64)
+    return result
+
+
+def _shift_saturating(x: NDArray, bits: int) -> NDArray:
+    result: NDArray = np.clip(x << bits, LEAST, GREATEST)
+    return result
+
+
+def _exp_on_negative_values(x: NDArray, integer_bits: int) -> NDArray:
+    """exp(x) in Q0 of x <= 0 in Q*integer_bits*."""
+    fraction = 15 - integer_bits
+    quarter = 1 << (fraction - 2)
+    rest = (x & (quarter - 1)) - quarter
+    result = _exp_near_zero(_shift_saturating(rest, integer_bits))
+    remainder = rest - x
+    # exp(-2**e) in Q0 for e = -2 .. 4
+    factors = (1672461947, 1302514674, 790015084, 290630308, 39332535, 720401, 242)
+    for exponent, factor in zip(range(-2, integer_bits), factors, strict=False):
+        scaled = multiply_q15(result, _constant(factor))
+        result = np.where(remainder >> (fraction + exponent) & 1, scaled, result)
+    if integer_bits > 5:
+        result = np.where(x < -(1 << (fraction + 5)), 0, result)
+    return np.where(x == 0, GREATEST, result)
+
+
+def _exp_near_zero(x: NDArray) -> NDArray:
+    """exp(x) in Q0 of -1/4 <= x < 0 in Q0: the Taylor polynomial of degree 4 around -1/8."""
+    exp_minus_eighth, third = _constant(1895147668), _constant(715827883)
+    y = x + (1 << 12)
+    y2 = multiply_q15(y, y)
+    y3, y4 = multiply_q15(y2, y), multiply_q15(y2, y2)
+    tail = multiply_q15(rounding_divide_by_pot(y4, 2) + y3, third) + y2
+    result = multiply_q15(y + rounding_divide_by_pot(tail, 1), exp_minus_eighth)
+    total: NDArray = np.clip(exp_minus_eighth + result, LEAST, GREATEST)
+    return total
+
+
+def _twice_the_reciprocal(x: NDArray) -> NDArray:
+    """2 / (1 + x) in Q2 of 0 <= x < 1 in Q0: three Newton-Raphson steps."""
+    half_denominator = (x + GREATEST + 1) >> 1
+    first = multiply_q15(half_denominator, _constant(-1010580540))
+    result = _wrapped(_constant(1515870810) + first)
+    for _ in range(3):
+        error = _ONE_Q2 - multiply_q15(half_denominator, result)
+        result = _wrapped(result + _shift_saturating(multiply_q15(result, error), 2))
+    return result
+
+
+Scale: TypeAlias = Callable[[NDArray, int, int], NDArray]
+"""Scales sums by a quantised multiplier: mantissa and shift."""
+
+STATE_BITS = 4
+"""Integer bits of the integer cell state."""
+
+INPUT_ZERO = 128
+GATES = 4
+
+
+def basic_lstm(site: Site) -> Kernel:
+    """Float, and uint8 with an int16 state of scale 2**-11.
+
+    As TFLite's kernel, assumes the scale 1/128 and the zero point 128 of the activation.
+    """
+    inputs = [site.input(i).dtype for i in range(5)]
+    if all(dtype in REAL for dtype in inputs):
+        return _real(site)
+    if inputs == [DType.UINT8] * 3 + [DType.INT32, DType.INT16]:
+        return _integer(site)
+    raise site.unsupported_types()
+
+
+def _results(site: Site, *results: NDArray) -> list[NDArray]:
+    """Activation, state, joined input and gates; then activation and state again, as the new
+    ones.
+    """
+    pairs = zip((*results, *results[:2]), site.outputs, strict=False)
+    return [array.astype(operand.dtype.numpy, copy=False) for array, operand in pairs]
+
+
+def _real(site: Site) -> Kernel:
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        source, before, weights, bias, state = (real_array(given(a)) for a in inputs[:5])
+        joined = np.concatenate([source, before], axis=1)
+        gates = np.matmul(joined, weights.T) + bias
+        admit, new, forget, shown = np.split(gates, GATES, axis=1)
+        state = logistic(admit.copy()) * np.tanh(new) + logistic(forget.copy()) * state
+        return _results(site, logistic(shown.copy()) * np.tanh(state), state, joined, gates)
+
+    return run
+
+
+def _integer(site: Site) -> Kernel:
+    state = tensor_quantization(site.output(1), "the state")
+    require(power_of_two(state.scale) == STATE_BITS - 15, "a state of another scale than 2**-11")
+    multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(3), "the biases").scale))
+    zero_point = tensor_quantization(site.input(2), "the weights").zero_point
+    constants = site.constant(2), site.constant(3)
+    ready = None
+    if constants[0] is not None and constants[1] is not None:
+        ready = joined_gates(constants[0], constants[1], zero_point, multiplier, _rounded_up)
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        source, before, weights, bias, cell = (given(a) for a in inputs[:5])
+        gates_of = ready or joined_gates(weights, bias, zero_point, multiplier, _rounded_up)
+        joined = np.concatenate([source, before], axis=1)
+        gates = gates_of(joined)
+        activation, after = stepped(gates, cell)
+        return _results(site, activation, after, joined, gates)
+
+    return run
+
+
+def _rounded_up(sums: NDArray, mantissa: int, shift: int) -> NDArray:
+    """Scales as TFLite's matrix products do: both roundings are to the nearest, halves up."""
+    right = max(-shift, 0)
+    high = saturating_rounding_doubling_high_mul(sums << max(shift, 0), mantissa)
+    return (high + ((1 << right) >> 1)) >> right
+
+
+def joined_gates(
+    weights: NDArray, bias: NDArray, zero_point: int, multiplier: float, scale: Scale
+) -> Callable[[NDArray], NDArray]:
+    """uint8 rows [rows, inputs + cells] to int16 gates [rows, 4 * cells] in Q3, as int64."""
+    columns = Columns(weights.astype(np.int64) - zero_point, 256)
+    scaling = quantize_multiplier(multiplier)
+    offset = bias.astype(np.int64) - INPUT_ZERO * columns.sums
+
+    def gates(joined: NDArray) -> NDArray:
+        sums = np.matmul(joined.astype(columns.values.dtype), columns.values.T).astype(np.int64)
+        scaled = scale(sums + offset, *scaling)
+        return np.clip(scaled, LEAST, GREATEST, out=scaled)
+
+    return gates
+
+
+def stepped(gates: NDArray, cell: NDArray) -> tuple[NDArray, NDArray]:
+    """The uint8 activation and the int16 cell state after *gates*, int64."""
+    admit, new, forget, shown = np.split(gates, GATES, axis=1)
+    added = multiply_q15(logistic_q3()[admit], tanh_of(3)[new])
+    kept = multiply_q15(logistic_q3()[forget], cell)
+    after = np.clip(rounding_divide_by_pot(added, STATE_BITS) + kept, LEAST, GREATEST)
+    activation = multiply_q15(logistic_q3()[shown], tanh_of(STATE_BITS)[after])
+    return INPUT_ZERO + np.clip(rounding_divide_by_pot(activation, 8), -128, 127), after
+
+
+@kernel("QUANTIZED_16BIT_LSTM")
+def quantized_16bit_lstm(site: Site) -> Kernel:
+    """The integer kernel with a matrix for each gate. NNAPI fixes scales and zero points: 1/128 and
+    128 for the activations, 2**-11 for the cell state, and for biases the weights' scale over 128.
+
+    NNAPI puts the recurrent weights before the input's, and the input before the previous output.
+    The first columns of the joined weights multiply the input, whichever matrix they come from.
+    """
+    wanted = [*[DType.UINT8] * 9, *[DType.INT32] * 4, DType.INT16, DType.UINT8]
+    site.require_types([site.input(i).dtype for i in range(len(wanted))] == wanted)
+    weights = tensor_quantization(site.input(1), "the weights")
+    multiplier = 4096.0 * float(np.float32(tensor_quantization(site.input(9), "the biases").scale))
+    order = (0, 2, 1, 3)
+    """Reorders NNAPI's gates (input, forget, cell, output) to input, new values, forget, output."""
+
+    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
+        rows = [
+            np.concatenate([given(inputs[5 + gate]), given(inputs[1 + gate])], axis=1)
+            for gate in order
+        ]
+        bias = np.concatenate([given(inputs[9 + gate]) for gate in order])
+        gates = joined_gates(
+            np.concatenate(rows),
+            bias,
+            weights.zero_point,
+            multiplier,
+            multiply_by_quantized_multiplier,
+        )
+        joined = np.concatenate([given(inputs[0]), given(inputs[14])], axis=1)
+        activation, after = stepped(gates(joined), given(inputs[13]))
+        return [after.astype(np.int16), activation.astype(np.uint8)]
+
+    return run
