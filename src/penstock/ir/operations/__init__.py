@@ -1,8 +1,9 @@
-"""The operation table: one row for every operation of TFLite and of NNAPI, driver or no driver.
+"""The operation table: one row for every operation of TFLite and of NNAPI, whether a driver has it
+or not.
 
-`OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator that has
-a row of its own) to its `OperationSpec`. Rows stand in one file an operation family. Every
-operation of a vendor's extension has the row EXTENSION.
+`OPERATIONS` maps a row's key (the operation type, or `CUSTOM:<code>` for a custom operator with a
+row of its own) to its `OperationSpec`. Each family of operations has a module. All operations of
+vendors' extensions share the row EXTENSION.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ __all__ = [
 
 
 class _Table(Mapping[str, OperationSpec]):
-    """The rows by key. A family is imported when one of its rows is first asked for: a table of
-    everything would be a third of the start-up time, and networks use few families.
+    """The rows by key. A family's module is imported when one of its rows is first looked up:
+    importing all would take a third of the start-up time, and a network uses few families.
     """
 
     def __init__(self) -> None:
@@ -72,9 +73,9 @@ OPERATIONS: Final = _Table()
 
 
 def spec_of(operation: Operation) -> OperationSpec:
-    """The row of *operation*; a custom operator without one of its own gets the row CUSTOM.
+    """The row of *operation*; a custom operator without a row of its own gets the row CUSTOM.
 
-    Raises `UnknownOperator` for a type outside the vocabulary.
+    Raises `UnknownOperator` for a type that the table does not have.
     """
     row = OPERATIONS.get(operation.key)
     if row is None:

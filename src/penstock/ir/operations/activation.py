@@ -17,7 +17,7 @@ Y: Final = (Port("y", NUMBER, "T"),)
 
 
 def _prelu(context: ShapeContext) -> Sequence[Shape]:
-    """The slopes broadcast to the input, never the input to the slopes."""
+    """The slopes broadcast to the input, but the input does not broadcast to the slopes."""
     shape, slopes = context.shape(0), context.shape(1)
     result = broadcast(shape, slopes)
     if shape is not None and result is not None:

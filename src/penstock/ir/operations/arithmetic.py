@@ -52,7 +52,7 @@ def _logical(name: str, word: str, fold: FoldRule) -> OperationSpec:
 
 
 def _select(context: ShapeContext) -> Sequence[Shape]:
-    """SELECT: the values have one shape; the condition has it too, or is a scalar, or picks
+    """SELECT: the values have one shape. The condition has that shape, is a scalar, or selects
     rows.
     """
     values = agree_shapes(context.shape(1), context.shape(2), "the two values")

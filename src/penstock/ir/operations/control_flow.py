@@ -15,7 +15,7 @@ MAX_ROUNDS: Final = 4
 
 
 def meet(a: Shape, b: Shape) -> Shape:
-    """What is common to two shapes that a value may have: unknown wherever they differ."""
+    """The shape that both shapes match: unknown wherever they differ."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))
@@ -26,7 +26,7 @@ def argument_shapes(context: ShapeContext, first: int = 0) -> list[Shape]:
 
 
 def called(context: ShapeContext, attribute: str, first: int = 0) -> list[Shape]:
-    """Output shapes of the subgraph that *attribute* names, for the inputs from *first* on."""
+    """Output shapes of the subgraph that *attribute* names, for the inputs starting at *first*."""
     index = context.attributes.integer(attribute)
     return list(context.subgraph_outputs(index, argument_shapes(context, first)))
 
@@ -46,10 +46,10 @@ def _if(context: ShapeContext) -> Sequence[Shape]:
 
 
 def loop_shapes(context: ShapeContext) -> Sequence[Shape]:
-    """Shapes of loop-carried values: those that the body keeps; what it changes is unknown.
+    """Shapes of loop-carried values: those that the body preserves; the others are unknown.
 
-    Each round makes more dimensions unknown, and what is unknown stays so; shapes still unsettled
-    after a few rounds are unknown altogether. The condition takes the same values to one boolean.
+    Each round can only make more dimensions unknown. Shapes that change for more than a few rounds
+    become completely unknown. The condition maps the same values to one boolean.
     """
     shapes = argument_shapes(context)
     same_count(context, shapes, "the list of inputs")

@@ -57,7 +57,9 @@ def readable(parse: Callable[[Attributes], object]) -> Requirement:
 
 
 def _detections(context: ShapeContext) -> Sequence[Shape]:
-    """One image; as many places as detections may be, each repeated for its best classes."""
+    """One image. There is room for the greatest number of detections, each repeated for its best
+    classes.
+    """
     boxes, scores = ranked(context, 0, 3), ranked(context, 1, 3)
     anchors = ranked(context, 2, 2)
     agree(dimension(boxes, 0), 1, "number of images")
@@ -160,9 +162,7 @@ OPTIONS: Final = AttributeSpec("custom_options", "bytes", b"")
 
 
 def _require_name(operation: Operation, *_: Sequence[Operand]) -> None:
-    """The attributes name an operation. What it takes and gives is between its vendor and the
-    driver.
-    """
+    """The attributes name an operation. Its operands are defined by its vendor."""
     attributes = operation.attributes
     fault = name_fault(attributes.text("extension")) or code_fault(
         attributes.integer("code"), "the number of an extension's operation"

@@ -1,8 +1,8 @@
-"""What the options of custom operators say.
+"""Parsers for the options of custom operators.
 
 Options are bytes of the file: a FlexBuffers map (TFLite's own operators), or the C structure of a
-built-in operator (MediaPipe's three). Each function reads those of one operator from an operation's
-attributes, for shape rules and drivers alike, and raises `InvalidAttribute` where they cannot be
+built-in operator (MediaPipe's three). Each function reads the options of one operator from an
+operation's attributes, for shape rules and drivers. It raises `InvalidAttribute` if they cannot be
 read.
 """
 
@@ -20,7 +20,7 @@ from penstock.ir.operations.rules import MAX_DIMENSION
 from penstock.ir.operations.signature import ACTIVATIONS
 
 MAX_OPTIONS: Final = 1 << 16
-"""Longer options are refused: those of the operators here take some hundred bytes."""
+"""Longer options are refused: real ones have some hundred bytes."""
 
 
 class DetectionPostProcess(Struct, frozen=True):
@@ -90,8 +90,8 @@ class NumericVerify(Struct, frozen=True):
 
 
 class DotProductAttention(Struct, frozen=True):
-    """Options of odml.scaled_dot_product_attention; *scale* None stands for one over the root of
-    the size of a head, *logit_cap* 0 for none.
+    """Options of odml.scaled_dot_product_attention. A *scale* of None is one over the root of a
+    head's size; a *logit_cap* of 0 is none.
     """
 
     scale: float | None
@@ -99,7 +99,9 @@ class DotProductAttention(Struct, frozen=True):
 
 
 class _Options:
-    """The map that custom options hold, read key by key, so that hostile nesting costs nothing."""
+    """The map in custom options, read key by key, so that deeply nested hostile maps cost
+    nothing.
+    """
 
     def __init__(self, attributes: Attributes) -> None:
         self._code = attributes.text("custom_code")
@@ -131,7 +133,7 @@ class _Options:
         return float(value) if isinstance(value, bool | int | float) else None
 
     def whole(self, name: str) -> int:
-        """A number cut off to a whole one, as TFLite's kernels read it, that fits 32 bits."""
+        """A number that fits 32 bits, truncated to an integer, as TFLite's kernels read it."""
         value = self._number(name, None)
         if not abs(value) <= MAX_DIMENSION:
             raise InvalidAttribute(f"option {name!r} of {self._code} cannot be {value}")
@@ -159,7 +161,7 @@ class _Options:
         try:
             return read()
         except Exception as error:
-            # FlexBuffers' reader trusts its input: whatever it trips over is a defect of the file.
+            # FlexBuffers' reader trusts its input: any exception means that the file is defective.
             raise InvalidAttribute(f"options of {self._code} have no readable {what}") from error
 
 
@@ -270,9 +272,7 @@ def numeric_verify(attributes: Attributes) -> NumericVerify:
 
 
 def hadamard_size(attributes: Attributes) -> int:
-    """The option of aeq.hadamard_rotation: how many elements are turned together, a power of
-    two.
-    """
+    """The option of aeq.hadamard_rotation: the number of elements in a group, a power of two."""
     options = _Options(attributes)
     size = options.positive("hadamard_size")
     if size & (size - 1):

@@ -26,7 +26,9 @@ from penstock.ir.types import Shape
 
 
 def _selected(context: ShapeContext) -> Shape:
-    """Boxes [n, 4], scores [n]; as many places as may be selected, filled up with zeros."""
+    """Boxes [n, 4], scores [n]; outputs have the greatest number of selected boxes, padded with
+    zeros.
+    """
     boxes, scores = ranked(context, 0, 2), ranked(context, 1, 1)
     agree(dimension(boxes, 1), 4, "numbers a box")
     agree(dimension(boxes, 0), dimension(scores, 0), "boxes and scores")
@@ -52,7 +54,7 @@ def _times_four(size: Dimension) -> Dimension:
 
 
 def _regions(context: ShapeContext, index: int) -> Dimension:
-    """Number of boxes of a [n, 4] input."""
+    """The number of boxes of a [n, 4] input."""
     boxes = ranked(context, index, 2)
     agree(dimension(boxes, 1), 4, "numbers a box")
     return dimension(boxes, 0)

@@ -1,4 +1,4 @@
-"""Rows of operations that pick elements by index or key, put them by index, or find indices."""
+"""Rows of operations that select elements by index or key, write them by index, or find indices."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _sparse_to_dense(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _one_hot(context: ShapeContext) -> Sequence[Shape]:
-    """The new dimension of size *depth* stands at axis, -1 for last."""
+    """The new dimension of size *depth* is inserted at the axis; -1 is the last."""
     indices, depth = context.shape(0), constant_integer(context, 1)
     if indices is None:
         return (None,)
@@ -131,7 +131,7 @@ def _unique(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _segment_sum(context: ShapeContext) -> Sequence[Shape]:
-    """As many rows as the largest (the last) segment id says."""
+    """The number of rows is one more than the greatest (the last) segment id."""
     shape, segments = at_least(context, 0, 1), ranked(context, 1, 1)
     agree(dimension(shape, 0), dimension(segments, 0), "rows and segment ids")
     if shape is None:
@@ -142,7 +142,7 @@ def _segment_sum(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _unsorted_segments(context: ShapeContext) -> Sequence[Shape]:
-    """The ids cover the leading dimensions of the data; one slice a segment."""
+    """The ids cover the leading dimensions of the data; each segment is one slice."""
     shape, ids, count = context.shape(0), context.shape(1), constant_integer(context, 2)
     if count is not None and count < 0:
         raise ShapeMismatch(f"{count} segments")
@@ -205,7 +205,7 @@ def _hash_lookup(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _projection(context: ShapeContext) -> Sequence[Shape]:
-    """Hash [functions, bits]; sparse: one number a function, dense: one a bit."""
+    """Hash [functions, bits]. Sparse: one number for each function; dense: one for each bit."""
     table = ranked(context, 0, 2)
     kind = context.attributes.text("type")
     if kind == "UNKNOWN":

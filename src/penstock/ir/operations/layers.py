@@ -45,7 +45,7 @@ BIASED: Final = Port("bias", BIAS, optional=True)
 
 
 def _check_bias(context: ShapeContext, index: int, channels: Dimension) -> None:
-    """A bias has an element for each output channel, in any shape (TFLite's kernels count the
+    """A bias has one element for each output channel, in any shape (TFLite's kernels only count
     elements).
     """
     if context.has(index):
@@ -68,7 +68,7 @@ def _spatial(context: ShapeContext, image: Shape, extents: Shape, axes: str) -> 
 
 
 def _conv_2d(context: ShapeContext) -> Sequence[Shape]:
-    """Filter [out, height, width, in]; input channels are a multiple of its `in` (groups)."""
+    """Filter [out, height, width, in]; the input channels are a multiple of its `in` (groups)."""
     image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
     channels, depth = dimension(image, 3), dimension(filters, 3)
     if channels is not None and depth is not None and (depth == 0 or channels % depth):
@@ -82,7 +82,7 @@ def _conv_2d(context: ShapeContext) -> Sequence[Shape]:
 def _depthwise(context: ShapeContext) -> Sequence[Shape]:
     """Filter [1, height, width, out], where out is a multiple of the input channels.
 
-    The multiplier is out over input channels; TFLite does not read the attribute.
+    TFLite ignores the multiplier attribute.
     """
     image, filters = ranked(context, 0, 4), ranked(context, 1, 4)
     agree(dimension(filters, 0), 1, "first dimension of a depthwise filter")
@@ -164,8 +164,8 @@ CONV_3D_ATTRIBUTES: Final = (
 
 
 def _fully_connected(context: ShapeContext) -> Sequence[Shape]:
-    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. The work
-    space of shuffled weights keeps its declared shape (TFLite).
+    """Weights [units, in]. The input is flattened to rows of `in`, unless `keep_num_dims`. As in
+    TFLite, the work space of shuffled weights keeps its declared shape.
     """
     shape, weights = context.shape(0), ranked(context, 1, 2)
     units, depth = dimension(weights, 0), dimension(weights, 1)

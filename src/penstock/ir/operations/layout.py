@@ -50,7 +50,7 @@ def _fold_transpose(value: NDArray, order: NDArray) -> NDArray:
 
 
 def paddings(context: ShapeContext, index: int, rows: int | None) -> list[tuple[int, int]] | None:
-    """The [rows, 2] matrix of input *index*: what is added before and after each dimension."""
+    """The [rows, 2] matrix of input *index*: the padding before and after each dimension."""
     shape = ranked(context, index, 2)
     agree(dimension(shape, 0), rows, "rows of the paddings and dimensions")
     agree(dimension(shape, 1), 2, "columns of the paddings")
@@ -82,7 +82,7 @@ def _pad_with(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _mirror_pad(context: ShapeContext) -> Sequence[Shape]:
-    """What is mirrored exists: a padding is below the dimension, or at it where the edge counts."""
+    """A padding is at most the dimension, less one if the edge is not repeated."""
     shape = context.shape(0)
     result = _pad(context)
     pads = paddings(context, 1, None)
@@ -132,7 +132,7 @@ def _dilate(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _blocks(context: ShapeContext, shape: Shape) -> tuple[int, tuple[int, ...] | None]:
-    """Number of blocked dimensions, all but the first and the last, and their block sizes."""
+    """The number of blocked dimensions, all but the first and the last, and their block sizes."""
     spatial = None if shape is None else len(shape) - 2
     count = agree(length(context, 1), spatial, "number of block sizes and spatial dimensions") or 0
     sizes = constant_integers(context, 1)
@@ -142,7 +142,7 @@ def _blocks(context: ShapeContext, shape: Shape) -> tuple[int, tuple[int, ...] |
 
 
 def _space_to_batch(context: ShapeContext) -> Sequence[Shape]:
-    """Dimensions 1.. are padded and cut into blocks, whose elements become batches."""
+    """Dimensions 1.. are padded and cut into blocks; the elements of blocks become batches."""
     shape = ranked(context, 0, 3, 4)
     count, sizes = _blocks(context, shape)
     pads = paddings(context, 2, length(context, 1))

@@ -1,7 +1,7 @@
-"""Rows of NNAPI's operations that TFLite has no operator for: layers of networks.
+"""Rows of NNAPI's layers that TFLite has no operator for.
 
-NNAPI's scalar operands are attributes here, its tensors inputs, in its order. `data_layout` says
-where the channels of an image stand.
+NNAPI's scalar operands are attributes here, its tensors inputs, in its order. `data_layout` gives
+the position of an image's channels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def image_shape(
     width: Dimension,
     channels: Dimension,
 ) -> Shape:
-    """An image batch's shape in the operation's layout."""
+    """The shape of an image batch in the operation's layout."""
     if context.attributes.text("data_layout") == "NHWC":
         return (batch, height, width, channels)
     return (batch, channels, height, width)
@@ -132,7 +132,7 @@ def _lstm_8bit(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _levels(context: ShapeContext) -> Sequence[Shape]:
-    """Dimensions of the dense tensor, each the product of the sizes of its levels."""
+    """Dimensions of the dense tensor, each the product of its levels' sizes."""
     for index in (1, 2, 3, 4):
         ranked(context, index, 1)
     agree(length(context, 1), length(context, 3), "levels and their formats")
@@ -158,7 +158,7 @@ def _levels(context: ShapeContext) -> Sequence[Shape]:
 
 
 def required(kind: str, *names: str) -> tuple[AttributeSpec, ...]:
-    """Attributes that NNAPI has no default for."""
+    """Attributes without a default in NNAPI."""
     return tuple(AttributeSpec(name, "int" if kind == "int" else "float") for name in names)
 
 

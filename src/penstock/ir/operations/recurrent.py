@@ -1,8 +1,8 @@
 """Rows of recurrent cells and sequences, and of SVDF.
 
-State is explicit: the state inputs stand where TFLite has them, and the new states are extra
-outputs after TFLite's own, in the order of the state inputs. A model of a format that keeps state
-inside gets them from its loader; an operation may also do without.
+State is explicit. State inputs are at TFLite's positions; the new states are additional outputs
+after TFLite's own, in the order of the state inputs. For a file format with implicit state the
+loader adds them. An operation may omit the new states.
 """
 
 from __future__ import annotations
@@ -125,9 +125,7 @@ def lstm_sizes(context: ShapeContext, inputs: Dimension, first: int) -> tuple[Di
 
 
 def _state(context: ShapeContext, index: int, *shape: Dimension) -> Shape:
-    """The shape of a state and of what it becomes: it has the elements of *shape*, whatever its
-    rank.
-    """
+    """The shape of a state before and after: it has the elements of *shape*, at any rank."""
     given = context.shape(index)
     if given is None:
         return shape
@@ -180,14 +178,14 @@ def _sequence_lstm(context: ShapeContext) -> Sequence[Shape]:
 
 
 FORGET_AUXILIARY: Final = 41
-"""Position of the forward forget gate's weights of an auxiliary input: the input gate may be left
-out.
+"""The position of the forward forget gate's weights of an auxiliary input, which the input gate may
+lack.
 """
 
 
 def _bidirectional_lstm(context: ShapeContext) -> Sequence[Shape]:
-    """Merged: one output, forward and backward side by side; else one each. Then the four
-    states.
+    """Merged: one output with forward and backward side by side; otherwise one each. The four
+    states follow.
     """
     shape, batch = _sequence(context, context.attributes.flag("time_major"))
     forward_cells, forward = lstm_sizes(context, dimension(shape, 2), 1)
@@ -209,7 +207,7 @@ def _merged(
 
 
 def _units(context: ShapeContext, inputs: Dimension, first: int) -> Dimension:
-    """Units of a basic recurrent cell whose weights, recurrent weights and bias begin at
+    """The units of a basic recurrent cell whose weights, recurrent weights and bias start at
     *first*.
     """
     weights, recurrent = ranked(context, first, 2), ranked(context, first + 1, 2)
@@ -272,8 +270,8 @@ BASIC_LSTM_INPUTS: Final = 5
 
 
 def _lstm_inputs() -> tuple[Port, ...]:
-    """Ports of LSTM, whose basic kernel has five inputs of its own: they are all wide, and optional
-    from the sixth on.
+    """Ports of LSTM. Its basic kernel has five other inputs, so all ports accept all types of both
+    forms, and ports after the fifth are optional.
     """
     ports = (INPUT, *lstm_parameters(), *LSTM_STATES, *LAYER_NORM)
     wide = ACTIVATION | WEIGHTS | BIAS

@@ -1,4 +1,4 @@
-"""Rows that reduce along axes or over windows, and of resizing images (NHWC)."""
+"""Rows of reductions along axes or over windows, and of image resizing (NHWC)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _axes(context: ShapeContext, rank: int) -> set[int] | None:
 
 
 def _reduce(context: ShapeContext) -> Sequence[Shape]:
-    """No axes: no reduction. All axes, not kept: a scalar."""
+    """Without axes there is no reduction; with all axes, not kept, the result is a scalar."""
     shape = context.shape(0)
     if shape is None:
         return (None,)
@@ -152,7 +152,9 @@ def _pool(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _reduce_window(context: ShapeContext) -> Sequence[Shape]:
-    """Inputs are vectors of one number a dimension: window extents, strides and dilations."""
+    """Inputs are vectors with one number for each dimension: window extents, strides and
+    dilations.
+    """
     shape = context.shape(0)
     extents, strides, holes = (constant_integers(context, i) for i in (2, 3, 4))
     if shape is None:
@@ -183,7 +185,7 @@ def _resize(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _bilinear(context: ShapeContext) -> Sequence[Shape]:
-    """Half-pixel centres and aligned corners exclude each other, and there is a pixel to make."""
+    """Half-pixel centres and aligned corners exclude each other, and the output has pixels."""
     if context.attributes.flag("half_pixel_centers") and context.attributes.flag("align_corners"):
         raise InvalidAttribute("half_pixel_centers and align_corners cannot both be set")
     (shape,) = _resize(context)

@@ -1,7 +1,7 @@
 """Requirements on types and quantisation that relate several operands.
 
-Only what no kernel of TFLite prepares is refused: missing or contradictory quantisation of integer
-operations, and outputs whose quantisation the arithmetic fixes (NNAPI section 8.1).
+A requirement refuses only what no kernel of TFLite prepares: missing or contradictory quantisation
+of integer operations, and outputs whose quantisation the arithmetic fixes (NNAPI section 8.1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from penstock.ir.types import DType, Quantization
 
 QUANTIZED: Final = QUANT8 | {DType.INT16}
 BIAS_TOLERANCE: Final = 0.02
-"""Of the output's scale: how far the bias's scale may be from input times filter (TFLite)."""
+"""How far the bias's scale may be from input times filter, as a fraction of the output's scale
+(TFLite).
+"""
 
 
 def _quantization(operand: Operand, what: str) -> Quantization:
@@ -34,12 +36,13 @@ def _symmetric(operand: Operand, what: str) -> None:
 
 
 def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requirement:
-    """Of a layer with integer activations: input and filter are quantised, the bias is integer.
+    """The requirement of a layer with integer activations: input and filter are quantised, the bias
+    is an integer.
 
-    *data* is the position of the input; filter and bias follow it, or stand around it as in
-    TRANSPOSE_CONV. *channels* is the filter's dimension of output channels: scales per channel run
-    along it, and need signed activations. The bias's scale is compared where TFLite reads it: for
-    uint8, and in any type where *checks_bias*; there scales too many are left out.
+    *data* is the position of the input; filter and bias follow it, or are around it as in
+    TRANSPOSE_CONV. *channels* is the filter's output dimension: per-channel scales are along it,
+    and need signed activations. As in TFLite, the bias's scale is compared for uint8, and for all
+    types with *checks_bias*, which also allows extra scales.
     """
 
     def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
@@ -76,7 +79,7 @@ def integer_filter(channels: int, *, data: int = 0, checks_bias: bool) -> Requir
 
 
 def _check_bias(product: float, bias: Operand, output: Operand) -> None:
-    """TFLite reads a bias without a scale, or with one a channel, as one of scale 0."""
+    """TFLite reads the scale of a bias without one, or with per-channel scales, as 0."""
     wanted = _quantization(output, "the output").scale
     known = bias.quantization
     found = 0.0 if known is None or known.per_channel else known.scale
@@ -87,7 +90,7 @@ def _check_bias(product: float, bias: Operand, output: Operand) -> None:
 
 
 def symmetric_16bit(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """Operands of 16 bits have zero point 0."""
+    """16-bit operands have zero point 0."""
     for index, operand in enumerate((*given, *written)):
         _symmetric(operand, f"operand {index}")
 
@@ -95,8 +98,8 @@ def symmetric_16bit(_: Operation, given: Sequence[Operand], written: Sequence[Op
 def fixed_output(
     fixed: Mapping[DType, tuple[float, int | None]], tolerance: float = 0.0
 ) -> Requirement:
-    """The output has a given scale, to a relative tolerance, and zero point (None: any), by its
-    type; an output of another type than the input's is free.
+    """The output has a given scale, within a relative tolerance, and zero point (None: any), by its
+    type. An output whose type differs from the input's is not restricted.
     """
 
     def require(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
@@ -121,8 +124,8 @@ def fixed_output(
 
 
 def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """Quantised inputs and outputs, 8 or 16 bits wide, share one scale and zero point. Scales a
-    channel count as none, as the kernels take them (TFLite).
+    """Quantised inputs and outputs of 8 or 16 bits have the same scale and zero point. As in
+    TFLite's kernels, per-channel scales count as none.
     """
     wanted = of_tensor(given[0].quantization)
     for index, output in enumerate(written):
@@ -131,12 +134,12 @@ def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[
 
 
 def of_tensor(quantization: Quantization | None) -> Quantization | None:
-    """*quantization* where it has one scale; None where it has one a channel."""
+    """*quantization* if it has one scale; None if it is per channel."""
     return None if quantization is None or quantization.per_channel else quantization
 
 
 def joined(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -> None:
-    """Of a concatenation: int8 inputs have the output's quantisation, int16 ones are symmetric."""
+    """Concatenation: int8 inputs have the output's quantisation, int16 ones are symmetric."""
     for index, operand in enumerate(given):
         if operand.dtype is DType.INT8 and operand.quantization != written[0].quantization:
             raise InvalidQuantization(f"int8 input {index} is quantised otherwise than the output")

@@ -20,13 +20,13 @@ from penstock.ir.types import DType, NDArray, Shape
 Dimension: TypeAlias = "int | None"
 
 MAX_DIMENSION: Final = 2**31 - 1
-"""Dimensions are 32-bit in TFLite and in NNAPI; what a rule computes beyond that is refused."""
+"""Dimensions have 32 bits in TFLite and in NNAPI; a rule that computes a greater one raises."""
 
 
 MAX_LISTED: Final = 4096
 
 MAX_RANK: Final = 64
-"""Shape vectors longer than this are no shapes."""
+"""Longer vectors are not shapes."""
 
 
 def like(index: int = 0) -> ShapeRule:
@@ -39,7 +39,7 @@ def like(index: int = 0) -> ShapeRule:
 
 
 def declared(context: ShapeContext) -> Sequence[Shape]:
-    """Outputs keep the shapes the model declares: the rule of operations whose shapes are not
+    """Outputs keep the shapes that the model declares, for operations whose shapes are not
     computed.
     """
     return tuple(context.declared(i) for i in range(context.output_count))
@@ -60,12 +60,12 @@ def fixed(*shapes: Shape) -> ShapeRule:
 
 
 def fill(context: ShapeContext, *shapes: Shape) -> Sequence[Shape]:
-    """*shapes* cut to the outputs that the operation has; outputs beyond them have unknown rank."""
+    """*shapes* for the outputs that the operation has; further outputs have unknown rank."""
     return (*shapes, *[None] * context.output_count)[: context.output_count]
 
 
 def ranked(context: ShapeContext, index: int, *ranks: int) -> Shape:
-    """Shape of input *index*, whose rank must be one of *ranks*."""
+    """The shape of input *index*, whose rank must be one of *ranks*."""
     shape = context.shape(index)
     if shape is not None and len(shape) not in ranks:
         wanted = " or ".join(map(str, ranks))
@@ -74,7 +74,7 @@ def ranked(context: ShapeContext, index: int, *ranks: int) -> Shape:
 
 
 def at_least(context: ShapeContext, index: int, rank: int) -> Shape:
-    """Shape of input *index*, whose rank must be *rank* or more."""
+    """The shape of input *index*, whose rank must be at least *rank*."""
     shape = context.shape(index)
     if shape is not None and len(shape) < rank:
         raise ShapeMismatch(f"input {index} has shape {shape}, which is not of rank {rank} or more")
@@ -82,7 +82,9 @@ def at_least(context: ShapeContext, index: int, rank: int) -> Shape:
 
 
 def dimension(shape: Shape, axis: int) -> Dimension:
-    """One dimension, unknown where the rank is; `ShapeMismatch` where there is none such."""
+    """One dimension; None if the rank is unknown. Raises `ShapeMismatch` if there is no such
+    dimension.
+    """
     if shape is None:
         return None
     if not -len(shape) <= axis < len(shape):
@@ -91,7 +93,7 @@ def dimension(shape: Shape, axis: int) -> Dimension:
 
 
 def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
-    """The dimension that *a* and *b* must both be."""
+    """The dimension that both *a* and *b* match."""
     if a is None:
         return b
     if b is not None and a != b:
@@ -100,7 +102,7 @@ def agree(a: Dimension, b: Dimension, what: str) -> Dimension:
 
 
 def agree_shapes(a: Shape, b: Shape, what: str) -> Shape:
-    """The shape that *a* and *b* must both be."""
+    """The shape that both *a* and *b* match."""
     if a is None or b is None:
         return b if a is None else a
     if len(a) != len(b):
@@ -132,7 +134,7 @@ def broadcast(a: Shape, b: Shape) -> Shape:
 
 
 def broadcasting(context: ShapeContext) -> Sequence[Shape]:
-    """One output: all inputs broadcast together."""
+    """One output: all inputs broadcast."""
     shape = context.shape(0)
     for index in range(1, context.input_count):
         shape = broadcast(shape, context.shape(index))
@@ -140,16 +142,15 @@ def broadcasting(context: ShapeContext) -> Sequence[Shape]:
 
 
 def normalize_axis(axis: int, rank: int) -> int:
-    """A negative axis counted from the end; `ShapeMismatch` outside [-rank, rank)."""
+    """*axis*, counted from the end if negative. Raises `ShapeMismatch` outside [-rank, rank)."""
     if not -rank <= axis < rank:
         raise ShapeMismatch(f"axis {axis} of a rank-{rank} operand")
     return axis + rank if axis < 0 else axis
 
 
 def constant_integers(context: ShapeContext, index: int) -> tuple[int, ...] | None:
-    """The elements of input *index* as integers, where its value is known before running.
-
-    Vectors longer than any shape computation needs count as unknown.
+    """The elements of input *index* as integers; None if its value is unknown before running, or
+    longer than any shape computation needs.
     """
     shape = context.shape(index)
     count = None if shape is None else product(shape)
@@ -160,7 +161,7 @@ def constant_integers(context: ShapeContext, index: int) -> tuple[int, ...] | No
 
 
 def constant_integer(context: ShapeContext, index: int) -> int | None:
-    """The single element of input *index*, where its value is known before running."""
+    """The single element of input *index*; None if it is unknown before running."""
     values = constant_integers(context, index)
     if values is None:
         return None
@@ -170,19 +171,19 @@ def constant_integer(context: ShapeContext, index: int) -> int | None:
 
 
 def length(context: ShapeContext, index: int) -> Dimension:
-    """Number of elements of a vector input (a scalar counts as one), where known."""
+    """The number of elements of a vector input (1 for a scalar); None if unknown."""
     shape = ranked(context, index, 0, 1)
     return None if shape is None else shape[0] if shape else 1
 
 
 def elements(context: ShapeContext, index: int) -> Dimension:
-    """Number of elements of an input of any rank, where known."""
+    """The number of elements of an input of any rank; None if unknown."""
     shape = context.shape(index)
     return None if shape is None else product(shape)
 
 
 def product(dimensions: Sequence[Dimension]) -> Dimension:
-    """Product of dimensions; a zero wins over an unknown."""
+    """The product of dimensions; a zero takes precedence over an unknown one."""
     result: Dimension = 1
     for size in dimensions:
         if size == 0:
@@ -192,7 +193,7 @@ def product(dimensions: Sequence[Dimension]) -> Dimension:
 
 
 def positive(context: ShapeContext, name: str) -> int:
-    """An attribute that must be 1 or more (strides, dilations, block sizes)."""
+    """An attribute that must be at least 1 (strides, dilations, block sizes)."""
     value = context.attributes.integer(name)
     if value < 1:
         raise InvalidAttribute(f"attribute {name!r} must be positive, not {value}")
@@ -200,8 +201,8 @@ def positive(context: ShapeContext, name: str) -> int:
 
 
 def check_blocks(context: ShapeContext, index: int) -> None:
-    """Scales of blocks, where input *index* brings them: [rows, blocks] for the matrix that is
-    input 1, whose rows they divide evenly.
+    """Checks the scales of blocks in input *index*, if it is given: [rows, blocks] for the matrix
+    that is input 1; each row has a whole number of blocks.
     """
     if not context.has(index):
         return
@@ -213,7 +214,7 @@ def check_blocks(context: ShapeContext, index: int) -> None:
 
 
 def bounded(size: int) -> int:
-    """A computed dimension: `ShapeMismatch` below zero, `ShapeOverflow` beyond 32 bits."""
+    """A computed dimension. Raises `ShapeMismatch` below zero, `ShapeOverflow` beyond 32 bits."""
     if size < 0:
         raise ShapeMismatch(f"an output dimension would be {size}")
     if size > MAX_DIMENSION:
@@ -222,7 +223,9 @@ def bounded(size: int) -> int:
 
 
 def positions(size: Dimension, extent: Dimension, stride: int, dilation: int = 1) -> Dimension:
-    """How often a dilated window of *extent* elements fits into *size*, a stride apart."""
+    """The number of positions of a dilated window of *extent* elements in *size*, a stride
+    apart.
+    """
     if size is None or extent is None:
         return None
     return max(size - ((extent - 1) * dilation + 1) + stride, 0) // stride
@@ -231,10 +234,10 @@ def positions(size: Dimension, extent: Dimension, stride: int, dilation: int = 1
 def window(
     size: Dimension, extent: Dimension, stride: int, dilation: int, padding: str
 ) -> Dimension:
-    """Number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
+    """The number of positions of a window of *extent* elements over *size* (NNAPI section 8.1).
 
-    SAME: ceil(size / stride); VALID: as often as the dilated window fits, which may be never; a
-    window that reaches a stride further than that is refused, as TFLite does.
+    SAME: ceil(size / stride). VALID: as many as fit, which may be none; as in TFLite, a window that
+    exceeds *size* by a stride or more is refused.
     """
     if padding == "SAME":
         return None if size is None else -(-size // stride)
@@ -253,7 +256,7 @@ _FOLDED: Final = frozenset(
 
 
 def small_values(context: ShapeContext) -> list[NDArray] | None:
-    """The values of all inputs, where they are known and small enough to follow."""
+    """The values of all inputs; None if one is unknown, or too large to fold."""
     values: list[NDArray] = []
     for index in range(context.input_count):
         if not context.has(index) or context.dtype(index) not in _FOLDED:
@@ -278,15 +281,15 @@ def _small(shape: Sequence[int | None]) -> bool:
 
 
 def fits(*shape: int) -> bool:
-    """Whether a value of this shape is small enough to be followed."""
+    """Whether a value of this shape is small enough to fold."""
     return min(shape, default=0) >= 0 and _small(shape)
 
 
 def folding(compute: Callable[..., Any]) -> FoldRule:
-    """A fold rule of one output: *compute* of the values of all inputs.
+    """A fold rule for one output: *compute* of the values of all inputs.
 
-    *compute* returns the result, whose size it bounds, or None where it cannot tell; a fused
-    activation stops the following.
+    *compute* returns the result, whose size it limits, or None if it cannot compute it. An
+    operation with a fused activation is not folded.
     """
 
     def rule(context: ShapeContext) -> Sequence[NDArray] | None:
@@ -306,7 +309,7 @@ def folding(compute: Callable[..., Any]) -> FoldRule:
 
 
 def broadcast_folding(function: Callable[..., Any]) -> FoldRule:
-    """Folds a function that broadcasts its operands."""
+    """A fold rule for a function that broadcasts its operands."""
 
     def compute(*values: NDArray) -> Any:
         return function(*values) if fits(*np.broadcast_shapes(*(v.shape for v in values))) else None
@@ -315,7 +318,7 @@ def broadcast_folding(function: Callable[..., Any]) -> FoldRule:
 
 
 def elementwise(function: Callable[..., Any]) -> FoldRule:
-    """Folds a function that broadcasts its operands and keeps the dtype of the first."""
+    """A fold rule for a function that broadcasts its operands and keeps the dtype of the first."""
 
     def compute(first: NDArray, *others: NDArray) -> Any:
         result = function(first, *others)
@@ -325,7 +328,7 @@ def elementwise(function: Callable[..., Any]) -> FoldRule:
 
 
 def relabelling(rule: ShapeRule) -> FoldRule:
-    """Folds an operation that gives its first input another shape, the one that *rule* infers."""
+    """A fold rule for an operation that gives its first input the shape that *rule* infers."""
 
     def fold(context: ShapeContext) -> Sequence[NDArray] | None:
         values, (shape,) = small_values(context), rule(context)

@@ -31,7 +31,7 @@ from penstock.ir.types import DType, NDArray, Shape
 
 
 def target_shape(context: ShapeContext, index: int) -> Shape:
-    """The shape that input *index* holds: its dimensions where the value is known, else its
+    """The shape that input *index* holds: its dimensions if the value is known, otherwise its
     rank.
     """
     target = constant_integers(context, index)
@@ -44,8 +44,8 @@ def target_shape(context: ShapeContext, index: int) -> Shape:
 
 
 def _reshape_target(context: ShapeContext) -> Shape:
-    """A shape vector counts before the attribute, in which [0] is a scalar. TFLite knows int32
-    vectors only: one of another type yields to the attribute.
+    """A shape vector takes precedence over the attribute, in which [0] is a scalar. As in TFLite, a
+    vector that is not int32 is ignored if there is an attribute.
     """
     attribute = context.attributes.integers("new_shape")
     if context.has(1) and (context.dtype(1) is DType.INT32 or not attribute):
@@ -60,9 +60,9 @@ def _reshape_target(context: ShapeContext) -> Shape:
 
 
 def _reshape(context: ShapeContext) -> Sequence[Shape]:
-    """One target dimension of -1 takes what the others leave; element counts are equal.
+    """A target dimension of -1 is the remainder; element counts are equal.
 
-    Of an empty input the -1 takes what is left of the product of the dimensions that are not zero.
+    For an empty input, -1 is the remainder of the product of the dimensions that are not zero.
     """
     target = _reshape_target(context)
     if target is None or None in target:
@@ -88,7 +88,7 @@ def _reshape(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _squeeze(context: ShapeContext) -> Sequence[Shape]:
-    """Without axes, every dimension of size 1 goes."""
+    """Without axes, every dimension of size 1 is removed."""
     shape = context.shape(0)
     if shape is None:
         return (None,)
@@ -176,7 +176,9 @@ def _range_values(context: ShapeContext) -> tuple[float, float, float] | None:
 
 
 def _range(context: ShapeContext) -> Sequence[Shape]:
-    """ceil(|limit - start| / |delta|) elements; delta leads from start to limit."""
+    """The number of elements: the distance from start to limit over the magnitude of delta, rounded
+    up.
+    """
     for index in range(3):
         ranked(context, index, 0, 1)
     values = _range_values(context)

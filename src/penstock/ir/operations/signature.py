@@ -1,8 +1,8 @@
-"""Element types and attributes that rows of the operation table share.
+"""Element types and attributes that rows share, and the notation of a row's operands.
 
-A row admits what the preparation of TFLite's kernels, or NNAPI, admits: a stricter table would
-refuse files that run. A driver says itself which types its kernels cover. Attributes have the names
-and defaults of TFLite's options tables.
+A row accepts the types that the preparation of TFLite's kernels, or NNAPI, accepts: a stricter
+table would refuse files that run. Each driver reports which types it supports. Attributes have the
+names and defaults of TFLite's options tables.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FLOAT: Final = FLOATS
 QUANT8: Final = frozenset({DType.INT8, DType.UINT8})
 QUANT: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 ACTIVATION: Final = FLOAT | QUANT
-"""What flows between the layers of a network: floats or quantised integers."""
+"""Values between the layers of a network: floats or quantised integers."""
 
 WEIGHTS: Final = ACTIVATION | {DType.INT4, DType.UINT4, DType.INT2}
-"""Filters: integers beside float activations make a hybrid operation."""
+"""Filters. Integers with float activations make a hybrid operation."""
 
 INT: Final = INTEGERS
 BIAS: Final = FLOAT | {DType.INT32, DType.INT64, DType.INT16, DType.INT8}
@@ -43,12 +43,12 @@ ANY_NUMBER: Final = NUMBER | COMPLEX | BOOL
 STRING: Final = frozenset({DType.STRING})
 VALUE: Final = ANY_NUMBER | STRING
 RESOURCE: Final = frozenset({DType.RESOURCE, DType.INT32})
-"""Handles; files of older converters type them int32."""
+"""Handles; older converters type them int32."""
 
 TENSOR_TYPES: Final = (
-    "FLOAT32", "FLOAT16", "INT32", "UINT8", "INT64", "STRING", "BOOL", "INT16", "COMPLEX64", "INT8",
-    "FLOAT64", "COMPLEX128", "UINT64", "RESOURCE", "VARIANT", "UINT32", "UINT16", "INT4", "BFLOAT16",
-    "INT2", "UINT4", "FLOAT8_E4M3FN", "FLOAT8_E5M2",
+    "FLOAT32", "FLOAT16", "INT32", "UINT8", "INT64", "STRING", "BOOL", "INT16", "COMPLEX64",
+    "INT8", "FLOAT64", "COMPLEX128", "UINT64", "RESOURCE", "VARIANT", "UINT32", "UINT16",
+    "INT4", "BFLOAT16", "INT2", "UINT4", "FLOAT8_E4M3FN", "FLOAT8_E5M2",
 )  # fmt: skip
 """TFLite's TensorType by code."""
 
@@ -81,7 +81,7 @@ def integers(name: str) -> AttributeSpec:
 
 
 def choice(name: str, *choices: str) -> AttributeSpec:
-    """An enumeration; the first choice, whose number is 0, is the default."""
+    """An enumeration. The first choice has the number 0 and is the default."""
     return AttributeSpec(name, "enum", choices[0], choices)
 
 
@@ -119,7 +119,7 @@ def port(text: str) -> Port:
 
 
 def ports(text: str) -> tuple[Port, ...]:
-    """The ports of a list, separated by commas."""
+    """The ports of a list separated by commas."""
     return tuple(port(each) for each in text.split(",")) if text.strip() else ()
 
 

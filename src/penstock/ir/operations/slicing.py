@@ -33,7 +33,7 @@ X: Final = Port("input", VALUE, "T")
 
 
 def _slice(context: ShapeContext) -> Sequence[Shape]:
-    """A size of -1 reaches to the end of its dimension."""
+    """A size of -1 extends to the end of its dimension."""
     shape = context.shape(0)
     begins, sizes = constant_integers(context, 1), constant_integers(context, 2)
     rank = len(shape) if shape is not None else length(context, 1)
@@ -66,8 +66,8 @@ def _fold_slice(value: NDArray, begin: NDArray, size: NDArray) -> NDArray:
 
 
 class SlicedDimension(NamedTuple):
-    """One dimension's part of a strided slice: *begin* or *end* None where a mask leaves it open;
-    *shrink* takes the element at begin and drops the dimension.
+    """One dimension of a strided slice. *begin* or *end* is None if a mask leaves it open; *shrink*
+    selects the element at begin and removes the dimension.
     """
 
     begin: int | None
@@ -97,12 +97,12 @@ def _reverse_sequence(context: ShapeContext) -> Sequence[Shape]:
 
 
 def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | None, ...] | None:
-    """The arguments of a STRIDED_SLICE of an input of *rank* dimensions, where they are known: one
-    item a dimension, in order, and None for each new axis.
+    """The arguments of a STRIDED_SLICE of an input of *rank* dimensions, if they are known: one
+    item for each dimension, in order, and None for each new axis.
 
     Masks are bits by position in the begin vector (TensorFlow's strided slice): begin and end masks
-    leave a bound open, new_axis inserts a dimension, shrink_axis takes one element and drops the
-    dimension, one ellipsis stands for the dimensions that the others leave over.
+    leave a bound open, new_axis inserts a dimension, shrink_axis selects one element and removes
+    the dimension, and one ellipsis stands for the remaining dimensions.
     """
     begins, ends, strides = (constant_integers(context, i) for i in (1, 2, 3))
     if begins is None or ends is None or strides is None:
@@ -141,7 +141,7 @@ def strided_slice(context: ShapeContext, rank: int) -> tuple[SlicedDimension | N
 
 
 def _unknown_slice(context: ShapeContext, rank: int) -> Shape:
-    """All that follows from the masks of a strided slice whose bounds are not known."""
+    """The shape of a strided slice as far as its masks determine it, if its bounds are unknown."""
     if (count := length(context, 1)) is None or count > MAX_RANK:
         return None
     ellipsis, new_axis, shrink = (
@@ -290,7 +290,7 @@ def _split(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _split_v(context: ShapeContext) -> Sequence[Shape]:
-    """One size may be -1: it takes what the others leave."""
+    """One size may be -1, for the remainder."""
     count = context.attributes.integer("num_splits")
     if count != context.output_count:
         raise InvalidOperation(f"SPLIT_V into {count} parts has {context.output_count} outputs")

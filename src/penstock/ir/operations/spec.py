@@ -1,7 +1,7 @@
-"""What one row of the operation table says, and the checks derived from a row.
+"""`OperationSpec`: one row of the operation table, and the checks derived from it.
 
 A row is the single source for an operation's signature, attribute types, type rules, shape
-inference and feature level; validation, documentation and coverage tests read it.
+inference, feature level and versions. Validation, documentation and coverage tests use it.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Port(Struct, frozen=True):
 
 
 class ShapeContext(Protocol):
-    """What a shape rule may ask about the operation it infers for.
+    """The operation that a shape rule infers shapes for.
 
-    An unknown rank is None, an unknown dimension None within the shape; a rule answers what it can
-    and leaves the rest None. Shapes that contradict each other raise `ShapeMismatch`.
+    An unknown rank is None; an unknown dimension is None within the shape. A rule infers what it
+    can and leaves the rest None. It raises `ShapeMismatch` for shapes that contradict each other.
     """
 
     operation: Operation
@@ -62,7 +62,7 @@ class ShapeContext(Protocol):
 
     @property
     def input_count(self) -> int:
-        """Inputs given, omitted ones included."""
+        """The number of given inputs, including omitted ones."""
         ...
 
     @property
@@ -73,17 +73,17 @@ class ShapeContext(Protocol):
         ...
 
     def shape(self, index: int) -> Shape:
-        """Shape of input *index* (None also when it is omitted)."""
+        """The shape of input *index* (None also if it is omitted)."""
         ...
 
     def dtype(self, index: int) -> DType: ...
 
     def value(self, index: int) -> NDArray | None:
-        """Value of input *index* where it is known before running, else None."""
+        """The value of input *index* if it is known before running, otherwise None."""
         ...
 
     def declared(self, index: int) -> Shape:
-        """Shape that the model declares for output *index*."""
+        """The shape that the model declares for output *index*."""
         ...
 
     def output_dtype(self, index: int) -> DType: ...
@@ -94,14 +94,15 @@ class ShapeContext(Protocol):
 
 
 ShapeRule: TypeAlias = Callable[[ShapeContext], Sequence[Shape]]
-"""Returns one shape per output of the operation."""
+"""Returns one shape for each output of the operation."""
 
 FoldRule: TypeAlias = Callable[[ShapeContext], "Sequence[NDArray] | None"]
-"""Returns the output values of a small shape computation whose inputs are known, else None."""
+"""Returns the output values of a small shape computation, or None if an input is unknown."""
 
 Requirement: TypeAlias = Callable[[Operation, Sequence[Operand], Sequence[Operand]], None]
-"""Checks what ports cannot say of an operation, its inputs and its outputs: how their types and
-quantisation belong together. Raises `InvalidOperation` or `InvalidQuantization`."""
+"""Checks what ports cannot express: relations of types and quantisation between inputs and outputs.
+Raises `InvalidOperation` or `InvalidQuantization`.
+"""
 
 
 class OperationSpec(Struct, frozen=True):
@@ -126,8 +127,8 @@ class OperationSpec(Struct, frozen=True):
     def check(self, operation: Operation, operands: Sequence[Operand]) -> None:
         """Checks counts, omissions, types, attributes and requirements of *operation*.
 
-        Raises `InvalidOperation`, `InvalidAttribute` or `InvalidQuantization`; indexes are known to
-        be in range.
+        Raises `InvalidOperation`, `InvalidAttribute` or `InvalidQuantization`. Indexes were checked
+        before.
         """
         given = [operands[i] for i in operation.inputs]
         written = [operands[i] for i in operation.outputs]
@@ -185,13 +186,13 @@ class OperationSpec(Struct, frozen=True):
                 raise InvalidAttribute(f"{self.name} needs the attribute {spec.name!r}")
 
     def complete(self, attributes: Mapping[str, AttributeValue]) -> Attributes:
-        """*attributes* with the defaults of this row filled in."""
+        """*attributes* with the defaults of this row."""
         defaults = {s.name: s.default for s in self.attributes if s.default is not None}
         return Attributes({**defaults, **attributes})
 
 
 OPAQUE: Final = frozenset({EXTENSION, "IF", "WHILE", "CALL"})
-"""Operations that may have operands of extensions' types: those of extensions, and those that hand
+"""Operations that may have operands of extensions' types: those of extensions, and those that pass
 values on.
 """
 

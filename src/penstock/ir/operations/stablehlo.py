@@ -1,7 +1,7 @@
 """Rows of StableHLO operations without regions: element-by-element ones and those that move data.
 
 Operands do not broadcast: they have one shape (StableHLO specification). Where the specification
-leaves the result's shape to its type, the declared one is taken.
+derives the result's shape from its type, the declared shape is used.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _dynamic_slice(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _pad(context: ShapeContext) -> Sequence[Shape]:
-    """Negative edges crop; interior padding goes between neighbours."""
+    """Negative edges crop; interior padding is inserted between adjacent elements."""
     shape = context.shape(0)
     low, high, interior = (
         context.attributes.integers(f"{name}")

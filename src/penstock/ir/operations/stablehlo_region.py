@@ -35,7 +35,7 @@ def _pairs(context: ShapeContext, name: str, rank: int) -> list[tuple[int, int]]
 
 
 def _factors(context: ShapeContext, name: str, rank: int) -> tuple[int, ...]:
-    """One positive number a dimension; absent means ones."""
+    """One positive number for each dimension; absent means ones."""
     values = context.attributes.integers(name) or (1,) * rank
     agree(len(values), rank, f"length of {name}")
     if min(values, default=1) < 1:
@@ -106,7 +106,7 @@ def _convolution(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _dot_general(context: ShapeContext) -> Sequence[Shape]:
-    """Batching dimensions, then the free ones of either side."""
+    """Batching dimensions, then the free dimensions of both sides."""
     a, b, attributes = context.shape(0), context.shape(1), context.attributes
     pairs = {
         kind: tuple(attributes.integers(f"{side}_{kind}_dimensions") for side in ("lhs", "rhs"))
@@ -135,7 +135,7 @@ def _dot_general(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _gather(context: ShapeContext) -> Sequence[Shape]:
-    """offset_dims take the slice sizes that are not collapsed, the others the batch of the
+    """offset_dims have the slice sizes that are not collapsed, the others the batch of the
     indices.
     """
     operand, indices, attributes = context.shape(0), context.shape(1), context.attributes
@@ -159,7 +159,7 @@ def _gather(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _half(context: ShapeContext) -> list[Shape]:
-    """Shapes of the operands of an operation whose inputs are operands, then as many initial
+    """Shapes of the operands of an operation whose inputs are operands and as many initial
     values.
     """
     count = context.input_count // 2
@@ -219,7 +219,7 @@ def _sort(context: ShapeContext) -> Sequence[Shape]:
 
 
 def _case(context: ShapeContext) -> Sequence[Shape]:
-    """The last branch also serves every index out of range."""
+    """The last branch also handles every index out of range."""
     branches = context.attributes.integers("branch_subgraph_indices")
     if not branches:
         raise InvalidOperation("STABLEHLO_CASE without branches")

@@ -46,8 +46,8 @@ def _fold_cast(context: ShapeContext) -> Sequence[NDArray] | None:
 
 
 def _bitcast(context: ShapeContext) -> Sequence[Shape]:
-    """A change of element width is absorbed by the last dimension, which narrower elements add and
-    wider ones take away (TensorFlow's bitcast).
+    """The last dimension changes with the element width: narrower elements add one, wider ones
+    remove it (TensorFlow's bitcast).
     """
     shape, source, target = context.shape(0), context.dtype(0).bits, context.output_dtype(0).bits
     if shape is None or source is None or target is None:
