@@ -30,7 +30,7 @@ QUANTIZED = (DType.INT8, DType.UINT8, DType.INT16)
 @pytest.mark.parametrize("kind", ["ADD", "SUB", "MUL"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("seed", range(20))
-def test_quantised_sums_and_products(kind: str, dtype: DType, seed: int) -> None:
+def test_quantised_add_sub_and_mul_agree_with_litert(kind: str, dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shapes = SHAPES[seed % len(SHAPES)]
     a, b = (any_quantization(rng, dtype) for _ in range(2))
@@ -74,7 +74,7 @@ def _quotient(seed: int, dtype: DType) -> Recorded:
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("seed", range(20))
-def test_quantised_quotients(dtype: DType, seed: int) -> None:
+def test_quantised_div_agrees_with_litert(dtype: DType, seed: int) -> None:
     """Bit for bit where the reference kernel is defined: quotients under half a step, which it may
     have to shift by more than 31 bits, are 0 here.
     """
@@ -108,7 +108,7 @@ def _real(recorded: Recorded) -> NDArray:
 @pytest.mark.parametrize("kind", ["ADD", "SUB", "MUL", "DIV"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_float_arithmetic(
+def test_float_arithmetic_agrees_with_litert(
     kind: str, activation: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
 ) -> None:
     rng = np.random.default_rng(7)
@@ -121,7 +121,7 @@ def test_float_arithmetic(
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("kind", ["ADD", "SUB", "MUL", "DIV"])
-def test_integer_arithmetic(kind: str, activation: str) -> None:
+def test_integer_arithmetic_agrees_with_litert(kind: str, activation: str) -> None:
     rng = np.random.default_rng(8)
     for dtype in (DType.INT32, DType.INT64) if kind != "DIV" else (DType.INT32,):
         a, b = (rng.integers(-30, 30, (4, 5)).astype(dtype.numpy) for _ in range(2))
@@ -133,7 +133,7 @@ def test_integer_arithmetic(kind: str, activation: str) -> None:
         )
 
 
-def test_division_by_zero() -> None:
+def test_integer_and_quantised_div_by_zero_fail() -> None:
     ones, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
     assert_agrees(run_alone("DIV", [Given(ones), Given(zeros)], [Wanted(DType.FLOAT32)]))
     whole = run_alone(
@@ -143,13 +143,13 @@ def test_division_by_zero() -> None:
         whole.kernel([np.ones(3, np.int32), np.zeros(3, np.int32)])
 
 
-def test_complex_products() -> None:
+def test_complex_mul_agrees_with_litert() -> None:
     rng = np.random.default_rng(9)
     a, b = ((rng.normal(0, 1, 6) + 1j * rng.normal(0, 1, 6)).astype(np.complex64) for _ in "ab")
     assert_agrees(run_alone("MUL", [Given(a), Given(b)], [Wanted(DType.COMPLEX64)]))
 
 
-def test_refusals_name_the_reason() -> None:
+def test_arithmetic_refusals_name_the_reason() -> None:
     x, y = Operand(DType.INT8, (4,), quantization=q(0.1)), Operand(DType.INT16, (4,))
     assert refusal("ADD", [x, y], [x]) == "ADD of (int8, int16) -> (int8)"
     assert "SWISH" in refusal("MUL", [x, x], [x], fused_activation_function="SWISH")
@@ -158,7 +158,7 @@ def test_refusals_name_the_reason() -> None:
 
 
 @pytest.mark.parametrize("activation", ["TANH", "SIGN_BIT"])
-def test_activations_that_are_no_clamps_are_left_out(activation: str) -> None:
+def test_add_ignores_activations_that_are_not_clamps(activation: str) -> None:
     x = np.array([-8, 1, 2], np.float32)
     recorded = run_alone(
         "ADD", [Given(x), Given(x)], [Wanted(DType.FLOAT32)], fused_activation_function=activation
@@ -167,7 +167,7 @@ def test_activations_that_are_no_clamps_are_left_out(activation: str) -> None:
     np.testing.assert_array_equal(recorded.run()[0], 2 * x)
 
 
-def test_scalars_are_rescaled() -> None:
+def test_quantised_arithmetic_rescales_scalars() -> None:
     a, b = np.array(7, np.int8), np.array(-3, np.int8)
     given = [Given(a, q(0.5)), Given(b, q(0.25))]
     assert_agrees(run_alone("ADD", given, [Wanted(DType.INT8, q(0.1))]))

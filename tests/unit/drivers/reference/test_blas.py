@@ -54,7 +54,7 @@ def taken_by_others(run: Callable[[], object]) -> float:
     return (time.process_time() - everything - own) / own
 
 
-def test_a_run_takes_no_time_of_other_threads(pool: Pool) -> None:
+def test_reference_run_uses_no_other_threads(pool: Pool) -> None:
     x = np.ones((512, 512), np.float32)
     with penstock.compile(multiplying(512, 512), devices=["reference"]) as compiled:
         compiled.run([x])
@@ -63,7 +63,7 @@ def test_a_run_takes_no_time_of_other_threads(pool: Pool) -> None:
     assert pool.get() == 2
 
 
-def test_the_pool_is_limited_from_the_first_run_that_enters_to_the_last_that_leaves() -> None:
+def test_blas_pool_is_limited_from_the_first_run_to_the_last() -> None:
     sizes = [8]
     single = SingleThread(lambda: Pool(lambda: sizes[-1], sizes.append))
     single.find()
@@ -85,7 +85,7 @@ def test_the_pool_is_limited_from_the_first_run_that_enters_to_the_last_that_lea
     assert sizes == [8, 1, 8]
 
 
-def test_a_failed_run_gives_the_pool_back() -> None:
+def test_failed_run_restores_the_blas_pool() -> None:
     sizes = [8]
     single = SingleThread(lambda: Pool(lambda: sizes[-1], sizes.append))
     single.find()
@@ -96,7 +96,7 @@ def test_a_failed_run_gives_the_pool_back() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_forked_during_a_run_gives_the_pool_its_own_size_back() -> None:
+def test_child_forked_during_a_run_restores_the_blas_pool() -> None:
     sizes = [8]
     single = SingleThread(lambda: Pool(lambda: sizes[-1], sizes.append))
     single.find()
@@ -109,7 +109,7 @@ def test_a_child_forked_during_a_run_gives_the_pool_its_own_size_back() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_nothing_happens_where_there_is_no_pool() -> None:
+def test_limiting_without_a_blas_pool_has_no_effect() -> None:
     single = SingleThread(lambda: None)
     single.find()
     with single:
@@ -126,7 +126,7 @@ def test_only_models_whose_products_may_be_divided_are_limited(
     assert (prepared._products is blas.SINGLE_THREAD) is divided
 
 
-def test_a_model_whose_shapes_only_a_run_tells_is_limited() -> None:
+def test_model_with_unknown_shapes_is_limited() -> None:
     assert may_divide(multiplying(None, 8))
 
 

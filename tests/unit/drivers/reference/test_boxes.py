@@ -73,7 +73,7 @@ def test_suppression_is_greedy(seed: int, count: int, limit: int, iou: float) ->
     np.testing.assert_array_equal(suppress(boxes, limit, iou), chosen)
 
 
-def test_suppression_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suppression_gives_the_same_boxes_in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     boxes = boxes_of(np.random.default_rng(7), 400, 60.0)
     whole = suppress(boxes, -1, 0.3)
     assert 20 < len(whole) < 300
@@ -113,7 +113,7 @@ def decay(kind: str, shared: float) -> float:
 @pytest.mark.parametrize("kind", ["HARD", "LINEAR", "GAUSSIAN"])
 @pytest.mark.parametrize("most", [-1, 5, 0])
 @pytest.mark.parametrize("seed", range(4))
-def test_boxes_of_classes_and_images(kind: str, most: int, seed: int) -> None:
+def test_box_with_nms_limit_selects_by_class_and_image(kind: str, most: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     count, classes = 40, 4
     scores = rng.permutation(count * classes).reshape(count, classes) / (count * classes)
@@ -159,7 +159,7 @@ def test_hard_suppression_without_a_threshold_keeps_scores_of_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [U8, I8])
-def test_quantised_boxes_stay_as_they_are(dtype: DType) -> None:
+def test_box_suppression_keeps_quantised_boxes_unchanged(dtype: DType) -> None:
     zero = 0 if dtype is U8 else -128
     scores = (np.array([[10, 90], [10, 80], [10, 70]]) + zero).astype(dtype.numpy)
     boxes = np.array(
@@ -177,7 +177,7 @@ def test_quantised_boxes_stay_as_they_are(dtype: DType) -> None:
     np.testing.assert_array_equal(made[2:], [[1, 1], [0, 0]])
 
 
-def test_nothing_in_and_nothing_out() -> None:
+def test_box_suppression_of_no_boxes_returns_none() -> None:
     assert (
         limited(np.empty((0, 2), np.float32), np.empty((0, 8), np.float32), np.empty(0, np.int32))
         == []
@@ -186,14 +186,14 @@ def test_nothing_in_and_nothing_out() -> None:
     assert limited(floats([0.9, NAN]), np.ones((1, 8), np.float32), np.zeros(1, np.int32)) == []
 
 
-def test_batch_indices_that_return_are_an_image_of_their_own() -> None:
+def test_repeated_batch_index_starts_a_new_image() -> None:
     boxes = np.tile(floats(0, 0, 2, 2), (3, 2))
     got = limited(floats([0, 0.9], [0, 0.8], [0, 0.7]), boxes, np.array([2, 1, 2], np.int32))
     assert [(round(s, 1), b) for s, _, _, b in got] == [(0.9, 2), (0.8, 1), (0.7, 2)]
 
 
 @pytest.mark.parametrize("box", [[2, 2, 1, 3], [0, 3, 1, 2], [NAN, 0, 1, 1], [0, 0, 1, NAN]])
-def test_boxes_inside_out_are_refused(box: list[float]) -> None:
+def test_inverted_boxes_are_refused(box: list[float]) -> None:
     good = [0.0, 0.0, 1.0, 1.0]
     with pytest.raises(InputError, match="box of class 1, candidate 0"):
         limited(floats([0, 0.9]), floats([*good, *box]), np.zeros(1, np.int32))
@@ -209,14 +209,14 @@ def test_boxes_inside_out_are_refused(box: list[float]) -> None:
         proposed(np.ones((1, 1, 1, 1)), np.zeros((1, 1, 1, 4)), floats(box), floats([9, 9]))
 
 
-def test_infinite_boxes_end() -> None:
+def test_suppression_of_infinite_boxes_ends() -> None:
     boxes = np.tile(floats(-np.inf, -np.inf, np.inf, np.inf), (3, 2))
     scores = floats([0, np.inf], [0, 0.8], [0, 0.7])
     for kind in ("HARD", "LINEAR", "GAUSSIAN"):
         assert len(limited(scores, boxes, np.zeros(3, np.int32), nms_kernel=kind)) >= 1
 
 
-def test_inputs_of_box_suppression_that_do_not_fit() -> None:
+def test_box_suppression_refuses_inputs_of_wrong_shape() -> None:
     scores, boxes = floats([0, 0.9]), np.zeros((1, 8), np.float32)
     with pytest.raises(ShapeMismatch, match=r"batch indices \(2,\)"):
         limited(scores, boxes, np.zeros(2, np.int32))
@@ -229,7 +229,7 @@ def test_inputs_of_box_suppression_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["HARD", "LINEAR", "GAUSSIAN"])
-def test_thousands_of_boxes_take_no_time(kind: str) -> None:
+def test_suppression_of_thousands_of_boxes_is_fast(kind: str) -> None:
     rng = np.random.default_rng(0)
     boxes = np.tile(boxes_of(rng, 4000, 900.0), (1, 2))
     scores = rng.random((4000, 2)).astype(np.float32)
@@ -252,7 +252,7 @@ def test_boxes_are_moved_scaled_and_clipped() -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-5)
 
 
-def test_transform_of_no_boxes() -> None:
+def test_box_transform_of_no_boxes_is_empty() -> None:
     none = np.empty((0, 4), np.float32)
     (got,) = alone(
         "AXIS_ALIGNED_BBOX_TRANSFORM",
@@ -263,7 +263,7 @@ def test_transform_of_no_boxes() -> None:
 
 
 @pytest.mark.parametrize("batch", [-1, 2, 2**31 - 1, -(2**31)])
-def test_a_batch_index_of_no_image_is_refused(batch: int) -> None:
+def test_box_transform_refuses_a_batch_index_without_an_image(batch: int) -> None:
     with pytest.raises(InputError, match=f"batch index {batch} of a batch of 2"):
         alone(
             "AXIS_ALIGNED_BBOX_TRANSFORM",
@@ -308,7 +308,7 @@ def proposed(
     return alone("GENERATE_PROPOSALS", inputs, [F32, F32, I32], **PROPOSALS | changed)
 
 
-def test_proposals_stand_at_every_place() -> None:
+def test_proposals_are_generated_at_every_position() -> None:
     scores = np.array([[[[0.1], [0.2], [0.3]], [[0.4], [0.5], [0.6]]]])
     got = proposed(scores, np.zeros((1, 2, 3, 4)), floats([0, 0, 3, 3]), floats([100, 100]))
     np.testing.assert_allclose(got[0], [0.6, 0.5, 0.4, 0.3, 0.2, 0.1])
@@ -328,7 +328,7 @@ def test_proposals_are_limited_before_and_after_suppression() -> None:
     assert after[0].tolist() == [5, 3, 2]
 
 
-def test_small_proposals_and_those_beyond_their_image_go() -> None:
+def test_proposals_that_are_small_or_outside_the_image_are_dropped() -> None:
     scores = np.ones((2, 1, 3, 1))
     got = proposed(scores, np.zeros((2, 1, 3, 4)), floats([0, 0, 3, 3]), floats([9, 9], [9, 17]))
     np.testing.assert_array_equal(got[1], [[0, 0, 3, 3], [0, 0, 3, 3], [8, 0, 11, 3]])
@@ -339,7 +339,7 @@ def test_small_proposals_and_those_beyond_their_image_go() -> None:
     assert [x.shape for x in none] == [(0,), (0, 4), (0,)]
 
 
-def test_proposals_with_channels_first() -> None:
+def test_proposals_support_channels_first() -> None:
     rng = np.random.default_rng(3)
     scores, deltas = rng.random((2, 5, 4, 3)), rng.normal(size=(2, 5, 4, 12)) * 0.2
     anchors, sizes = boxes_of(rng, 3, 8.0), floats([30, 40], [20, 20])
@@ -376,7 +376,7 @@ def detected(scores: NDArray, deltas: NDArray, anchors: NDArray, **changed: Any)
     )
 
 
-def test_detections_of_anchors_with_their_best_classes() -> None:
+def test_detection_postprocessing_keeps_the_best_classes_of_anchors() -> None:
     got = detected(SCORES, np.zeros((1, 3, 4), np.float32), ANCHORS)
     np.testing.assert_allclose(got[0], [[0.7, 0.6, 0.3, 0.2, 0, 0]])
     np.testing.assert_array_equal(got[2], [[1, 0, 1, 2, 0, 0]])
@@ -387,7 +387,7 @@ def test_detections_of_anchors_with_their_best_classes() -> None:
     np.testing.assert_array_equal(labelled[2], [[2, 1, 2, 3, 0, 0]])
 
 
-def test_detections_class_by_class() -> None:
+def test_detection_postprocessing_suppresses_class_by_class() -> None:
     got = detected(SCORES, np.zeros((1, 3, 4), np.float32), ANCHORS, use_regular_nms=True)
     np.testing.assert_allclose(got[0], [[0.7, 0.6, 0.3]])
     np.testing.assert_array_equal(got[2], [[1, 0, 1]])
@@ -400,7 +400,7 @@ def test_encoded_boxes_are_scaled_by_their_anchors() -> None:
     np.testing.assert_allclose(got[1][0, 0], [8, 3, 12, 7], rtol=1e-6)
 
 
-def test_scores_that_are_no_numbers_are_not_detected() -> None:
+def test_detection_postprocessing_ignores_nan_scores() -> None:
     scores = SCORES.copy()
     scores[0, :2, 1:] = NAN
     for regular in (False, True):
@@ -409,12 +409,12 @@ def test_scores_that_are_no_numbers_are_not_detected() -> None:
         assert not np.isnan(got[0]).any()
 
 
-def test_detections_of_no_anchors() -> None:
+def test_detection_postprocessing_of_no_anchors_is_empty() -> None:
     got = detected(SCORES[:, :0], np.zeros((1, 0, 4), np.float32), ANCHORS[:0])
     assert [x.any() for x in got] == [False] * 4
 
 
-def test_detections_that_do_not_fit() -> None:
+def test_detection_postprocessing_refuses_wrong_shapes() -> None:
     deltas = np.zeros((1, 3, 4), np.float32)
     with pytest.raises(ShapeMismatch, match="anchors"):
         detected(SCORES, deltas, ANCHORS[:2])
@@ -441,7 +441,7 @@ def test_the_maximum_of_a_quadratic_is_found_between_pixels() -> None:
     np.testing.assert_allclose(places, [[[10 + 2.8, 20 + 2 * 4.3]]], rtol=1e-5)
 
 
-def test_flat_maps_have_their_first_pixel() -> None:
+def test_flat_heatmap_has_its_keypoint_at_the_first_pixel() -> None:
     scores, places = pointed(np.full((1, 2, 2, 1), 3, np.float32), floats([0, 0, 4, 8]))
     assert (scores.item(), places.tolist()) == (3.0, [[[1.0, 2.0]]])
 
@@ -462,7 +462,7 @@ def test_key_points_of_several_maps_and_layouts() -> None:
     np.testing.assert_array_equal(first[1], places)
 
 
-def test_maps_that_hold_no_numbers() -> None:
+def test_heatmap_accepts_nan() -> None:
     maps = np.full((1, 3, 3, 2), NAN, np.float32)
     maps[0, 2, 1, 1] = 4
     scores, _ = pointed(maps, floats([0, 0, 3, 3]))
@@ -470,11 +470,11 @@ def test_maps_that_hold_no_numbers() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 2), (1, 3, 4, 2), (2, 3, 3, 2)])
-def test_maps_that_do_not_fit(shape: tuple[int, ...]) -> None:
+def test_heatmap_refuses_wrong_shapes(shape: tuple[int, ...]) -> None:
     with pytest.raises(ShapeMismatch, match="heat maps"):
         pointed(np.zeros(shape, np.float32), floats([0, 0, 3, 3]))
 
 
-def test_no_maps() -> None:
+def test_heatmap_of_no_maps_is_empty() -> None:
     scores, places = pointed(np.zeros((0, 4, 4, 3), np.float32), np.zeros((0, 4), np.float32))
     assert (scores.shape, places.shape) == ((0, 3), (0, 3, 2))

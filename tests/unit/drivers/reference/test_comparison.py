@@ -21,7 +21,7 @@ TRUTH = [Wanted(DType.BOOL)]
 
 @pytest.mark.parametrize("kind", COMPARISONS)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
-def test_numbers_compare(kind: str, dtype: DType) -> None:
+def test_comparisons_of_numbers_agree_with_litert(kind: str, dtype: DType) -> None:
     rng = np.random.default_rng(0)
     a, b = (rng.integers(-3, 3, shape).astype(dtype.numpy) for shape in ((3, 4, 5), (4, 1)))
     assert_agrees(run_alone(kind, [Given(a), Given(b)], TRUTH))
@@ -57,7 +57,7 @@ def test_equality_of_int16_booleans_and_strings(kind: str) -> None:
     assert_agrees(run_alone(kind, [Given(w) for w in words], TRUTH))
 
 
-def test_logic() -> None:
+def test_logical_operations_agree_with_litert() -> None:
     rng = np.random.default_rng(2)
     a, b = (Given(uniform(rng, DType.BOOL, shape)) for shape in ((3, 4), (4,)))
     for kind in ("LOGICAL_AND", "LOGICAL_OR"):
@@ -66,7 +66,7 @@ def test_logic() -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.INT32, DType.BOOL])
-def test_selection(dtype: DType) -> None:
+def test_select_agrees_with_litert(dtype: DType) -> None:
     rng = np.random.default_rng(3)
     a, b, row = (Given(uniform(rng, dtype, shape)) for shape in ((3, 4), (3, 4), (4,)))
     for shape in ((3,), (), (3, 4)):
@@ -85,7 +85,7 @@ def test_select_of_two_shapes_fails() -> None:
         kernel([np.ones(3, bool), np.ones((3, 4), np.float32), np.ones((1, 4), np.float32)])
 
 
-def test_types_without_a_kernel_are_refused() -> None:
+def test_comparison_refuses_unsupported_types() -> None:
     word, truth = Operand(DType.STRING, (4,)), Operand(DType.BOOL, (4,))
     assert refusal("LESS", [word, word], [truth]) == "LESS of (string, string) -> (bool)"
     assert "bool" in refusal("GREATER", [truth, truth], [truth])

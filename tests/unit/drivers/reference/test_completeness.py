@@ -138,7 +138,7 @@ ASKED_OF_GAPS: Final = {has_validation, has_a_doc_row}
 
 @pytest.mark.parametrize("promise", PROMISES, ids=lambda promise: promise.__name__)
 @pytest.mark.parametrize("name", sorted(set(OPERATIONS) - set(GAPS) - VENDORS))
-def test_row(name: str, promise: Callable[[OperationSpec], None]) -> None:
+def test_row_of_the_table_is_complete(name: str, promise: Callable[[OperationSpec], None]) -> None:
     promise(OPERATIONS[name])
 
 
@@ -149,7 +149,7 @@ def test_row(name: str, promise: Callable[[OperationSpec], None]) -> None:
         for name, reason in GAPS.items()
     ],
 )
-def test_gap(name: str) -> None:
+def test_gap_has_no_reference_kernel(name: str) -> None:
     has_a_reference_implementation(OPERATIONS[name])
 
 

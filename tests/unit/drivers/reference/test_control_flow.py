@@ -57,7 +57,7 @@ def test_if_takes_one_branch_and_gives_it_the_arguments(condition: bool) -> None
     assert got == (6 if condition else 4)
 
 
-def test_a_condition_without_elements_fails() -> None:
+def test_if_with_an_empty_condition_fails() -> None:
     subgraphs: list[Kernel] = [_always, _always]
     kernel = _kernel("IF", subgraphs, then_subgraph_index=0, else_subgraph_index=1)
     with pytest.raises(GeneralFailure, match="condition"):

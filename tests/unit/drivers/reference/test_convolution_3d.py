@@ -46,7 +46,7 @@ def outputs_of(size: int, extent: int, stride: int, dilation: int, padding: str)
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("strides", "dilations"), STEPS)
 @pytest.mark.parametrize("reference", [True, False])
-def test_convolutions_beside_litert(
+def test_conv_3d_agrees_with_litert(
     strides: Sequence[int], dilations: Sequence[int], padding: str, reference: bool
 ) -> None:
     volume, filters = floats(1, 2, 6, 7, 5, 3), floats(2, 2, 3, 3, 3, 4)
@@ -58,7 +58,7 @@ def test_convolutions_beside_litert(
         check(single("CONV_3D", inputs, [(F32, None)], attributes), inputs, reference=reference)
 
 
-def test_filters_of_one_element_and_constant_ones() -> None:
+def test_conv_3d_of_one_element_and_constant_filters_agrees_with_litert() -> None:
     volume, filters, bias = floats(1, 1, 3, 4, 5, 6), floats(2, 1, 1, 1, 6, 2), floats(3, 2)
     attributes = attributes_of((1, 1, 1), (1, 1, 1), padding="VALID")
     model = single("CONV_3D", [volume, filters, bias], [(F32, None)], attributes, constant=(1, 2))
@@ -79,7 +79,7 @@ def transposed(
 @pytest.mark.parametrize("padding", ["SAME", "VALID"])
 @pytest.mark.parametrize(("strides", "dilations"), STEPS)
 @pytest.mark.parametrize("reference", [True, False])
-def test_transposed_convolutions_beside_litert(
+def test_conv_3d_transpose_agrees_with_litert(
     strides: Sequence[int], dilations: Sequence[int], padding: str, reference: bool
 ) -> None:
     size, extents = (6, 7, 5), (2, 3, 3)
@@ -96,7 +96,7 @@ def test_transposed_convolutions_beside_litert(
         check(*transposed((2, *size, 4), inputs, attributes), reference=reference)
 
 
-def test_the_shape_of_a_transposed_one_may_come_with_the_run() -> None:
+def test_conv_3d_transpose_output_shape_may_be_known_at_run_time() -> None:
     attributes = attributes_of((2, 2, 2), (1, 1, 1), padding="SAME")
     inputs = [
         np.array([1, 4, 4, 3, 2], np.int32),
@@ -118,7 +118,7 @@ def test_the_shape_of_a_transposed_one_may_come_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 4, 4, 4, 2), (1, 1, 4, 4, 2)])
-def test_volumes_that_leave_no_output(shape: tuple[int, ...]) -> None:
+def test_conv_3d_without_output_positions_is_empty(shape: tuple[int, ...]) -> None:
     attributes = attributes_of((1, 1, 1), (1, 1, 1), padding="VALID")
     inputs = [np.ones(shape, np.float32), np.ones((2, 2, 2, 2, 3), np.float32)]
     (got,) = computed(single("CONV_3D", inputs, [(F32, None)], attributes), inputs)
@@ -133,7 +133,7 @@ def test_a_dilation_that_no_padding_could_fill_is_refused() -> None:
         computed(single("CONV_3D", inputs, [(F32, None)], attributes), inputs)
 
 
-def test_what_litert_refuses_is_refused() -> None:
+def test_conv_3d_refuses_what_litert_refuses() -> None:
     attributes = attributes_of((1, 1, 1), (1, 1, 1), padding="SAME")
     operands = [Operand(DType.BFLOAT16, (1, 2, 2, 2, 1)), Operand(DType.BFLOAT16, (1, 1, 1, 1, 1))]
     with pytest.raises(Unsupported):

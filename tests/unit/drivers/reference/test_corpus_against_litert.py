@@ -53,7 +53,7 @@ def _networks() -> list[Any]:
 
 
 @pytest.mark.parametrize("entry", _networks())
-def test_layers_of_a_network_agree(entry: dict[str, Any], corpus: Path) -> None:
+def test_corpus_layers_agree_with_litert(entry: dict[str, Any], corpus: Path) -> None:
     inputs = case_inputs(corpus, entry)[0]
     recorded = record(corpus / "models" / entry["file"], inputs)
     layers = [each for each in recorded if each.operation.type in LAYERS]

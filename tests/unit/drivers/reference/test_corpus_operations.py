@@ -64,7 +64,7 @@ def _parameters() -> list[Any]:
 
 
 @pytest.mark.parametrize("entry", _parameters())
-def test_operations_of_a_network_agree(entry: dict[str, Any], corpus: Path) -> None:
+def test_corpus_operations_agree_with_litert(entry: dict[str, Any], corpus: Path) -> None:
     recorded = record(corpus / "models" / entry["file"], case_inputs(corpus, entry)[0])
     judged = [
         each

@@ -19,7 +19,7 @@ MADE = (*TYPES, DType.FLOAT16, DType.COMPLEX64, DType.UINT16, DType.UINT32)
 
 @pytest.mark.parametrize("given", TYPES)
 @pytest.mark.parametrize("made", MADE)
-def test_casts(given: DType, made: DType) -> None:
+def test_cast_agrees_with_litert(given: DType, made: DType) -> None:
     x = Given(uniform(np.random.default_rng(0), given, (40,)))
     names = {"in_data_type": given.name, "out_data_type": made.name}
     assert_agrees(run_alone("CAST", [x], [Wanted(made)], b"", **names))
@@ -62,7 +62,7 @@ def test_a_bitcast_that_leaves_bytes_over_fails() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_fills(dtype: DType) -> None:
+def test_fill_agrees_with_litert(dtype: DType) -> None:
     value = Given(uniform(np.random.default_rng(2), dtype, ()))
     target = Given(np.array([2, 3], np.int32), constant=True)
     assert_agrees(run_alone("FILL", [target, value], [Wanted(dtype)]))
@@ -78,14 +78,14 @@ def test_fills_of_impossible_shapes_fail_before_they_allocate(target: tuple[int,
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
-def test_zeros(dtype: DType) -> None:
+def test_zeros_like_agrees_with_litert(dtype: DType) -> None:
     x = Given(uniform(np.random.default_rng(3), dtype, (2, 3)))
     assert_agrees(run_alone("ZEROS_LIKE", [x], [Wanted(dtype)]))
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
 @pytest.mark.parametrize("terms", [(0, 10, 3), (10, 0, -3), (1, 2, 5), (0, 9, 3)])
-def test_ranges(dtype: DType, terms: tuple[int, int, int]) -> None:
+def test_range_agrees_with_litert(dtype: DType, terms: tuple[int, int, int]) -> None:
     given = [Given(np.array(t, dtype.numpy)) for t in terms]
     assert_agrees(run_alone("RANGE", given, [Wanted(dtype)]))
 
@@ -96,14 +96,14 @@ def test_a_float_range_adds_up_as_float32() -> None:
 
 
 @pytest.mark.parametrize("terms", [(0, 10, -1), (10, 0, 1), (0, 10, 0), (0, 2**40, 1)])
-def test_ranges_that_do_not_end_fail(terms: tuple[int, int, int]) -> None:
+def test_range_that_does_not_end_fails(terms: tuple[int, int, int]) -> None:
     scalar = Operand(DType.INT64, ())
     kernel = kernel_of("RANGE", [scalar] * 3, [Operand(DType.INT64, (None,))])
     with pytest.raises(ShapeMismatch, match="RANGE"):
         kernel([np.array(t, np.int64) for t in terms])
 
 
-def test_an_empty_range() -> None:
+def test_range_may_be_empty() -> None:
     scalar = Operand(DType.INT32, ())
     kernel = kernel_of("RANGE", [scalar] * 3, [Operand(DType.INT32, (None,))])
     assert kernel([np.array(t, np.int32) for t in (5, 5, 1)])[0].shape == (0,)

@@ -24,7 +24,7 @@ def floats(seed: int, *shape: int) -> NDArray:
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8, DType.INT16, DType.FLOAT16])
 @pytest.mark.parametrize(("tolerance", "log"), [(5.0, False), (0.0, False), (0.05, True)])
-def test_differences_from_a_reference(dtype: DType, tolerance: float, log: bool) -> None:
+def test_numeric_verify_returns_differences(dtype: DType, tolerance: float, log: bool) -> None:
     stored = np.random.default_rng(0).integers(0, 100, (2, 3)).astype(dtype.numpy)
     scale = q(0.1, 0 if dtype is DType.INT16 else 3) if dtype.is_integer else None
     options = flexible({"tolerance": tolerance, "log_if_failed": log})
@@ -39,7 +39,7 @@ def verify(reference: NDArray, **options: Any) -> NDArray:
     return run([np.array([2, 4], np.int8), reference])[0]
 
 
-def test_a_difference_beyond_the_tolerance_fails_where_asked() -> None:
+def test_numeric_verify_fails_beyond_the_tolerance_on_request() -> None:
     options = {"tolerance": 2.0, "log_if_failed": True}
     assert verify(np.array([2, 3], np.float32), **options).tolist() == [-1, -1]
     with pytest.raises(GeneralFailure, match=r"2\.0 stands for 3\.5"):
@@ -60,12 +60,14 @@ def rotate(x: NDArray, size: int) -> bytes:
     ("shape", "size"),
     [((1, 4), 4), ((2, 8), 4), ((3, 64), 64), ((1, 2, 128), 128), ((2, 2), 1), ((2, 1024), 1024)],
 )
-def test_rotations(shape: tuple[int, ...], size: int) -> None:
+def test_hadamard_rotation_is_the_product_with_the_matrix(
+    shape: tuple[int, ...], size: int
+) -> None:
     x = floats(2, *shape)
     assert_same_runs(rotate(x, size), [[x]], BUILT_IN)
 
 
-def test_a_rotation_undoes_itself() -> None:
+def test_hadamard_rotation_is_its_own_inverse() -> None:
     x = floats(3, 2, 16)
     row = custom("x", flexible({"hadamard_size": 16}))
     run = kernel_of(
@@ -77,7 +79,7 @@ def test_a_rotation_undoes_itself() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 3, -4, 2**40])
-def test_rotations_of_other_sizes_are_named(size: int) -> None:
+def test_hadamard_rotation_refuses_other_sizes(size: int) -> None:
     row = custom("x", flexible({"hadamard_size": size}))
     with pytest.raises(InvalidAttribute, match="hadamard_size"):
         kernel_of("CUSTOM:aeq.hadamard_rotation", [Operand(F32, None)], [Operand(F32, None)], **row)
@@ -95,13 +97,15 @@ def attend(arrays: list[NDArray], options: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("options", [{}, {"scale": 0.5}, {"scale": 0.375, "logit_cap": 2.5}])
 @pytest.mark.parametrize("mask", [None, (1, 1, 3, 5), (1, 1, 1, 5), (1, 4, 3, 5)])
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_attention(options: dict[str, Any], mask: tuple[int, ...] | None, heads: int) -> None:
+def test_attention_agrees_with_its_definition(
+    options: dict[str, Any], mask: tuple[int, ...] | None, heads: int
+) -> None:
     arrays = [floats(4, 1, 3, 4, 8), floats(5, 1, 5, heads, 8), floats(6, 1, 5, heads, 8)]
     arrays += [] if mask is None else [floats(7, *mask)]
     assert_same_runs(attend(arrays, options), [arrays], DELEGATED, 1e-6)
 
 
-def test_heads_that_do_not_divide_are_named() -> None:
+def test_attention_refuses_heads_that_do_not_divide() -> None:
     arrays = [floats(4, 1, 3, 4, 8), floats(5, 1, 5, 3, 8), floats(6, 1, 5, 3, 8)]
     with pytest.raises(ShapeMismatch, match="3 heads of keys cannot serve 4"):
         infer_shapes(loaders.load(attend(arrays, {})))

@@ -58,7 +58,9 @@ def compressed(dense: NDArray, order: list[int], formats: list[int]) -> list[Any
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.randoms(use_true_random=False),
 )
-def test_levels_of_any_order_and_format(seed: int, shape: list[int], random: Any) -> None:
+def test_densify_levels_supports_any_order_and_format(
+    seed: int, shape: list[int], random: Any
+) -> None:
     rng = np.random.default_rng(seed)
     dense = rng.integers(1, 9, shape).astype(np.int32) * (rng.random(shape) < 0.4)
     dense = dense.astype(np.int32)
@@ -69,7 +71,7 @@ def test_levels_of_any_order_and_format(seed: int, shape: list[int], random: Any
 
 
 @pytest.mark.parametrize("formats", list(itertools.product([0, 1], repeat=4)))
-def test_blocks_of_dimensions(formats: tuple[int, ...]) -> None:
+def test_densify_levels_expands_blocks(formats: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     dense = (rng.integers(1, 9, (6, 8)) * (rng.random((6, 8)) < 0.5)).astype(np.float32)
     blocked = dense.reshape(3, 2, 2, 4)
@@ -78,7 +80,7 @@ def test_blocks_of_dimensions(formats: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(got, dense)
 
 
-def test_blocks_in_another_order() -> None:
+def test_densify_levels_expands_blocks_in_another_order() -> None:
     dense = np.arange(48, dtype=np.float32).reshape(6, 8)
     blocked = dense.reshape(3, 2, 2, 4).transpose(0, 2, 3, 1)
     got = densified(blocked.reshape(-1), [0, 1, 3, 2], [0, 1], [0] * 4, [3, 2, 4, 2], *[None] * 8)
@@ -93,7 +95,7 @@ def test_missing_elements_are_the_zero_point() -> None:
     assert got.tolist() == [7, 9, 7]
 
 
-def test_an_empty_tensor() -> None:
+def test_densify_levels_of_an_empty_tensor_is_empty() -> None:
     got = densified(
         np.empty(0, np.float32), [0, 1], None, [0, 1], [2, 3], None, None, [0, 0, 0], []
     )
@@ -124,18 +126,18 @@ GOOD: list[Any] = [[0, 1], None, [0, 1], [2, 3], None, None, [0, 1, 2], [2, 0]]
         (7, [2, -1], r"outside 0\.\.2"),
     ],
 )
-def test_levels_that_contradict_each_other(place: int, bad: Any, message: str) -> None:
+def test_densify_levels_refuses_contradictory_levels(place: int, bad: Any, message: str) -> None:
     lists = [bad if at == place else x for at, x in enumerate(GOOD)]
     with pytest.raises(InputError, match=message):
         densified(np.ones(2, np.float32), *lists)
 
 
-def test_no_levels() -> None:
+def test_densify_levels_refuses_missing_levels() -> None:
     with pytest.raises(InputError, match="levels in the order"):
         densified(np.ones(1, np.float32), [], None, [], [])
 
 
-def test_values_that_are_too_few() -> None:
+def test_densify_levels_refuses_too_few_values() -> None:
     with pytest.raises(InputError, match="1 values"):
         densified(np.ones(1, np.float32), *GOOD)
     lists = [[0, 1], None, [1, 1], [2, 3], [0, 2], [0, 1], [0, 1], [2]]
@@ -144,7 +146,7 @@ def test_values_that_are_too_few() -> None:
 
 
 @pytest.mark.parametrize("size", [2**20, 2**31 - 1])
-def test_sizes_without_values_take_no_memory(size: int) -> None:
+def test_densify_levels_of_large_sizes_without_values_allocates_nothing(size: int) -> None:
     with pytest.raises((InputError, ShapeMismatch)):
         densified(np.ones(1, np.float32), [0, 1], None, [0, 0], [size, size], *[None] * 4)
     with pytest.raises(InputError, match="nodes of dense levels"):
@@ -154,7 +156,7 @@ def test_sizes_without_values_take_no_memory(size: int) -> None:
 @given(
     st.lists(st.one_of(st.none(), st.lists(st.integers(-1, 3), max_size=4)), min_size=8, max_size=8)
 )
-def test_any_levels_give_a_tensor_or_an_error(lists: list[Any]) -> None:
+def test_densify_levels_of_any_levels_returns_or_raises_a_named_error(lists: list[Any]) -> None:
     lists = [[] if x is None and at in {0, 2, 3} else x for at, x in enumerate(lists)]
     try:
         made = densified(np.ones(2, np.float32), *lists)

@@ -46,7 +46,9 @@ def _options(**changed: Any) -> bytes:
         {"max_detections": 200},
     ],
 )
-def test_float_detections(seed: int, background: int, changed: dict[str, Any]) -> None:
+def test_float_detection_postprocess_agrees_with_litert(
+    seed: int, background: int, changed: dict[str, Any]
+) -> None:
     rng = np.random.default_rng(seed)
     encodings = rng.normal(0, 1, (1, 50, 4)).astype(np.float32)
     predictions = rng.random((1, 50, 5 + background)).astype(np.float32)
@@ -76,7 +78,9 @@ def _assert_written_places_agree(recorded: Recorded, **changed: Any) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("regular", [False, True])
-def test_quantised_detections_with_many_equal_scores(seed: int, regular: bool) -> None:
+def test_quantised_detection_postprocess_with_equal_scores_agrees_with_litert(
+    seed: int, regular: bool
+) -> None:
     rng = np.random.default_rng(seed)
     given = [
         Given(uniform(rng, DType.UINT8, (1, 50, 4)), q(0.05, 128)),

@@ -37,7 +37,7 @@ PER_ROW = Quantization(tuple(float(np.float32(s)) for s in (0.1, 0.2, 0.3, 0.7, 
         DType.COMPLEX64,
     ],
 )
-def test_rows_are_picked(dtype: DType) -> None:
+def test_embedding_lookup_agrees_with_litert(dtype: DType) -> None:
     table = np.random.default_rng(0).integers(0, 2, (5, 3)).astype(dtype.numpy)
     for shape in ((5, 3), (5, 3, 1)):
         picked = [Given(IDS), Given(table.reshape(shape))]
@@ -46,13 +46,15 @@ def test_rows_are_picked(dtype: DType) -> None:
 
 @pytest.mark.parametrize("quantization", [q(0.3), PER_ROW])
 @pytest.mark.parametrize("dtype", LIMITS)
-def test_integer_rows_become_real(dtype: DType, quantization: Quantization) -> None:
+def test_embedding_lookup_dequantises_integer_rows(
+    dtype: DType, quantization: Quantization
+) -> None:
     table = np.random.default_rng(1).integers(*LIMITS[dtype], (5, 8)).astype(dtype.numpy)
     given = [Given(IDS), Given(table, quantization, constant=True, dtype=dtype)]
     assert_agrees(run_alone("EMBEDDING_LOOKUP", given, [Wanted(F32)]), 0)
 
 
-def test_what_litert_misreads_is_refused() -> None:
+def test_embedding_lookup_refuses_what_litert_misreads() -> None:
     ids, out = Operand(DType.INT32, (2,)), [Operand(F32, (2, 4))]
     table = Operand(DType.INT8, (3, 4), quantization=q(0.5, 1))
     assert "zero point" in refusal("EMBEDDING_LOOKUP", [ids, table], out)
@@ -61,7 +63,7 @@ def test_what_litert_misreads_is_refused() -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 3])
-def test_an_id_outside_the_table_is_an_error(wrong: int) -> None:
+def test_embedding_lookup_refuses_an_id_outside_the_table(wrong: int) -> None:
     operands = [Operand(DType.INT32, (1,)), Operand(F32, (3, 2))]
     run = kernel_of("EMBEDDING_LOOKUP", operands, [Operand(F32, (1, 2))])
     with pytest.raises(IndexError, match=r"0\.\.2"):
@@ -71,7 +73,7 @@ def test_an_id_outside_the_table_is_an_error(wrong: int) -> None:
 @pytest.mark.parametrize("dtype", ["INT4", "INT2"])
 @pytest.mark.parametrize("target", ["FLOAT32", "FLOAT16"])
 @pytest.mark.parametrize("size", [4, 16, 48])
-def test_rows_scaled_by_blocks(dtype: str, target: str, size: int) -> None:
+def test_embedding_lookup_scales_rows_by_blocks(dtype: str, target: str, size: int) -> None:
     rng = np.random.default_rng(2)
     file = FileBuilder()
     ids, rows = file.tensor("ids", [4], "INT32"), file.tensor("rows", [4, 48], target)
@@ -101,7 +103,7 @@ def blockwise(
 @pytest.mark.parametrize("size", [16, 32, 64])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_layer_with_weights_scaled_by_blocks(size: int, biased: bool, keep: bool) -> None:
+def test_fully_connected_scales_weights_by_blocks(size: int, biased: bool, keep: bool) -> None:
     rng = np.random.default_rng(3)
     shape = [2, 3, 64] if keep else [3, 64]
     file = FileBuilder()
@@ -125,7 +127,9 @@ PLACES = {
 @pytest.mark.parametrize("combiner", ["SUM", "MEAN", "SQRTN"])
 @pytest.mark.parametrize("case", PLACES)
 @pytest.mark.parametrize("weights", [[0.5, -0.25, 2, 1, 3], [0, 0, 1, -1, 2]])
-def test_rows_are_combined(combiner: str, case: str, weights: list[float]) -> None:
+def test_embedding_lookup_sparse_agrees_with_litert(
+    combiner: str, case: str, weights: list[float]
+) -> None:
     places, dense = PLACES[case]
     params = np.random.default_rng(4).normal(size=(6, 3, 2)).astype(np.float32)
     given = [
@@ -151,7 +155,7 @@ def sparse(**changes: Any) -> list[NDArray]:
     return list((arrays | changes).values())
 
 
-def test_no_ids_make_zeros() -> None:
+def test_embedding_lookup_sparse_of_no_ids_is_zero() -> None:
     (result,) = _combine(
         sparse(
             ids=np.zeros(0, np.int32),
@@ -172,7 +176,7 @@ def test_no_ids_make_zeros() -> None:
         ({"dense": np.array([2**30, 2**30, 1], np.int32)}, ShapeMismatch),
     ],
 )
-def test_broken_combinations_are_errors(
+def test_embedding_lookup_sparse_refuses_inconsistent_inputs(
     changes: dict[str, NDArray], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -189,7 +193,9 @@ def _combine(arrays: list[NDArray]) -> list[NDArray]:
     st.lists(st.integers(-5, 5), min_size=1, max_size=9),
     st.lists(st.integers(-6, 6), min_size=1, max_size=9),
 )
-def test_keys_are_found_as_halving_finds_them(keys: list[int], queries: list[int]) -> None:
+def test_hashtable_lookup_finds_equal_keys_as_a_binary_search(
+    keys: list[int], queries: list[int]
+) -> None:
     """Of equal keys, or of unsorted ones, the one that the search comes to."""
 
     def search(query: int) -> int:
@@ -211,7 +217,7 @@ def test_keys_are_found_as_halving_finds_them(keys: list[int], queries: list[int
 
 @pytest.mark.parametrize("keys", [[1, 2, 3, 7], [1, 3, 3, 3], [3, 3, 3, 3], [1, 5, 2, 3]])
 @pytest.mark.parametrize("dtype", [F32, DType.INT32, DType.UINT8, DType.STRING])
-def test_keys_are_looked_up(keys: list[int], dtype: DType) -> None:
+def test_hashtable_lookup_agrees_with_litert(keys: list[int], dtype: DType) -> None:
     values: NDArray = np.arange(4).astype(dtype.numpy)
     if dtype is DType.STRING:
         values = strings("w", "", "yy", "z")

@@ -12,7 +12,7 @@ from penstock.ir import DType, ModelBuilder, Quantization
 STEP = Quantization((0.5,), (0,))
 
 
-def test_weights_that_do_not_go_together_are_a_reason() -> None:
+def test_inconsistent_weights_are_a_reason_not_an_exception() -> None:
     """An integer LSTM, the recurrent weights of three gates of which are vectors."""
     builder = ModelBuilder()
 

@@ -97,7 +97,7 @@ def test_saturating_scaling_ends_at_32_bits(x: int, mantissa: int, shift: int) -
 
 
 @given(INT32, MANTISSA, st.integers(-31, 130))
-def test_scaling_is_as_defined(x: int, mantissa: int, shift: int) -> None:
+def test_fixed_point_scaling_equals_its_definition(x: int, mantissa: int, shift: int) -> None:
     got = multiply_by_quantized_multiplier(np.array([x]), mantissa, shift)
     assert got.tolist() == [scaled(x, mantissa, shift)]
 
@@ -134,7 +134,7 @@ def test_wide_scaling_has_16_bits_of_mantissa_and_rounds_once(
     ("real", "whole"),
     [(0.5, 1), (-0.5, -1), (2.5, 3), (-2.5, -3), (0.49999999999999994, 0), (-7.2, -7)],
 )
-def test_halves_go_away_from_zero(real: float, whole: int) -> None:
+def test_floats_round_halves_away_from_zero(real: float, whole: int) -> None:
     assert round_half_away(real) == whole
     assert round_half_away_from_zero(np.array([real])).tolist() == [whole]
 

@@ -37,7 +37,7 @@ def _whole(*values: int) -> Given:
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("indices", "axis"), [([[0, 3], [2, 2]], 0), ([4, 0, 1], 1), (2, -1)])
-def test_gathers(dtype: DType, indices: object, axis: int) -> None:
+def test_gather_agrees_with_litert(dtype: DType, indices: object, axis: int) -> None:
     given = [Given(_x(dtype)), _at_run(indices)]
     assert_agrees(run_alone("GATHER", given, [Wanted(dtype)], axis=axis))
 
@@ -47,7 +47,7 @@ def test_gathers(dtype: DType, indices: object, axis: int) -> None:
     ("shape", "axis", "batches"),
     [((4, 3), 1, 1), ((4, 3), 2, 1), ((4, 5, 2), 2, 2), ((4, 2), 2, -1)],
 )
-def test_gathers_with_shared_batches(
+def test_gather_with_batch_dimensions_agrees_with_litert(
     dtype: DType, shape: tuple[int, ...], axis: int, batches: int
 ) -> None:
     indices = np.random.default_rng(2).integers(0, 5, shape)
@@ -58,12 +58,12 @@ def test_gathers_with_shared_batches(
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("indices", [[[0, 3], [2, 2]], [[[0], [3]], [[2], [2]]], [1, 2, 3]])
-def test_gathers_by_index_vectors(dtype: DType, indices: object) -> None:
+def test_gather_nd_agrees_with_litert(dtype: DType, indices: object) -> None:
     assert_agrees(run_alone("GATHER_ND", [Given(_x(dtype)), _at_run(indices)], [Wanted(dtype)]))
 
 
 @pytest.mark.parametrize("dtype", [d for d in TYPES if d is not DType.INT16])
-def test_scatters_add_up(dtype: DType) -> None:
+def test_scatter_nd_adds_updates_at_equal_indices(dtype: DType) -> None:
     rows = [_at_run([[0], [3], [0]]), Given(_x(dtype, (3, 2))), _whole(5, 2)]
     assert_agrees(run_alone("SCATTER_ND", rows, [Wanted(dtype)]))
     places = [_at_run([[[0, 1], [3, 0]]]), Given(_x(dtype, (1, 2))), _at_run([5, 2])]
@@ -71,7 +71,7 @@ def test_scatters_add_up(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 4])
-def test_indexes_out_of_range_fail(index: int) -> None:
+def test_gather_and_scatter_refuse_indexes_out_of_range(index: int) -> None:
     x = Operand(DType.FLOAT32, (4, 5))
     value, at = np.ones((4, 5), np.float32), np.array([[index]], np.int32)
     for kind in ("GATHER", "GATHER_ND"):
@@ -81,7 +81,7 @@ def test_indexes_out_of_range_fail(index: int) -> None:
         kernel_of("SCATTER_ND", [WHOLE, x, WHOLE], [x])([at, value[:1], np.array([4, 5])])
 
 
-def test_shapes_that_do_not_fit_fail() -> None:
+def test_gather_and_scatter_refuse_wrong_shapes() -> None:
     x = Operand(DType.FLOAT32, (4, 5))
     value = np.ones((4, 5), np.float32)
     with pytest.raises(ShapeMismatch, match="indexes"):
@@ -97,20 +97,20 @@ def test_shapes_that_do_not_fit_fail() -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in TYPES if d is not DType.INT16])
 @pytest.mark.parametrize("axis", [-1, 0, 1])
-def test_one_hots(dtype: DType, axis: int) -> None:
+def test_one_hot_agrees_with_litert(dtype: DType, axis: int) -> None:
     scalars = [Given(_x(dtype, (), seed)) for seed in (1, 2)]
     given = [_at_run([[0, 3, -1], [9, 1, 2]]), _whole(4), *scalars]
     assert_agrees(run_alone("ONE_HOT", given, [Wanted(dtype)], axis=axis))
 
 
 @pytest.mark.parametrize("dtype", [d for d in TYPES if d is not DType.INT16])
-def test_where(dtype: DType) -> None:
+def test_where_agrees_with_litert(dtype: DType) -> None:
     assert_agrees(run_alone("WHERE", [Given(_few(dtype, (4, 5)))], [Wanted(DType.INT64)]))
 
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("index", [DType.INT32, DType.INT64])
-def test_unique_elements(dtype: DType, index: DType) -> None:
+def test_unique_agrees_with_litert(dtype: DType, index: DType) -> None:
     made = [Wanted(dtype), Wanted(index)]
     x = Given(_few(dtype, (20,)))
     assert_agrees(run_alone("UNIQUE", [x], made, idx_out_type=index.name))
@@ -118,20 +118,20 @@ def test_unique_elements(dtype: DType, index: DType) -> None:
 
 @pytest.mark.parametrize("dtype", NUMBERS)
 @pytest.mark.parametrize("k", [1, 7, 30])
-def test_the_first_of_equal_elements_come_first(dtype: DType, k: int) -> None:
+def test_topk_keeps_the_order_of_equal_elements(dtype: DType, k: int) -> None:
     made = [Wanted(dtype), Wanted(DType.INT32)]
     for x in (_few(dtype, (3, 30)), _x(dtype, (3, 30))):
         assert_agrees(run_alone("TOPK_V2", [Given(x), _whole(k)], made))
 
 
-def test_more_than_there_are_fails() -> None:
+def test_topk_refuses_more_elements_than_there_are() -> None:
     x = Operand(DType.FLOAT32, (4,))
     with pytest.raises(ShapeMismatch, match="largest"):
         kernel_of("TOPK_V2", [x, WHOLE], [x, WHOLE])([np.ones(4, np.float32), np.array([5])])
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT32])
-def test_dense_from_sparse(dtype: DType) -> None:
+def test_sparse_to_dense_agrees_with_litert(dtype: DType) -> None:
     default = Given(_x(dtype, ()))
     vectors = [_at_run([[0, 1], [2, 3]]), _whole(3, 4), Given(_x(dtype, (2,))), default]
     assert_agrees(run_alone("SPARSE_TO_DENSE", vectors, [Wanted(dtype)]))
@@ -140,7 +140,7 @@ def test_dense_from_sparse(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32])
-def test_segments(dtype: DType) -> None:
+def test_segment_reductions_agree_with_litert(dtype: DType) -> None:
     x = np.random.default_rng(3).integers(-9, 9, (5, 3)).astype(dtype.numpy)
     sorted_ids = _at_run([0, 0, 1, 1, 2])
     assert_agrees(run_alone("SEGMENT_SUM", [Given(x), sorted_ids], [Wanted(dtype)]))
@@ -151,32 +151,32 @@ def test_segments(dtype: DType) -> None:
         assert_agrees(run_alone(f"UNSORTED_SEGMENT_{name}", cells, [Wanted(dtype)]))
 
 
-def test_segment_ids_that_decrease_fail() -> None:
+def test_segment_sum_refuses_decreasing_ids() -> None:
     x = Operand(DType.FLOAT32, (2, 1))
     with pytest.raises(ShapeMismatch, match="segment"):
         kernel_of("SEGMENT_SUM", [x, WHOLE], [x])([np.ones((2, 1), np.float32), np.array([1, 0])])
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
-def test_buckets(dtype: DType) -> None:
+def test_bucketize_agrees_with_litert(dtype: DType) -> None:
     x = Given(np.arange(-9, 10).astype(dtype.numpy))
     bounds = (-5.0, 0.0, 3.0, 7.0)
     assert_agrees(run_alone("BUCKETIZE", [x], [Wanted(DType.INT32)], boundaries=bounds))
 
 
-def test_strings_do_not_add_up() -> None:
+def test_scatter_nd_refuses_strings() -> None:
     word = Operand(DType.STRING, (2,))
     assert "string" in refusal("SCATTER_ND", [WHOLE, word, WHOLE], [word])
 
 
-def test_nothing_is_gathered_from_batches() -> None:
+def test_gather_of_empty_batches_is_empty() -> None:
     x = _x(DType.FLOAT32, (0, 1, 3))
     given = [Given(x), Given(np.zeros((0, 1), np.int32))]
     recorded = run_alone("GATHER", given, [Wanted(DType.FLOAT32)], axis=2, batch_dims=1)
     assert recorded.run()[0].shape == (0, 1, 1)
 
 
-def test_one_string_is_gathered_to_a_scalar() -> None:
+def test_gather_of_one_string_is_a_scalar() -> None:
     words = np.array([b"a", b"bc"], object)
     given = [Given(words), Given(np.array(1, np.int32))]
     recorded = run_alone("GATHER", given, [Wanted(DType.STRING)], axis=0)
@@ -186,7 +186,7 @@ def test_one_string_is_gathered_to_a_scalar() -> None:
 
 
 @pytest.mark.parametrize("kind", ["UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN"])
-def test_extremes_of_segments_pass_over_what_is_no_number(kind: str) -> None:
+def test_segment_maximum_and_minimum_ignore_nan(kind: str) -> None:
     x = np.array([np.nan, 2, np.nan, -3], np.float32)
     given = [Given(x), Given(np.array([0, 1, 1, 1], np.int32)), Given(np.array(2, np.int32))]
     assert_agrees(run_alone(kind, given, [Wanted(DType.FLOAT32)]))

@@ -21,7 +21,7 @@ def site(kind: str, *inputs: Operand, constant: NDArray | None = None) -> Site:
     return Site(operation, inputs, (HALF,), lambda at: constant if at == 1 else None)
 
 
-def test_it_is_computed_in_float32_and_rounded_once() -> None:
+def test_float16_operations_are_computed_in_float32_and_rounded_once() -> None:
     x = np.array([[1, 2, 3, 4], [-1, 0, 0.5, 8]], np.float16)
     (got,) = build(site("SOFTMAX", HALF))([x])
     wide = np.exp(x.astype(np.float64))
@@ -29,7 +29,7 @@ def test_it_is_computed_in_float32_and_rounded_once() -> None:
     np.testing.assert_array_equal(got, (wide / wide.sum(-1, keepdims=True)).astype(np.float16))
 
 
-def test_constants_are_widened_too() -> None:
+def test_float16_constants_are_widened() -> None:
     alpha = np.full((4,), 0.25, np.float16)
     slopes = Operand(DType.FLOAT16, (4,))
     (got,) = build(site("PRELU", HALF, slopes, constant=alpha))(

@@ -62,7 +62,7 @@ def computed_table(key: str, value: str, imports: int = 1) -> bytes:
 
 
 @pytest.mark.parametrize(("key", "value"), [("INT64", "STRING"), ("STRING", "INT64")])
-def test_a_constant_table(key: str, value: str) -> None:
+def test_hash_table_of_constants_agrees_with_litert(key: str, value: str) -> None:
     assert_same_runs(constant_table(key, value, KEYS[key]), [[QUERIES[key]]], BUILT_IN)
     doubled = KEYS[key][[0, 1, 0]]
     found, size = assert_same_runs(constant_table(key, value, doubled), [[QUERIES[key]]], BUILT_IN)[
@@ -74,13 +74,13 @@ def test_a_constant_table(key: str, value: str) -> None:
 
 @pytest.mark.parametrize("imports", [1, 2])
 @pytest.mark.parametrize(("key", "value"), [("INT64", "STRING"), ("STRING", "INT64")])
-def test_a_computed_table_is_filled_once(key: str, value: str, imports: int) -> None:
+def test_computed_hash_table_is_filled_once(key: str, value: str, imports: int) -> None:
     feeds = [[QUERIES[key], keys, KEYS[value]] for keys in (KEYS[key], OTHERS[key])]
     feeds.append([OTHERS[key], KEYS[key], KEYS[value]])
     assert_same_runs(computed_table(key, value, imports), feeds, BUILT_IN)
 
 
-def test_a_table_that_another_subgraph_fills_once() -> None:
+def test_hash_table_is_filled_once_by_another_subgraph() -> None:
     file = FileBuilder()
     file.operator("CALL_ONCE", [], [], {"init_subgraph_index": 1})
     query, results = ask(file, begin(file, "INT64", "STRING"), "INT64", "STRING")
@@ -98,7 +98,7 @@ def test_a_table_that_another_subgraph_fills_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.INT64, DType.STRING])
-def test_an_empty_table_has_nothing(dtype: DType) -> None:
+def test_empty_hash_table_finds_nothing(dtype: DType) -> None:
     key = Operand(dtype, (None,))
     value, default = Operand(DType.INT64, (None,)), Operand(DType.INT64, ())
     run = kernel_of("HASHTABLE_FIND", [key, value, key, default], [value])

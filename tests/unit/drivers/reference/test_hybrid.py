@@ -13,7 +13,7 @@ ROWS = st.lists(st.lists(REALS, min_size=5, max_size=5), min_size=1, max_size=4)
 
 
 @given(ROWS, st.booleans())
-def test_centred_rows_are_quantised_ones_less_their_offsets(
+def test_centred_rows_are_quantised_rows_less_their_offsets(
     drawn: list[list[float]], asymmetric: bool
 ) -> None:
     rows = np.array(drawn, np.float32)
@@ -26,7 +26,7 @@ def test_centred_rows_are_quantised_ones_less_their_offsets(
 
 
 @given(ROWS, st.booleans())
-def test_a_row_is_quantised_alike_alone_and_among_many(
+def test_row_is_quantised_the_same_alone_and_among_others(
     drawn: list[list[float]], asymmetric: bool
 ) -> None:
     rows = np.array(drawn, np.float32)
@@ -40,7 +40,7 @@ def test_a_row_is_quantised_alike_alone_and_among_many(
 
 
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_zeros_have_scale_1_and_no_values_have_it_too(asymmetric: bool) -> None:
+def test_zero_and_empty_rows_have_scale_1(asymmetric: bool) -> None:
     for shape in ((1, 3), (2, 3), (1, 0), (2, 0)):
         rows = quantize_rows(np.zeros(shape, np.float32), asymmetric=asymmetric)
         assert rows.values.shape == shape

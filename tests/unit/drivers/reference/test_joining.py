@@ -28,7 +28,7 @@ def _whole(*values: int) -> Given:
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, DType.INT64, DType.BOOL])
-def test_concatenations(dtype: DType) -> None:
+def test_concatenation_agrees_with_litert(dtype: DType) -> None:
     parts = [Given(_x(dtype, (4, n), n)) for n in (3, 2, 1)]
     assert_agrees(run_alone("CONCATENATION", parts, [Wanted(dtype)], axis=-1))
     twice = [parts[0], Given(_x(dtype, (2, 3)), constant=True)]
@@ -36,7 +36,7 @@ def test_concatenations(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_uint8_is_brought_to_the_output_scale(seed: int) -> None:
+def test_concatenation_rescales_uint8_inputs(seed: int) -> None:
     rng = np.random.default_rng(seed)
     made = any_quantization(rng, DType.UINT8)
     others = [any_quantization(rng, DType.UINT8), made, any_quantization(rng, DType.UINT8)]
@@ -44,14 +44,14 @@ def test_uint8_is_brought_to_the_output_scale(seed: int) -> None:
     assert_agrees(run_alone("CONCATENATION", parts, [Wanted(DType.UINT8, made)], axis=1))
 
 
-def test_int8_of_another_scale_and_fused_activations_are_refused() -> None:
+def test_concatenation_refuses_other_int8_scales_and_activations() -> None:
     x, y = (Operand(DType.INT8, (2,), quantization=q(s)) for s in (0.1, 0.2))
     assert "another scale" in refusal("CONCATENATION", [x, y], [y])
     assert "RELU" in refusal("CONCATENATION", [x], [x], fused_activation_function="RELU")
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_packs_and_unpacks(dtype: DType) -> None:
+def test_pack_and_unpack_agree_with_litert(dtype: DType) -> None:
     pair = [Given(_x(dtype, (4, 3), seed)) for seed in (1, 2)]
     for axis in (0, 1, -1):
         assert_agrees(run_alone("PACK", pair, [Wanted(dtype)], values_count=2, axis=axis))
@@ -62,7 +62,7 @@ def test_packs_and_unpacks(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, DType.INT64])
-def test_splits(dtype: DType) -> None:
+def test_split_agrees_with_litert(dtype: DType) -> None:
     x, made = Given(_x(dtype, (4, 6))), Wanted(dtype)
     at_run = Given(np.array(-1, np.int32))
     assert_agrees(run_alone("SPLIT", [_whole(1), x], [made] * 3, num_splits=3))
@@ -73,7 +73,7 @@ def test_splits(dtype: DType) -> None:
     assert_agrees(run_alone("SPLIT_V", [x, *sizes], [made] * 2, num_splits=2))
 
 
-def test_parts_that_do_not_fit_fail() -> None:
+def test_split_refuses_parts_that_do_not_fit() -> None:
     x = Operand(DType.FLOAT32, (4, 6))
     value = np.ones((4, 6), np.float32)
     with pytest.raises(ShapeMismatch, match="SPLIT"):
@@ -86,7 +86,7 @@ def test_parts_that_do_not_fit_fail() -> None:
             split_v([value, np.array(sizes), np.array([1])])
 
 
-def test_int16_of_another_scale_keeps_its_stored_values() -> None:
+def test_concatenation_keeps_stored_int16_values() -> None:
     a, b = np.array([10, -20], np.int16), np.array([7], np.int16)
     given = [Given(a, q(0.1)), Given(b, q(0.2))]
     recorded = run_alone("CONCATENATION", given, [Wanted(DType.INT16, q(0.4))], axis=0)

@@ -61,7 +61,7 @@ def floats(*values: float, shape: Sequence[int]) -> NDArray:
     return np.array(values, np.float32).reshape(shape)
 
 
-def test_a_convolution_by_hand() -> None:
+def test_conv_2d_equals_a_hand_computed_result() -> None:
     image = floats(1, 2, 3, 4, 5, 6, 7, 8, 9, shape=(1, 3, 3, 1))
     filters = floats(1, 0, 0, -1, 0, 2, 2, 0, shape=(2, 2, 2, 1))
     bias = floats(10, -20, shape=(2,))
@@ -71,20 +71,20 @@ def test_a_convolution_by_hand() -> None:
     assert result[0, :, :, 1].tolist() == [[0.0, 0.0], [4.0, 8.0]]
 
 
-def test_groups_see_only_their_channels() -> None:
+def test_conv_2d_groups_use_only_their_channels() -> None:
     image = floats(1, 2, 3, 4, shape=(1, 1, 1, 4))
     filters = floats(1, 1, 1, -1, shape=(2, 1, 1, 2))
     assert run("CONV_2D", [image, filters, None], **UNIT).tolist() == [[[[3.0, -1.0]]]]
 
 
-def test_a_depthwise_convolution_by_hand() -> None:
+def test_depthwise_conv_2d_equals_a_hand_computed_result() -> None:
     image = floats(1, 10, 2, 20, shape=(1, 1, 2, 2))
     filters = floats(1, 2, 3, 4, 5, 6, 7, 8, shape=(1, 1, 2, 4))
     result = run("DEPTHWISE_CONV_2D", [image, filters, None], **UNIT, depth_multiplier=2)
     assert result.tolist() == [[[[11.0, 14.0, 170.0, 200.0]]]]
 
 
-def test_a_transposed_convolution_by_hand() -> None:
+def test_transpose_conv_equals_a_hand_computed_result() -> None:
     shape = np.array([1, 1, 5, 1], np.int32)
     filters = floats(1, 2, 3, shape=(1, 1, 3, 1))
     image = floats(1, 10, shape=(1, 1, 2, 1))
@@ -92,7 +92,7 @@ def test_a_transposed_convolution_by_hand() -> None:
     assert result.ravel().tolist() == [1.0, 2.0, 13.0, 20.0, 30.0]
 
 
-def test_a_transposed_output_may_be_larger_than_what_the_image_reaches() -> None:
+def test_transpose_conv_output_may_exceed_the_reach_of_the_image() -> None:
     shape = np.array([1, 1, 4, 1], np.int32)
     image, filters = floats(1, 10, shape=(1, 1, 2, 1)), floats(3, shape=(1, 1, 1, 1))
     result = run("TRANSPOSE_CONV", [shape, filters, image], stride_h=1, stride_w=2, padding="VALID")
@@ -100,7 +100,7 @@ def test_a_transposed_output_may_be_larger_than_what_the_image_reaches() -> None
 
 
 @pytest.mark.parametrize("extents", [(2, 1, 2, 1), (1, 1, 2, 3), (1, 2, 1)])
-def test_a_transposed_output_of_another_batch_or_depth_is_an_error(
+def test_transpose_conv_refuses_an_output_of_another_batch_or_depth(
     extents: tuple[int, ...],
 ) -> None:
     image, filters = floats(1, shape=(1, 1, 1, 1)), floats(3, shape=(1, 1, 1, 1))
@@ -109,7 +109,7 @@ def test_a_transposed_output_of_another_batch_or_depth_is_an_error(
         run("TRANSPOSE_CONV", [shape, filters, image], stride_h=1, stride_w=1, padding="VALID")
 
 
-def test_a_fully_connected_layer_keeps_dimensions_on_demand() -> None:
+def test_fully_connected_keeps_dimensions_on_request() -> None:
     source, weights = np.ones((2, 3, 4), np.float32), np.ones((5, 4), np.float32)
     assert run("FULLY_CONNECTED", [source, weights, None]).shape == (6, 5)
     kept = run("FULLY_CONNECTED", [source, weights, None], keep_num_dims=True)
@@ -117,7 +117,7 @@ def test_a_fully_connected_layer_keeps_dimensions_on_demand() -> None:
     assert kept.tolist() == np.full((2, 3, 5), 4.0).tolist()
 
 
-def test_a_pool_averages_over_the_elements_it_has() -> None:
+def test_average_pool_ignores_padding() -> None:
     image = floats(1, 2, 3, shape=(1, 1, 3, 1))
     pool: dict[str, Any] = {
         "filter_width": 3,
@@ -134,7 +134,9 @@ def test_a_pool_averages_over_the_elements_it_has() -> None:
 @pytest.mark.parametrize(
     ("values", "mean"), [((1, 2), 2), ((-1, -2), -2), ((3, 4), 4), ((-3, 2), -1)]
 )
-def test_integer_means_round_halves_away_from_zero(values: tuple[int, int], mean: int) -> None:
+def test_integer_average_pool_rounds_halves_away_from_zero(
+    values: tuple[int, int], mean: int
+) -> None:
     image = np.array(values, np.int8).reshape(1, 1, 2, 1)
     operand = of(image, q(1.0))
     pool = build(
@@ -152,7 +154,7 @@ def test_integer_means_round_halves_away_from_zero(values: tuple[int, int], mean
     assert pool([image])[0].tolist() == [[[[mean]]]]
 
 
-def test_a_window_larger_than_the_image_has_no_output() -> None:
+def test_pool_window_larger_than_the_image_has_no_output() -> None:
     image = np.ones((1, 2, 2, 3), np.float32)
     filters = np.ones((4, 3, 3, 3), np.float32)
     depthwise = np.ones((1, 3, 3, 3), np.float32)
@@ -162,7 +164,7 @@ def test_a_window_larger_than_the_image_has_no_output() -> None:
     assert run("MAX_POOL_2D", [image], **UNIT, **pool).shape == (1, 0, 0, 3)
 
 
-def test_an_empty_batch_gives_an_empty_batch() -> None:
+def test_layers_of_an_empty_batch_are_empty() -> None:
     image, filters = np.ones((0, 4, 4, 3), np.float32), np.ones((2, 3, 3, 3), np.float32)
     assert run("CONV_2D", [image, filters, None], **UNIT).shape == (0, 2, 2, 2)
     assert run("FULLY_CONNECTED", [np.ones((0, 3), np.float32), filters[:, 0, 0], None]).shape == (
@@ -172,7 +174,7 @@ def test_an_empty_batch_gives_an_empty_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16])
-def test_half_floats_compute_in_float32(dtype: DType) -> None:
+def test_float16_layers_compute_in_float32(dtype: DType) -> None:
     rng = np.random.default_rng(0)
     image = rng.standard_normal((1, 5, 5, 8)).astype(dtype.numpy)
     filters = rng.standard_normal((4, 3, 3, 8)).astype(dtype.numpy)
@@ -282,7 +284,7 @@ CHANNELS = Operand(
         ({"activation": "GELU"}, "GELU is no activation that may be fused"),
     ],
 )
-def test_what_is_not_computed_is_refused_with_its_reason(
+def test_layers_refuse_unsupported_forms_with_a_reason(
     changes: dict[str, Any], reason: str
 ) -> None:
     build(quantized_site())

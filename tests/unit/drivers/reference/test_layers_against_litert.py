@@ -139,7 +139,7 @@ def dilate(options: dict[str, Any], factor: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_convolutions_agree(scheme: str, seed: int) -> None:
+def test_conv_2d_agrees_with_litert(scheme: str, seed: int) -> None:
     stype, wtype, btype, per_channel = SCHEMES[scheme]
     maker = Maker(seed)
     depth, channels, groups = maker.whole(1, 9), maker.whole(1, 20), 1
@@ -157,7 +157,7 @@ def test_convolutions_agree(scheme: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "hybrid"])
-def test_depthwise_convolutions_agree(scheme: str, seed: int) -> None:
+def test_depthwise_conv_2d_agrees_with_litert(scheme: str, seed: int) -> None:
     stype, wtype, btype, per_channel = SCHEMES[scheme]
     maker = Maker(seed)
     depth, multiplier = maker.whole(1, 9), maker.whole(1, 3)
@@ -173,7 +173,7 @@ def test_depthwise_convolutions_agree(scheme: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_fully_connected_layers_agree(scheme: str, seed: int) -> None:
+def test_fully_connected_agrees_with_litert(scheme: str, seed: int) -> None:
     stype, wtype, btype, per_channel = SCHEMES[scheme]
     maker = Maker(seed)
     depth, units = maker.whole(1, 70), maker.whole(1, 20)
@@ -197,7 +197,7 @@ def test_fully_connected_layers_agree(scheme: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("scheme", [s for s in SCHEMES if "int4" not in s])
-def test_transposed_convolutions_agree(scheme: str, seed: int) -> None:
+def test_transpose_conv_agrees_with_litert(scheme: str, seed: int) -> None:
     stype, wtype, btype, per_channel = SCHEMES[scheme]
     maker = Maker(seed)
     depth, channels = maker.whole(1, 6), maker.whole(1, 6)
@@ -221,7 +221,7 @@ def test_transposed_convolutions_agree(scheme: str, seed: int) -> None:
 @pytest.mark.parametrize(
     ("left", "right"), [(F32, F32), (I8, I8), (I16, I16), (I16, I8), (F32, I8)]
 )
-def test_matrix_products_agree(left: DType, right: DType, seed: int) -> None:
+def test_batch_matmul_agrees_with_litert(left: DType, right: DType, seed: int) -> None:
     maker = Maker(seed)
     rows, depth, columns = maker.whole(1, 8), maker.whole(1, 40), maker.whole(1, 8)
     batch = [((2, 3), (2, 3)), ((), ()), ((3,), (1,)), ((1, 2), (3, 1))][seed % 4]
@@ -256,7 +256,7 @@ def test_matrix_products_agree(left: DType, right: DType, seed: int) -> None:
         ("L2_POOL_2D", F32),
     ],
 )
-def test_pooling_agrees(kind: str, dtype: DType, seed: int) -> None:
+def test_pooling_agrees_with_litert(kind: str, dtype: DType, seed: int) -> None:
     maker = Maker(seed)
     shape = maker.whole(1, 2), maker.whole(6, 12), maker.whole(6, 12), maker.whole(1, 5)
     source = maker.source(dtype, shape)
@@ -287,7 +287,7 @@ def near_halves(maker: Maker, scale: float, count: int) -> NDArray:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("source", "target"), PAIRS)
-def test_quantize_agrees(source: DType, target: DType, seed: int) -> None:
+def test_quantize_agrees_with_litert(source: DType, target: DType, seed: int) -> None:
     maker = Maker(seed)
 
     def quantization(dtype: DType) -> Quantization | None:
@@ -310,7 +310,7 @@ def test_quantize_agrees(source: DType, target: DType, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("dtype", [U8, I8, I16, DType.FLOAT16])
-def test_dequantize_agrees(dtype: DType, seed: int) -> None:
+def test_dequantize_agrees_with_litert(dtype: DType, seed: int) -> None:
     maker = Maker(seed)
     if dtype is DType.FLOAT16:
         source = Given(maker.values(F32, (3, 200)).astype(np.float16))

@@ -137,7 +137,7 @@ class Case:
 
 
 @given(LAYERS)
-def test_convolution_is_as_defined(layer: Layer) -> None:
+def test_quantised_conv_2d_equals_plain_loops(layer: Layer) -> None:
     case = Case(layer, "CONV_2D", (layer.channels, *layer.extents, layer.depth), layer.channels)
     shape = 1, layer.start(0)[0], layer.start(1)[0], layer.channels
     expected = np.zeros(shape, layer.dtype.numpy)
@@ -152,7 +152,7 @@ def test_convolution_is_as_defined(layer: Layer) -> None:
 
 
 @given(LAYERS)
-def test_depthwise_convolution_is_as_defined(layer: Layer) -> None:
+def test_quantised_depthwise_conv_2d_equals_plain_loops(layer: Layer) -> None:
     multiplier = layer.channels
     channels = layer.depth * multiplier
     case = Case(layer, "DEPTHWISE_CONV_2D", (1, *layer.extents, channels), channels)

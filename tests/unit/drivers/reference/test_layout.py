@@ -18,7 +18,7 @@ def _whole(*values: object) -> Given:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_transpositions_tiles_and_reversals(dtype: DType) -> None:
+def test_transpose_tile_and_reverse_agree_with_litert(dtype: DType) -> None:
     made, x = [Wanted(dtype)], Given(_x(dtype))
     assert_agrees(run_alone("TRANSPOSE", [x, _whole(2, 0, 1)], made))
     order = Given(np.array([1, 2, 0], np.int32))
@@ -30,7 +30,7 @@ def test_transpositions_tiles_and_reversals(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_paddings(dtype: DType) -> None:
+def test_padding_agrees_with_litert(dtype: DType) -> None:
     made, x, pads = [Wanted(dtype)], Given(_x(dtype)), _whole([0, 0], [1, 2], [3, 0])
     assert_agrees(run_alone("PAD", [x, pads], made))
     assert_agrees(run_alone("PADV2", [x, pads, Given(_x(dtype, (1,)), constant=True)], made))
@@ -40,7 +40,7 @@ def test_paddings(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
-def test_quantised_padding_is_the_zero_point(dtype: DType) -> None:
+def test_quantised_pad_uses_the_zero_point(dtype: DType) -> None:
     quantization = q(0.1, 5)
     made = [Wanted(dtype, quantization)]
     pads = _whole([0, 0], [1, 2], [3, 0])
@@ -54,7 +54,9 @@ def test_quantised_padding_is_the_zero_point(dtype: DType) -> None:
     ("lengths", "along", "batch"), [((1, 3), 1, 0), ((2, 0, 4), 2, 1), ((2, 0, 1, 1), 0, 2)]
 )
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.UINT8, DType.INT32])
-def test_reversed_sequences(dtype: DType, lengths: tuple[int, ...], along: int, batch: int) -> None:
+def test_reverse_sequence_agrees_with_litert(
+    dtype: DType, lengths: tuple[int, ...], along: int, batch: int
+) -> None:
     x = Given(_x(dtype))
     recorded = run_alone(
         "REVERSE_SEQUENCE", [x, _whole(*lengths)], [Wanted(dtype)], seq_dim=along, batch_dim=batch
@@ -63,14 +65,14 @@ def test_reversed_sequences(dtype: DType, lengths: tuple[int, ...], along: int, 
 
 
 @pytest.mark.parametrize("dtype", BLOCKS)
-def test_space_for_depth_and_back(dtype: DType) -> None:
+def test_space_to_depth_and_back_agree_with_litert(dtype: DType) -> None:
     image = Given(_x(dtype, (2, 4, 6, 8)))
     for kind in ("SPACE_TO_DEPTH", "DEPTH_TO_SPACE"):
         assert_agrees(run_alone(kind, [image], [Wanted(dtype)], block_size=2))
 
 
 @pytest.mark.parametrize("dtype", BLOCKS)
-def test_space_for_batch_and_back(dtype: DType) -> None:
+def test_space_to_batch_and_back_agree_with_litert(dtype: DType) -> None:
     made = [Wanted(dtype)]
     image, row = Given(_x(dtype, (2, 4, 6, 3))), Given(_x(dtype, (2, 4, 6)))
     batches, rows = Given(_x(dtype, (6, 4, 6, 3))), Given(_x(dtype, (6, 4, 6)))
@@ -81,7 +83,7 @@ def test_space_for_batch_and_back(dtype: DType) -> None:
     assert_agrees(run_alone("BATCH_TO_SPACE_ND", [rows, *one], made))
 
 
-def test_blocks_of_an_empty_batch() -> None:
+def test_space_to_batch_of_an_empty_batch_is_empty() -> None:
     x = Operand(DType.FLOAT32, (0, 4, 6, 1))
     sizes = [np.array([2, 2], np.int32), np.zeros((2, 2), np.int32)]
     whole = Operand(DType.INT32, (2,))
@@ -105,7 +107,7 @@ def test_blocks_of_an_empty_batch() -> None:
         ("REVERSE_V2", [3]),
     ],
 )
-def test_arguments_that_do_not_fit_fail(kind: str, value: list[object]) -> None:
+def test_layout_operations_refuse_wrong_arguments(kind: str, value: list[object]) -> None:
     x = Operand(DType.FLOAT32, (2, 3, 4))
     kernel = kernel_of(kind, [x, Operand(DType.INT32, None)], [x])
     with pytest.raises(ValueError):
@@ -115,14 +117,16 @@ def test_arguments_that_do_not_fit_fail(kind: str, value: list[object]) -> None:
 @pytest.mark.parametrize(
     ("kind", "value"), [("TILE", [2**30, 1, 1]), ("PAD", [[0, 2**30], [0, 0], [0, 0]])]
 )
-def test_outputs_beyond_32_bits_fail_before_they_allocate(kind: str, value: list[object]) -> None:
+def test_layout_operations_refuse_outputs_beyond_32_bits_before_allocating(
+    kind: str, value: list[object]
+) -> None:
     x = Operand(DType.FLOAT32, (2, 3, 4))
     kernel = kernel_of(kind, [x, Operand(DType.INT32, None)], [x])
     with pytest.raises(ShapeMismatch, match="to the shape"):
         kernel([np.ones((2, 3, 4), np.float32), np.array(value, np.int32)])
 
 
-def test_crops_beyond_the_image_fail() -> None:
+def test_batch_to_space_refuses_crops_beyond_the_image() -> None:
     x, whole = Operand(DType.FLOAT32, (4, 1, 1, 1)), Operand(DType.INT32, (2,))
     kernel = kernel_of("BATCH_TO_SPACE_ND", [x, whole, whole], [x])
     with pytest.raises(ShapeMismatch, match="crops"):

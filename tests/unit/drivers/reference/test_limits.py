@@ -20,13 +20,13 @@ def filled(shape: np.ndarray | None = None) -> Model:
     return builder.build(builder.operation("FILL", [dims, value], [(DType.FLOAT32, None)]))
 
 
-def test_the_default_is_half_of_the_memory() -> None:
+def test_memory_limit_is_half_of_the_memory_by_default() -> None:
     assert most_bytes() >= 256 * MIB
     with knobs.override(tensor_limit_mib=3):
         assert most_bytes() == 3 * MIB
 
 
-def test_the_message_names_the_knob() -> None:
+def test_memory_limit_error_names_the_knob() -> None:
     with (
         knobs.override(tensor_limit_mib=1),
         pytest.raises(LimitExceeded, match=r"FILL takes 2097152 bytes.*tensor_limit_mib"),

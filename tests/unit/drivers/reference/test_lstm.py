@@ -33,7 +33,9 @@ FORMS = {
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("order", ["batch", "time", "step"])
-def test_forms(form: Form, weights: DType, asymmetric: bool, order: str) -> None:
+def test_lstm_forms_agree_with_litert(
+    form: Form, weights: DType, asymmetric: bool, order: str
+) -> None:
     kind = "LSTM" if order == "step" else form.kind
     tried = Form(**{**vars(form), "kind": kind, "time_major": order == "time"})
     rng = np.random.default_rng(1)
@@ -60,7 +62,7 @@ def test_the_input_gate_is_coupled_where_the_input_has_no_elements(
 
 
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
-def test_more_outputs_than_cells(weights: DType, asymmetric: bool) -> None:
+def test_lstm_projection_may_have_more_outputs_than_cells(weights: DType, asymmetric: bool) -> None:
     """Of a sequence, and by a few: LiteRT writes past its scratch memory otherwise
     (docs/differences.md).
     """
@@ -72,7 +74,7 @@ def test_more_outputs_than_cells(weights: DType, asymmetric: bool) -> None:
 
 @pytest.mark.parametrize("weights", [REAL, DType.INT8])
 @pytest.mark.parametrize("activation", ["TANH", "RELU", "RELU6", "RELU_N1_TO_1", "SIGN_BIT"])
-def test_activations(activation: str, weights: DType) -> None:
+def test_lstm_activations_agree_with_litert(activation: str, weights: DType) -> None:
     rng = np.random.default_rng(2)
     case = real_case(Form(), rng, weights)
     case.attributes["fused_activation_function"] = activation
@@ -81,7 +83,9 @@ def test_activations(activation: str, weights: DType) -> None:
 
 @pytest.mark.parametrize("weights", [REAL, DType.INT8])
 @pytest.mark.parametrize("diagonal", [(0, 1, 2, 3), (1, 2)])
-def test_diagonal_recurrent_weights(diagonal: tuple[int, ...], weights: DType) -> None:
+def test_lstm_with_diagonal_recurrent_weights_agrees_with_litert(
+    diagonal: tuple[int, ...], weights: DType
+) -> None:
     rng = np.random.default_rng(3)
     case = real_case(Form(diagonal=diagonal), rng, weights, diagonal_recurrent_tensors=True)
     compare(case, case.feeds(rng, 2, reach=2.0))
@@ -90,7 +94,9 @@ def test_diagonal_recurrent_weights(diagonal: tuple[int, ...], weights: DType) -
 @pytest.mark.parametrize("weights", [REAL, DType.INT8])
 @pytest.mark.parametrize(("batch", "steps"), [(0, 3), (2, 0)])
 @pytest.mark.parametrize("time_major", [False, True])
-def test_nothing_to_compute(batch: int, steps: int, time_major: bool, weights: DType) -> None:
+def test_lstm_of_an_empty_sequence_is_empty(
+    batch: int, steps: int, time_major: bool, weights: DType
+) -> None:
     form = Form(batch=batch, steps=steps, time_major=time_major, norm=True, outputs=3)
     rng = np.random.default_rng(4)
     case = real_case(form, rng, weights)
@@ -101,7 +107,7 @@ def test_nothing_to_compute(batch: int, steps: int, time_major: bool, weights: D
 @pytest.mark.parametrize("form", [FORMS["plain"], FORMS["everything"], FORMS["coupled"]])
 @pytest.mark.parametrize("auxiliary", ["none", "weighted", "linked"])
 @pytest.mark.parametrize("time_major", [False, True])
-def test_both_directions(
+def test_bidirectional_lstm_agrees_with_litert(
     form: Form, weights: DType, asymmetric: bool, auxiliary: str, time_major: bool
 ) -> None:
     tried = Form(**{**vars(form), "time_major": time_major})
@@ -128,7 +134,7 @@ def random_values(rng: np.random.Generator, inputs: list[Operand]) -> list[NDArr
     return [values(rng, o.dtype, shape_of(o)) if o.has_value else None for o in inputs]
 
 
-def test_half_precision_is_computed_in_single() -> None:
+def test_lstm_computes_float16_in_float32() -> None:
     form = Form(peephole=True, norm=True, outputs=3)
     rng = np.random.default_rng(6)
     halves, singles = (operands(form, t) for t in (DType.FLOAT16, REAL))
@@ -144,7 +150,7 @@ def test_half_precision_is_computed_in_single() -> None:
         np.testing.assert_array_equal(got, want.astype(np.float16))
 
 
-def test_states_keep_their_shapes_and_are_not_written() -> None:
+def test_lstm_states_keep_their_shapes_and_are_not_written() -> None:
     form = Form(batch=2)
     given_operands = operands(form, REAL)
     flat = Operand(REAL, (12,))
@@ -171,14 +177,14 @@ def test_states_keep_their_shapes_and_are_not_written() -> None:
         (16, "a projection bias without projection weights"),
     ],
 )
-def test_incomplete_parameters_are_refused(without: int, reason: str) -> None:
+def test_lstm_refuses_incomplete_parameters(without: int, reason: str) -> None:
     form = Form(peephole=True, norm=True, outputs=3, projection_bias=True)
     inputs = operands(form, REAL)
     inputs[without] = OMITTED
     assert reason in refusal(form.kind, inputs, [inputs[0]] * 3, **form.attributes())
 
 
-def test_what_tflite_refuses_is_refused() -> None:
+def test_lstm_refuses_what_tflite_refuses() -> None:
     form = Form()
     inputs = operands(form, REAL)
     assert "cell_clip" in refusal(form.kind, inputs, [inputs[0]] * 3, cell_clip=-1.0)

@@ -20,20 +20,20 @@ from tests.unit.drivers.reference.support_recurrent import Constant, compare, ru
 
 
 @pytest.mark.parametrize(("batch", "cells"), [(1, 4), (2, 5), (3, 16)])
-def test_floats(batch: int, cells: int) -> None:
+def test_basic_lstm_of_floats_agrees_with_litert(batch: int, cells: int) -> None:
     rng = np.random.default_rng(1)
     case = real_basic_case(rng, batch, 3, cells)
     compare(case, case.feeds(rng, 4))
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_integers_with_every_intermediate_result(seed: int) -> None:
+def test_basic_integer_lstm_agrees_with_litert_in_every_intermediate_result(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case = integer_basic_case(rng, 1 + seed % 3, 3, 1 + seed)
     compare(case, case.feeds(rng, 6))
 
 
-def test_weights_that_come_at_run_time() -> None:
+def test_basic_lstm_accepts_weights_at_run_time() -> None:
     rng = np.random.default_rng(2)
     case = integer_basic_case(rng, 2, 3, 4)
     (feed,) = case.feeds(rng, 1)
@@ -51,7 +51,7 @@ def test_weights_that_come_at_run_time() -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def test_other_scales_and_types_are_refused() -> None:
+def test_basic_lstm_refuses_other_scales_and_types() -> None:
     inputs = integer_basic_case(np.random.default_rng(3), 1, 2, 3).quantized_operands()
     cell = Operand(INT16, (1, 3), quantization=q(2.0**-10))
     assert "2**-11" in refusal("LSTM", inputs, [inputs[1], cell], **BASIC)
@@ -70,7 +70,7 @@ def nnapi_inputs(cells: int, size: int) -> list[Operand]:
     ]
 
 
-def test_nnapis_form_follows_the_real_cell_where_columns_have_one_weight() -> None:
+def test_quantized_16bit_lstm_approximates_the_real_cell() -> None:
     """Weights that are equal within a row do not tell the columns apart."""
     rng = np.random.default_rng(4)
     cells, size = 4, 2

@@ -36,7 +36,7 @@ FORMS = {
     ("cell_power", "hidden_zero_point", "cell_clip", "proj_clip"),
     [(-11, 0, 0.0, 0.0), (-15, -10, 0.6, 0.3), (-9, 17, 2.5, 1.0)],
 )
-def test_five_intermediate_results(
+def test_integer_lstm_with_5_intermediates_agrees_with_litert(
     form: Form,
     order: str,
     cell_power: int,
@@ -58,14 +58,14 @@ def test_five_intermediate_results(
 
 
 @pytest.mark.parametrize(("batch", "steps"), [(0, 3), (2, 0)])
-def test_nothing_to_compute(batch: int, steps: int) -> None:
+def test_integer_lstm_of_an_empty_sequence_is_empty(batch: int, steps: int) -> None:
     rng = np.random.default_rng(2)
     case = integer_case(Form(batch=batch, steps=steps, norm=True, outputs=3), rng)
     compare(case, case.feeds(rng, 2))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_twelve_intermediate_results(seed: int) -> None:
+def test_integer_lstm_with_12_intermediates_agrees_with_litert(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case = narrow_case(
         rng,
@@ -95,7 +95,7 @@ def nnapi_case(form: Form, rng: np.random.Generator) -> tuple[Case, dict[str, At
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_nnapis_form_is_the_same_cell(form: Form) -> None:
+def test_quantized_lstm_equals_the_integer_lstm(form: Form) -> None:
     rng = np.random.default_rng(3)
     case, attributes = nnapi_case(form, rng)
     (feed,) = case.feeds(rng, 1)
@@ -130,9 +130,7 @@ def test_nnapis_form_is_the_same_cell(form: Form) -> None:
         (12, OMITTED, "without input 12"),
     ],
 )
-def test_what_the_kernels_do_not_know_is_refused(
-    position: int, operand: Operand, reason: str
-) -> None:
+def test_integer_lstm_refuses_unknown_forms(position: int, operand: Operand, reason: str) -> None:
     case = integer_case(Form(), np.random.default_rng(4))
     inputs = case.quantized_operands()
     inputs[position] = operand
@@ -148,7 +146,9 @@ def test_what_the_kernels_do_not_know_is_refused(
         ((0.0,) * 5, "without a scale"),
     ],
 )
-def test_intermediate_results_must_fit(scales: tuple[float, ...], reason: str) -> None:
+def test_integer_lstm_refuses_inconsistent_intermediates(
+    scales: tuple[float, ...], reason: str
+) -> None:
     case = integer_case(Form(), np.random.default_rng(5))
     given = {"intermediate_scales": scales, "intermediate_zero_points": (0,) * len(scales)}
     inputs = case.quantized_operands()

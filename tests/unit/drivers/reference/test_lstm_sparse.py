@@ -91,7 +91,7 @@ def worst(a: list[list[NDArray]], b: list[list[NDArray]]) -> float:
     return max(float(np.abs(x - y).max()) for x, y in pairs(a, b))
 
 
-def test_sparse_weights_of_input_and_projection() -> None:
+def test_lstm_with_sparse_weights_agrees_with_litert() -> None:
     case = thin_case()
     file = sparse(case.model(), INPUT + PROJECTION)
     feeds = case.feeds(np.random.default_rng(2), 3, reach=2.0)
@@ -103,7 +103,9 @@ def test_sparse_weights_of_input_and_projection() -> None:
     [(INPUT + RECURRENT + PROJECTION, False), (INPUT + PROJECTION, True)],
     ids=["recurrent weights", "asymmetric inputs"],
 )
-def test_what_litert_makes_of_the_same_weights(positions: list[int], asymmetric: bool) -> None:
+def test_litert_computes_sparse_lstm_weights_differently(
+    positions: list[int], asymmetric: bool
+) -> None:
     """LiteRT scales the previous output as it does the input, and leaves offsets out
     (docs/differences.md).
     """

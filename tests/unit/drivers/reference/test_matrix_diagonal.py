@@ -20,7 +20,7 @@ OTHERS: Final = [DType.FLOAT64, DType.FLOAT16, DType.BFLOAT16, DType.UINT16, DTy
 
 
 @pytest.mark.parametrize("dtype", JUDGED, ids=lambda d: d.value)
-def test_diagonals_beside_litert(dtype: DType) -> None:
+def test_matrix_diag_agrees_with_litert(dtype: DType) -> None:
     rng = np.random.default_rng(5)
     shape: tuple[int, ...]
     for shape in ((3,), (2, 3), (2, 1, 4)):
@@ -32,7 +32,7 @@ def test_diagonals_beside_litert(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", OTHERS, ids=lambda d: d.value)
-def test_diagonals_of_types_that_litert_takes_for_floats(dtype: DType) -> None:
+def test_matrix_diag_supports_types_that_litert_misreads(dtype: DType) -> None:
     rng = np.random.default_rng(6)
     x, diagonal = values(rng, dtype, (4, 3)), values(rng, dtype, (3,))
     (got,) = computed(single("MATRIX_DIAG", [diagonal], [(dtype, None)]), [diagonal])
@@ -45,18 +45,18 @@ def test_diagonals_of_types_that_litert_takes_for_floats(dtype: DType) -> None:
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_matrices_without_elements() -> None:
+def test_matrix_set_diag_of_empty_matrices_is_empty() -> None:
     x = np.zeros((2, 0), np.float32)
     assert computed(single("MATRIX_DIAG", [x], [(DType.FLOAT32, None)]), [x])[0].shape == (2, 0, 0)
 
 
-def test_a_diagonal_of_another_length_is_refused() -> None:
+def test_matrix_set_diag_refuses_a_diagonal_of_another_length() -> None:
     inputs = [np.zeros((4, 3), np.float32), np.zeros(4, np.float32)]
     with pytest.raises(PenstockError):
         computed(single("MATRIX_SET_DIAG", inputs, [(DType.FLOAT32, None)]), inputs)
 
 
-def test_strings_are_refused() -> None:
+def test_matrix_diag_refuses_strings() -> None:
     strings = Operand(DType.STRING, (2,))
     with pytest.raises(Unsupported):
         kernel_of("MATRIX_DIAG", [strings], [Operand(DType.STRING, (2, 2))])

@@ -42,7 +42,7 @@ def test_unpooling_puts_values_back_and_zero_elsewhere(size: int) -> None:
     assert np.count_nonzero(back) == values.size
 
 
-def test_an_index_outside_its_window_fails() -> None:
+def test_unpooling_refuses_an_index_outside_its_window() -> None:
     kernel = _pool("MaxUnpooling2D", SAME, 2, 2)
     values = np.ones((1, 1, 1, 1), np.float32)
     with pytest.raises(ValueError, match="windows"):

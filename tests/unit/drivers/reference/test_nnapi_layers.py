@@ -26,7 +26,7 @@ F32, F16, I32, U8, I8 = DType.FLOAT32, DType.FLOAT16, DType.INT32, DType.UINT8, 
     st.integers(0, 3),
     st.booleans(),
 )
-def test_channels_are_dealt_out_to_groups(
+def test_channel_shuffle_distributes_channels_to_groups(
     shape: list[int], groups: int, axis: int, negative: bool
 ) -> None:
     axis %= len(shape)
@@ -40,7 +40,7 @@ def test_channels_are_dealt_out_to_groups(
         np.testing.assert_array_equal(got.take(place * groups + group, axis), x.take(channel, axis))
 
 
-def test_channels_that_do_not_come_out_even() -> None:
+def test_channel_shuffle_refuses_channels_that_do_not_divide() -> None:
     x = np.zeros((2, 5), np.float32)
     with pytest.raises(ShapeMismatch, match="5 channels are not a multiple of 2"):
         alone("CHANNEL_SHUFFLE", [x], [F32], groups=2, axis=1)
@@ -52,7 +52,9 @@ def test_channels_that_do_not_come_out_even() -> None:
 
 @pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
 @pytest.mark.parametrize("dtype", [F32, F16])
-def test_each_channel_of_each_image_is_normalised(layout: str, dtype: DType) -> None:
+def test_instance_normalization_normalises_each_channel_of_each_image(
+    layout: str, dtype: DType
+) -> None:
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(2, 5, 6, 3)) * [1, 10, 0.1] + [100, 0, -3]).astype(dtype.numpy)
     given = x if layout == "NHWC" else np.ascontiguousarray(np.moveaxis(x, 3, 1))
@@ -68,7 +70,7 @@ def test_each_channel_of_each_image_is_normalised(layout: str, dtype: DType) -> 
             )
 
 
-def test_normalising_no_pixels() -> None:
+def test_instance_normalization_of_no_pixels_is_empty() -> None:
     options: dict[str, Any] = {"gamma": 2.0, "beta": 5.0, "epsilon": 1e-3}
     (got,) = alone("INSTANCE_NORMALIZATION", [np.zeros((2, 0, 3, 1), np.float32)], [F32], **options)
     assert got.shape == (2, 0, 3, 1)
@@ -155,7 +157,7 @@ def convolved(
 
 
 @given(LAYERS)
-def test_float_groups(layer: dict[str, Any]) -> None:
+def test_grouped_conv_2d_of_floats_equals_single_convolutions(layer: dict[str, Any]) -> None:
     rng = np.random.default_rng(layer["seed"])
     depth, outputs = layer["each"]
     groups, size, strides = layer["groups"], layer["size"], layer["strides"]
@@ -169,7 +171,9 @@ def test_float_groups(layer: dict[str, Any]) -> None:
 
 
 @given(LAYERS, st.sampled_from([U8, I8]), st.booleans())
-def test_quantised_groups(layer: dict[str, Any], dtype: DType, per_channel: bool) -> None:
+def test_quantised_grouped_conv_2d_equals_single_convolutions(
+    layer: dict[str, Any], dtype: DType, per_channel: bool
+) -> None:
     rng = np.random.default_rng(layer["seed"])
     depth, outputs = layer["each"]
     groups, size, strides = layer["groups"], layer["size"], layer["strides"]
@@ -200,7 +204,7 @@ def test_quantised_groups(layer: dict[str, Any], dtype: DType, per_channel: bool
         np.testing.assert_array_equal(got[..., channel], np.clip(scaled, low + 30, low + 255))
 
 
-def test_groups_that_do_not_come_out_even() -> None:
+def test_grouped_conv_2d_refuses_channels_that_do_not_divide() -> None:
     image, bias = np.zeros((1, 5, 5, 6), np.float32), np.zeros(4, np.float32)
     options: dict[str, Any] = {"stride_h": 1, "stride_w": 1, "groups": 2}
     filters = np.zeros((4, 3, 3, 2), np.float32)
@@ -216,7 +220,7 @@ def test_groups_that_do_not_come_out_even() -> None:
         alone("GROUPED_CONV_2D", [image, filters, bias], [F32], **{**options, "groups": 0})
 
 
-def test_an_empty_batch() -> None:
+def test_grouped_conv_2d_of_an_empty_batch_is_empty() -> None:
     (got,) = alone(
         "GROUPED_CONV_2D",
         [

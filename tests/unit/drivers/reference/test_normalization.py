@@ -19,7 +19,7 @@ MIDDLE = {DType.INT8: 0, DType.UINT8: 128}
 
 @pytest.mark.parametrize("dtype", MIDDLE)
 @pytest.mark.parametrize("seed", range(15))
-def test_quantised_vectors_over_their_length(dtype: DType, seed: int) -> None:
+def test_quantised_l2_normalization_agrees_with_litert(dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     given = any_quantization(rng, dtype)
     x = uniform(rng, dtype, (3, 2, int(rng.integers(1, 60))))
@@ -30,14 +30,14 @@ def test_quantised_vectors_over_their_length(dtype: DType, seed: int) -> None:
     assert_agrees(recorded)
 
 
-def test_float_vectors_over_their_length() -> None:
+def test_float_l2_normalization_agrees_with_litert() -> None:
     x = np.random.default_rng(0).normal(0, 1, (3, 4, 20)).astype(np.float32)
     x[0] = 0
     assert_agrees(run_alone("L2_NORMALIZATION", [Given(x)], [Wanted(DType.FLOAT32)]))
 
 
 @pytest.mark.parametrize("radius", [0, 1, 2, 5, 20, 1000])
-def test_responses_over_those_of_their_neighbours(radius: int) -> None:
+def test_local_response_normalization_agrees_with_litert(radius: int) -> None:
     x = np.random.default_rng(1).normal(0, 3, (2, 3, 4, 20)).astype(np.float32)
     operand = Operand(DType.FLOAT32, x.shape)
     kernel = kernel_of(
@@ -65,7 +65,7 @@ def _by_definition(x: NDArray, radius: int) -> NDArray:
     return result
 
 
-def test_refusals_name_the_reason() -> None:
+def test_normalization_refusals_name_the_reason() -> None:
     x = Operand(DType.INT8, (4,), quantization=q(0.1))
     y = Operand(DType.INT8, (4,), quantization=q(0.1))
     assert "1/128" in refusal("L2_NORMALIZATION", [x], [y])

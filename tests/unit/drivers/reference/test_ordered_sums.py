@@ -30,7 +30,7 @@ def one_by_one(left: NDArray, columns: NDArray) -> NDArray:
 @pytest.mark.parametrize(
     ("rows", "columns", "depth"), [(7, 3, 40), (3, 7, 40), (1, 1, 1), (2, 5, 0), (0, 4, 3)]
 )
-def test_each_product_is_added_in_turn_and_rounded(rows: int, columns: int, depth: int) -> None:
+def test_ordered_product_rounds_after_each_addition(rows: int, columns: int, depth: int) -> None:
     random = np.random.default_rng(rows * 100 + columns)
     left = random.standard_normal((rows, depth)).astype(np.float32)
     right = random.standard_normal((columns, depth)).astype(np.float32)
@@ -40,7 +40,7 @@ def test_each_product_is_added_in_turn_and_rounded(rows: int, columns: int, dept
 
 
 @pytest.mark.parametrize(("rows", "columns", "depth"), [(7, 3, 40), (3, 7, 40), (2, 5, 0)])
-def test_a_fused_sum_begins_at_the_bias_and_rounds_once_a_step(
+def test_fused_product_begins_at_the_bias_and_rounds_once_a_step(
     rows: int, columns: int, depth: int
 ) -> None:
     random = np.random.default_rng(depth)
@@ -69,7 +69,7 @@ def test_a_wide_sum_is_rounded_once(rows: int, columns: int, depth: int) -> None
     np.testing.assert_array_equal(multiply_wide(left, right), np.array(wanted, np.float32))
 
 
-def test_equal_columns_have_equal_wide_sums_wherever_they_stand() -> None:
+def test_wide_sums_of_equal_columns_are_equal_at_any_position() -> None:
     random = np.random.default_rng(0)
     left = random.uniform(0, 1e6, (13, 512)).astype(np.float32)
     right = np.tile(random.uniform(0, 1e3, 512).astype(np.float32), (1001, 1))

@@ -44,12 +44,12 @@ def test_valid_windows_are_those_that_fit(
     assert axis.after <= 0
 
 
-def test_unknown_padding_is_refused() -> None:
+def test_window_refuses_unknown_padding() -> None:
     with pytest.raises(Unsupported, match="EXPLICIT"):
         slide(4, 1, 1, 1, "EXPLICIT")
 
 
-def test_steps_come_from_the_attributes() -> None:
+def test_window_strides_and_dilations_come_from_the_attributes() -> None:
     attributes = Attributes(stride_h=2, stride_w=3, padding="SAME")
     assert Steps.of(attributes) == Steps((2, 3), (1, 1), "SAME")
     dilated = Attributes({**attributes, "dilation_h_factor": 4, "dilation_w_factor": 5})
@@ -57,7 +57,7 @@ def test_steps_come_from_the_attributes() -> None:
 
 
 @pytest.mark.parametrize("name", ["stride_h", "stride_w", "dilation_h_factor", "dilation_w_factor"])
-def test_steps_of_zero_are_refused(name: str) -> None:
+def test_window_refuses_strides_of_zero(name: str) -> None:
     values = {"stride_h": 1, "stride_w": 1, "dilation_h_factor": 1, "dilation_w_factor": 1}
     with pytest.raises(Unsupported, match="strides"):
         Steps.of(Attributes({**values, name: 0, "padding": "SAME"}))

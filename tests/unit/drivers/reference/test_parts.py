@@ -42,7 +42,9 @@ def test_parts_cover_each_element_once(shape: tuple[int, ...]) -> None:
     ],
     ids=str,
 )
-def test_results_are_those_of_the_whole(first: tuple[int, ...], second: tuple[int, ...]) -> None:
+def test_by_parts_equals_computing_the_whole(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
     rng = np.random.default_rng(1)
     a, b = (rng.integers(-9, 9, shape).astype(np.int16) for shape in (first, second))
 
@@ -56,7 +58,7 @@ def test_results_are_those_of_the_whole(first: tuple[int, ...], second: tuple[in
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (2 * BLOCK,), (700, 99), (3, 0), (2, 1, BLOCK + 1)])
-def test_rows_are_computed_whole(shape: tuple[int, ...]) -> None:
+def test_by_rows_keeps_rows_whole(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(1).integers(-9, 9, shape)
 
     def compute(rows: NDArray) -> NDArray:

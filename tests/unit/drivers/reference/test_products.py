@@ -21,17 +21,17 @@ from penstock.ir import DType
     ("bound", "dtype"),
     [(2.0**24 - 1, np.float32), (2.0**24, np.float64), (2.0**53 - 1, np.float64)],
 )
-def test_the_narrowest_exact_type_is_taken(bound: float, dtype: type) -> None:
+def test_exact_dtype_is_the_narrowest_exact_type(bound: float, dtype: type) -> None:
     assert exact_dtype(bound) == dtype
 
 
-def test_sums_beyond_53_bits_are_refused() -> None:
+def test_exact_dtype_refuses_sums_beyond_53_bits() -> None:
     with pytest.raises(Unsupported, match="sums of products"):
         exact_dtype(2.0**53)
 
 
 @pytest.mark.parametrize("magnitude", [128, 32768])
-def test_products_are_exact_at_their_bound(magnitude: int) -> None:
+def test_integer_products_are_exact_at_their_bound(magnitude: int) -> None:
     rng = np.random.default_rng(magnitude)
     weights = rng.integers(-128, 128, (5, 900))
     columns = Columns(weights, magnitude)

@@ -69,7 +69,7 @@ def test_interruptions_are_noticed_between_operations() -> None:
         once.run([ONE], ExecutionConfig(deadline_ns=1))
 
 
-def test_what_nobody_reads_later_is_freed() -> None:
+def test_operands_are_freed_after_their_last_use() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, (2,), "x")
     (a,) = builder.operation("RELU", [x], [Operand(DType.FLOAT32, (2,))])

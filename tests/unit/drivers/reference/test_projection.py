@@ -22,7 +22,9 @@ I32 = DType.INT32
 @pytest.mark.parametrize("kind", ["SPARSE", "DENSE"])
 @pytest.mark.parametrize("hashes", [(2, 3), (1, 32), (3, 31)])
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 12, 13, 28, 29, 60, 61, 64, 124, 125, 200])
-def test_rows_of_any_length_are_hashed(kind: str, hashes: tuple[int, int], size: int) -> None:
+def test_lsh_projection_of_rows_of_any_length_agrees_with_litert(
+    kind: str, hashes: tuple[int, int], size: int
+) -> None:
     """With the four bytes of the seed the rows take every branch of the fingerprint."""
     rng = np.random.default_rng(size)
     arguments = [
@@ -35,7 +37,7 @@ def test_rows_of_any_length_are_hashed(kind: str, hashes: tuple[int, int], size:
 
 
 @pytest.mark.parametrize("dtype", [I32, DType.INT64, DType.FLOAT32, DType.BOOL])
-def test_elements_of_any_type_are_hashed(dtype: DType) -> None:
+def test_lsh_projection_of_any_type_agrees_with_litert(dtype: DType) -> None:
     rng = np.random.default_rng(0)
     arguments = [
         Given(rng.normal(size=(4, 8)).astype(np.float32), constant=True),
@@ -45,7 +47,7 @@ def test_elements_of_any_type_are_hashed(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("items", [("a",), ("a", "bb", "ccc"), ("", "x" * 70), ("",) * 5])
-def test_strings_are_hashed(items: tuple[str, ...]) -> None:
+def test_lsh_projection_of_strings_agrees_with_litert(items: tuple[str, ...]) -> None:
     rng = np.random.default_rng(1)
     arguments = [
         Given(rng.normal(size=(4, 8)).astype(np.float32), constant=True),
@@ -54,7 +56,7 @@ def test_strings_are_hashed(items: tuple[str, ...]) -> None:
     assert_agrees(run_alone("LSH_PROJECTION", arguments, [Wanted(I32)], type="DENSE"))
 
 
-def test_nothing_has_no_hash() -> None:
+def test_lsh_projection_refuses_a_hash_without_functions() -> None:
     operands = [Operand(DType.FLOAT32, (1, 2)), Operand(I32, None)]
     run = kernel_of("LSH_PROJECTION", operands, [Operand(I32, None)], type="DENSE")
     with pytest.raises(ShapeMismatch):
@@ -80,7 +82,7 @@ def grams(text: str | bytes, **attributes: Any) -> list[bytes]:
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("skip", [-1, 0, 1, 2])
 @pytest.mark.parametrize("every", [False, True])
-def test_n_grams_of_words(size: int, skip: int, every: bool) -> None:
+def test_skip_gram_agrees_with_litert(size: int, skip: int, every: bool) -> None:
     options: dict[str, Any] = {
         "ngram_size": size,
         "max_skip_size": skip,
@@ -93,7 +95,7 @@ def test_n_grams_of_words(size: int, skip: int, every: bool) -> None:
 
 
 @given(st.integers(0, 7), st.integers(1, 4), st.integers(0, 6), st.booleans())
-def test_n_grams_are_the_combinations_with_small_gaps(
+def test_skip_gram_returns_combinations_with_small_gaps(
     count: int, size: int, skip: int, every: bool
 ) -> None:
     words = [str(n) for n in range(count)]
@@ -109,14 +111,14 @@ def test_n_grams_are_the_combinations_with_small_gaps(
     assert len(found) == len(set(found))
 
 
-def test_n_grams_beyond_the_limit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skip_gram_refuses_output_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "MOST_BYTES", 10_000)
     text = " ".join("abcdefghijklmnopqrst")
     with pytest.raises(LimitExceeded, match="10000 bytes"):
         grams(text, ngram_size=10, max_skip_size=2**31 - 1, include_all_ngrams=True)
 
 
-def test_only_the_first_string_counts() -> None:
+def test_skip_gram_reads_only_the_first_string() -> None:
     inputs, outputs = [Operand(DType.STRING, (2,))], [Operand(DType.STRING, (None,))]
     run = kernel_of("SKIP_GRAM", inputs, outputs, ngram_size=1, max_skip_size=0)
     results: NDArray = run([strings("a b", "c d")])[0]

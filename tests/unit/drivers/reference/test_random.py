@@ -29,13 +29,17 @@ def shaped(kind: str, shape: tuple[int, ...], seeds: tuple[int, int]) -> bytes:
 
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_uniform_numbers_of_three_runs(seeds: tuple[int, int], shape: tuple[int, ...]) -> None:
+def test_random_uniform_agrees_with_litert_over_three_runs(
+    seeds: tuple[int, int], shape: tuple[int, ...]
+) -> None:
     assert_same_runs(shaped("RANDOM_UNIFORM", shape, seeds), [[]] * 3)
 
 
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_normal_numbers_of_three_runs(seeds: tuple[int, int], shape: tuple[int, ...]) -> None:
+def test_random_normal_agrees_with_litert_over_three_runs(
+    seeds: tuple[int, int], shape: tuple[int, ...]
+) -> None:
     """The generator's bits are LiteRT's; sines and logarithms may round otherwise in the last
     place.
     """
@@ -46,7 +50,9 @@ def test_normal_numbers_of_three_runs(seeds: tuple[int, int], shape: tuple[int, 
 @pytest.mark.parametrize("seeds", SEEDS)
 @pytest.mark.parametrize("samples", [1, 5, 64])
 @pytest.mark.parametrize("dtype", [I32, I64])
-def test_classes_of_three_runs(seeds: tuple[int, int], samples: int, dtype: DType) -> None:
+def test_multinomial_agrees_with_litert_over_three_runs(
+    seeds: tuple[int, int], samples: int, dtype: DType
+) -> None:
     logits = 3 * np.random.default_rng(0).normal(size=(3, 17)).astype(np.float32)
     logits[0, 3], logits[1, 2], logits[2, 5] = np.inf, -np.inf, np.nan
     given = [Given(logits), Given(np.array(samples, np.int32), constant=True)]
@@ -55,14 +61,14 @@ def test_classes_of_three_runs(seeds: tuple[int, int], samples: int, dtype: DTyp
 
 
 @pytest.mark.parametrize("value", [-np.inf, np.nan, -1e38])
-def test_classes_of_rows_without_weight(value: float) -> None:
+def test_multinomial_of_rows_without_weight_agrees_with_litert(value: float) -> None:
     logits = np.full((1, 3), value, np.float32)
     given = [Given(logits), Given(np.array(4, np.int32), constant=True)]
     content = single_operation("MULTINOMIAL", given, [Wanted(I64)], seed=1, seed2=1)
     assert_same_runs(content, [[logits]])
 
 
-def test_two_generators_of_the_same_seeds() -> None:
+def test_generators_with_equal_seeds_draw_equal_numbers() -> None:
     file = FileBuilder()
     shape = file.tensor("shape", [1], "INT32", np.array([3], np.int32))
     outputs = [file.tensor(n, [3]) for n in "ab"]
@@ -113,11 +119,11 @@ def in_branches() -> FileBuilder:
     return file
 
 
-def test_a_loop_goes_on_from_round_to_round_only() -> None:
+def test_random_generator_in_a_loop_continues_between_rounds_only() -> None:
     assert_same_runs(in_a_loop().encode(), [[np.array(0, np.int32), X]] * 2)
 
 
-def test_a_branch_begins_anew() -> None:
+def test_random_generator_in_a_branch_restarts() -> None:
     feeds = [[np.array(c), X] for c in (True, False, True)]
     assert_same_runs(in_branches().encode(), feeds)
 
@@ -127,7 +133,7 @@ def draw(seed: int, shape: Callable[[], bytes]) -> list[NDArray]:
         return [run[0] for run in penstock_runs(shape(), [[]] * 2)]
 
 
-def test_without_seeds_the_knob_decides() -> None:
+def test_random_seed_knob_applies_without_seeds() -> None:
     def content() -> bytes:
         return shaped("RANDOM_UNIFORM", (4,), (0, 0))
 
@@ -141,7 +147,7 @@ def test_without_seeds_the_knob_decides() -> None:
     assert not np.array_equal(none[0], none[1])
 
 
-def test_the_published_vectors_of_the_generator() -> None:
+def test_philox_equals_its_published_vectors() -> None:
     """Salmon et al.'s known answers for Philox 4x32-10."""
     ones = 2**64 - 1
     assert words(0, 0, 0, 4).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
@@ -155,7 +161,7 @@ def test_the_published_vectors_of_the_generator() -> None:
     ]
 
 
-def test_a_position_goes_on() -> None:
+def test_random_position_continues_the_sequence() -> None:
     operands = [Operand(I32, (1,)), Operand(I64, ())]
     run = kernel_of("RANDOM_UNIFORM", operands, [Operand(F32, None), Operand(I64, ())], seed=3)
     whole, _ = run([np.array([12], np.int32), np.array(0, np.int64)])
@@ -169,7 +175,7 @@ def test_a_position_goes_on() -> None:
     assert wrapped == -(2**63)
 
 
-def test_steps_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_numbers_do_not_depend_on_the_step_size(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
     for step in (4, 1 << 20):
         monkeypatch.setattr(random, "AT_ONCE", step)
@@ -183,7 +189,7 @@ def test_steps_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(np.array_equal(a[0], b[0]) for a, b in zip(small, large, strict=True))
 
 
-def test_what_is_too_large_is_refused() -> None:
+def test_random_operations_refuse_too_many_numbers() -> None:
     run = kernel_of("RANDOM_UNIFORM", [Operand(I32, (1,))], [Operand(F32, None)], seed=1)
     with pytest.raises(LimitExceeded, match="random numbers"):
         run([np.array([2**30], np.int32)])

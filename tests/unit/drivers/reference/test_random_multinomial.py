@@ -20,7 +20,7 @@ def drawn(logits: NDArray, samples: int, *seeds: int) -> NDArray:
     return got
 
 
-def test_classes_have_the_shares_of_their_probabilities() -> None:
+def test_random_multinomial_draws_classes_by_probability() -> None:
     got = drawn(LOGITS + 50, 100_000, 37, -42)
     assert got.shape == (2, 100_000)
     for row, logits in zip(got, LOGITS, strict=True):
@@ -28,7 +28,7 @@ def test_classes_have_the_shares_of_their_probabilities() -> None:
         np.testing.assert_allclose(shares, np.exp(logits), atol=0.01)
 
 
-def test_the_same_seeds_draw_the_same() -> None:
+def test_random_multinomial_repeats_with_equal_seeds() -> None:
     once = drawn(LOGITS, 1000, 1, 2)
     np.testing.assert_array_equal(drawn(LOGITS, 1000, 1, 2), once)
     np.testing.assert_array_equal(drawn(LOGITS.astype(np.float16), 1000, 1, 2).shape, once.shape)
@@ -37,17 +37,17 @@ def test_the_same_seeds_draw_the_same() -> None:
 
 
 @pytest.mark.parametrize("seeds", [(37, 42), (-5, 0), (0, -(2**31))])
-def test_the_classes_are_those_of_multinomial(seeds: tuple[int, int]) -> None:
+def test_random_multinomial_equals_multinomial(seeds: tuple[int, int]) -> None:
     inputs = [LOGITS, np.array(500, np.int32)]
     (same, *_) = alone("MULTINOMIAL", inputs, [DType.INT32], seed=seeds[0], seed2=seeds[1])
     np.testing.assert_array_equal(drawn(LOGITS, 500, *seeds), same)
 
 
-def test_without_seeds_each_run_differs() -> None:
+def test_random_multinomial_without_seeds_differs_between_runs() -> None:
     assert (drawn(LOGITS, 1000, 0, 0) != drawn(LOGITS, 1000, 0, 0)).any()
 
 
-def test_logits_that_are_not_finite_are_never_drawn() -> None:
+def test_random_multinomial_never_draws_infinite_logits() -> None:
     logits = np.array([[math.inf, 1, math.nan, 1, -math.inf]], np.float32)
     assert set(drawn(logits, 1000, 5, 6).reshape(-1).tolist()) == {1, 3}
     with pytest.raises(InputError, match="no class"):
@@ -56,11 +56,11 @@ def test_logits_that_are_not_finite_are_never_drawn() -> None:
         drawn(np.empty((2, 0), np.float32), 4, 5, 6)
 
 
-def test_nothing_to_draw() -> None:
+def test_random_multinomial_of_no_samples_is_empty() -> None:
     assert drawn(np.empty((0, 3), np.float32), 4, 5, 6).shape == (0, 4)
 
 
-def test_inputs_that_do_not_fit() -> None:
+def test_random_multinomial_refuses_wrong_shapes() -> None:
     with pytest.raises(ShapeMismatch, match="seeds"):
         drawn(LOGITS, 4, 1, 2, 3)
     with pytest.raises(ShapeMismatch, match="RANDOM_MULTINOMIAL to the shape"):

@@ -60,7 +60,7 @@ def with_inputs(case: Case, changed: Mapping[int, Item]) -> Case:
         (INT8, True, 0, False),
     ],
 )
-def test_both_directions_of_basic_cells(
+def test_bidirectional_rnn_differs_from_litert_as_documented(
     weights: DType, time_major: bool, auxiliary: int, linked: bool
 ) -> None:
     """Penstock is right whichever dimension comes first (test_rnn.py)."""
@@ -78,7 +78,9 @@ def test_both_directions_of_basic_cells(
 @pytest.mark.parametrize("kind", ["rnn", "lstm"])
 @pytest.mark.parametrize("weights", [REAL, INT8])
 @pytest.mark.parametrize("time_major", [False, True])
-def test_merged_outputs_are_both_side_by_side(kind: str, weights: DType, time_major: bool) -> None:
+def test_bidirectional_merged_outputs_are_side_by_side(
+    kind: str, weights: DType, time_major: bool
+) -> None:
     results: list[list[NDArray]] = []
     for merge in (False, True):
         rng = np.random.default_rng(2)
@@ -93,7 +95,7 @@ def test_merged_outputs_are_both_side_by_side(kind: str, weights: DType, time_ma
 
 
 @pytest.mark.parametrize("weights", [REAL, INT8])
-def test_no_activation_shows_the_cell_state(weights: DType) -> None:
+def test_lstm_without_activation_outputs_the_cell_state(weights: DType) -> None:
     """The first step from zeros is h = o * (i * g)."""
     case = real_case(Form(kind="LSTM"), np.random.default_rng(4), weights)
     case.attributes["fused_activation_function"] = "NONE"
@@ -107,7 +109,7 @@ def test_no_activation_shows_the_cell_state(weights: DType) -> None:
         np.testing.assert_allclose(ours[0], shown * admit * gates[2], rtol=1e-5, atol=1e-6)
 
 
-def test_peepholes_see_every_cell_however_many_outputs_there_are() -> None:
+def test_lstm_peepholes_use_every_cell() -> None:
     """Without recurrent weights the cells do not depend on the projection: nor does what one output
     shows.
     """
@@ -135,7 +137,7 @@ def test_peepholes_see_every_cell_however_many_outputs_there_are() -> None:
     assert differ(ours, theirs)
 
 
-def test_the_output_gate_of_twelve_intermediate_results_has_its_own_parameters() -> None:
+def test_output_gate_of_the_12_intermediate_lstm_has_its_own_parameters() -> None:
     """The zero point of a product of zero weights takes no part."""
     results = []
     for zero_point in (-15, 19):

@@ -41,12 +41,12 @@ def test_cut_functions_lose_less_than_one_step_towards_zero(bits: int) -> None:
         assert off.max() < 1.01
 
 
-def test_products_round_halves_up_and_saturate() -> None:
+def test_int16_products_round_halves_up_and_saturate() -> None:
     a = np.array([-(2**15), 2**14, -(2**14), 3], np.int16)
     b = np.array([-(2**15), 1, 1, 2**14], np.int16)
     np.testing.assert_array_equal(multiply_q15(a, b), [2**15 - 1, 1, 0, 2])
 
 
-def test_tables_cannot_be_written() -> None:
+def test_recurrent_tables_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         logistic_q3()[0] = 0

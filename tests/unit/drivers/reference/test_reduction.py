@@ -34,7 +34,7 @@ def _numbers(dtype: DType, shape: tuple[int, ...] = SHAPE) -> NDArray:
 @pytest.mark.parametrize("kind", ["MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN"])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
 @pytest.mark.parametrize("axes", AXES)
-def test_plain_reductions(kind: str, dtype: DType, axes: tuple[int, ...]) -> None:
+def test_reductions_agree_with_litert(kind: str, dtype: DType, axes: tuple[int, ...]) -> None:
     x = Given(_numbers(dtype))
     for keep in (True, False):
         recorded = run_alone(kind, [x, _whole(*axes)], [Wanted(dtype)], keep_dims=keep)
@@ -42,7 +42,7 @@ def test_plain_reductions(kind: str, dtype: DType, axes: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT32, DType.INT64])
-def test_products(dtype: DType) -> None:
+def test_reduce_prod_agrees_with_litert(dtype: DType) -> None:
     x = Given(_numbers(dtype, (3, 4, 5)))
     for axes in ((0,), (1, 2), (-1,)):
         recorded = run_alone("REDUCE_PROD", [x, _whole(*axes)], [Wanted(dtype)], keep_dims=False)
@@ -50,7 +50,7 @@ def test_products(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("axes", AXES)
-def test_truths(axes: tuple[int, ...]) -> None:
+def test_reduce_any_and_all_agree_with_litert(axes: tuple[int, ...]) -> None:
     rare = np.random.default_rng(1).random(SHAPE) < 0.1
     for kind, x in (("REDUCE_ANY", rare), ("REDUCE_ALL", ~rare)):
         recorded = run_alone(kind, [Given(x), _whole(*axes)], [Wanted(DType.BOOL)], keep_dims=True)
@@ -60,7 +60,9 @@ def test_truths(axes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("seed", range(3))
-def test_quantised_means_and_extremes(dtype: DType, axes: tuple[int, ...], seed: int) -> None:
+def test_quantised_mean_maximum_and_minimum_agree_with_litert(
+    dtype: DType, axes: tuple[int, ...], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     given = any_quantization(rng, dtype)
     made = any_quantization(rng, dtype, given.scale * 0.05, given.scale * 20)
@@ -72,7 +74,7 @@ def test_quantised_means_and_extremes(dtype: DType, axes: tuple[int, ...], seed:
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("seed", range(10))
-def test_quantised_means_of_any_number_at_any_scale(dtype: DType, seed: int) -> None:
+def test_quantised_mean_of_any_count_and_scale_agrees_with_litert(dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     given = any_quantization(rng, dtype)
     made = any_quantization(rng, dtype, given.scale * 1e-2, given.scale * 1e4)
@@ -82,7 +84,7 @@ def test_quantised_means_of_any_number_at_any_scale(dtype: DType, seed: int) -> 
 
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("seed", range(3))
-def test_uint8_sums(axes: tuple[int, ...], seed: int) -> None:
+def test_uint8_sum_agrees_with_litert(axes: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     given = any_quantization(rng, DType.UINT8)
     made = any_quantization(rng, DType.UINT8, given.scale, given.scale * 500)
@@ -102,14 +104,14 @@ def test_int8_sums_are_those_of_the_real_values() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 @pytest.mark.parametrize("seed", range(6))
-def test_quantised_products(dtype: DType, seed: int) -> None:
+def test_quantised_reduce_prod_agrees_with_litert(dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = Given(uniform(rng, dtype, (2, 2, 3)), any_quantization(rng, dtype))
     made = Wanted(dtype, any_quantization(rng, dtype, 0.05, 2.0))
     assert_agrees(run_alone("REDUCE_PROD", [x, _whole(0, 2)], [made], keep_dims=False))
 
 
-def test_means_of_nothing() -> None:
+def test_mean_of_no_elements_agrees_with_litert() -> None:
     axes = Operand(DType.INT32, (1,))
     x = Operand(DType.FLOAT32, (2, 0))
     (got,) = kernel_of("MEAN", [x, axes], [x])([np.ones((2, 0), np.float32), np.array([1])])
@@ -119,7 +121,7 @@ def test_means_of_nothing() -> None:
     np.testing.assert_array_equal(got, [0, 0])
 
 
-def test_what_is_not_a_number_does_not_count() -> None:
+def test_reduce_max_and_min_ignore_nan() -> None:
     x = np.array([[1, np.nan, 3], [-np.inf, -np.inf, -np.inf]], np.float32)
     for kind in ("REDUCE_MAX", "REDUCE_MIN"):
         for axes in ((1,), (0, 1)):
@@ -130,7 +132,7 @@ def test_what_is_not_a_number_does_not_count() -> None:
 @pytest.mark.parametrize("kind", ["ARG_MAX", "ARG_MIN"])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.UINT8, DType.INT32])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_where_the_extremes_are(kind: str, dtype: DType, axis: int) -> None:
+def test_arg_max_and_min_agree_with_litert(kind: str, dtype: DType, axis: int) -> None:
     x = Given(np.random.default_rng(3).integers(0, 9, (3, 9, 8)).astype(dtype.numpy))
     for index in (DType.INT32, DType.INT64):
         recorded = run_alone(kind, [x, _whole(axis)], [Wanted(index)], output_type=index.name)
@@ -141,7 +143,7 @@ def test_where_the_extremes_are(kind: str, dtype: DType, axis: int) -> None:
 @pytest.mark.parametrize("exclusive", [True, False])
 @pytest.mark.parametrize("reverse", [True, False])
 @pytest.mark.parametrize("axis", [0, -1])
-def test_running_sums(dtype: DType, exclusive: bool, reverse: bool, axis: int) -> None:
+def test_cumsum_agrees_with_litert(dtype: DType, exclusive: bool, reverse: bool, axis: int) -> None:
     recorded = run_alone(
         "CUMSUM",
         [Given(_numbers(dtype, (3, 4, 5))), _whole(axis)],
@@ -152,14 +154,14 @@ def test_running_sums(dtype: DType, exclusive: bool, reverse: bool, axis: int) -
     assert_agrees(recorded)
 
 
-def test_an_axis_out_of_range_fails() -> None:
+def test_reduction_refuses_an_axis_out_of_range() -> None:
     x = Operand(DType.FLOAT32, (2, 3))
     kernel = kernel_of("SUM", [x, Operand(DType.INT32, (1,))], [x])
     with pytest.raises(ShapeMismatch, match="axis 2"):
         kernel([np.ones((2, 3), np.float32), np.array([2])])
 
 
-def test_refusals_name_the_reason() -> None:
+def test_reduction_refusals_name_the_reason() -> None:
     axes = Operand(DType.INT32, (1,))
     x, y = (Operand(DType.INT8, (2, 3), quantization=q(s)) for s in (0.1, 0.2))
     assert "another scale" in refusal("REDUCE_MAX", [x, axes], [y])
@@ -171,14 +173,14 @@ def test_refusals_name_the_reason() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ARG_MAX", "ARG_MIN"])
-def test_what_is_no_number_is_no_extreme(kind: str) -> None:
+def test_arg_max_and_min_ignore_nan(kind: str) -> None:
     nan = np.nan
     x = np.array([[1, nan, 3], [nan, 5, 2], [4, 0, nan]], np.float32)
     given = [Given(x), Given(np.array(1, np.int32), constant=True)]
     assert_agrees(run_alone(kind, given, [Wanted(DType.INT32)], output_type="INT32"))
 
 
-def test_what_is_no_number_is_quantised_to_the_least_value() -> None:
+def test_quantised_reduction_of_nan_is_the_least_value() -> None:
     x = np.array([np.nan, np.inf, -np.inf, 0.3], np.float32)
     recorded = run_alone(
         "FAKE_QUANT", [Given(x)], [Wanted(DType.FLOAT32)], min=-1.8, max=3.0, num_bits=5

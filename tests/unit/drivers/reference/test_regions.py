@@ -74,7 +74,7 @@ def aligned(image: NDArray, box: NDArray, points: tuple[int, int]) -> NDArray:
 
 @pytest.mark.parametrize("points", [(2, 2), (1, 3), (0, 0), (0, 2), (40, 1), (3, 64)])
 @pytest.mark.parametrize("seed", range(3))
-def test_regions_are_means_of_bilinear_samples(points: tuple[int, int], seed: int) -> None:
+def test_roi_align_is_the_mean_of_bilinear_samples(points: tuple[int, int], seed: int) -> None:
     images, boxes, batches = scene(seed)
     (got,) = alone(
         "ROI_ALIGN", [images, boxes, batches], [F32],
@@ -86,7 +86,9 @@ def test_regions_are_means_of_bilinear_samples(points: tuple[int, int], seed: in
 
 
 @pytest.mark.parametrize("points", [0, 2])
-def test_many_regions_are_worked_on_in_parts(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roi_align_gives_the_same_results_in_parts(
+    points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images, boxes, batches = scene(5, 40)
     options = {"sampling_points_height": points, "sampling_points_width": points, **SIZE}
     (whole,) = alone("ROI_ALIGN", [images, boxes, batches], [F32], **options)
@@ -95,7 +97,7 @@ def test_many_regions_are_worked_on_in_parts(points: int, monkeypatch: pytest.Mo
     np.testing.assert_allclose(parts, whole, rtol=1e-6, atol=1e-6)
 
 
-def test_pixels_that_no_point_reads_do_not_count() -> None:
+def test_roi_align_ignores_pixels_that_no_point_reads() -> None:
     images = np.ones((1, 8, 8, 1), np.float32)
     images[0, :, 4:] = np.nan
     for points in (2, 100):
@@ -123,14 +125,14 @@ def pooled(image: NDArray, box: NDArray) -> NDArray:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_regions_are_maxima_of_cells(seed: int) -> None:
+def test_roi_pooling_is_the_maximum_of_cells(seed: int) -> None:
     images, boxes, batches = scene(seed, size=(7, 16))
     (got,) = alone("ROI_POOLING", [images, boxes, batches], [F32], **SIZE)
     for index, batch in enumerate(batches):
         np.testing.assert_array_equal(got[index], pooled(images[batch], boxes[index]))
 
 
-def test_cells_beyond_the_image_are_zero() -> None:
+def test_roi_pooling_of_cells_beyond_the_image_is_zero() -> None:
     images = np.full((1, 4, 4, 1), -3, np.float32)
     box = np.array([[16, 8, 16, 8]], np.float32)
     (got,) = alone("ROI_POOLING", [images, box, np.zeros(1, np.int32)], [F32], **SIZE)
@@ -141,7 +143,7 @@ def test_cells_beyond_the_image_are_zero() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ROI_ALIGN", "ROI_POOLING"])
-def test_regions_of_other_types_and_layouts(kind: str) -> None:
+def test_regions_support_other_types_and_layouts(kind: str) -> None:
     images, boxes, batches = scene(2)
     options = dict(SIZE)
     if kind == "ROI_ALIGN":
@@ -182,7 +184,7 @@ class TestMalformed:
         return got
 
     @pytest.mark.parametrize("batch", [-1, 2, 2**31 - 1, -(2**31)])
-    def test_batch_index(self, kind: str, batch: int) -> None:
+    def test_regions_refuse_a_wrong_batch_index(self, kind: str, batch: int) -> None:
         with pytest.raises(InputError, match=f"batch index {batch} of a batch of 2"):
             self.run(kind, [[0, 0, 4, 4], [0, 0, 4, 4]], [0, batch])
 
@@ -200,23 +202,23 @@ class TestMalformed:
             [-math.inf, 0, 4, 4],
         ],
     )
-    def test_box(self, kind: str, box: list[float]) -> None:
+    def test_regions_refuse_a_box_outside_the_image(self, kind: str, box: list[float]) -> None:
         with pytest.raises(InputError, match="box 1"):
             self.run(kind, [[0, 0, 4, 4], box], [0, 1])
 
-    def test_boxes_without_area(self, kind: str) -> None:
+    def test_regions_accept_boxes_without_area(self, kind: str) -> None:
         assert self.run(kind, [[4, 4, 4, 4], [44, 18, 44, 18]], [0, 1]).shape == (2, 3, 2, 3)
 
-    def test_no_boxes(self, kind: str) -> None:
+    def test_regions_of_no_boxes_are_empty(self, kind: str) -> None:
         assert self.run(kind, np.empty((0, 4)), []).shape == (0, 3, 2, 3)
 
-    def test_shapes(self, kind: str) -> None:
+    def test_regions_refuse_wrong_shapes(self, kind: str) -> None:
         with pytest.raises(ShapeMismatch, match=r"boxes \(1, 4\) and batch indices \(2,\)"):
             self.run(kind, [[0, 0, 4, 4]], [0, 1])
         with pytest.raises(ShapeMismatch, match=r"boxes \(1, 5\)"):
             self.run(kind, [[0, 0, 4, 4, 5]], [0])
 
-    def test_sizes(self, kind: str) -> None:
+    def test_regions_refuse_wrong_sizes(self, kind: str) -> None:
         with pytest.raises(ShapeMismatch, match="regions resampled to the shape"):
             self.run(kind, [[0, 0, 4, 4]], [0], output_height=2**31 - 1, output_width=2**20)
         with pytest.raises(Unsupported, match="regions resampled"):
@@ -225,7 +227,7 @@ class TestMalformed:
             self.run(kind, [[0, 0, 4, 4]], [0], width_ratio=0.0)
 
 
-def test_sampling_points_are_bounded() -> None:
+def test_roi_align_limits_the_number_of_sampling_points() -> None:
     images, boxes, batches = scene(0)
     for points in (-1, 2**31 - 1):
         with pytest.raises(Unsupported, match="sampling points"):
@@ -235,7 +237,7 @@ def test_sampling_points_are_bounded() -> None:
             )  # fmt: skip
 
 
-def test_an_image_without_pixels() -> None:
+def test_regions_refuse_an_image_without_pixels() -> None:
     with pytest.raises(ShapeMismatch, match="0 x 5 pixels"):
         alone(
             "ROI_POOLING",

@@ -61,30 +61,30 @@ def test_quantised_prelu_broadcasts_its_slopes(dtype: DType, shape: tuple[int, .
 
 
 @pytest.mark.parametrize("kind", [*CLAMPS, "LEAKY_RELU", "HARD_SWISH"])
-def test_float_activations(kind: str) -> None:
+def test_float_relu_variants_agree_with_litert(kind: str) -> None:
     x = np.random.default_rng(3).normal(0, 4, (3, 50)).astype(np.float32)
     more: dict[str, Any] = {"alpha": 0.3} if kind == "LEAKY_RELU" else {}
     assert_agrees(run_alone(kind, [Given(x)], [Wanted(DType.FLOAT32)], **more))
 
 
-def test_float_prelu() -> None:
+def test_float_prelu_agrees_with_litert() -> None:
     rng = np.random.default_rng(4)
     x, alpha = (rng.normal(0, 4, s).astype(np.float32) for s in ((3, 5, 8), (5, 1)))
     assert_agrees(run_alone("PRELU", [Given(x), Given(alpha)], [Wanted(DType.FLOAT32)]))
 
 
 @pytest.mark.parametrize("kind", [*CLAMPS, "LEAKY_RELU", "HARD_SWISH"])
-def test_8_bits_without_a_scale_are_refused(kind: str) -> None:
+def test_activations_refuse_8_bit_values_without_a_scale(kind: str) -> None:
     x = Operand(DType.INT8, (4,))
     assert "without one scale" in refusal(kind, [x], [x])
 
 
-def test_int16_with_a_zero_point_is_refused() -> None:
+def test_activations_refuse_int16_with_a_zero_point() -> None:
     x = Operand(DType.INT16, (4,), quantization=q(0.1, 3))
     assert "zero point" in refusal("RELU", [x], [x])
 
 
-def test_other_types_are_refused_by_name() -> None:
+def test_activations_name_an_unsupported_type() -> None:
     x = Operand(DType.INT64, (4,))
     assert refusal("RELU6", [x], [x]) == "RELU6 of (int64) -> (int64)"
     assert "int16" in refusal(

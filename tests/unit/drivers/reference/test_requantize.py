@@ -46,7 +46,7 @@ def near_ties(
     exponent=st.floats(-28, 2),
     wide=st.booleans(),
 )
-def test_requantisation_is_as_defined(
+def test_requantizer_equals_its_definition(
     seed: int, channels: int, dtype: DType, bits: int, exponent: float, wide: bool
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -69,7 +69,7 @@ def test_requantisation_is_as_defined(
 
 
 @pytest.mark.parametrize("channels", [1, 3, 100, BLOCK + 1])
-def test_blocks_of_every_size_are_covered(channels: int) -> None:
+def test_requantizer_covers_blocks_of_every_size(channels: int) -> None:
     rng = np.random.default_rng(channels)
     sums = rng.integers(-(2**18), 2**18, (max(2, 3 * BLOCK // channels + 5), channels))
     reals = rng.uniform(1e-4, 1e-3, channels)
@@ -81,7 +81,7 @@ def test_blocks_of_every_size_are_covered(channels: int) -> None:
     np.testing.assert_array_equal(out, defined(sums, reals, DType.INT8, 3, bias, wide=False))
 
 
-def test_results_may_go_to_a_strided_array() -> None:
+def test_requantizer_writes_to_strided_arrays() -> None:
     sums = np.array([[100, -100], [50, 70]])
     store = np.zeros((2, 4), np.int8)
     Requantizer([0.5], 2, 100.0, DType.INT8, 1, (-128, 127))(sums, store[:, ::2])

@@ -33,7 +33,7 @@ SIZE, STEPS = SIZES.size, SIZES.steps
 @pytest.mark.parametrize(
     "activation", ["NONE", "RELU", "RELU6", "RELU_N1_TO_1", "TANH", "SIGN_BIT"]
 )
-def test_one_step(activation: str, weights: DType, asymmetric: bool) -> None:
+def test_rnn_agrees_with_litert(activation: str, weights: DType, asymmetric: bool) -> None:
     rng = np.random.default_rng(1)
     case = step_case(
         rng, weights, fused_activation_function=activation, asymmetric_quantize_inputs=asymmetric
@@ -43,7 +43,9 @@ def test_one_step(activation: str, weights: DType, asymmetric: bool) -> None:
 
 @pytest.mark.parametrize(("weights", "asymmetric"), WEIGHTS)
 @pytest.mark.parametrize("time_major", [False, True])
-def test_sequences(time_major: bool, weights: DType, asymmetric: bool) -> None:
+def test_unidirectional_rnn_agrees_with_litert(
+    time_major: bool, weights: DType, asymmetric: bool
+) -> None:
     rng = np.random.default_rng(2)
     case = sequence_case(
         rng,
@@ -72,7 +74,7 @@ def test_sequences(time_major: bool, weights: DType, asymmetric: bool) -> None:
         (DType.INT8, True, SIZE, True, 1, False),
     ],
 )
-def test_both_directions(
+def test_bidirectional_rnn_agrees_with_litert(
     weights: DType, time_major: bool, auxiliary: int, linked: bool, steps: int, merge: bool
 ) -> None:
     rng = np.random.default_rng(3)
@@ -89,7 +91,7 @@ def test_both_directions(
     compare(case, case.feeds(rng, 3, reach=2.0))
 
 
-def test_half_precision_is_computed_in_single() -> None:
+def test_rnn_computes_float16_in_float32() -> None:
     rng = np.random.default_rng(4)
     case = sequence_case(rng, REAL, time_major=True, fused_activation_function="RELU")
     given = [values(rng, DType.FLOAT16, shape_of(o)) for o in case.operands(DType.FLOAT16)]
@@ -103,14 +105,14 @@ def test_half_precision_is_computed_in_single() -> None:
         np.testing.assert_array_equal(half, single.astype(np.float16))
 
 
-def test_types_without_a_kernel_are_refused() -> None:
+def test_rnn_refuses_unsupported_types() -> None:
     inputs = [Operand(DType.INT8, (2, 4))] * 5
     assert "RNN of" in refusal("RNN", inputs, inputs[:2])
     doubtful = [Operand(REAL, (2, 4)), Operand(DType.INT16, (5, 4)), *[Operand(REAL, (5, 5))] * 3]
     assert "int16" in refusal("RNN", doubtful, doubtful[:2])
 
 
-def test_weights_of_an_auxiliary_input_need_it() -> None:
+def test_bidirectional_rnn_refuses_auxiliary_weights_without_the_input() -> None:
     case = both_case(np.random.default_rng(5), REAL, time_major=True, auxiliary=SIZE)
     inputs = case.operands(REAL)
     inputs[9] = OMITTED
@@ -118,7 +120,7 @@ def test_weights_of_an_auxiliary_input_need_it() -> None:
 
 
 @pytest.mark.parametrize("weights", [REAL, DType.INT8])
-def test_both_directions_are_two_sequences(weights: DType) -> None:
+def test_bidirectional_rnn_equals_two_unidirectional_ones(weights: DType) -> None:
     """What LiteRT's kernels get wrong is what two cells make of their own inputs."""
     rng = np.random.default_rng(6)
     case = both_case(
@@ -139,7 +141,7 @@ def test_both_directions_are_two_sequences(weights: DType) -> None:
 
 @pytest.mark.parametrize("weights", [REAL, DType.INT8])
 @pytest.mark.parametrize(("auxiliary", "linked"), [(6, False), (SIZE, True)])
-def test_the_order_of_batch_and_time_changes_nothing(
+def test_rnn_results_do_not_depend_on_the_order_of_batch_and_time(
     weights: DType, auxiliary: int, linked: bool
 ) -> None:
     results = []

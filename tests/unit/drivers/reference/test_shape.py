@@ -18,7 +18,7 @@ def _whole(*values: int) -> Given:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_reshapes(dtype: DType) -> None:
+def test_reshape_agrees_with_litert(dtype: DType) -> None:
     made, x = [Wanted(dtype)], Given(_x(dtype))
     assert_agrees(run_alone("RESHAPE", [x, _whole(4, -1)], made, new_shape=(4, 6)))
     at_run = Given(np.array([6, -1], np.int32))
@@ -31,26 +31,26 @@ def test_reshapes(dtype: DType) -> None:
     assert_agrees(run_alone("SQUEEZE", [thin], made, squeeze_dims=(-4, 1)))
 
 
-def test_a_shape_of_one_zero_in_the_attribute_is_a_scalar() -> None:
+def test_reshape_attribute_of_one_zero_is_a_scalar() -> None:
     x = Operand(DType.FLOAT32, (1, 1))
     kernel = kernel_of("RESHAPE", [x], [Operand(DType.FLOAT32, ())], new_shape=(0,))
     assert kernel([np.ones((1, 1), np.float32)])[0].shape == ()
 
 
 @pytest.mark.parametrize("target", [(-1, -1), (5, -1), (-2, 3), (7,)])
-def test_targets_that_do_not_fit_fail(target: tuple[int, ...]) -> None:
+def test_reshape_refuses_targets_that_do_not_fit(target: tuple[int, ...]) -> None:
     kernel = kernel_of("RESHAPE", [Operand(DType.FLOAT32, (6,)), WHOLE], [WHOLE])
     with pytest.raises(ValueError, match=r"target shape|does not have the elements"):
         kernel([np.ones(6, np.float32), np.array(target, np.int32)])
 
 
-def test_empty_arrays_reshape() -> None:
+def test_reshape_of_empty_arrays_agrees_with_litert() -> None:
     kernel = kernel_of("RESHAPE", [Operand(DType.FLOAT32, (0, 3)), WHOLE], [WHOLE])
     (got,) = kernel([np.ones((0, 3), np.float32), np.array([0, -1], np.int32)])
     assert got.shape == (0, 3)
 
 
-def test_squeezing_a_dimension_that_is_not_1_fails() -> None:
+def test_squeeze_refuses_a_dimension_other_than_1() -> None:
     x = Operand(DType.FLOAT32, (2, 1))
     kernel = kernel_of("SQUEEZE", [x], [x], squeeze_dims=(0,))
     with pytest.raises(ValueError, match="size"):
@@ -58,7 +58,7 @@ def test_squeezing_a_dimension_that_is_not_1_fails() -> None:
 
 
 @pytest.mark.parametrize("axis", [-4, 3])
-def test_an_axis_out_of_range_fails(axis: int) -> None:
+def test_expand_dims_refuses_an_axis_out_of_range(axis: int) -> None:
     x = Operand(DType.FLOAT32, (2, 3))
     kernel = kernel_of("EXPAND_DIMS", [x, WHOLE], [x])
     with pytest.raises(ShapeMismatch, match="axis"):
@@ -66,7 +66,7 @@ def test_an_axis_out_of_range_fails(axis: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_shapes_and_ranks(dtype: DType) -> None:
+def test_shape_and_rank_agree_with_litert(dtype: DType) -> None:
     x = Given(_x(dtype))
     for out in (DType.INT32, DType.INT64):
         assert_agrees(run_alone("SHAPE", [x], [Wanted(out)], out_type=out.name))
@@ -74,17 +74,17 @@ def test_shapes_and_ranks(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_broadcasts(dtype: DType) -> None:
+def test_broadcast_to_agrees_with_litert(dtype: DType) -> None:
     x = Given(_x(dtype, (2, 1, 4)))
     assert_agrees(run_alone("BROADCAST_TO", [x, _whole(5, 2, 3, 4)], [Wanted(dtype)]))
 
 
-def test_broadcast_shapes() -> None:
+def test_broadcast_args_agrees_with_litert() -> None:
     b = Given(np.array([2, 1, 4], np.int32))
     assert_agrees(run_alone("BROADCAST_ARGS", [_whole(3, 1), b], [Wanted(DType.INT32)]))
 
 
-def test_densified_constants_pass() -> None:
+def test_densify_returns_dense_constants() -> None:
     x = Operand(DType.FLOAT16, (2,))
     value = np.ones(2, np.float16)
     assert kernel_of("DENSIFY", [x], [x])([value])[0] is value

@@ -46,7 +46,7 @@ def test_8_bit_elu_and_gelu_of_every_value(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LOGISTIC", "TANH", "ELU", "GELU"])
-def test_float_functions_near_and_far_from_zero(kind: str) -> None:
+def test_float_sigmoid_variants_agree_near_and_far_from_zero(kind: str) -> None:
     rng = np.random.default_rng(6)
     x = np.concatenate([rng.normal(0, 5, 500), [0, 100, -100, 1e30, -1e30]]).astype(np.float32)
     recorded = run_alone(kind, [Given(x)], [Wanted(DType.FLOAT32)])
@@ -56,23 +56,23 @@ def test_float_functions_near_and_far_from_zero(kind: str) -> None:
 
 @pytest.mark.parametrize("approximate", [False, True])
 @pytest.mark.parametrize("value", [2.5, -0.5, 9.0])
-def test_gelu_of_rank_0(value: float, approximate: bool) -> None:
+def test_gelu_of_a_scalar_agrees_with_litert(value: float, approximate: bool) -> None:
     x = Given(np.array(value, np.float32))
     assert_agrees(run_alone("GELU", [x], [Wanted(DType.FLOAT32)], approximate=approximate))
 
 
-def test_approximate_gelu() -> None:
+def test_approximate_gelu_agrees_with_litert() -> None:
     x = np.linspace(-8, 8, 300, dtype=np.float32)
     assert_agrees(run_alone("GELU", [Given(x)], [Wanted(DType.FLOAT32)], approximate=True))
 
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
-def test_a_logistic_to_an_uncommon_scale_is_refused(dtype: DType) -> None:
+def test_logistic_refuses_an_uncommon_output_scale(dtype: DType) -> None:
     x, y = (Operand(dtype, (4,), quantization=q(s)) for s in (0.1, 0.01))
     assert "another scale" in refusal("LOGISTIC", [x], [y])
 
 
-def test_types_without_a_kernel_are_refused() -> None:
+def test_sigmoid_variants_refuse_unsupported_types() -> None:
     x = Operand(DType.UINT8, (4,), quantization=q(0.1))
     assert refusal("ELU", [x], [x]) == "ELU of (uint8) -> (uint8)"
     whole = Operand(DType.INT32, (4,))

@@ -27,7 +27,7 @@ ONE = np.float32(1).reshape(())
     ("SPARSE_TO_DENSE", [np.zeros((1, 2), np.int32), SHAPE, np.ones(1, np.float32), ONE], 3, {}),
     ("ONE_HOT", [SHAPE, np.int32(4).reshape(()), ONE, ONE], 3, {"axis": -1}),
 ])  # fmt: skip
-def test_no_element_or_several_are_refused_with_the_shape_that_was_given(
+def test_scalar_input_without_exactly_one_element_is_refused_with_its_shape(
     kind: str, inputs: list[NDArray], at: int, attributes: dict[str, AttributeValue], count: int
 ) -> None:
     wrong = [np.ones(count, x.dtype) if i == at else x for i, x in enumerate(inputs)]

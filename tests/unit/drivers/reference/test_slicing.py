@@ -36,7 +36,7 @@ def _whole(values: list[int], dtype: DType = DType.INT32, *, constant: bool = Tr
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_slices(dtype: DType) -> None:
+def test_slice_agrees_with_litert(dtype: DType) -> None:
     x, made = Given(_x(dtype)), [Wanted(dtype)]
     assert_agrees(run_alone("SLICE", [x, _whole([1, 0, 2]), _whole([2, -1, 3])], made))
     bounds = [_whole(v, DType.INT64, constant=False) for v in ([1, 0, 2], [2, 5, -1])]
@@ -46,7 +46,7 @@ def test_slices(dtype: DType) -> None:
 @pytest.mark.parametrize(
     ("begin", "size"), [([0, 0, 5], [1, 1, 2]), ([-1, 0, 0], [1, 1, 1]), ([0, 0], [1, 1])]
 )
-def test_slices_outside_the_operand_fail(begin: list[int], size: list[int]) -> None:
+def test_slice_refuses_blocks_outside_the_operand(begin: list[int], size: list[int]) -> None:
     x = Operand(DType.FLOAT32, (4, 5, 6))
     kernel = kernel_of("SLICE", [x, WHOLE, WHOLE], [x])
     with pytest.raises(ShapeMismatch, match="SLICE"):
@@ -55,7 +55,7 @@ def test_slices_outside_the_operand_fail(begin: list[int], size: list[int]) -> N
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("begin", "end", "strides", "masks"), STRIDED)
-def test_strided_slices(
+def test_strided_slice_agrees_with_litert(
     dtype: DType, begin: list[int], end: list[int], strides: list[int], masks: dict[str, Any]
 ) -> None:
     given = [Given(_x(dtype)), *(_whole(v) for v in (begin, end, strides))]
@@ -65,7 +65,7 @@ def test_strided_slices(
 @pytest.mark.parametrize(
     ("begin", "end", "strides"), [([0], [1], [0]), ([0] * 4, [1] * 4, [1] * 4), ([0], [1, 2], [1])]
 )
-def test_strided_slices_that_mean_nothing_fail(
+def test_strided_slice_refuses_invalid_arguments(
     begin: list[int], end: list[int], strides: list[int]
 ) -> None:
     x = Operand(DType.FLOAT32, (4, 5, 6))
@@ -74,7 +74,7 @@ def test_strided_slices_that_mean_nothing_fail(
         kernel([_x(DType.FLOAT32), *(np.array(v) for v in (begin, end, strides))])
 
 
-def test_an_element_outside_the_operand_fails() -> None:
+def test_strided_slice_refuses_an_element_outside_the_operand() -> None:
     x = Operand(DType.FLOAT32, (4, 5, 6))
     kernel = kernel_of("STRIDED_SLICE", [x, WHOLE, WHOLE, WHOLE], [x], shrink_axis_mask=1)
     with pytest.raises(IndexError):
@@ -83,13 +83,13 @@ def test_an_element_outside_the_operand_fails() -> None:
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.INT32, DType.INT64])
 @pytest.mark.parametrize("start", [[1, 2, 3], [-5, 9, 9]])
-def test_updates_at_a_place_that_is_clamped(dtype: DType, start: list[int]) -> None:
+def test_dynamic_update_slice_clamps_its_start(dtype: DType, start: list[int]) -> None:
     update = Given(_x(dtype, (2, 3, 2)))
     given = [Given(_x(dtype)), update, _whole(start, constant=False)]
     assert_agrees(run_alone("DYNAMIC_UPDATE_SLICE", given, [Wanted(dtype)]))
 
 
-def test_an_update_larger_than_its_operand_fails() -> None:
+def test_dynamic_update_slice_refuses_an_update_larger_than_the_operand() -> None:
     x = Operand(DType.FLOAT32, (2,))
     kernel = kernel_of("DYNAMIC_UPDATE_SLICE", [x, x, WHOLE], [x])
     with pytest.raises(ShapeMismatch, match="update"):

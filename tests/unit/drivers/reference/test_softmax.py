@@ -19,7 +19,7 @@ LEAST = {DType.INT8: -128, DType.UINT8: 0}
 
 @pytest.mark.parametrize("dtype", EIGHT)
 @pytest.mark.parametrize("seed", range(15))
-def test_8_bit_softmax(dtype: DType, seed: int) -> None:
+def test_8_bit_softmax_agrees_with_litert(dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (2, 3, int(rng.integers(1, 300)))
     x = Given(uniform(rng, dtype, shape), any_quantization(rng, dtype, 1e-4, 2.0))
@@ -31,7 +31,7 @@ def test_8_bit_softmax(dtype: DType, seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", EIGHT)
 @pytest.mark.parametrize("seed", range(15))
-def test_8_bit_log_softmax(dtype: DType, seed: int) -> None:
+def test_8_bit_log_softmax_agrees_with_litert(dtype: DType, seed: int) -> None:
     rng = np.random.default_rng(seed)
     shape = (2, 3, int(rng.integers(1, 300)))
     x = Given(uniform(rng, dtype, shape), any_quantization(rng, dtype, 1e-4, 2.0))
@@ -40,7 +40,7 @@ def test_8_bit_log_softmax(dtype: DType, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_int16_softmax(seed: int) -> None:
+def test_int16_softmax_agrees_with_litert(seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = uniform(rng, DType.INT16, (2, 3, int(rng.integers(1, 200)))) // int(rng.choice([1, 16]))
     given = Given(x, any_quantization(rng, DType.INT16, 1e-5, 0.1))
@@ -48,13 +48,13 @@ def test_int16_softmax(seed: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 40), (2, 3, 4, 5)])
-def test_float_softmax_and_its_logarithm(shape: tuple[int, ...]) -> None:
+def test_float_softmax_and_log_softmax_agree_with_litert(shape: tuple[int, ...]) -> None:
     x = Given(np.random.default_rng(0).normal(0, 5, shape).astype(np.float32))
     assert_agrees(run_alone("SOFTMAX", [x], [Wanted(DType.FLOAT32)], beta=0.5))
     assert_agrees(run_alone("LOG_SOFTMAX", [x], [Wanted(DType.FLOAT32)]))
 
 
-def test_output_scales_that_tflite_does_not_have_are_refused() -> None:
+def test_softmax_refuses_output_scales_that_tflite_does_not_have() -> None:
     x = Operand(DType.INT8, (2, 4), quantization=q(0.1))
     y = Operand(DType.INT8, (2, 4), quantization=q(1 / 100, -128))
     assert "another scale" in refusal("SOFTMAX", [x], [y], beta=1.0)

@@ -21,7 +21,9 @@ SOUNDS += [(10, 3, 2, 1), (4000, 1, 480, 160)]
 
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize(("samples", "channels", "window", "stride"), SOUNDS)
-def test_spectrograms(samples: int, channels: int, window: int, stride: int, squared: bool) -> None:
+def test_spectrogram_agrees_with_litert(
+    samples: int, channels: int, window: int, stride: int, squared: bool
+) -> None:
     sound = np.random.default_rng(samples).normal(size=(samples, channels)).astype(np.float32)
     options = {"window_size": window, "stride": stride, "magnitude_squared": squared}
     found = run_alone("CUSTOM:AudioSpectrogram", [Given(sound)], [Wanted(F32)], flexible(options))
@@ -47,7 +49,7 @@ def test_a_spectrogram_is_a_windowed_fourier_sum() -> None:
             assert got[0, frame, frequency] == pytest.approx(wanted, rel=1e-6, abs=1e-9)
 
 
-def test_the_sizes_of_spectrograms_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spectrogram_refuses_too_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     none = spectrum(np.zeros((1, 1), np.float32), window_size=2**20, stride=1)
     assert none.shape == (1, 0, 2**19 + 1)
     monkeypatch.setattr(sound, "MOST_ELEMENTS", 100)
@@ -85,7 +87,7 @@ def cepstral(**changes: float) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("case", FILTERS)
-def test_cepstral_coefficients(case: str) -> None:
+def test_mfcc_agrees_with_litert(case: str) -> None:
     shape, rate, changes = FILTERS[case]
     power = (np.random.default_rng(1).normal(size=shape) ** 2).astype(np.float32)
     given = [Given(power), Given(np.array([rate], np.int32), constant=True)]
@@ -112,19 +114,19 @@ def coefficients(power: NDArray, rate: int, **changes: float) -> NDArray:
         (9, 8000, {"lower_frequency_limit": -20.0}),
     ],
 )
-def test_filters_that_cannot_be_are_errors(bins: int, rate: int, changes: dict[str, float]) -> None:
+def test_mfcc_refuses_impossible_filters(bins: int, rate: int, changes: dict[str, float]) -> None:
     with pytest.raises(ShapeMismatch):
         coefficients(np.ones((1, 1, bins), np.float32), rate, **changes)
 
 
-def test_more_coefficients_than_channels_are_refused() -> None:
+def test_mfcc_refuses_more_coefficients_than_channels() -> None:
     inputs, outputs = [Operand(F32, None), Operand(DType.INT32, (1,))], [Operand(F32, None)]
     options = flexible(cepstral(dct_coefficient_count=41))
     row = custom("Mfcc", options)
     assert "41 coefficients of 40" in refusal("CUSTOM:Mfcc", inputs, outputs, **row)
 
 
-def test_the_sizes_of_filters_are_bounded() -> None:
+def test_mfcc_refuses_too_large_filters() -> None:
     big = {"filterbank_channel_count": 2**20, "dct_coefficient_count": 2**20}
     with pytest.raises(LimitExceeded, match="cosine transform"):
         coefficients(np.ones((1, 1, 9), np.float32), 8000, **big)
@@ -143,7 +145,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("options", BROKEN)
-def test_malformed_options_are_named(options: bytes) -> None:
+def test_sound_operators_name_malformed_options(options: bytes) -> None:
     inputs, outputs = [Operand(F32, (1, 1, 9)), Operand(DType.INT32, (1,))], [Operand(F32, None)]
     row = custom("Mfcc", options)
     assert OPERATIONS["CUSTOM:Mfcc"].complete(row)

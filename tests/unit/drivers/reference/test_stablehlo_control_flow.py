@@ -39,14 +39,14 @@ def branch(number: int) -> Body:
 
 
 @pytest.mark.parametrize("index", [-1, 0, 1, 2, 3, 99])
-def test_one_of_several_branches_beside_litert(index: int) -> None:
+def test_stablehlo_case_agrees_with_litert(index: int) -> None:
     inputs = [np.array(index, np.int32), np.array([1, -2, 3], np.int32)]
     branches = [branch(number) for number in range(3)]
     model = single("STABLEHLO_CASE", inputs, [(INT, (3,))], branch_subgraph_indices=branches)
     check(model, inputs, reference=False)
 
 
-def test_a_loop() -> None:
+def test_stablehlo_while_agrees_with_litert() -> None:
     def below_ten(region: SubgraphBuilder) -> Sequence[int]:
         x, _ = region.input(INT, ()), region.input(INT, ())
         ten = region.constant(np.array(10, np.int32))
@@ -71,7 +71,7 @@ def test_a_loop() -> None:
     assert (int(last), int(total)) == (10, sum(range(3, 10)))
 
 
-def test_composites_within_composites_beside_litert() -> None:
+def test_nested_composites_agree_with_litert() -> None:
     builder = ModelBuilder()
     x = builder.input(INT, (3,), "x")
     inner = builder.subgraph("inner")
@@ -132,7 +132,7 @@ def sorting(inputs: Sequence[NDArray], axis: int, body: Body) -> Any:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_operands_sorted_together_and_stable(axis: int) -> None:
+def test_stablehlo_sort_of_several_operands_is_stable(axis: int) -> None:
     keys = np.random.default_rng(3).integers(0, 5, (17, 9)).astype(np.int32)
     carried = np.arange(keys.size, dtype=np.float32).reshape(keys.shape)
     model = sorting([keys, carried], axis, _comparison("GT", [INT, DType.FLOAT32]))
@@ -141,7 +141,7 @@ def test_operands_sorted_together_and_stable(axis: int) -> None:
         np.testing.assert_array_equal(got, np.take_along_axis(x, order, axis))
 
 
-def test_a_comparator_that_takes_only_scalars() -> None:
+def test_stablehlo_sort_supports_a_comparator_of_scalars() -> None:
     def body(region: SubgraphBuilder) -> Sequence[int]:
         a, b = region.input(INT, ()), region.input(INT, ())
         (wide,) = region.operation("STABLEHLO_RESHAPE", [a], [(INT, (1,))])
@@ -157,7 +157,7 @@ def test_a_comparator_that_takes_only_scalars() -> None:
     np.testing.assert_array_equal(computed(sorting([x], 0, body), [x])[0], np.sort(x))
 
 
-def test_sorts_that_cannot_be_are_refused() -> None:
+def test_stablehlo_sort_refuses_invalid_arguments() -> None:
     x = np.arange(4, dtype=np.int32)
     for axis, body in (
         (1, comparing("LT", INT)),
@@ -169,7 +169,7 @@ def test_sorts_that_cannot_be_are_refused() -> None:
 
 
 @given(st.lists(st.integers(0, 6), max_size=70))
-def test_any_list_is_sorted_stably(keys: list[int]) -> None:
+def test_sorting_network_is_stable_for_any_list(keys: list[int]) -> None:
     lines = [np.array(keys, np.int64), np.arange(len(keys))]
     sorted_keys, places = sorted_lines(lines, lambda a, b, *_: [a < b])
     order = np.argsort(lines[0], kind="stable")
@@ -178,7 +178,7 @@ def test_any_list_is_sorted_stably(keys: list[int]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 100])
-def test_no_step_touches_an_element_twice(count: int) -> None:
+def test_sorting_network_steps_compare_disjoint_pairs(count: int) -> None:
     steps = list(exchanges(count))
     assert (not steps) == (count < 2)
     for first, second in steps:
@@ -187,7 +187,7 @@ def test_no_step_touches_an_element_twice(count: int) -> None:
         assert touched.max() < count
 
 
-def test_an_inconsistent_comparator_loses_no_element() -> None:
+def test_sorting_with_an_inconsistent_comparator_keeps_all_elements() -> None:
     x = np.arange(20)
     for answer in (True, False):
         (got,) = sorted_lines([x], lambda a, _, answer=answer: [np.full(a.shape, answer)])

@@ -38,14 +38,14 @@ def run(name: str, *arrays: NDArray, made: DType | None = None, **attributes: An
 
 @pytest.mark.parametrize("name", ["ADD", "MULTIPLY", "MAXIMUM", "MINIMUM"])
 @pytest.mark.parametrize("dtype", JUDGED, ids=names)
-def test_what_litert_runs_in_every_type(name: str, dtype: DType) -> None:
+def test_stablehlo_elementwise_agrees_with_litert_in_every_type(name: str, dtype: DType) -> None:
     rng = np.random.default_rng(7)
     a, b = values(rng, dtype, SHAPE), values(rng, dtype, SHAPE)
     check(single(f"STABLEHLO_{name}", [a, b], [(dtype, SHAPE)]), [a, b])
 
 
 @pytest.mark.parametrize("name", ["MAXIMUM", "MINIMUM"])
-def test_the_first_of_unordered_ones_is_taken(name: str) -> None:
+def test_stablehlo_maximum_of_unordered_operands_is_the_first(name: str) -> None:
     a = np.array([np.nan, 1, np.nan, 0.0, -0.0], np.float32)
     b = np.array([1, np.nan, np.nan, -0.0, 0.0], np.float32)
     check(single(f"STABLEHLO_{name}", [a, b], [(DType.FLOAT32, a.shape)]), [a, b])
@@ -53,21 +53,21 @@ def test_the_first_of_unordered_ones_is_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*WHOLE, DType.BOOL], ids=names)
-def test_and_beside_litert(dtype: DType) -> None:
+def test_stablehlo_and_agrees_with_litert(dtype: DType) -> None:
     rng = np.random.default_rng(8)
     a, b = values(rng, dtype, SHAPE), values(rng, dtype, SHAPE)
     check(single("STABLEHLO_AND", [a, b], [(dtype, SHAPE)]), [a, b], reference=False)
 
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16, DType.INT32], ids=names)
-def test_shifts_below_the_width_beside_litert(dtype: DType) -> None:
+def test_stablehlo_shift_below_the_width_agrees_with_litert(dtype: DType) -> None:
     rng = np.random.default_rng(9)
     a = values(rng, dtype, SHAPE)
     b = rng.integers(0, dtype.bits or 0, SHAPE).astype(dtype.numpy)
     check(single("STABLEHLO_SHIFT_LEFT", [a, b], [(dtype, SHAPE)]), [a, b], reference=False)
 
 
-def test_shifts_from_the_width_on_leave_nothing() -> None:
+def test_stablehlo_shift_by_the_width_or_more_is_zero() -> None:
     a, b = np.full(5, 3, np.int8), np.array([0, 7, 8, 100, -1], np.int8)
     np.testing.assert_array_equal(run("SHIFT_LEFT", a, b), [3, -128, 0, 0, 0])
     wide = np.array([1, 1, 1], np.uint64), np.array([63, 64, 2**40], np.uint64)
@@ -99,7 +99,9 @@ UNARY: Final[dict[str, Callable[[float], float]]] = {
         (DType.FLOAT8_E4M3FN, 2.0**-3),
     ],
 )
-def test_functions_of_floats(name: str, dtype: DType, step: float) -> None:
+def test_stablehlo_functions_of_floats_agree_with_numpy(
+    name: str, dtype: DType, step: float
+) -> None:
     x = np.array([0.25, 0.75, 1.5, 3.0], dtype.numpy)
     got = run(name, x)
     assert got.dtype == dtype.numpy
@@ -107,7 +109,7 @@ def test_functions_of_floats(name: str, dtype: DType, step: float) -> None:
     np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=step)
 
 
-def test_functions_of_integers_wrap_round() -> None:
+def test_stablehlo_functions_of_integers_wrap() -> None:
     np.testing.assert_array_equal(run("ABS", np.array([-3, 4, -128], np.int8)), [3, 4, -128])
     np.testing.assert_array_equal(run("NEGATE", np.array([1, 0], np.uint8)), [255, 0])
     with pytest.raises(Unsupported):
@@ -116,7 +118,7 @@ def test_functions_of_integers_wrap_round() -> None:
         run("FLOOR", np.array([1], np.int32))
 
 
-def test_functions_of_complex_numbers() -> None:
+def test_stablehlo_functions_of_complex_numbers_agree_with_numpy() -> None:
     z = np.array([1 + 2j, -2 + 0.5j], np.complex128)
     np.testing.assert_allclose(run("EXPONENTIAL", z), np.exp(z))
     np.testing.assert_allclose(run("CBRT", z) ** 3, z)
@@ -140,7 +142,7 @@ def test_division_truncates_and_leaves_the_sign_of_the_dividend() -> None:
             run(name, np.array([1], np.int32), np.array([0], np.int32))
 
 
-def test_powers() -> None:
+def test_stablehlo_power_agrees_with_its_definition() -> None:
     a, b = np.array([3, 2, -1, 2, -1], np.int8), np.array([3, 9, -3, -1, -4], np.int8)
     np.testing.assert_array_equal(run("POWER", a, b), [27, 0, -1, 0, 1])
     np.testing.assert_array_equal(
@@ -150,7 +152,7 @@ def test_powers() -> None:
         run("POWER", np.array([0], np.int32), np.array([-1], np.int32))
 
 
-def test_subtraction_and_or() -> None:
+def test_stablehlo_subtract_and_or_agree_with_numpy() -> None:
     np.testing.assert_array_equal(
         run("SUBTRACT", np.array([0, 5], np.uint8), np.array([1, 3], np.uint8)), [255, 2]
     )
@@ -159,7 +161,7 @@ def test_subtraction_and_or() -> None:
         run("SUBTRACT", np.array([True]), np.array([True]))
 
 
-def test_comparisons() -> None:
+def test_stablehlo_compare_agrees_with_numpy() -> None:
     a = np.array([1, 2, np.nan, -0.0], np.float32)
     b = np.array([2, 2, np.nan, 0.0], np.float32)
     directions = {
@@ -207,7 +209,7 @@ def test_complex_numbers_have_no_order() -> None:
         )
 
 
-def test_conversion_clamping_and_selection() -> None:
+def test_stablehlo_convert_clamp_and_select_agree_with_numpy() -> None:
     x = np.array([-1.7, 0.0, 300.0], np.float32)
     np.testing.assert_array_equal(run("CONVERT", x, made=DType.INT32), [-1, 0, 300])
     np.testing.assert_array_equal(run("CONVERT", x, made=DType.BOOL), [True, False, True])
@@ -220,12 +222,12 @@ def test_conversion_clamping_and_selection() -> None:
     np.testing.assert_array_equal(chosen, np.array([-1.7, 0.0, -300.0], np.float32))
 
 
-def test_operands_of_two_shapes_are_refused() -> None:
+def test_stablehlo_elementwise_refuses_operands_of_two_shapes() -> None:
     with pytest.raises(PenstockError, match="shapes"):
         run("ADD", np.ones((2, 3)), np.ones(3))
 
 
-def test_arrays_without_elements() -> None:
+def test_stablehlo_elementwise_supports_empty_arrays() -> None:
     empty = np.zeros((0, 3), np.int32)
     for name in ("ADD", "DIVIDE", "MAXIMUM", "POWER", "SHIFT_LEFT"):
         assert run(name, empty, empty).shape == (0, 3)

@@ -49,14 +49,14 @@ GATHERS: Final[list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]] = 
 ]  # fmt: skip
 
 
-def test_gathers_beside_litert() -> None:
+def test_stablehlo_gather_agrees_with_litert() -> None:
     rng = np.random.default_rng(1)
     for (shape, result, attributes), dtype in zip(GATHERS[1:], (np.int32, np.int64), strict=True):
         indices = rng.integers(-1, 5, shape).astype(dtype)
         check(gather(X, indices, result, **attributes), [X, indices])
 
 
-def test_gathers_by_the_definition() -> None:
+def test_stablehlo_gather_equals_its_definition() -> None:
     rng = np.random.default_rng(2)
     for shape, result, attributes in GATHERS:
         for dtype in (np.int32, np.uint8, np.uint64):
@@ -120,7 +120,7 @@ def scatter(x: NDArray, indices: NDArray, updates: NDArray, body: Any, **attribu
 @pytest.mark.parametrize(
     "dtype", [DType.FLOAT32, DType.FLOAT16, DType.INT8, DType.UINT64, DType.BOOL]
 )
-def test_scatters_beside_litert(kind: str, dtype: DType) -> None:
+def test_stablehlo_scatter_agrees_with_litert(kind: str, dtype: DType) -> None:
     """Indices meet more than once, slices overlap, and some leave the operand."""
     rng = np.random.default_rng(4)
     body = replacing(dtype) if kind == "replace" else combining(kind, dtype, swapped=True)
@@ -131,7 +131,7 @@ def test_scatters_beside_litert(kind: str, dtype: DType) -> None:
         check(scatter(x, indices, updates, body, **attributes), [x, indices, updates])
 
 
-def test_updates_larger_than_the_operand_lose_what_is_outside() -> None:
+def test_stablehlo_scatter_drops_updates_outside_the_operand() -> None:
     x = np.zeros((2, 3), np.int32)
     updates = np.arange(1, 11, dtype=np.int32).reshape(2, 5)
     for number in (-3, -1, 0, 2):
@@ -146,7 +146,7 @@ def test_updates_larger_than_the_operand_lose_what_is_outside() -> None:
     assert got.shape == (0, 3)
 
 
-def test_updates_are_taken_in_their_own_order() -> None:
+def test_stablehlo_scatter_applies_updates_in_order() -> None:
     """Slices that overlap, where their dimension stands between those of the indices."""
     attributes: dict[str, Any] = {
         "update_window_dims": (1,),
@@ -161,7 +161,7 @@ def test_updates_are_taken_in_their_own_order() -> None:
         check(model, [x, indices, updates])
 
 
-def test_a_scatter_by_a_region_of_more_than_one_operation() -> None:
+def test_stablehlo_scatter_supports_a_region_of_several_operations() -> None:
     def body(region: SubgraphBuilder) -> Sequence[int]:
         a, b = (region.input(DType.INT32, ()) for _ in range(2))
         (twice,) = region.operation("STABLEHLO_ADD", [a, a], [(DType.INT32, ())])
@@ -174,7 +174,7 @@ def test_a_scatter_by_a_region_of_more_than_one_operation() -> None:
     np.testing.assert_array_equal(got, [[((10 * 2 - 1) * 2 - 2) * 2 - 4], [37]])
 
 
-def test_nothing_to_scatter() -> None:
+def test_stablehlo_scatter_of_no_updates_returns_the_operand() -> None:
     x, updates = np.ones((4, 3), np.float32), np.zeros((0, 3), np.float32)
     indices = np.zeros((0, 1), np.int32)
     for body in (replacing(DType.FLOAT32), combining("STABLEHLO_MAXIMUM", DType.FLOAT32)):
@@ -201,7 +201,7 @@ def test_nothing_to_scatter() -> None:
     ],
     ids=str,
 )
-def test_gathers_that_contradict_themselves_are_refused(wrong: dict[str, Any]) -> None:
+def test_stablehlo_gather_refuses_contradictory_arguments(wrong: dict[str, Any]) -> None:
     shape, result, attributes = GATHERS[0]
     indices = np.zeros(shape, np.int32)
     with pytest.raises(PenstockError):
@@ -222,7 +222,7 @@ def test_gathers_that_contradict_themselves_are_refused(wrong: dict[str, Any]) -
     ],
     ids=str,
 )
-def test_scatters_that_contradict_themselves_are_refused(wrong: dict[str, Any]) -> None:
+def test_stablehlo_scatter_refuses_contradictory_arguments(wrong: dict[str, Any]) -> None:
     x, indices, updates = (
         np.ones((4, 3), np.int32),
         np.zeros((5, 1), np.int32),

@@ -51,7 +51,7 @@ def run(kind: str, inputs: Sequence[NDArray], made: DType, **attributes: Any) ->
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=lambda d: d.value)
-def test_products_over_any_dimensions(dtype: DType) -> None:
+def test_dot_general_agrees_with_numpy_over_any_dimensions(dtype: DType) -> None:
     rng = np.random.default_rng(1)
     a, b = values(rng, dtype, (2, 3, 4, 5)), values(rng, dtype, (5, 6, 3, 2))
     got = run(
@@ -66,7 +66,7 @@ def test_products_over_any_dimensions(dtype: DType) -> None:
     close(got, np.einsum("xbfk,kgbx->bfg", wide(a), wide(b)), dtype)
 
 
-def test_products_of_vectors_scalars_and_nothing() -> None:
+def test_dot_general_supports_vectors_scalars_and_empty_operands() -> None:
     a, b = np.array([1, 2, 3], np.int32), np.array([4, 5, 6], np.int32)
     axes = {"lhs_contracting_dimensions": (0,), "rhs_contracting_dimensions": (0,)}
     assert run("STABLEHLO_DOT_GENERAL", [a, b], DType.INT32, **axes) == 32
@@ -77,7 +77,7 @@ def test_products_of_vectors_scalars_and_nothing() -> None:
     np.testing.assert_array_equal(got, np.zeros((2, 2)))
 
 
-def test_products_in_a_wider_type() -> None:
+def test_dot_general_accumulates_in_a_wider_type() -> None:
     a = np.full((1, 300), 127, np.int8)
     axes = {"lhs_contracting_dimensions": (1,), "rhs_contracting_dimensions": (1,)}
     got = run("STABLEHLO_DOT_GENERAL", [a, a], DType.INT32, **axes)
@@ -104,13 +104,13 @@ def test_products_in_a_wider_type() -> None:
     ],
     ids=str,
 )
-def test_products_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+def test_dot_general_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
     a, b = np.ones((2, 3), np.float32), np.ones((3, 3), np.float32)
     with pytest.raises(PenstockError):
         run("STABLEHLO_DOT_GENERAL", [a, b], DType.FLOAT32, **wrong)
 
 
-def test_quantised_products_are_refused() -> None:
+def test_dot_general_refuses_quantised_operands() -> None:
     quantized = Operand(DType.INT8, (2, 2), quantization=Quantization((0.5,), (0,)))
     with pytest.raises(Unsupported):
         kernel_of("STABLEHLO_DOT_GENERAL", [quantized, quantized], [quantized])
@@ -173,7 +173,7 @@ CONVOLUTIONS: Final[list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]
     "dtype", [DType.FLOAT32, DType.INT32, DType.COMPLEX64], ids=lambda d: d.value
 )
 @pytest.mark.parametrize("number", range(len(CONVOLUTIONS)))
-def test_convolutions_beside_the_definition(number: int, dtype: DType) -> None:
+def test_stablehlo_convolution_equals_its_definition(number: int, dtype: DType) -> None:
     image_shape, filter_shape, attributes = CONVOLUTIONS[number]
     rng = np.random.default_rng(number)
     image, filters = values(rng, dtype, image_shape), values(rng, dtype, filter_shape)
@@ -265,7 +265,7 @@ def convolved(image: NDArray, filters: NDArray, attributes: dict[str, Any]) -> N
     ],
     ids=str,
 )
-def test_convolutions_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+def test_stablehlo_convolution_refuses_invalid_arguments(wrong: dict[str, Any]) -> None:
     image, filters = np.ones((2, 5, 6, 3), np.float32), np.ones((2, 3, 3, 4), np.float32)
     with pytest.raises(PenstockError):
         run("STABLEHLO_CONVOLUTION", [image, filters], DType.FLOAT32, **{**NHWC, **wrong})

@@ -23,7 +23,7 @@ STATES: Final = {
 
 @pytest.mark.parametrize("algorithm", STATES)
 @pytest.mark.parametrize("dtype", [DType.INT32, DType.UINT32, DType.INT64, DType.UINT64])
-def test_bits_and_next_states_beside_litert(algorithm: str, dtype: DType) -> None:
+def test_rng_bit_generator_agrees_with_litert(algorithm: str, dtype: DType) -> None:
     for numbers in STATES[algorithm]:
         state = np.array(numbers, np.uint64)
         for shape in ((), (3,), (2, 3, 5)):
@@ -32,7 +32,7 @@ def test_bits_and_next_states_beside_litert(algorithm: str, dtype: DType) -> Non
             check(single(kind, [state], outputs, {"algorithm": algorithm}), [state])
 
 
-def test_the_known_answers_of_the_generators() -> None:
+def test_random_generators_equal_their_known_answers() -> None:
     """The zero and all-ones vectors of the Random123 distribution."""
     zero, ones = np.zeros(1, np.uint64), np.full(1, 2**64 - 1, np.uint64)
     words = [int(w[0]) for w in philox(zero[0], zero, zero)]
@@ -44,7 +44,7 @@ def test_the_known_answers_of_the_generators() -> None:
 
 
 @pytest.mark.parametrize(("algorithm", "length"), [("PHILOX", 1), ("DEFAULT", 4), ("THREEFRY", 3)])
-def test_states_of_another_length_are_refused(algorithm: str, length: int) -> None:
+def test_rng_bit_generator_refuses_states_of_another_length(algorithm: str, length: int) -> None:
     state = np.zeros(length, np.uint64)
     outputs = [(DType.UINT64, state.shape), (DType.UINT32, (2,))]
     model = single("STABLEHLO_RNG_BIT_GENERATOR", [state], outputs, {"algorithm": algorithm})
@@ -52,7 +52,7 @@ def test_states_of_another_length_are_refused(algorithm: str, length: int) -> No
         computed(model, [state])
 
 
-def test_bits_of_other_types_and_unknown_sizes_are_refused() -> None:
+def test_rng_bit_generator_refuses_other_types_and_unknown_sizes() -> None:
     state = Operand(DType.UINT64, (2,))
     for made in (Operand(DType.UINT8, (2,)), Operand(DType.UINT32, (None,))):
         with pytest.raises(Unsupported):

@@ -55,7 +55,7 @@ SETTINGS: Final[list[tuple[tuple[int, ...], dict[str, Any]]]] = [
 
 @pytest.mark.parametrize("dtype", JUDGED, ids=lambda d: d.value)
 @pytest.mark.parametrize("kind", [*KINDS, *STABLE])
-def test_windows_beside_litert(kind: str, dtype: DType) -> None:
+def test_stablehlo_reduce_window_agrees_with_litert(kind: str, dtype: DType) -> None:
     rng = np.random.default_rng(11)
     for shape, attributes in SETTINGS:
         x, initial = values(rng, dtype, shape), values(rng, dtype, ())
@@ -63,7 +63,7 @@ def test_windows_beside_litert(kind: str, dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LOGICAL_AND", "LOGICAL_OR"])
-def test_windows_of_booleans_beside_litert(kind: str) -> None:
+def test_stablehlo_reduce_window_of_booleans_agrees_with_litert(kind: str) -> None:
     rng = np.random.default_rng(12)
     for shape, attributes in SETTINGS:
         for initial in (np.array(False), np.array(True)):
@@ -80,7 +80,7 @@ def vectors(*numbers: Sequence[int]) -> list[NDArray]:
     [(f, d) for f in ("ADD", "MUL", "MINIMUM", "MAXIMUM") for d in [*JUDGED, DType.INT64]]
     + [("ALL", DType.BOOL), ("ANY", DType.BOOL)],
 )
-def test_tflites_own_windows_beside_litert(function: str, dtype: DType) -> None:
+def test_reduce_window_agrees_with_litert(function: str, dtype: DType) -> None:
     rng = np.random.default_rng(13)
     for shape, *geometry in (
         ((5, 6), (2, 3), (1, 2), (1, 1)),
@@ -94,7 +94,7 @@ def test_tflites_own_windows_beside_litert(function: str, dtype: DType) -> None:
         check(model, [x, initial])
 
 
-def test_tflites_windows_known_only_when_run() -> None:
+def test_reduce_window_supports_windows_known_at_run_time() -> None:
     x = np.arange(6, dtype=np.int32)
     inputs = [x, np.array(100, np.int32), *vectors((2,), (2,), (1,))]
     model = single("REDUCE_WINDOW", inputs, [(DType.INT32, None)], {"reduce_function": "ADD"})
@@ -125,7 +125,9 @@ def reduction(inputs: Sequence[NDArray], body: Body, *axes: int) -> Model:
         ("MINIMUM", np.min),
     ],
 )
-def test_reductions_beside_numpy(axes: tuple[int, ...], kind: str, function: Any) -> None:
+def test_stablehlo_reduce_agrees_with_numpy(
+    axes: tuple[int, ...], kind: str, function: Any
+) -> None:
     x = np.random.default_rng(14).integers(-9, 9, (5, 3, 7)).astype(np.int32)
     initial = np.array(3, np.int32)
     (got,) = computed(reduction([x, initial], combining(kind, DType.INT32), *axes), [x, initial])
@@ -135,7 +137,7 @@ def test_reductions_beside_numpy(axes: tuple[int, ...], kind: str, function: Any
     np.testing.assert_array_equal(got, wanted.astype(np.int32))
 
 
-def test_nothing_to_reduce_gives_the_initial_value() -> None:
+def test_stablehlo_reduce_of_nothing_is_the_initial_value() -> None:
     x, initial = np.zeros((0, 2), np.float32), np.array(5, np.float32)
     body = combining("STABLEHLO_ADD", DType.FLOAT32)
     np.testing.assert_array_equal(
@@ -157,7 +159,7 @@ def greatest(region: SubgraphBuilder) -> Sequence[int]:
     return [value, index]
 
 
-def test_operands_reduced_together() -> None:
+def test_stablehlo_reduce_combines_several_operands() -> None:
     x = np.random.default_rng(15).integers(0, 4, (6, 5)).astype(np.int32)
     at = np.broadcast_to(np.arange(5, dtype=np.int32), x.shape).copy()
     inputs = [x, at, np.array(-1, np.int32), np.array(-1, np.int32)]
@@ -166,7 +168,7 @@ def test_operands_reduced_together() -> None:
     np.testing.assert_array_equal(index, x.argmax(1))
 
 
-def test_windows_of_several_operands() -> None:
+def test_stablehlo_reduce_window_combines_several_operands() -> None:
     x = np.array([1, 5, 5, 2], np.int32)
     inputs = [x, np.arange(4, dtype=np.int32), np.array(-1, np.int32), np.array(-1, np.int32)]
     model = single(
@@ -189,7 +191,7 @@ def one_by_one(region: SubgraphBuilder) -> Sequence[int]:
     return region.operation("STABLEHLO_SUBTRACT", [back, b], SCALAR)
 
 
-def test_regions_that_take_only_scalars() -> None:
+def test_stablehlo_reduce_supports_regions_of_scalars() -> None:
     x, initial = np.array([[1, 2], [30, 40]], np.int32), np.array(1000, np.int32)
     (got,) = computed(reduction([x, initial], one_by_one, 0), [x, initial])
     np.testing.assert_array_equal(got, [1000 - (1 - 30), 1000 - (2 - 40)])
@@ -203,7 +205,7 @@ def constant(region: SubgraphBuilder) -> Sequence[int]:
     return region.operation("STABLEHLO_ADD", [total, one], SCALAR)
 
 
-def test_regions_with_constants() -> None:
+def test_stablehlo_reduce_supports_regions_with_constants() -> None:
     x, initial = np.arange(10, dtype=np.int32).reshape(5, 2), np.array(0, np.int32)
     (got,) = computed(reduction([x, initial], constant, 0), [x, initial])
     np.testing.assert_array_equal(got, x.sum(0) + 5)
@@ -227,7 +229,7 @@ def test_regions_with_constants() -> None:
     ],
     ids=str,
 )
-def test_windows_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+def test_stablehlo_reduce_window_refuses_invalid_windows(wrong: dict[str, Any]) -> None:
     x, initial = np.ones(4, np.int32), np.array(0, np.int32)
     attributes = {"window_dimensions": (2,), **wrong}
     with pytest.raises(PenstockError):

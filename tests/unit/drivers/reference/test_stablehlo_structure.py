@@ -43,7 +43,7 @@ PADDINGS: Final[list[tuple[Sequence[int], Sequence[int], Sequence[int], Sequence
 
 @pytest.mark.parametrize(("shape", "low", "high", "interior"), PADDINGS)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8, DType.BFLOAT16, DType.COMPLEX64])
-def test_padding_beside_litert(
+def test_stablehlo_pad_agrees_with_litert(
     shape: Sequence[int],
     low: Sequence[int],
     high: Sequence[int],
@@ -60,7 +60,7 @@ def test_padding_beside_litert(
     check(single("STABLEHLO_PAD", [x, value], [(dtype, None)], attributes), [x, value])
 
 
-def test_padding_that_cuts_everything_leaves_the_other_dimensions() -> None:
+def test_stablehlo_pad_may_crop_a_dimension_to_zero() -> None:
     got = run(
         "PAD",
         X,
@@ -72,7 +72,7 @@ def test_padding_that_cuts_everything_leaves_the_other_dimensions() -> None:
     assert got.shape == (0, 5)
 
 
-def test_padding_beyond_any_size_is_refused() -> None:
+def test_stablehlo_pad_refuses_too_large_outputs() -> None:
     huge = {"edge_padding_low": (2**40,), "edge_padding_high": (0,), "interior_padding": (0,)}
     feeds = [X[0], np.array(0, np.int32)]
     with pytest.raises(PenstockError):
@@ -81,7 +81,7 @@ def test_padding_beyond_any_size_is_refused() -> None:
         run("PAD", *feeds, **huge)
 
 
-def test_reshaping() -> None:
+def test_stablehlo_reshape_agrees_with_numpy() -> None:
     np.testing.assert_array_equal(run("RESHAPE", X, shape=(2, 6)), X.reshape(2, 6))
     np.testing.assert_array_equal(run("RESHAPE", X, shape=(None, 2)), X.reshape(6, 2))
     assert run("RESHAPE", X[:1, :1], shape=()).shape == ()
@@ -89,7 +89,7 @@ def test_reshaping() -> None:
         run("RESHAPE", X, shape=(None, None))
 
 
-def test_broadcasting_in_dimensions() -> None:
+def test_broadcast_in_dim_agrees_with_its_definition() -> None:
     x = np.array([[1, 2, 3]], np.int32)
     got = run("BROADCAST_IN_DIM", x, shape=(2, 3, 2), broadcast_dimensions=(2, 1))
     np.testing.assert_array_equal(got, [[[1, 1], [2, 2], [3, 3]]] * 2)
@@ -102,12 +102,12 @@ def test_broadcasting_in_dimensions() -> None:
 @pytest.mark.parametrize(
     ("shape", "places"), [((None, 3), (1,)), ((2, 3), (1, 1)), ((2, 3), (0, 2)), (None, (0, 1))]
 )
-def test_broadcasting_that_means_nothing_is_refused(shape: Shape, places: tuple[int, ...]) -> None:
+def test_broadcast_in_dim_refuses_invalid_arguments(shape: Shape, places: tuple[int, ...]) -> None:
     with pytest.raises(Unsupported):
         run("BROADCAST_IN_DIM", X[: len(places)], shape=shape, broadcast_dimensions=places)
 
 
-def test_joining_slicing_and_transposing() -> None:
+def test_stablehlo_concatenate_slice_and_transpose_agree_with_numpy() -> None:
     got = run("CONCATENATE", X, X[:, :1], dimension=1)
     np.testing.assert_array_equal(got, np.concatenate([X, X[:, :1]], 1))
     got = run("SLICE", X, start_indices=(1, 0), limit_indices=(3, 4), strides=(1, 3))
@@ -119,7 +119,7 @@ def test_joining_slicing_and_transposing() -> None:
         run("SLICE", X, start_indices=(0, 0), limit_indices=(3, 5), strides=(1, 1))
 
 
-def test_blocks_are_moved_into_the_operand() -> None:
+def test_stablehlo_dynamic_slice_clamps_its_start() -> None:
     got = run("DYNAMIC_SLICE", X, *scalars(-5, 3), slice_sizes=(2, 2))
     np.testing.assert_array_equal(got, [[2, 3], [6, 7]])
     update = np.full((2, 2), -1, np.int32)
@@ -131,7 +131,7 @@ def test_blocks_are_moved_into_the_operand() -> None:
         run("DYNAMIC_UPDATE_SLICE", X, update, *scalars(0))
 
 
-def test_counting_along_a_dimension() -> None:
+def test_stablehlo_iota_counts_along_a_dimension() -> None:
     output = Operand(DType.FLOAT16, (2, 3))
     (got,) = kernel_of("STABLEHLO_IOTA", [], [output], iota_dimension=1)([])
     assert got.dtype == np.float16

@@ -55,7 +55,7 @@ def real(*shape: int) -> Operand:
 
 
 @pytest.mark.parametrize("activation", ["NONE", "RELU"])
-def test_floats_agree_with_plain_loops(activation: str) -> None:
+def test_svdf_of_floats_equals_plain_loops(activation: str) -> None:
     rng = np.random.default_rng(1)
     batch, size, units, rank, memory = 2, 5, 3, 2, 4
     filters = units * rank
@@ -88,7 +88,7 @@ def test_floats_agree_with_plain_loops(activation: str) -> None:
                 assert output[b, unit] == pytest.approx(expected, abs=1e-5)
 
 
-def test_types_without_a_kernel_are_refused() -> None:
+def test_svdf_refuses_unsupported_types() -> None:
     half = Operand(DType.BFLOAT16, (1, 4))
     with pytest.raises(Unsupported, match="SVDF of"):
         build(site(half, half, half, None, half))

@@ -17,7 +17,7 @@ from tests.unit.drivers.reference.support_recurrent import compare, shape_of, va
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_integers(seed: int) -> None:
+def test_integer_svdf_agrees_with_litert(seed: int) -> None:
     rng = np.random.default_rng(seed)
     case = integer_svdf_case(rng, Filters(rank=1 + seed % 3), bias=bool(seed % 2))
     compare(case, case.feeds(rng, 8))
@@ -30,7 +30,9 @@ def test_integers(seed: int) -> None:
 @pytest.mark.parametrize(
     "activation", ["NONE", "RELU", "RELU6", "RELU_N1_TO_1", "TANH", "SIGN_BIT"]
 )
-def test_reals(activation: str, weights: DType, asymmetric: bool) -> None:
+def test_float_and_hybrid_svdf_agree_with_litert(
+    activation: str, weights: DType, asymmetric: bool
+) -> None:
     rng = np.random.default_rng(1)
     case = real_svdf_case(
         rng,
@@ -42,7 +44,7 @@ def test_reals(activation: str, weights: DType, asymmetric: bool) -> None:
     compare(case, case.feeds(rng, 8, reach=2.0))
 
 
-def test_half_precision_is_computed_in_single() -> None:
+def test_svdf_computes_float16_in_float32() -> None:
     rng = np.random.default_rng(2)
     case = real_svdf_case(rng, REAL, Filters())
     given = [values(rng, DType.FLOAT16, shape_of(o)) for o in case.operands(DType.FLOAT16)]
@@ -56,7 +58,7 @@ def test_half_precision_is_computed_in_single() -> None:
         np.testing.assert_array_equal(half, single.astype(np.float16))
 
 
-def test_integers_know_relu_alone() -> None:
+def test_integer_svdf_supports_only_relu() -> None:
     case = integer_svdf_case(np.random.default_rng(3), Filters(), bias=True)
     inputs = case.quantized_operands()
     attributes = {**case.attributes, "fused_activation_function": "NONE"}

@@ -18,7 +18,7 @@ def test_a_table_by_bits_is_indexed_by_the_bits_of_every_stored_value(dtype: DTy
     np.testing.assert_array_equal(look_up(by_bits(stored * 3, dtype), values), stored * 3)
 
 
-def test_halves_round_away_from_zero() -> None:
+def test_table_rounding_rounds_halves_away_from_zero() -> None:
     x = np.array([-2.5, -1.5, -0.5, -0.49, 0.49, 0.5, 1.5, 2.5], np.float32)
     np.testing.assert_array_equal(round_half_away(x), [-3, -2, -1, 0, 0, 1, 2, 3])
 

@@ -20,7 +20,9 @@ QUANTIZED = (DType.INT8, DType.INT16)
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("kind", ["ABS", "EXP", "LOG"])
 @pytest.mark.parametrize("seed", range(8))
-def test_quantised_functions_of_every_value(kind: str, dtype: DType, seed: int) -> None:
+def test_quantised_unary_functions_agree_for_every_value(
+    kind: str, dtype: DType, seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     given = any_quantization(rng, dtype)
     made = given if seed == 0 else any_quantization(rng, dtype, 1e-3, 10.0)
@@ -48,7 +50,7 @@ def test_quantised_rsqrt_of_a_negative_value_fails(dtype: DType) -> None:
 @pytest.mark.parametrize(
     "kind", ["EXP", "SQUARE", "FLOOR", "CEIL", "ROUND", "ABS", "NEG", "SIGN", "SIN", "COS"]
 )
-def test_float_functions(kind: str) -> None:
+def test_float_unary_functions_agree_with_litert(kind: str) -> None:
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.normal(0, 20, 500), [0, 0.5, 1.5, 2.5, -0.5, -1.5]])
     recorded = run_alone(kind, [Given(x.astype(np.float32))], [Wanted(DType.FLOAT32)])
@@ -56,7 +58,7 @@ def test_float_functions(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["LOG", "SQRT", "RSQRT"])
-def test_float_functions_of_positive_numbers(kind: str) -> None:
+def test_float_unary_functions_of_positive_numbers_agree_with_litert(kind: str) -> None:
     x = np.append(np.geomspace(1e-30, 1e30, 300), 0).astype(np.float32)
     recorded = run_alone(kind, [Given(x)], [Wanted(DType.FLOAT32)])
     np.testing.assert_allclose(recorded.run()[0], recorded.wanted[0], 1e-6, 1e-7)
@@ -74,12 +76,12 @@ def test_float_functions_of_positive_numbers(kind: str) -> None:
         ("SIGN", DType.INT32),
     ],
 )
-def test_integer_functions(kind: str, dtype: DType) -> None:
+def test_integer_unary_functions_agree_with_litert(kind: str, dtype: DType) -> None:
     x = np.arange(-5, 6).astype(dtype.numpy)
     assert_agrees(run_alone(kind, [Given(x)], [Wanted(dtype)]))
 
 
-def test_types_without_a_kernel_are_refused() -> None:
+def test_unary_functions_refuse_unsupported_types() -> None:
     x = Operand(DType.INT8, (4,), quantization=q(0.1))
     assert refusal("CEIL", [x], [x]) == "CEIL of (int8) -> (int8)"
     assert refusal("SIN", [x], [x]) == "SIN of (int8) -> (int8)"

@@ -125,7 +125,7 @@ def test_composites_carry_state() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: accumulator().encode(), composite])
-def test_what_is_written_goes_on_as_what_was_read(make: Any) -> None:
+def test_written_variable_is_the_next_read_value(make: Any) -> None:
     content = make()
     try:
         again = write(loaders.load(content))

@@ -44,13 +44,13 @@ def attends_rightly(options: bytes) -> bool:
 
 
 @pytest.mark.parametrize(("scale", "right"), [(0.5, True), (0.1, False), (None, False)])
-def test_a_scale_of_32_bits_is_read_rightly(scale: float | None, right: bool) -> None:
+def test_attention_scale_of_32_bits_is_supported(scale: float | None, right: bool) -> None:
     flexbuffers = pytest.importorskip("flatbuffers.flexbuffers")
     given = {"other": 1} if scale is None else {"scale": scale}
     assert attends_rightly(bytes(flexbuffers.Dumps(given))) is right
 
 
-def test_options_that_have_the_same_vector_again_and_again_are_not_followed() -> None:
+def test_attention_options_with_exponentially_nested_vectors_are_refused() -> None:
     """Written out they would have more elements than there are atoms."""
     flexbuffers = pytest.importorskip("flatbuffers.flexbuffers")
     assert str(flexbuffers.Loads(doubling(3))).count("[") == 2**4 - 1
@@ -58,5 +58,5 @@ def test_options_that_have_the_same_vector_again_and_again_are_not_followed() ->
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\xff" * 64, bytes(1 << 17)])
-def test_options_that_are_none_say_nothing(content: bytes) -> None:
+def test_invalid_attention_options_are_not_supported(content: bytes) -> None:
     assert attends_rightly(content) is False

@@ -61,7 +61,7 @@ def test_loops_of_known_rounds_agree_with_the_reference(seed: int) -> None:
     compare(scanning(1 + seed % 4, seed, grids=False))
 
 
-def test_layers_of_branches_are_given_what_litert_needs() -> None:
+def test_layers_in_branches_get_the_operands_that_litert_needs() -> None:
     """A convolution without a bias, which LiteRT's kernels do not take."""
     shape = (1, 4, 4, 3)
     filters = np.random.default_rng(0).standard_normal((3, 1, 1, 3)).astype(np.float32)
@@ -75,7 +75,7 @@ def test_layers_of_branches_are_given_what_litert_needs() -> None:
 
 
 @pytest.mark.parametrize("condition", [(), (1,)])
-def test_a_run_writes_where_it_is_told_whichever_branch_it_takes(
+def test_run_writes_its_outputs_whichever_branch_is_taken(
     condition: tuple[int, ...],
 ) -> None:
     model = deciding(lambda b, x: b.operation("RELU", [x], [(F32, SHAPE)]), condition=condition)

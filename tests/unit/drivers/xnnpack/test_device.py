@@ -29,7 +29,7 @@ def relu(shape: tuple[int | None, ...] = (4,), dtype: DType = F32) -> Model:
     return one("RELU", [(dtype, shape)], [(dtype, shape)])
 
 
-def test_without_litert_the_device_says_so() -> None:
+def test_device_reports_a_missing_litert() -> None:
     absent = XnnpackDevice(ABSENT)
     assert absent.version == f"{ADAPTER_VERSION} (litert missing)"
     assert absent.check() == ABSENT.reason
@@ -88,7 +88,7 @@ def test_listing_and_planning_do_not_load_the_engine() -> None:
 
 @needs_litert
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has descriptors by thread")
-def test_the_engine_is_not_heard_and_others_are() -> None:
+def test_engine_prints_nothing_and_other_output_appears() -> None:
     """Where threads may not have descriptors of their own, LiteRT says one line; nothing else is
     lost.
     """
@@ -110,7 +110,7 @@ def test_the_engine_is_not_heard_and_others_are() -> None:
 
 @needs_litert
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
-def test_a_forked_child_compiles_anew_and_does_not_hang() -> None:
+def test_forked_child_compiles_without_hanging() -> None:
     """A prepared model of the parent is refused there: its threads stayed behind."""
     program = (
         "from penstock.errors import DeadObject\n"
@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refusals_say_why(name: str) -> None:
+def test_xnnpack_refusals_name_the_reason(name: str) -> None:
     make, reason = REFUSED[name]
     model = make()
     (answer,) = device().supported_operations(model)
@@ -200,7 +200,7 @@ assert sys.modules["ai_edge_litert.interpreter"] is tflite
 """
 
 
-def test_it_finds_litert_where_penstock_answers_its_imports() -> None:
+def test_litert_is_found_behind_the_penstock_launcher() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ALIASED], capture_output=True, text=True, check=False, timeout=60
     )

@@ -68,7 +68,7 @@ def deep(size: int = 400, layers: int = 12) -> Model:
     return builder.build([y])
 
 
-def test_runs_from_many_threads_do_not_meet() -> None:
+def test_concurrent_runs_do_not_interfere() -> None:
     model = one("MUL", [(F32, (64,)), (F32, (64,))], [(F32, (64,))])
     each = prepared(model)
 
@@ -83,13 +83,13 @@ def test_runs_from_many_threads_do_not_meet() -> None:
         assert all(pool.map(run, range(8)))
 
 
-def test_python_goes_on_while_it_computes() -> None:
+def test_other_python_threads_run_during_a_run() -> None:
     each, out = prepared(deep()), np.empty((400, 400), np.float32)
     given = np.zeros((400, 400), np.float32)
     assert goes_on_during(lambda: execute(each, [given], [out]))
 
 
-def test_litert_is_told_how_many_threads_to_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_num_threads_is_passed_to_litert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results are those of one thread."""
     litert = engine._engine.module()
     real, told = litert.Interpreter, list[int]()
@@ -110,7 +110,7 @@ def test_litert_is_told_how_many_threads_to_take(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5)
 
 
-def test_a_scalar_goes_in_and_comes_out() -> None:
+def test_scalar_inputs_and_outputs_are_supported() -> None:
     model = one("ADD", [(F32, ()), (F32, ())], [(F32, ())])
     out = np.empty((), np.float32)
     execute(prepared(model), [np.array(2, np.float32), np.array(3, np.float32)], [out])
@@ -118,7 +118,9 @@ def test_a_scalar_goes_in_and_comes_out() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (3,)])
-def test_what_a_closed_model_held_needs_no_garbage_collection(shape: tuple[int, ...]) -> None:
+def test_closed_model_frees_its_interpreters_without_garbage_collection(
+    shape: tuple[int, ...],
+) -> None:
     each = prepared(one("ADD", [(F32, shape), (F32, shape)], [(F32, shape)]))
     (kept,) = [weakref.ref(runner) for (runner,) in each._free]  # type: ignore[attr-defined]  # its own
     collecting = gc.isenabled()
@@ -131,7 +133,7 @@ def test_what_a_closed_model_held_needs_no_garbage_collection(shape: tuple[int, 
             gc.enable()
 
 
-def test_shapes_may_be_known_when_it_runs() -> None:
+def test_shapes_may_be_known_at_run_time() -> None:
     each = prepared(one("RELU", [(F32, (None, 3))], [(F32, (None, 3))]))
     for rows in (2, 5, 5, 1, 0):
         given = np.linspace(-1, 1, 3 * rows, dtype=np.float32).reshape(rows, 3)
@@ -142,14 +144,14 @@ def test_shapes_may_be_known_when_it_runs() -> None:
         )
 
 
-def test_too_little_memory_is_told_with_the_shape() -> None:
+def test_insufficient_output_memory_is_reported_with_the_shape() -> None:
     each = prepared(one("RELU", [(F32, (None,))], [(F32, (None,))]))
     with pytest.raises(OutputInsufficientSize) as caught:
         execute(each, [np.ones(5, np.float32)], [np.empty(8, np.uint8)])
     assert list(caught.value.output_shapes) == [((5,), False)]
 
 
-def test_interpreters_are_kept_when_only_memory_was_too_little() -> None:
+def test_interpreters_are_reused_after_insufficient_output_memory() -> None:
     each = prepared(one("RELU", [(F32, (None,))], [(F32, (None,))]))
     (kept,) = each._free  # type: ignore[attr-defined]  # its own
     with pytest.raises(OutputInsufficientSize):
@@ -158,7 +160,7 @@ def test_interpreters_are_kept_when_only_memory_was_too_little() -> None:
     assert list(each._free) == [kept]  # type: ignore[attr-defined]  # its own
 
 
-def test_a_shape_may_be_made_of_values() -> None:
+def test_result_shape_may_depend_on_values() -> None:
     builder = ModelBuilder()
     x, shape = builder.input(F32, (12,), "x"), builder.input(I32, (2,), "shape")
     (folded,) = builder.operation("RESHAPE", [x, shape], [(F32, (None, None))])
@@ -175,7 +177,7 @@ def test_a_shape_may_be_made_of_values() -> None:
     assert execute(each, [given, np.array((2, 6), np.int32)], [np.empty(48, np.uint8)]) == ((2, 6),)
 
 
-def test_outputs_may_be_inputs_constants_or_wanted_by_nobody() -> None:
+def test_outputs_may_be_inputs_constants_or_unwanted() -> None:
     builder = ModelBuilder()
     x = builder.input(F32, (3,), "x")
     c = builder.constant(np.array([7, 8], np.float32), "c")
@@ -188,7 +190,7 @@ def test_outputs_may_be_inputs_constants_or_wanted_by_nobody() -> None:
     each.execute(request, PLAIN)
 
 
-def test_arguments_that_mean_nothing_here_are_refused() -> None:
+def test_unknown_memory_tokens_are_refused() -> None:
     each = prepared(one("NEG", [(F32, (3,))], [(F32, (3,))]))
     host, token = HostMemory(np.empty(3, np.float32)), TokenArgument(1)
     for request in (Request((token,), (host,)), Request((host,), (token,))):
@@ -196,7 +198,7 @@ def test_arguments_that_mean_nothing_here_are_refused() -> None:
             each.execute(request, PLAIN)
 
 
-def test_inputs_that_nothing_reads_are_left_alone() -> None:
+def test_unread_inputs_are_accepted() -> None:
     builder = ModelBuilder()
     _, x, _ = (builder.input(F32, (n,), f"x{n}") for n in (2, 3, 4))
     each = prepared(builder.build(builder.operation("NEG", [x], [(F32, (3,))])))
@@ -222,7 +224,7 @@ def svdf(steps: int = 4, units: int = 3, features: int = 5) -> Model:
     return builder.build(outputs)
 
 
-def test_state_goes_in_and_out_and_is_not_kept() -> None:
+def test_state_is_passed_in_and_out_and_not_kept() -> None:
     model = svdf()
     (answer,) = device().supported_operations(model)
     assert answer.supported, answer.reason
@@ -259,7 +261,7 @@ def test_a_network_with_state_runs_as_on_the_reference() -> None:
             np.testing.assert_allclose(ours(given)[0], theirs(given)[0], atol=1e-5)
 
 
-def test_other_entries_with_state_do_not_matter() -> None:
+def test_other_subgraphs_with_state_are_ignored() -> None:
     """The entry is the last subgraph; the first has a variable, the second is what a composite
     computes.
     """
@@ -301,7 +303,7 @@ def test_state_that_another_operation_makes_is_refused() -> None:
     assert "state is made by another" in answers[1].reason
 
 
-def test_nothing_is_written_or_computed_past_a_deadline_or_a_cancellation() -> None:
+def test_run_past_a_deadline_or_cancellation_writes_nothing() -> None:
     each = prepared(one("NEG", [(F32, (3,))], [(F32, (3,))]))
     given, out = np.ones(3, np.float32), np.zeros(3, np.float32)
     request = Request((HostMemory(given),), (HostMemory(out),))
@@ -328,7 +330,7 @@ def test_a_closed_model_is_refused_and_runs_under_way_end() -> None:
         execute(each, [given], [out])
 
 
-def test_behind_the_last_detection_there_are_zeros() -> None:
+def test_outputs_behind_the_last_detection_are_zero() -> None:
     """LiteRT leaves what lay in memory."""
     from flatbuffers import flexbuffers
 
@@ -359,7 +361,7 @@ def test_behind_the_last_detection_there_are_zeros() -> None:
         np.testing.assert_allclose(outs[0][:, :count], wanted[0][:, :count], atol=1e-6)
 
 
-def test_a_partition_of_two_kernel_sets_gives_what_one_gives() -> None:
+def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
     """Under `faithful` floats by int8 weights stay with LiteRT's own kernels where rows are not
     along the last axis; the layers around them do not.
     """
@@ -402,7 +404,7 @@ def test_what_is_computed_from_constants_may_be_an_output() -> None:
     np.testing.assert_allclose(outs[0], given[0] @ wanted.T, atol=1e-5)
 
 
-def test_operands_may_be_specialised_first() -> None:
+def test_model_may_be_specialised_before_compiling() -> None:
     model = infer_shapes(one("RELU", [(F32, (None, 3))], [(F32, (None, 3))]), {0: (4, 3)})
     out = np.empty((4, 3), np.float32)
     assert execute(prepared(model), [np.full((4, 3), -1, np.float32)], [out]) == ()

@@ -105,7 +105,7 @@ CASES: Final = {
 
 @pytest.mark.parametrize("kind", INPUTS)
 @pytest.mark.parametrize("name", CASES)
-def test_every_bit_is_the_references(name: str, kind: str) -> None:
+def test_expanded_hybrid_layers_equal_the_reference(name: str, kind: str) -> None:
     model = CASES[name]
     given = [values(kind, tuple(d or 0 for d in model.inputs[0].shape or ()))]
     (wanted,) = run_on(["reference"], model, given)
@@ -114,7 +114,7 @@ def test_every_bit_is_the_references(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["matrix", "convolution", "depthwise"])
-def test_drawn_again_and_again(name: str) -> None:
+def test_expanded_hybrid_layers_equal_the_reference_for_random_values(name: str) -> None:
     """Wherever rounding falls: 40 drawn inputs of many sizes."""
     model = CASES[name]
     shape = tuple(d or 0 for d in model.inputs[0].shape or ())
@@ -133,20 +133,20 @@ def operations_of(model: Model, accuracy: AccuracyClass) -> list[str]:
     return [o.type for f in prepared._files for o in f.segment.model.operations]
 
 
-def test_only_where_the_class_asks_for_it() -> None:
+def test_hybrid_layers_are_expanded_only_for_accuracy() -> None:
     model = CASES["matrix"]
     assert operations_of(model, "relaxed") == ["FULLY_CONNECTED"]
     assert operations_of(model, "faithful").count("FULLY_CONNECTED") == 1
     assert {"FLOOR", "SIGN", "REDUCE_MAX"} <= set(operations_of(model, "faithful"))
 
 
-def test_everywhere_where_xnnpack_leaves_the_layer_to_slower_kernels() -> None:
+def test_hybrid_depthwise_layers_are_expanded_in_every_class() -> None:
     found = operations_of(CASES["depthwise"], "faithful")
     assert "FLOOR" in found
     assert found == operations_of(CASES["depthwise"], "relaxed")
 
 
-def test_what_is_never_below_zero_needs_no_signs() -> None:
+def test_hybrid_layer_of_non_negative_values_has_no_sign_operations() -> None:
     for name in ("matrix behind RELU", "convolution behind RELU"):
         found = operations_of(CASES[name], "faithful")
         assert {"SIGN", "ABS", "REDUCE_MIN"}.isdisjoint(found)
@@ -175,12 +175,12 @@ def deep(kind: str, depth: int) -> Model:
         ("FULLY_CONNECTED", ((1 << 31) - 1) // (127 * 510)),
     ],
 )
-def test_not_where_sums_would_be_rounded(kind: str, most: int) -> None:
+def test_hybrid_layers_with_inexact_sums_are_not_expanded(kind: str, most: int) -> None:
     answers = [classify(deep(kind, depth))[0] for depth in (most, most + 1)]
     assert [getattr(answer, "expanded", "") for answer in answers] == ["faithful", None]
 
 
-def test_sums_beyond_what_floats_count() -> None:
+def test_hybrid_layers_with_sums_beyond_24_bits_are_not_expanded() -> None:
     """Which the int8 weights of a matrix allow: 5000 x 127 x 127 is more than 2**26."""
     model = deep("FULLY_CONNECTED", 5000)
     for seed in range(5):
@@ -190,7 +190,7 @@ def test_sums_beyond_what_floats_count() -> None:
 
 @pytest.mark.parametrize("keeps", [True, False], ids=["keep_num_dims", "flattened"])
 @pytest.mark.parametrize("given", [(20,), (2, 3, 20), (2, 1, 3, 20), (3, None, 20)])
-def test_rows_may_be_counted_by_any_number_of_dimensions(
+def test_expanded_fully_connected_supports_any_rank(
     given: tuple[int | None, ...], keeps: bool
 ) -> None:
     builder = ModelBuilder()
@@ -208,7 +208,7 @@ def test_rows_may_be_counted_by_any_number_of_dimensions(
     assert np.array_equal(found, wanted)
 
 
-def test_a_matrix_keeps_its_integers() -> None:
+def test_expanded_fully_connected_keeps_int8_weights() -> None:
     """Where its rows can be widened: as many as they are, which is known."""
     builder = ModelBuilder()
     x = builder.input(F32, (None, 20), "x")

@@ -14,7 +14,7 @@ from tests.support_xnnpack import needs_litert
 pytestmark = needs_litert
 
 
-def test_a_segment_is_told_as_one_kernel_by_its_operations() -> None:
+def test_segment_is_timed_as_one_kernel_with_its_operations() -> None:
     with penstock.compile(network(), devices=["xnnpack"], cache=False) as model:
         plain = np.array(model.run([X])[0])
         outputs = model.run([X], measure=True)

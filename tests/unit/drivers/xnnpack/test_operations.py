@@ -294,12 +294,12 @@ def test_every_class_that_is_claimed_is_met(name: str) -> None:
         ("CONCATENATION of two scales", "exact"),
     ],
 )
-def test_claims(name: str, accuracy: AccuracyClass) -> None:
+def test_claimed_classes_are_those_expected(name: str, accuracy: AccuracyClass) -> None:
     (answer,) = device().supported_operations(CASES[name])
     assert answer.accuracy == accuracy
 
 
-def test_uint8_of_several_scales_is_joined_between_layers_of_xnnpack() -> None:
+def test_uint8_concatenation_of_several_scales_runs_between_xnnpack_layers() -> None:
     """Nothing is cut: XNNPACK leaves the operation to the kernels that the claim is of."""
     model = CASES["CONCATENATION of two scales"]
     (known,) = classify(model)

@@ -82,20 +82,20 @@ CASES: Final = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounded_as_the_reference_does(name: str) -> None:
+def test_split_pixel_convolution_rounds_as_the_reference(name: str) -> None:
     for seed in range(6):
         scale = np.float32(10.0 ** np.random.default_rng(seed).uniform(-3, 3))
         assert off(CASES[name], values("drawn", (2, 6, 5, 3), seed) * scale) <= ROUNDED_ALIKE, seed
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_is_written_out(name: str) -> None:
+def test_convolution_that_xnnpack_rounds_as_tflite_is_not_expanded(name: str) -> None:
     found = operations_of(CASES[name], "faithful")
     assert "FLOOR" not in found
     assert ("RESHAPE" in found) == (name.startswith("pixels") and "every other" not in name)
 
 
-def test_pixels_are_taken_together_in_every_class() -> None:
+def test_1x1_hybrid_convolution_splits_pixels_in_every_class() -> None:
     """XNNPACK would quantise each by itself, and take longer."""
     assert operations_of(CASES["pixels"], "relaxed") == ["CONV_2D", "RESHAPE", "CONV_2D"]
     given = values("drawn", (2, 6, 5, 3))
@@ -112,13 +112,13 @@ def test_pixels_are_taken_together_in_every_class() -> None:
     ],
     ids=["an odd number of channels", "one scale", "depthwise", "whole numbers"],
 )
-def test_what_xnnpack_rounds_otherwise_is_written_out(model: Model) -> None:
+def test_convolution_that_xnnpack_rounds_differently_is_expanded(model: Model) -> None:
     assert "FLOOR" in operations_of(model, "faithful")
     given = values("drawn", (2, 6, 5, 3))
     assert off(model, given) <= ROUNDED_ALIKE
 
 
-def test_a_matrix_behind_a_layer_is_written_out() -> None:
+def test_fully_connected_behind_a_layer_is_expanded() -> None:
     """Its rows are quantised without an offset, whatever scales its weights have."""
     builder = ModelBuilder()
     x = builder.input(F32, (2, 8), "x")
@@ -131,7 +131,7 @@ def test_a_matrix_behind_a_layer_is_written_out() -> None:
     assert off(model, values("drawn", (2, 8))) <= ROUNDED_ALIKE
 
 
-def test_pictures_that_a_network_is_given_may_be_halves() -> None:
+def test_convolution_of_network_inputs_is_expanded() -> None:
     """In [-1, 1] all 256 values are: written out, each is rounded as the reference does."""
     builder = ModelBuilder()
     x = builder.input(F32, (1, 8, 8, 4), "x")

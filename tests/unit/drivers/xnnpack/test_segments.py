@@ -16,7 +16,7 @@ EITHER = Classes(builtin="exact", xnnpack="exact")
 PLAIN = Classes(builtin="exact", xnnpack=None)
 
 
-def test_a_kernel_set_computes_all_that_it_can_before_the_next_one() -> None:
+def test_group_takes_every_ready_operation() -> None:
     b = ModelBuilder()
     x = b.input(F32, SHAPE, "x")
     w = b.constant(np.eye(4, dtype=np.float32), "w")
@@ -63,7 +63,7 @@ def operation(at: int, kind: str, makers: Sequence[int]) -> Operation:
 
 
 @given(st.data())
-def test_groups_are_those_that_one_search_for_each_finds(data: st.DataObject) -> None:
+def test_groups_equal_those_of_a_search_for_each_group(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 24))
     operations = [
         operation(
@@ -94,7 +94,7 @@ class Counted(list[Operation]):
         return super().__getitem__(at)
 
 
-def test_many_groups_take_no_more_looks_than_few() -> None:
+def test_grouping_takes_linear_time_for_many_groups() -> None:
     count = 1000
     allowed: list[list[Kernels]] = [ALLOWED[at % 2] for at in range(count)]
     chain = Counted(operation(at, "CONV_2D", [at]) for at in range(count))

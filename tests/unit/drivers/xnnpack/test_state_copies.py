@@ -41,7 +41,7 @@ SIZES = st.lists(st.integers(1, 200), min_size=1, max_size=8)
 
 
 @given(sizes=SIZES, data=st.data())
-def test_every_array_goes_to_its_place_and_nothing_else_changes(
+def test_merged_copies_write_every_array_and_nothing_else(
     sizes: list[int], data: st.DataObject
 ) -> None:
     order = data.draw(st.permutations(range(len(sizes))))
@@ -76,7 +76,7 @@ def test_every_array_goes_to_its_place_and_nothing_else_changes(
         assert (array == at + 1).all()
 
 
-def test_neighbours_on_both_sides_are_one_copy() -> None:
+def test_tensors_adjacent_on_both_sides_are_one_copy() -> None:
     sizes = [64, 40, 128]
     memory = aligned(320)
     places = [memory[0:64], memory[64:104], memory[128:256]]
@@ -92,7 +92,7 @@ def test_neighbours_on_both_sides_are_one_copy() -> None:
     assert len(merged(places, [flat[0:64], flat[64:104], flat[128:256]])) == 3
 
 
-def test_what_lies_between_arrays_of_the_caller_stays() -> None:
+def test_bytes_between_arrays_of_the_caller_are_unchanged() -> None:
     memory, mine = aligned(256), aligned(256)
     places = [memory[0:64], memory[64:104], memory[128:256]]
     arrays = [mine[0:64], mine[64:104], mine[128:256]]
@@ -104,7 +104,7 @@ def test_what_lies_between_arrays_of_the_caller_stays() -> None:
 
 
 @given(dtypes=st.lists(st.sampled_from(["f4", "i8", "u1", "?"]), max_size=6))
-def test_places_of_scalars_have_room_behind_them(dtypes: list[str]) -> None:
+def test_scalar_memory_is_aligned_and_padded(dtypes: list[str]) -> None:
     places = scalar_places({key: np.dtype(name) for key, name in enumerate(dtypes)})
     assert [(p.dtype.str.lstrip("<|"), p.shape) for p in places.values()] == [
         (np.dtype(name).str.lstrip("<|"), ()) for name in dtypes
@@ -122,7 +122,7 @@ def test_places_of_scalars_have_room_behind_them(dtypes: list[str]) -> None:
 
 
 @needs_litert
-def test_scalars_of_a_state_lie_in_such_places() -> None:
+def test_scalars_of_a_state_use_aligned_memory() -> None:
     builder = ModelBuilder()
     x = builder.input(F32, (), "x")
     for number in range(4):
@@ -140,7 +140,7 @@ def test_scalars_of_a_state_lie_in_such_places() -> None:
         assert state.as_list() == [6, 6, 6, 6]
 
 
-def test_read_only_arrays_stay_so() -> None:
+def test_merged_copies_of_read_only_arrays_are_read_only() -> None:
     memory = aligned(128)
     arrays = side_by_side([((64,), np.dtype(np.uint8)), ((64,), np.dtype(np.uint8))])
     views = [a.view() for a in arrays]
@@ -152,7 +152,7 @@ def test_read_only_arrays_stay_so() -> None:
         part[...] = 0
 
 
-def test_arguments_seen_before_are_not_looked_at_again() -> None:
+def test_known_arguments_are_not_merged_again() -> None:
     memory = aligned(128)
     known = AdjacentTensors([memory[:64], memory[64:]])
     first, second = (
@@ -184,7 +184,7 @@ def counters() -> Model:
 
 
 @needs_litert
-def test_states_of_several_variables_keep_apart() -> None:
+def test_states_of_several_variables_are_independent() -> None:
     with penstock.compile(counters(), devices=["xnnpack"], cache=False) as model:
         assert [s.device for s in model.plan.steps] == ["xnnpack"]
         x = np.zeros(1, np.float32)
@@ -202,7 +202,7 @@ def test_states_of_several_variables_keep_apart() -> None:
 
 
 @needs_litert
-def test_a_state_lies_in_one_piece_in_whatever_order_it_is_computed() -> None:
+def test_state_tensors_are_adjacent_in_any_order() -> None:
     builder = ModelBuilder()
     x = builder.input(F32, (16,), "x")
     names = range(4)
@@ -224,7 +224,7 @@ def test_a_state_lies_in_one_piece_in_whatever_order_it_is_computed() -> None:
 
 
 @needs_litert
-def test_a_run_writes_to_nothing_between_its_outputs() -> None:
+def test_run_does_not_write_between_its_outputs() -> None:
     model = counters()
     prepared = device().prepare_model(model, PrepareConfig(num_threads=1))
     given = [HostMemory(np.zeros(n, np.float32)) for n in (1, 3, 40, 5)]
@@ -240,7 +240,7 @@ def test_a_run_writes_to_nothing_between_its_outputs() -> None:
 
 
 @needs_litert
-def test_nothing_of_a_caller_is_kept_after_the_call() -> None:
+def test_arrays_of_the_caller_are_released_after_the_call() -> None:
     prepared = device().prepare_model(counters(), PrepareConfig(num_threads=1))
     sides = [[np.zeros(n, np.float32) for n in (1, 3, 40, 5)] for _ in range(2)]
     watched = [weakref.ref(array) for side in sides for array in side]

@@ -28,7 +28,7 @@ def flattening(*, told: bool = False) -> Model:
     return b.build([y, rows] if told else [y])
 
 
-def test_a_reshape_of_a_known_picture_needs_nothing_that_computes_its_shape() -> None:
+def test_computed_shape_of_a_known_image_is_folded() -> None:
     flat = flattened(infer_shapes(flattening(), {0: (4, 2, 3)}))
     assert not has_static_shapes(flat.model)
     shaped = fold_shapes(flat)
@@ -39,14 +39,14 @@ def test_a_reshape_of_a_known_picture_needs_nothing_that_computes_its_shape() ->
     assert shaped.model.constant(target).tolist() == [4, -1]
 
 
-def test_a_shape_that_is_wanted_is_computed() -> None:
+def test_computed_shape_that_is_an_output_is_kept() -> None:
     flat = flattened(infer_shapes(flattening(told=True), {0: (4, 2, 3)}))
     shaped = fold_shapes(flat)
     assert shaped.origins == flat.origins
     assert has_static_shapes(shaped.model)
 
 
-def test_a_shape_of_open_pictures_stays_with_the_run() -> None:
+def test_computed_shape_of_an_unknown_image_is_kept() -> None:
     flat = flattened(infer_shapes(flattening()))
     assert [o.type for o in fold_shapes(flat).model.operations] == [
         o.type for o in flat.model.operations
@@ -55,7 +55,7 @@ def test_a_shape_of_open_pictures_stays_with_the_run() -> None:
 
 
 @needs_litert
-def test_rows_of_known_pictures_are_right() -> None:
+def test_reshape_with_a_folded_shape_is_correct() -> None:
     model = infer_shapes(flattening(told=True), {0: (4, 2, 3)})
     inputs = drawn(model)
     y, rows = run_on(["xnnpack"], model, inputs)

@@ -111,7 +111,7 @@ def by_litert(content: bytes, given: NDArray) -> NDArray:
 
 @pytest.mark.parametrize("dtype", [U8, I8], ids=lambda d: d.value)
 @pytest.mark.parametrize("kind", KINDS)
-def test_faithful_asks_xnnpack_where_litert_does(kind: str, dtype: DType) -> None:
+def test_faithful_uses_xnnpack_where_litert_does_by_default(kind: str, dtype: DType) -> None:
     whole = declared(kind, dtype)
     for places in ((), (0,), (1,), (0, 1)):
         content = undeclared(whole, places)
@@ -125,7 +125,7 @@ def test_faithful_asks_xnnpack_where_litert_does(kind: str, dtype: DType) -> Non
 
 @pytest.mark.parametrize("dtype", [U8, I8], ids=lambda d: d.value)
 @pytest.mark.parametrize("kind", sorted(FOUR_DIMENSIONS))
-def test_results_are_those_of_litert_by_default(kind: str, dtype: DType) -> None:
+def test_faithful_results_equal_litert_by_default(kind: str, dtype: DType) -> None:
     whole = declared(kind, dtype)
     content = undeclared(whole, (1,))
     (given,) = drawn(whole)
@@ -138,7 +138,7 @@ def test_results_are_those_of_litert_by_default(kind: str, dtype: DType) -> None
     assert np.array_equal(found, once)
 
 
-def test_a_fused_activation_of_a_product_stays_with_xnnpack() -> None:
+def test_mul_with_a_fused_activation_runs_on_xnnpack() -> None:
     """LiteRT's own kernel is wrong there (docs/xnnpack.md)."""
     b = ModelBuilder()
     x = b.input(U8, SHAPE, "x", q(0.05))
@@ -149,13 +149,13 @@ def test_a_fused_activation_of_a_product_stays_with_xnnpack() -> None:
     assert is_given_to_xnnpack(written(model, "faithful"))
 
 
-def test_floats_stay_with_xnnpack() -> None:
+def test_float_operations_run_on_xnnpack() -> None:
     content = undeclared(declared("CONV_2D", F32))
     model = infer_shapes(loaders.load(content))
     assert not is_given_to_xnnpack(content)
     assert is_given_to_xnnpack(written(model, "faithful"))
 
 
-def test_a_cut_keeps_what_the_file_left_out() -> None:
+def test_partition_keeps_undeclared_shapes_undeclared() -> None:
     model = infer_shapes(loaders.load(undeclared(declared("CONV_2D"))))
     assert not is_given_to_xnnpack(written(Cutter(model).cut((1,)).model, "faithful"))

@@ -52,6 +52,12 @@ def in_copy(copy: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+
+
 @pytest.mark.slow
 def test_three_edits_of_the_page_add_an_operation(tmp_path: Path) -> None:
     row, kernel, test = re.findall(r"(?ms)^```py\n(.*?)^```", PAGE.read_text("utf-8"))
@@ -64,15 +70,12 @@ def test_three_edits_of_the_page_add_an_operation(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests/unit/drivers/reference/alone.py", tests)
 
     # What the schema and the operator codes would be generated with.
-    schema = copy / "src/penstock/export/tflite/schema.py"
-    schema.write_text(
-        schema.read_text("utf-8").replace(
-            '"STABLEHLO_CASE": 209,', '"STABLEHLO_CASE": 209,\n"SOFTSIGN": 210,'
-        ),
-        "utf-8",
+    replace(
+        copy / "src/penstock/export/tflite/schema.py",
+        '"STABLEHLO_CASE": 209',
+        '"STABLEHLO_CASE": 209, "SOFTSIGN": 210',
     )
-    codes = copy / "src/penstock/delegates/codes.py"
-    codes.write_text(codes.read_text("utf-8") + "    SOFTSIGN = 210\n", "utf-8")
+    replace(copy / "src/penstock/delegates/codes.py", 'STABLEHLO_CASE"', 'STABLEHLO_CASE SOFTSIGN"')
 
     rows = copy / "src/penstock/ir/operations/activation.py"
     text = rows.read_text("utf-8")

@@ -47,7 +47,7 @@ def flexible(**values: Any) -> Attributes:
     return attributes(bytes(flexbuffers.Dumps(values)))
 
 
-def test_detection_options() -> None:
+def test_detection_options_are_read() -> None:
     found = options.detection_post_process(flexible(**DETECTION, _output_quantized=True))
     assert (found.max_detections, found.num_classes, found.y_scale) == (10, 90, 10.0)
     assert (found.detections_per_class, found.use_regular_nms) == (100, False)
@@ -57,24 +57,24 @@ def test_detection_options() -> None:
     assert (found.detections_per_class, found.use_regular_nms) == (7, True)
 
 
-def test_whole_numbers_stand_for_reals() -> None:
+def test_custom_options_accept_integers_for_reals() -> None:
     assert options.detection_post_process(flexible(**{**DETECTION, "y_scale": 10})).y_scale == 10.0
 
 
 @pytest.mark.parametrize("name", DETECTION)
 @pytest.mark.parametrize("value", ["text", [1, 2], {"a": 1}, None])
-def test_a_number_that_is_none(name: str, value: Any) -> None:
+def test_custom_options_refuse_values_that_are_not_numbers(name: str, value: Any) -> None:
     with pytest.raises(InvalidAttribute, match=name):
         options.detection_post_process(flexible(**{**DETECTION, name: value}))
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 2**40, 1.5])
-def test_counts_out_of_range(value: float) -> None:
+def test_custom_options_refuse_counts_out_of_range(value: float) -> None:
     with pytest.raises(InvalidAttribute, match="max_detections"):
         options.detection_post_process(flexible(**{**DETECTION, "max_detections": value}))
 
 
-def test_sound_options() -> None:
+def test_sound_options_are_read() -> None:
     found = options.audio_spectrogram(flexible(window_size=480, stride=160, magnitude_squared=True))
     assert (found.window_size, found.stride, found.magnitude_squared) == (480, 160, True)
     assert found.fft_length == 512
@@ -94,7 +94,7 @@ def test_sound_options() -> None:
     assert (verify.tolerance, verify.log_if_failed) == (5.0, True)
 
 
-def test_c_structures() -> None:
+def test_mediapipe_structures_are_read() -> None:
     pool = options.windowed_pool(attributes(struct.pack("<8i", 1, 2, 3, 4, 5, 1, -1, -1)))
     assert pool == options.WindowedPool("SAME", 2, 3, 4, 5, "RELU")
     short = options.windowed_pool(attributes(struct.pack("<5i", 2, 1, 1, 2, 2)))
@@ -114,18 +114,18 @@ def test_c_structures() -> None:
         struct.pack("<3i", 1, 2, -1),
     ],
 )
-def test_c_structures_that_make_no_sense(data: bytes) -> None:
+def test_mediapipe_structures_refuse_invalid_values(data: bytes) -> None:
     with pytest.raises(InvalidAttribute):
         options.transpose_conv_bias(attributes(data))
 
 
-def test_long_options_are_not_read() -> None:
+def test_too_long_custom_options_are_refused() -> None:
     with pytest.raises(InvalidAttribute, match="bytes of options"):
         options.mfcc(attributes(bytes(options.MAX_OPTIONS + 1)))
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_options_or_a_named_error(data: bytes) -> None:
+def test_any_bytes_give_custom_options_or_a_named_error(data: bytes) -> None:
     for parse in PARSERS:
         try:
             parse(attributes(data))
@@ -134,7 +134,7 @@ def test_any_bytes_are_options_or_a_named_error(data: bytes) -> None:
 
 
 @given(st.data())
-def test_damaged_options_are_options_or_a_named_error(data: Any) -> None:
+def test_damaged_bytes_give_custom_options_or_a_named_error(data: Any) -> None:
     content = bytearray(flexbuffers.Dumps(DETECTION))
     for _ in range(data.draw(st.integers(1, 4))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -145,7 +145,7 @@ def test_damaged_options_are_options_or_a_named_error(data: Any) -> None:
     assert 0 <= found.max_detections < 2**31
 
 
-def test_nested_options_cost_nothing() -> None:
+def test_deeply_nested_custom_options_are_cheap() -> None:
     """Each level holds the one below twice: written out, 2**40 elements."""
     builder = flexbuffers.Builder(share_strings=True, share_keys=True)
     deep: Any = 1

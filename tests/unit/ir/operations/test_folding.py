@@ -77,13 +77,13 @@ few = settings(max_examples=20)
 
 @few
 @given(st.sampled_from(["ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM"]), vectors, small)
-def test_arithmetic(kind: str, a: NDArray, b: int) -> None:
+def test_arithmetic_of_known_values_folds(kind: str, a: NDArray, b: int) -> None:
     same(kind, [a, scalar(b)])
 
 
 @few
 @given(st.sampled_from(["DIV", "FLOOR_DIV", "FLOOR_MOD"]), vectors, small.filter(bool))
-def test_integer_division(kind: str, a: NDArray, b: int) -> None:
+def test_integer_division_of_known_values_folds(kind: str, a: NDArray, b: int) -> None:
     same(kind, [a, scalar(b)])
 
 
@@ -93,19 +93,19 @@ def test_integer_division(kind: str, a: NDArray, b: int) -> None:
     vectors,
     small,
 )
-def test_comparison(kind: str, a: NDArray, b: int) -> None:
+def test_comparison_of_known_values_folds(kind: str, a: NDArray, b: int) -> None:
     same(kind, [a, scalar(b)], [BOOL])
 
 
 @few
 @given(st.sampled_from(["SUM", "REDUCE_PROD", "REDUCE_MAX", "REDUCE_MIN"]), vectors, st.booleans())
-def test_reduction(kind: str, a: NDArray, keep: bool) -> None:
+def test_reduction_of_known_values_folds(kind: str, a: NDArray, keep: bool) -> None:
     same(kind, [a, ints(-1)], keep_dims=keep)
 
 
 @few
 @given(vectors, st.data())
-def test_strided_slice(a: NDArray, data: Any) -> None:
+def test_strided_slice_of_known_values_folds(a: NDArray, data: Any) -> None:
     bounds = st.lists(st.integers(-5, 5), min_size=a.ndim, max_size=a.ndim)
     strides = st.lists(st.sampled_from([-2, -1, 1, 2]), min_size=a.ndim, max_size=a.ndim)
     masks = {f"{name}_mask": data.draw(st.integers(0, 3)) for name in ("begin", "end")}
@@ -116,7 +116,7 @@ def test_strided_slice(a: NDArray, data: Any) -> None:
         assert value.tolist() == litert_values(model)[0].tolist()
 
 
-def test_moving_and_joining() -> None:
+def test_operations_that_move_known_values_fold() -> None:
     a = ints([1, 2, 3], [4, 5, 6])
     same("RESHAPE", [a, ints(-1)])
     same("SQUEEZE", [a.reshape(1, 2, 3)])
@@ -137,7 +137,7 @@ def test_moving_and_joining() -> None:
     same("LOGICAL_AND", [np.array([True, False]), np.array([True, True])], [BOOL])
 
 
-def test_functions_and_conversions() -> None:
+def test_functions_and_conversions_of_known_values_fold() -> None:
     same("NEG", [ints(1, -2)])
     same("ABS", [ints(1, -2)])
     same("SIGN", [ints(1, -2, 0)])
@@ -148,7 +148,7 @@ def test_functions_and_conversions() -> None:
         same(kind, [np.array([1.5, 2.5, -0.5], np.float32)], [FLOAT])
 
 
-def test_shapes_and_ranks_of_known_shapes() -> None:
+def test_shape_and_rank_of_known_shapes_fold() -> None:
     assert fold("SHAPE", [x(2, 3)]).tolist() == [2, 3]  # type: ignore[union-attr]
     shape = fold("SHAPE", [x(2, 3)], LONG, out_type="INT64")
     assert shape is not None
@@ -158,7 +158,7 @@ def test_shapes_and_ranks_of_known_shapes() -> None:
     assert fold("RANK", [Input(None)]) is None
 
 
-def test_what_is_not_followed() -> None:
+def test_large_and_unsupported_values_do_not_fold() -> None:
     many = np.zeros(MAX_FOLDED_ELEMENTS + 1, np.int32)
     assert fold("NEG", [many]) is None
     assert fold("ADD", [ints(*range(100)).reshape(100, 1), ints(*range(100))]) is None

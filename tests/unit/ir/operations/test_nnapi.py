@@ -166,7 +166,7 @@ def n(count: int) -> Given:
         ("HEATMAP_MAX_KEYPOINT", [x(5, 9, 8, 17), x(5, 4)], [FLOAT] * 2, {}, None),
     ],
 )
-def test_nnapi(
+def test_shapes_of_nnapi_operations_are_inferred(
     kind: str,
     inputs: Sequence[Given],
     outputs: Sequence[Wanted],
@@ -190,7 +190,7 @@ def check(
         assert shapes(kind, inputs, outputs, attributes) == expected
 
 
-def test_quantized_lstms() -> None:
+def test_shapes_of_quantized_lstms_are_inferred() -> None:
     byte, word = np.uint8, np.int32
     cells: list[Given] = [
         x(2, 3, dtype=DType.UINT8),
@@ -225,7 +225,7 @@ def test_quantized_lstms() -> None:
     check("QUANTIZED_LSTM", inputs, outputs, attributes, [(2, 4), (2, 5), (2, 4)])
 
 
-def test_tables_and_variables() -> None:
+def test_shapes_of_tables_and_variables_are_inferred() -> None:
     words = np.array([b"a", b"b", b"c"], object)
     find: list[Given] = [words, ints(1, 2, 3), x(2, None, dtype=STRING), ints(-1)]
     check("HASHTABLE_FIND", find, [INT], {}, [(2, None)])
@@ -244,7 +244,7 @@ def mediapipe(code: str, *numbers: int) -> dict[str, Any]:
     return {"custom_code": code, "custom_options": struct.pack(f"<{len(numbers)}i", *numbers)}
 
 
-def test_mediapipe_operators() -> None:
+def test_shapes_of_mediapipe_operators_are_inferred() -> None:
     """The shapes of MediaPipe's kernels, as its hair segmentation network has them."""
     pool = mediapipe("MaxPoolingWithArgmax2D", 1, 2, 2, 2, 2, 0)
     check("CUSTOM", [x(1, 128, 128, 32)], [FLOAT] * 2, pool, [(1, 64, 64, 32)] * 2)

@@ -10,7 +10,7 @@ from tests.unit.ir.operations.single import FLOAT, Given, StateInput, shapes, x,
 
 
 @pytest.mark.parametrize("states", [((), (2, 5)), ((2, 5), (2,)), ((2, 5), (2, 4))])
-def test_states_of_a_basic_memory(states: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+def test_basic_lstm_infers_its_states(states: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     activation, state = map(StateInput, states)
     inputs: list[Given] = [x(2, 4), activation, zeros(20, 9), zeros(20), state]
     with pytest.raises(ShapeMismatch):
@@ -18,7 +18,7 @@ def test_states_of_a_basic_memory(states: tuple[tuple[int, ...], tuple[int, ...]
 
 
 @pytest.mark.parametrize("auxiliary", [x(2, 3), x(2, 3, 4, 5)])
-def test_the_rank_of_an_auxiliary_input(auxiliary: Given) -> None:
+def test_bidirectional_cells_check_the_rank_of_an_auxiliary_input(auxiliary: Given) -> None:
     state = StateInput((2, 5))
     inputs: list[Given] = [x(2, 3, 4), *CELL, state, *CELL, state, auxiliary, None, None]
     with pytest.raises(ShapeMismatch):
@@ -34,7 +34,7 @@ def test_an_auxiliary_input_without_weights_feeds_the_backward_direction() -> No
     assert shapes("BIDIRECTIONAL_SEQUENCE_RNN", inputs, [FLOAT, FLOAT]) == [(2, 3, 5), (2, 3, 5)]
 
 
-def test_layer_normalisation_of_both_directions() -> None:
+def test_bidirectional_lstm_accepts_layer_normalisation() -> None:
     inputs: list[Given] = [*both(), *[None] * 9, *[zeros(5)] * 8]
     found = shapes("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, [FLOAT, FLOAT], {"time_major": False})
     assert found == [(2, 3, 5), (2, 3, 5)]

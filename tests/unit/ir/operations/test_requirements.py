@@ -124,7 +124,7 @@ def test_integer_layers_are_quantised(kind: str, dtype: DType, missing: str) -> 
 
 
 @pytest.mark.parametrize("kind", ["CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"])
-def test_scales_per_channel(kind: str) -> None:
+def test_filters_with_scales_per_channel_are_checked(kind: str) -> None:
     channels = 3 if kind == "DEPTHWISE_CONV_2D" else 0
     scales: dict[str, Any] = {
         "source": q(0.5),
@@ -176,7 +176,7 @@ def test_hybrid_layers_need_no_quantised_activations() -> None:
         ("L2_NORMALIZATION", UINT8, [q(1 / 128, 128)], [q(1 / 128), q(1 / 127, 128)]),
     ],
 )
-def test_fixed_outputs(
+def test_outputs_with_fixed_quantisation_are_checked(
     kind: str, dtype: DType, good: list[Quantization | None], bad: list[Quantization | None]
 ) -> None:
     attributes: dict[str, AttributeValue] = {"beta": 1.0} if kind == "SOFTMAX" else {}
@@ -213,7 +213,7 @@ SAME: Final[dict[str, Callable[[DType], tuple[list[Given], dict[str, Any]]]]] = 
 
 @pytest.mark.parametrize("kind", SAME)
 @pytest.mark.parametrize("dtype", [INT8, UINT8])
-def test_operations_that_do_not_requantise(kind: str, dtype: DType) -> None:
+def test_operations_that_do_not_requantise_need_equal_quantisation(kind: str, dtype: DType) -> None:
     inputs, attributes = SAME[kind](dtype)
     assert judge(kind, inputs, Output(dtype, None, A), attributes)
     assert not judge(kind, inputs, Output(dtype, None, q(0.25, 2)), attributes)
@@ -235,7 +235,7 @@ def test_operations_that_kernels_prepare_with_any_quantisation(kind: str) -> Non
     assert judge(kind, inputs, Output(INT8, None, q(0.25, 2)), attributes)
 
 
-def test_concatenation() -> None:
+def test_concatenation_requires_equal_int8_quantisation() -> None:
     a, b = x(2, 4, dtype=INT8, q=q(0.5)), x(2, 4, dtype=INT8, q=q(0.25))
     assert judge("CONCATENATION", [a, a], Output(INT8, None, q(0.5)))
     assert not judge("CONCATENATION", [a, b], Output(INT8, None, q(0.5)))

@@ -11,7 +11,7 @@ from tests.unit.ir.operations.single import inferred, litert_shapes, single
 
 
 @pytest.mark.parametrize("case", EVERY_CASE.values(), ids=EVERY_CASE)
-def test_rule(case: Case) -> None:
+def test_shape_rule_gives_the_expected_shapes(case: Case) -> None:
     if case.expected is None:
         with pytest.raises(ModelError):
             inferred(single(case.kind, case.inputs, case.outputs, case.attributes))
@@ -22,7 +22,7 @@ def test_rule(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", EVERY_CASE.values(), ids=EVERY_CASE)
-def test_litert_agrees(case: Case) -> None:
+def test_litert_computes_the_expected_shapes(case: Case) -> None:
     pytest.importorskip(
         "ai_edge_litert.interpreter", reason="ai-edge-litert, the judge, is not installed"
     )

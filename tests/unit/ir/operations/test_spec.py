@@ -46,7 +46,7 @@ def check(
     "inputs", [(F,), (F, F), (F, NONE), (F, F, WORD), (F, NONE, WORD), (F, NONE, NONE)]
 )
 @pytest.mark.parametrize("outputs", [(F,), (F, WORD)])
-def test_optional_operands_may_be_left_out(
+def test_row_accepts_omitted_optional_operands(
     inputs: tuple[int, ...], outputs: tuple[int, ...]
 ) -> None:
     with does_not_raise():
@@ -67,7 +67,7 @@ def test_optional_operands_may_be_left_out(
         ((F,), (H,), r"output 0 \(y\) of ROW is float16, where float32 is needed"),
     ],
 )
-def test_operands_that_do_not_fit(
+def test_row_refuses_operands_that_do_not_fit(
     inputs: tuple[int, ...], outputs: tuple[int, ...], message: str
 ) -> None:
     with pytest.raises(InvalidOperation, match=message):
@@ -91,7 +91,7 @@ def test_a_variadic_port_takes_any_number() -> None:
         ({"n": 1, "mode": "C"}, "attribute 'mode' must be one of A, B, not 'C'"),
     ],
 )
-def test_attributes_that_do_not_fit(attributes: dict[str, Any], message: str) -> None:
+def test_row_refuses_attributes_that_do_not_fit(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidAttribute, match=message):
         check(ROW, (F,), (F,), **attributes)
 
@@ -110,7 +110,7 @@ def test_attributes_that_do_not_fit(attributes: dict[str, Any], message: str) ->
         ("floats", [(), (1, 0.5)], [("1",), [1.0]]),
     ],
 )
-def test_kinds_of_attributes(kind: Any, good: list[Any], bad: list[Any]) -> None:
+def test_row_checks_the_kind_of_attributes(kind: Any, good: list[Any], bad: list[Any]) -> None:
     spec = AttributeSpec("a", kind)
     for value in good:
         check_attribute(spec, value)

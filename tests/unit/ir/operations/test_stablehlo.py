@@ -43,18 +43,18 @@ def refuse(kind: str, inputs: Sequence[Given], **attributes: Any) -> None:
     "kind",
     ["ABS", "NEGATE", "CBRT", "COSINE", "EXPONENTIAL", "FLOOR", "LOG", "LOGISTIC", "RSQRT", "TANH"],
 )
-def test_functions_keep_the_shape(kind: str) -> None:
+def test_stablehlo_functions_keep_the_shape(kind: str) -> None:
     check(kind, [x(2, None)], (2, None))
 
 
 @pytest.mark.parametrize("kind", ["SUBTRACT", "DIVIDE", "REMAINDER", "POWER", "AND", "OR"])
-def test_operands_have_one_shape(kind: str) -> None:
+def test_stablehlo_operands_must_have_one_shape(kind: str) -> None:
     check(kind, [x(2, None), x(None, 3)], (2, 3))
     refuse(kind, [x(2, 3), x(3)])
     refuse(kind, [x(2, 3), x(1, 3)])
 
 
-def test_comparison_and_selection() -> None:
+def test_stablehlo_compare_and_select_infer_shapes() -> None:
     assert shapes("STABLEHLO_COMPARE", [x(2, 3), x(2, 3)], [BOOL]) == [(2, 3)]
     check("SELECT", [x(2, 3, dtype=BOOL), x(2, 3), x(2, 3)], (2, 3))
     check("SELECT", [x(dtype=BOOL), x(2, 3), x(2, 3)], (2, 3))
@@ -63,7 +63,7 @@ def test_comparison_and_selection() -> None:
     refuse("CLAMP", [x(3), x(2, 3), x()])
 
 
-def test_moving_data() -> None:
+def test_stablehlo_operations_that_move_data_infer_shapes() -> None:
     check("CONCATENATE", [x(2, 3), x(2, 4), x(2, 1)], (2, 8), dimension=1)
     refuse("CONCATENATE", [x(2, 3), x(3, 4)], dimension=1)
     refuse("CONCATENATE", [x(2, 3), x(2, 4)], dimension=2)
@@ -97,7 +97,7 @@ def test_moving_data() -> None:
     )
 
 
-def test_shapes_that_the_result_type_gives() -> None:
+def test_stablehlo_declared_shapes_are_used() -> None:
     assert shapes("STABLEHLO_IOTA", [], [out(2, 3)], {"iota_dimension": 1}) == [(2, 3)]
     assert shapes("STABLEHLO_RESHAPE", [x(2, 3)], [out(6)]) == [(6,)]
     assert shapes("STABLEHLO_CONVERT", [x(2, 3)], [INT]) == [(2, 3)]
@@ -120,7 +120,7 @@ DOT: Final = {
 }
 
 
-def test_dot_general() -> None:
+def test_dot_general_infers_its_shape() -> None:
     check("DOT_GENERAL", [x(2, 2, 4), x(2, 4, 5)], (2, 2, 5), **DOT)
     check("DOT_GENERAL", [x(None, 2, 4), x(2, 4, None)], (2, 2, None), **DOT)
     refuse("DOT_GENERAL", [x(2, 2, 3), x(2, 4, 5)], **DOT)
@@ -147,7 +147,7 @@ CONVOLUTION: Final[dict[str, Any]] = {
 }
 
 
-def test_convolution() -> None:
+def test_stablehlo_convolution_infers_its_shape() -> None:
     """The example of the specification: [1, 4, 4, 1] by [3, 3, 1, 1], base dilation 2, stride 4."""
     inputs = [x(1, 4, 4, 1), x(3, 3, 1, 1)]
     check("CONVOLUTION", inputs, (1, 2, 2, 1), **CONVOLUTION)
@@ -160,7 +160,7 @@ def test_convolution() -> None:
     check("CONVOLUTION", inputs, (1, 1, 2, 2), **first)
 
 
-def test_gather() -> None:
+def test_stablehlo_gather_infers_its_shape() -> None:
     attributes = {
         "offset_dims": (2, 3),
         "collapsed_slice_dims": (0,),
@@ -177,7 +177,7 @@ def test_gather() -> None:
 NO_BODY: Final = {"body_subgraph_index": -1}
 
 
-def test_reductions_name_operands_then_initial_values() -> None:
+def test_stablehlo_reductions_take_operands_then_initial_values() -> None:
     zero = scalar(0, np.float32)
     model = shapes(
         "STABLEHLO_REDUCE",

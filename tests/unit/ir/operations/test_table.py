@@ -65,7 +65,7 @@ def test_every_code_of_tflite_has_a_row() -> None:
     assert {r.name for r in ROWS if r.vocabulary == "tflite"} - codes == set()
 
 
-def test_names_are_unique() -> None:
+def test_row_names_are_unique() -> None:
     every = [row.name for family in FAMILIES for row in OPERATIONS.family(family)]
     assert len(every) == len(set(every)) == len(OPERATIONS)
 
@@ -124,7 +124,7 @@ def assert_same_field(spec: AttributeSpec, field: Field) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=names)
-def test_rows_are_well_formed(row: OperationSpec) -> None:
+def test_table_rows_are_well_formed(row: OperationSpec) -> None:
     assert row.doc.endswith((".", ")."))
     for ports in (row.inputs, row.outputs):
         assert all(not p.variadic for p in ports[:-1]), "only the last port is variadic"
