@@ -79,9 +79,7 @@ _SUBMODULES: Final = frozenset(
         "tflite",
     )
 )
-"""What of the package is public beside the names above: loaded as it is first asked for, and no
-part of `import *`.
-"""
+"""Public submodules, loaded on first use; not part of `import *`."""
 
 keep_quiet()
 

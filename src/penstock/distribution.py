@@ -1,6 +1,4 @@
-"""The name that Penstock is installed by, which differs from the name that it is imported by, and
-the origins of devices: which entry point of which distribution brought them.
-"""
+"""The distribution's name, which differs from the import name, and the origins of devices."""
 
 from __future__ import annotations
 
@@ -14,17 +12,13 @@ DISTRIBUTION: Final = "penstock-nn"
 """The distribution on the package index, normalised. The index's `penstock` is another project."""
 
 FOREIGN: Final = "penstock"
-"""A distribution of another project that installs an import package of the same name, and so
-overwrites this one.
-"""
+"""Another project's distribution with the same import name, which overwrites this one."""
 
 BY_THE_PROGRAM: Final = "registered by the program"
 """The origin of a device that no entry point brought: an object that the program made itself."""
 
 FALLBACK_DEVICE: Final = "reference"
-"""The name of the device of last resort, NNAPI's CPU path, which Penstock always brings: it runs
-what no other device can, or what another failed at.
-"""
+"""The device of last resort, NNAPI's CPU path, which Penstock always brings."""
 
 
 def install_command(extra: str) -> str:
@@ -75,8 +69,6 @@ def remember_origin(device: object, origin: str) -> None:
 
 
 def origin_of(device: object) -> str:
-    """The origin of *device*: `distribution:entry-point-name=value`, or `BY_THE_PROGRAM` for an
-    object that the program made itself.
-    """
+    """The origin of *device*: `distribution:entry-point-name=value`, or `BY_THE_PROGRAM`."""
     found, origin = _known.get(id(device), (None, BY_THE_PROGRAM))
     return origin if found is not None and found() is device else BY_THE_PROGRAM

@@ -482,9 +482,7 @@ class Unreadable(CacheError):
 
 
 class ReadOnly(Unreadable):
-    """The file system or the permissions of the cache directory let its files be read, and not
-    written.
-    """
+    """The cache directory is readable but not writable."""
 
 
 class TokenCollision(CacheError):
@@ -492,9 +490,7 @@ class TokenCollision(CacheError):
 
 
 class ForeignEntry(CacheError):
-    """A cache file is another token's, another driver's or another entry's, or stands in another's
-    place.
-    """
+    """A cache file is of another token, driver or entry, or in another's place."""
 
 
 class OtherVersion(CacheError):

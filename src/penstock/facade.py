@@ -12,9 +12,7 @@ from typing import Any
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of *package*; *homes* maps its modules to the names, in words, that come
-    from each.
-    """
+    """The `__getattr__` of *package*; *homes* maps its modules to their names, space-separated."""
     modules = {name: module for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:

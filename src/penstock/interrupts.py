@@ -126,17 +126,13 @@ def checkpoint() -> None:
 
 
 def current_deadline() -> int | None:
-    """The deadline of the call that this thread is in, of `time.monotonic_ns`; None where there is
-    none.
-    """
+    """The deadline of this thread's call, of `time.monotonic_ns`; None if it has none."""
     limits = _current.get()
     return None if limits is None else limits.deadline_ns
 
 
 def polled(items: Iterable[T]) -> Iterable[T]:
-    """*items*, with a `checkpoint` before the first and before every 32nd; *items* itself outside
-    of `interruptible`.
-    """
+    """*items* with a `checkpoint` before every 32nd; as they are outside of `interruptible`."""
     limits = _current.get()
     return items if limits is None else _polled(items, limits)
 

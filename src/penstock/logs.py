@@ -17,9 +17,7 @@ _JSON_STRING: Final = re.compile(r"[^\x20-\x7e]+")
 
 
 class Log:
-    """`logging.getLogger(name)`, asked for when there is something to log and *logging* has been
-    imported.
-    """
+    """`logging.getLogger(name)`, used only once *logging* has been imported."""
 
     __slots__ = ("_name",)
 
@@ -47,9 +45,7 @@ class Log:
 
 
 def keep_quiet() -> None:
-    """Gives the logger `penstock` its null handler, as a library does, where `logging` has been
-    imported.
-    """
+    """Gives the logger `penstock` a null handler, as libraries do, if `logging` is imported."""
     if "logging" in sys.modules:
         import logging
 

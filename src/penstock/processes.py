@@ -1,6 +1,4 @@
-"""Which process something was of, and whether it still runs: told by what no later process of the
-same number has.
-"""
+"""A process by its number, and by what no later process of the same number has."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each name, and `engine`, when first asked for: a compile that hits loads only what a hit
-    needs.
-    """
+    """Each name, and `engine`, on first use: a compile that hits loads only what a hit needs."""
     if name == "engine":
         return import_module(f"{__name__}.engine")
     if name not in _HOMES:

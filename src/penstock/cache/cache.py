@@ -241,9 +241,7 @@ class Cache:
         )
 
     def _verified(self, entry: CacheEntry) -> CacheError | _Gone | None:
-        """The defect of what stands there; others may replace it, or remove it, while it is looked
-        at.
-        """
+        """The defect of the entry; others may replace or remove it meanwhile."""
         store = self._cache.store
         names = [path.name for path in (*entry.model_cache, *entry.data_cache)]
         for _ in range(_MOST_LOOKS):

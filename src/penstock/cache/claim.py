@@ -146,9 +146,7 @@ def mark(fd: int) -> bool:
 
 
 def is_marked(fd: int, *, unknown: bool = True) -> bool:
-    """Whether another open file description of the same file is marked; *unknown* where that cannot
-    be told.
-    """
+    """Whether another open file description of the file is marked; *unknown* if that is unknown."""
     if sys.platform == "linux" and _SUPPORTED:
         with suppress(OSError):
             found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, _AT, 1, 0))

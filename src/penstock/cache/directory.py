@@ -136,9 +136,7 @@ class CacheDirectory:
         return found
 
     def why_not_leased(self, token: bytes) -> str:
-        """What became of the wait when `lease` of this object last gave None for *token*, in a
-        sentence.
-        """
+        """Why `lease` last gave None for *token*, in a sentence."""
         return self._not_leased.get(token, "")
 
     def record(
@@ -166,9 +164,7 @@ class CacheDirectory:
         return list(self._records())
 
     def nearest(self, ingredients: Mapping[str, str]) -> IndexRecord | None:
-        """Of the 256 records used last the one that differs in the fewest of *ingredients*, of
-        several the last; one of the same model goes before any other.
-        """
+        """Of the 256 records used last the most similar to *ingredients*, same model first."""
         structure = ingredients.get("structure")
         return min(
             islice(self._records(briefly=True), _NEAREST_AMONG),

@@ -25,23 +25,17 @@ from penstock.sealed.files import FileStatus, read_small
 
 MOST_NAMES: Final = 65_536
 MOST_FILES: Final = 16_384
-"""Names, and files of entries among them, that a compile looks at: whoever can write in the
-directory can fill it.
-"""
+"""Names, and entry files, that a compile looks at: others may fill the directory."""
 
 _OTHERS_SECONDS: Final = 86_400.0
-"""How long another user's files that are not published, or not written yet, are left alone: his
-lease is not seen.
-"""
+"""How long another user's unpublished or unwritten files are left alone: his lease is unseen."""
 
 MOST_REMOVED: Final = 256
 """Entries and orphans that a compile removes: the next one goes on."""
 
 
 class Found:
-    """The files of one *token*, as a look into the directory found them: published *files* by role
-    and number, *temporaries*, and the *status* of each.
-    """
+    """The files of one *token*: published *files* by role and number, *temporaries*, *status*."""
 
     def __init__(self, token: bytes) -> None:
         self.token = token
@@ -208,9 +202,7 @@ def _sweep(store: Store, group: Found) -> None:
 
 
 def _are_anothers(store: Store, group: Found, names: Iterable[str]) -> bool:
-    """Whether another user has made one of the files, not so long ago that his compile must have
-    ended.
-    """
+    """Whether another user made one of the files recently enough to be still compiling."""
     if sys.platform == "win32":
         return False
     since_ns = (store.clock() - _OTHERS_SECONDS) * 1e9

@@ -42,9 +42,7 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pack_record(record: IndexRecord, key: bytes) -> bytes:
-    """The bytes of an index file: JSON of the record and its seal, HMAC-SHA-256 under the user's
-    *key*.
-    """
+    """The bytes of an index file: JSON of the record, and its HMAC-SHA-256 under *key*."""
     content = msgspec.json.encode(record)
     return sealed("record", content, _seal(content, key)) + b"\n"
 

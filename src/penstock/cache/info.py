@@ -128,9 +128,7 @@ def _rebuild(directory: str, token: bytes | None, trust_token: bool) -> CacheInf
 
 
 def checked_directory(directory: object) -> str:
-    """*directory* from the root on. Raises `InputError` for what is no path, and for the home of
-    nobody.
-    """
+    """*directory*, absolute. Raises `InputError` for an invalid path or an unknown home."""
     path = path_of(directory, "a cache directory must be a path")
     if not path:
         raise InputError("a cache directory must be a path, and an empty one names none")
@@ -166,9 +164,7 @@ def _checked_token(token: object) -> bytes | None:
 
 
 def default_directory() -> str:
-    """The cache directory that `cache=True` uses: the knob `cache_dir`, else the platform's for the
-    user.
-    """
+    """The directory of `cache=True`: the knob `cache_dir`, else the platform's for the user."""
     if chosen := knobs.cache_dir():
         return knobs.absolute(chosen)
     return os.path.join(knobs.user_directory("cache"), "compiled")

@@ -23,9 +23,7 @@ from penstock.ir import Model
 from penstock.ir.digest import Form, digest_structure
 
 CACHE_SCHEMA: Final = "1"
-"""Raised when equal ingredients would no longer give equal artefacts, or entries are laid
-out anew.
-"""
+"""Raised if equal ingredients no longer give equal artefacts, or if the layout changes."""
 
 PLACEMENT_SCHEMA: Final = "3"
 """Raised if equal ingredients of a measured placement no longer mean equal plans."""
@@ -135,9 +133,7 @@ def _describe_shapes(shapes: Mapping[int, Sequence[int]]) -> str:
 
 
 def describe_attributes(attributes: Iterable[ExtensionAttribute]) -> str:
-    """Attributes of extensions, sorted, each with the SHA-256 of its value:
-    "com.example.fibonacci:1=ab12...".
-    """
+    """Extension attributes, sorted, with the SHA-256 of each value: "com.example:1=ab12..."."""
     return " ".join(
         f"{a.extension}:{a.code}={hashlib.sha256(a.value).hexdigest()}" for a in _sorted(attributes)
     )
@@ -196,9 +192,7 @@ def nnapi_token(
 
 
 def changed_ingredients(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The names of the ingredients that differ, in the order of *now*; derived ones only where they
-    alone do.
-    """
+    """The ingredients that differ, in the order of *now*; derived ones only if no other does."""
     names = dict.fromkeys((*now, *before))
     changed = [name for name in names if before.get(name) != now.get(name)]
     causes = [name for name in changed if name not in DERIVED_INGREDIENTS]
@@ -254,9 +248,7 @@ def cpu_features() -> str:
 
 
 def _features() -> list[str]:
-    """What Linux says of the first processor; elsewhere the processor's name stands for its
-    features.
-    """
+    """Linux's features of the first processor; elsewhere the processor's name."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
             # Each further processor would cost the kernel time, and they are alike.

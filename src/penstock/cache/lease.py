@@ -205,9 +205,7 @@ class Lease(Closing):
         )
 
     def _replace(self, files: OpenFiles, record: IndexRecord) -> None:
-        """Under the entry's lock. Until the last rename a reader finds files of two entries, which
-        it refuses.
-        """
+        """Under the entry's lock. Until the last rename readers find, and refuse, mixed files."""
         store, token = self._store, self._token
         names = [n for names in file_names(token, record.models, record.datas) for n in names]
         replaced = store.entry_ids(token, record)
@@ -230,9 +228,7 @@ class Lease(Closing):
         store.forget(token, record, replaced - store.entry_ids(token, record))
 
     def _leave_to_late_writer(self, record: IndexRecord, *, marked: bool) -> None:
-        """Others may recompile an entry that is there and does not load, but not one that is still
-        to be written.
-        """
+        """Others may recompile an entry that does not load, but not one still to be written."""
         claim = Claim.of_this_process(self._store.now(), knobs.late_write_seconds())
         claim = claim.late_writers(record.models, record.datas, marked=marked)
         with suppress(OSError):

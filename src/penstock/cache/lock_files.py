@@ -88,9 +88,7 @@ class LockFiles:
                 return None
 
     def release(self, fd: int) -> None:
-        """Unlocks and closes. Duplicates of the descriptor, in a forked process too, hold no lock
-        then.
-        """
+        """Unlocks and closes. Duplicates of the descriptor hold no lock afterwards."""
         try:
             unlock(fd, locks=self._files)
         finally:
@@ -102,15 +100,11 @@ class LockFiles:
             self._files.close(fd)
 
     def open(self, name: str) -> int:
-        """The lock file opened anew, unlocked. Raises as `take`, `FileNotFoundError` where there is
-        none.
-        """
+        """The lock file opened again, unlocked. Raises as `take`, and `FileNotFoundError`."""
         return self._open(self.path_of(name), create=False)
 
     def lend(self, name: str) -> CacheHandle | None:
-        """An opening of the lock file for a driver alone, made where there is none; None where it
-        cannot be had.
-        """
+        """The lock file opened, or made, for a driver alone; None if that fails."""
         with suppress(OSError, CacheError):
             return CacheHandle(self._open(self.path_of(name), create=True))
         return None
@@ -127,9 +121,7 @@ class LockFiles:
         return False
 
     def remove(self, name: str) -> None:
-        """Removes the file, if it can be: one that stays is an unused lock file as others. Only who
-        holds it may.
-        """
+        """Removes the file if possible; one that stays is unused. Only for its holder."""
         with suppress(OSError, CacheError):
             self._files.unlink(self.path_of(name))
 

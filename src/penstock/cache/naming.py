@@ -59,9 +59,7 @@ def letters_of(token: bytes) -> str:
 
 
 def file_names(token: bytes, models: int, datas: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of an entry's model and data cache files (NNAPI section 2.3): letters, kind, index
-    from 0.
-    """
+    """The names of an entry's model and data files (NNAPI section 2.3): letters, kind, index."""
     letters = letters_of(token)
     return (
         tuple(f"{letters}1{i}" for i in range(models)),

@@ -1,6 +1,4 @@
-"""Small sealed records, one file each, in a directory of their own: what was measured or found
-here, by key.
-"""
+"""Small sealed records by key, one file each, in a directory of their own."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ MOST_BYTES: Final = 4 << 20
 
 
 class Record(Protocol):
-    """What is kept: a frozen struct with its *key*, 64 digits, and when it was *created*, seconds
-    since the epoch.
-    """
+    """A frozen struct with its *key*, 64 digits, and *created*, seconds since the epoch."""
 
     @property
     def key(self) -> str: ...
@@ -76,9 +72,7 @@ class SealedRecords(Generic[R]):
             return None
 
     def save(self, record: R) -> None:
-        """Stores *record* in the place of the one under its key. Raises `Unreadable`; the old one
-        then stands.
-        """
+        """Stores *record* under its key. Raises `Unreadable`; the former record then stays."""
         encoded = msgspec.json.encode(record)
         content = sealed("verdict", encoded, self._seal(encoded))
         if len(content) > MOST_BYTES:

@@ -31,19 +31,13 @@ if TYPE_CHECKING:
     from penstock.sealed.seal import Seal
 
 LOCK_SECONDS: Final = 10.0
-"""Longest wait for an entry's lock: who has it reads, renames or writes files, and does nothing
-else.
-"""
+"""Most seconds to wait for an entry's lock, whose holder only reads, renames or writes files."""
 
 LOCK_SHARE: Final = 0.125
-"""Largest share of the time to the deadline that one such wait may take: a compile has several, and
-has to end as well.
-"""
+"""Largest share of the time to the deadline for one such wait: a compile has several."""
 
 LEASE_SHARE: Final = 0.5
-"""As `LOCK_SHARE`, of a wait for who compiles the entry: what is left has to do for a compile
-without it.
-"""
+"""As `LOCK_SHARE`, for the wait for another compile: the rest must do for one without it."""
 
 FileVersion: TypeAlias = tuple[tuple[int, int], int, int]
 
@@ -54,9 +48,7 @@ _INDEX_ENDING: Final = 80
 
 
 def seconds_left(deadline_ns: int | None, most: float, share: float) -> float:
-    """How long a wait may last: *most* seconds, and that *share* of the time that is left to
-    *deadline_ns*.
-    """
+    """The seconds a wait may last: *most*, and that *share* of the time to *deadline_ns*."""
     if deadline_ns is None:
         return most
     return min(most, max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9 * share))
@@ -140,9 +132,7 @@ class Store:
         return Renaming(lambda error: self.unreadable(error, act))
 
     def unreadable(self, error: OSError, act: str) -> Unreadable:
-        """What *error* says of the directory, which cannot be *act*; a directory in place of a file
-        is named.
-        """
+        """*error* of the directory, which cannot be *act*; names a directory in a file's place."""
         path = error.filename2 or error.filename
         if isinstance(error, IsADirectoryError) and isinstance(path, str | os.PathLike):
             above, name = os.path.split(os.fspath(path))
@@ -165,9 +155,7 @@ class Store:
         return False
 
     def version_of(self, name: str) -> FileVersion | None:
-        """What tells a file from the one that takes its name, and from itself when it was written;
-        None for none.
-        """
+        """Identity, size and time of a file, which change if it is replaced; None for none."""
         with suppress(OSError):
             status = self.files.status_of(self.at(name))
             return status.identity, status.size, status.modified_ns
@@ -199,9 +187,7 @@ class Store:
             return None
 
     def looks_like_index(self, token: bytes) -> bool:
-        """Whether there is an index that begins and ends as one of *token* does. Its seal is not
-        looked at.
-        """
+        """Whether an index of *token* begins and ends as it should. The seal is not checked."""
         try:
             fd = open_cache_file(self.at(index_name(token)), files=self.files)
             try:

@@ -1,6 +1,4 @@
-"""Failure capsules: what a maintainer needs to repeat a failure, in one file; and the last failures
-that were kept.
-"""
+"""Failure capsules: all that a maintainer needs to repeat a failure, in one file."""
 
 from penstock.capsules.archive import Capsule, Manifest, dump, parse, read, write
 

@@ -52,9 +52,7 @@ class DeviceRecord(Struct, frozen=True):
 
 
 class OperationRecord(Struct, frozen=True):
-    """An operation that failed: its *index* in the entry subgraph and its *type*; *name* only where
-    names were asked for.
-    """
+    """An operation that failed: *index* in the entry subgraph, *type*, and *name* if asked for."""
 
     index: Count
     type: Text
@@ -138,9 +136,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
 
 
 class Capsule(Struct, frozen=True, eq=False):
-    """A *manifest*, and where it has a case the failing step as the bytes of a `.tflite` file,
-    *model*, with its arrays.
-    """
+    """A *manifest*; with a case, also the failing step as `.tflite` bytes, *model*, and arrays."""
 
     manifest: Manifest
     model: bytes = b""
@@ -303,9 +299,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 
 def _members(content: bytes) -> dict[str, bytes]:
-    """The members of the archive, none of which is packed. The directory is measured before
-    anything reads it.
-    """
+    """The members of the archive, none compressed. The directory is measured before it is read."""
     if len(content) > MOST_BYTES:
         raise CapsuleError(f"it is longer than {MOST_BYTES} bytes")
     if len(content) < _END.size:
@@ -351,9 +345,7 @@ def _members(content: bytes) -> dict[str, bytes]:
 
 
 def _take(members: dict[str, bytes], name: str) -> bytes:
-    """The member *name*, which is taken out: a small file that named one of them often would become
-    large in memory.
-    """
+    """Removes and returns member *name*: an array used often would grow large in memory."""
     if name not in members:
         raise CapsuleError(f"its manifest names {name!r}, which is not in it, or names it twice")
     return members.pop(name)
@@ -421,9 +413,7 @@ def _dtype_of(array: NDArray) -> DType:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Opens also what another user has a lease of, or put a pipe in the place of: neither is waited
-    for.
-    """
+    """Opens without waiting for leases of other users or for a pipe's writer."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 

@@ -1,6 +1,4 @@
-"""The last failures of drivers on this machine: capsules in the state directory, few and for their
-user alone.
-"""
+"""The last failures of drivers here: a few capsules in the state directory, for the user alone."""
 
 from __future__ import annotations
 

@@ -53,9 +53,7 @@ class Case(Struct, frozen=True, eq=False):
 
 
 class Told(Struct, frozen=True):
-    """What failed: *operations* of *model* by index, at *stage*, with what the driver said or how
-    far it was off.
-    """
+    """What failed: *operations* of *model* at *stage*; the driver's words, or the error's size."""
 
     stage: Stage
     model: Model
@@ -137,9 +135,7 @@ def _exported(case: Case, *, names: bool) -> tuple[bytes, Case]:
 
 
 def _zeros(case: Case) -> list[NDArray]:
-    """Zeros in place of each input of *case*, for the state of the step's operations; they take no
-    memory.
-    """
+    """Zeros for each input of *case*, as the state of its operations; they take no memory."""
     return [
         np.broadcast_to(np.zeros((), operand.dtype.numpy), shape)
         for operand, shape in zip(case.model.inputs, case.shapes, strict=True)

@@ -31,9 +31,7 @@ _PART: Final = r"""[^\s'"`<>|:;,()\[\]{}]"""
 _SPACE: Final = (
     r"""[ ](?=[^\s'"`<>|:;,()\[\]{}]*[\\/]|[^\s'"`<>|:;,()\[\]{}/\\]+\.[A-Za-z]\w{0,9}\b(?!\.\w))"""
 )
-"""A space within a path: what follows goes on to another directory, or to the ending of a file's
-name.
-"""
+"""A space within a path: what follows leads to a directory, or to the ending of a name."""
 
 _REST: Final = rf"(?:{_PART}|{_SPACE})*"
 _PATH: Final = re.compile(
@@ -199,9 +197,7 @@ PACKAGES: Final = (
 """Whose versions count: what Penstock needs, and the engines."""
 
 PLACES: Final = frozenset({"cache_dir", "state_dir"})
-"""Knobs whose value is a path; a capsule says only that they are set. From other values paths are
-taken out.
-"""
+"""Knobs that are paths: a capsule says only that they are set. Others lose the paths in them."""
 
 
 def environment() -> Environment:

@@ -96,9 +96,7 @@ class PendingStep:
         self._cancel.set()
 
     def close(self) -> None:
-        """Cancels what is under way, waits for the driver to let go of it for `CLOSE_SECONDS` at
-        most, and closes what was made; what is made later is closed then.
-        """
+        """Cancels the compile and waits for it; what it makes is closed, even later."""
         self.stop(time.monotonic() + CLOSE_SECONDS)
         self._thread.join(max(0.0, self._end - time.monotonic()))
         with self._lock:

@@ -69,9 +69,7 @@ class PreparedStep(Struct, frozen=True):
             branch.stop_compiling(end)
 
     def close(self) -> None:
-        """Closes the prepared model, after the compile under way, for which it waits up to
-        `CLOSE_SECONDS`; twice is harmless. Logs what a driver raises.
-        """
+        """Closes the model after its background compile. Twice is harmless; logs errors."""
         if self.pending is not None:
             self.pending.close()
         close_all(self.branches)

@@ -139,9 +139,7 @@ def _close(close: Callable[[], None]) -> None:
 
 
 LEAST: Final = 2
-"""Slots of a device that does not say how many it takes, on however few processors: one run that
-hangs does not stop the others.
-"""
+"""Least slots of a device that declares no limit: one run that hangs does not block all."""
 
 
 class Scheduled(BurstAdapter):

@@ -59,9 +59,7 @@ class Places:
 
 
 class Arena(Places):
-    """One block of memory with its slots as arrays; it lies in *raw*, *nbytes* and *alignment*
-    long, where that is given.
-    """
+    """One block of memory with its slots as arrays; in *raw*, aligned, if given."""
 
     __slots__ = ()
 
@@ -203,9 +201,7 @@ class BufferedVariable(Struct, frozen=True):
 
 
 def buffered_variables(model: Model) -> tuple[BufferedVariable, ...]:
-    """The variables of the entry subgraph. Empty if double buffering is impossible: the size of a
-    variable is known only in a run, or its new value shares memory with another value.
-    """
+    """The entry's variables; none if a size is unknown, or a value shares memory."""
     entry = model.entry
     apart = [*entry.ordinary_inputs, *entry.ordinary_outputs]
     found: list[BufferedVariable] = []

@@ -118,9 +118,7 @@ class Submitter:
         return future
 
     def close(self, end: float) -> None:
-        """Takes no more and waits for what was taken until *end*, of `time.monotonic`; not from one
-        of its own threads, which cannot wait for itself. What has not ended by then goes on.
-        """
+        """Takes no more runs and waits until *end*, except from its own threads."""
         with self._ended:
             self._closed = True
             pools = list(self._pools.values())

@@ -34,9 +34,7 @@ class BoundState:
         return f"BoundState({', '.join(self.names) or 'nothing'})"
 
     def device(self, name: str, state: State | None = None) -> str | None:
-        """The device that has the value, None where it is a pool. Raises `InputError` for another
-        name.
-        """
+        """The device that has the value; None for a pool. Raises `InputError`."""
         with self._held(name, state) as (buffer, _):
             return buffer.device
 
@@ -48,18 +46,14 @@ class BoundState:
             return value
 
     def write(self, name: str, value: Any, state: State | None = None) -> None:
-        """Another present value: an array, a pool or a device buffer. Raises what
-        `DeviceBuffer.copy_from` does.
-        """
+        """Replaces the value by an array, pool or buffer. Raises as `copy_from` does."""
         with self._held(name, state) as (buffer, own):
             buffer.copy_from(value)
             self.copies = buffer.copies
             own.written_on_device()
 
     def reset(self, state: State | None = None) -> None:
-        """Back to where it began: what is bound to zeros, the network's own variables to their
-        initial values. As `State.reset`, also of the default state.
-        """
+        """Resets bound values to zeros and variables to their initial values."""
         own = self._state(state)
         with self._executable.gate:
             own.reset()

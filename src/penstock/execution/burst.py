@@ -141,9 +141,7 @@ class Burst(Closing):
         return Outputs(results, self._names, run.receipt)
 
     def close(self) -> None:
-        """Lets go of what was kept, after a run under way, but returns after at most
-        `CLOSE_SECONDS`; twice is harmless.
-        """
+        """Frees what was kept, within `CLOSE_SECONDS`. Twice is harmless."""
         self.end(_nothing, time.monotonic() + CLOSE_SECONDS)
 
     def end(self, last: Callable[[], None], end: float) -> None:
@@ -284,9 +282,7 @@ class Burst(Closing):
         return targets
 
     def _series_for(self, arrays: Sequence[NDArray], run: Run) -> Series:
-        """The series of a model with unknown dimensions for the shapes of *arrays*, in the place of
-        the last one.
-        """
+        """The series for the shapes of *arrays*, in place of the last one."""
         shapes = tuple([a.shape for a in arrays])
         series = self._series
         if series is None or shapes != self._shapes:

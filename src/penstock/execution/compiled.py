@@ -75,9 +75,7 @@ class CompiledModel(Closing):
 
     @property
     def input_memory(self) -> tuple[MemoryPreference, ...]:
-        """How each input should lie in a pool, as the devices that read it prefer; `PoolLayout`
-        lays them out so.
-        """
+        """How the devices prefer each input to lie in a pool: see `PoolLayout`."""
         entry = self._executable.base.model.entry
         return self._preferences(
             entry.ordinary_inputs, self._executable.exchange.interface.input_positions
@@ -103,9 +101,7 @@ class CompiledModel(Closing):
 
     @property
     def shadow(self) -> Shadow | None:
-        """What shadow verification found by now (`Shadow.report`), and how to wait for it
-        (`Shadow.wait`); None where the policy asks for none.
-        """
+        """Shadow verification: its `report` and `wait`; None without it."""
         return self._executable.base.shadow
 
     def __call__(self, *args: Any, **kwargs: Any) -> Outputs:

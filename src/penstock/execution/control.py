@@ -1,6 +1,4 @@
-"""IF and WHILE that the runtime carries out itself (NNAPI section 4.5): their branches run as plans
-of their own.
-"""
+"""IF and WHILE that the runtime carries out (NNAPI section 4.5), with branches as plans."""
 
 from __future__ import annotations
 

@@ -71,9 +71,7 @@ class Gate:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self.inside: list[None] = []
-        """One for each run, put in and taken out without the lock: either is a single step of the
-        interpreter.
-        """
+        """One entry a run, changed without the lock: each change is atomic."""
         self.shut = self.forked = False
         """Whether no new run may enter; and whether because this process was forked since."""
         self._closed = False
@@ -290,9 +288,7 @@ class Executable:
         loop_timeout: float | None,
         extension_attributes: Sequence[ExtensionAttribute] = (),
     ) -> ExecutionConfig:
-        """What a caller asks of one run. Raises `InputError`, `MissedDeadlinePersistent`, and what
-        the gate does.
-        """
+        """The configuration of one run. Raises `InputError`, `MissedDeadlinePersistent`."""
         self.gate.check()
         config = execution_config(
             self.plain, timeout, cancel, measure, priority, loop_timeout, extension_attributes
@@ -302,9 +298,7 @@ class Executable:
         return config
 
     def welcome(self) -> None:
-        """From when a device is there again that was not for the compile, runs are as for shapes
-        that come with them: compiled anew, with that device.
-        """
+        """Recompiles for each run's shapes once an awaited device is available."""
         if self.awaited is not None and self.awaited.any_is_back():
             self.is_dynamic, self.awaited = True, None
 

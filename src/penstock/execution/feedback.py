@@ -152,9 +152,7 @@ class Feedback:
         targets: Sequence[NDArray | None] | None,
         state: State,
     ) -> list[NDArray]:
-        """As `Variant.run`, of the inputs that are left; *targets* has a place for every output of
-        the model. The values that go round are those of *state*, and change only by success.
-        """
+        """`Variant.run` on the inputs left; *state* has the others, and changes by success."""
         variant = self._variant
         inputs: list[Any] = [None] * len(variant.model.entry.ordinary_inputs)
         out: list[Any] = list(targets or [None] * len(variant.outputs))

@@ -61,9 +61,7 @@ class Chain:
         out: Sequence[NDArray | None] | None,
         wait_for: Sequence[Fence],
     ) -> list[NDArray]:
-        """The ordinary outputs, once the last fence has signalled. Raises as `Variant.run`;
-        `GeneralFailure` for a fence of *wait_for* that failed.
-        """
+        """The ordinary outputs. Raises as `Variant.run`, and if a fence of *wait_for* failed."""
         variant, run, config = self._variant, self._run, self._run.config
         began = perf_counter_ns()
         run.values = variant.values(run, inputs, out)

@@ -69,9 +69,7 @@ def interface_of(model: Model, signature: str | None) -> Interface:
 
 
 class Ready(Struct, frozen=True):
-    """Recognises inputs that `arrange` and `as_array` would return unchanged: NumPy arrays of these
-    *kinds*, with these *shapes*. *names* is empty if two inputs have the same name.
-    """
+    """Recognises NumPy arrays of *kinds* and *shapes*; *names* is empty if not unique."""
 
     names: tuple[str, ...]
     kinds: tuple[tuple[np.dtype[np.generic], tuple[int, ...]], ...]

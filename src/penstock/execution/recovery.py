@@ -94,9 +94,7 @@ class Recovery:
                     keep_soon(failure, plan, run.receipt().to_json, self._config.accuracy)
 
     def repeat(self, run: Run, began: int, only: str | None = None) -> bool:
-        """Whether another device, or the one named *only*, ran the step, which was not executed
-        for the last of `run.failures`. They have every failure where none did.
-        """
+        """Whether another device, or *only*, ran it; `run.failures` has every failure."""
         if not self._allowed:
             return False
         failures = [*run.failures]

@@ -72,9 +72,7 @@ def check_result(
 def grown_sizes(
     sizes: Sequence[int], operands: Sequence[Operand], error: OutputInsufficientSize
 ) -> list[int]:
-    """Bytes to give each output after *error*: as many as its reported shape takes, at least twice
-    as many as before.
-    """
+    """Bytes for each output after *error*: by its reported shape, at least twice as many."""
     shapes: tuple[object, ...] = error.output_shapes
     if len(shapes) != len(sizes) or not all(isinstance(s, tuple) and len(s) == 2 for s in shapes):
         raise GeneralFailure("the driver said 'too small' without saying which output") from error
@@ -183,9 +181,7 @@ class Copying:
         )
 
     def fetch(self, memory: BoundMemory, operand: int) -> NDArray:
-        """The value of *memory*, which the device does not take, in the host's; where the host sees
-        it, as it is.
-        """
+        """The value of *memory* on the host, mapped if possible; the device does not take it."""
         if (array := memory.array) is not None:
             return lent(array)
         began = perf_counter_ns()

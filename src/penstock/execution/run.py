@@ -49,9 +49,7 @@ NO_VALUES: Final[dict[int, NDArray]] = {}
 
 
 class StepTrace(Struct, frozen=True):
-    """One step that ran: where, when (`time.perf_counter_ns`), and which devices had failed at it
-    before.
-    """
+    """One step that ran: where, when (`perf_counter_ns`), which devices failed before."""
 
     prepared: PreparedStep
     began_ns: int
@@ -62,9 +60,7 @@ class StepTrace(Struct, frozen=True):
 
 
 class InnerStep(Struct):
-    """A step of a branch of control flow: its *first* run, how many *runs* it had, and what they
-    took together.
-    """
+    """A step of a branch: its *first* run, the number of *runs*, and their total time."""
 
     part: str
     first: StepTrace

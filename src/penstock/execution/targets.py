@@ -121,9 +121,7 @@ def check_room(
 def store(
     target: NDArray, result: NDArray, operand: Operand, copies: list[CopyReceipt], index: int
 ) -> NDArray:
-    """Copies *result* into *target*; `InputError` where its shape, known only now, is another.
-    *index* is the operand's.
-    """
+    """Copies *result* into *target*; `InputError` if the shapes differ."""
     if target.shape != result.shape:
         raise InputError(
             f"out for output {operand.name!r} has shape {target.shape}, the result {result.shape}"

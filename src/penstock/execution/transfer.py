@@ -243,9 +243,7 @@ class Buffers:
             self._bound[index].lost()
 
     def tell_lost(self, error: DeadObject) -> None:
-        """The device's process ended: raises, from *error*, that of the first operand that ended
-        with it, if one did.
-        """
+        """Raises, from *error*, the loss of the first operand that the process had."""
         for index in (*self.inputs, *self.outputs):
             if (gone := self._bound[index].gone()) is not None:
                 gone.copies = error.copies
