@@ -112,7 +112,7 @@ def test_the_modules_own_name_and_spec_stay() -> None:
     assert run(source) == "True penstock.tflite penstock.tflite penstock.tflite"
 
 
-def test_other_imports_are_left_alone() -> None:
+def test_aliases_leave_other_imports_alone() -> None:
     source = (
         "from penstock.tflite import install_aliases\n"
         "install_aliases()\n"

@@ -80,7 +80,7 @@ def command(name: str, *, detailed: bool) -> tuple[Path, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_one_line_is_changed(name: str, corpus: Path, tmp_path: Path) -> None:
+def test_program_runs_with_one_line_changed(name: str, corpus: Path, tmp_path: Path) -> None:
     program, arguments = command(name, detailed=False)
     lines = program.read_text(encoding="utf-8").splitlines()
     changed = [ONE_LINE.get(line, line) for line in lines]

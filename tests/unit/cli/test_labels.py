@@ -12,7 +12,7 @@ from penstock.cli.files import model_labels, read_labels
 from penstock.ir import Metadata, TensorMetadata
 
 
-def test_one_label_a_line(tmp_path: Path) -> None:
+def test_labels_are_read_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_bytes("\ufeffcat\r\n dog \nFüchse\n\n\n".encode())
     assert read_labels(tmp_path / "l.txt") == ("cat", "dog", "Füchse")
 

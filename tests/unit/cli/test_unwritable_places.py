@@ -90,7 +90,7 @@ def test_an_empty_directory_that_can_only_be_read_is_a_problem(
     assert [p for p in told["problems"] if f"{read_only} cannot be written: Permission" in p]
 
 
-def test_one_that_gives_hits_is_no_problem_and_has_a_note(
+def test_unwritable_cache_with_entries_has_a_note_and_is_no_problem(
     read_only: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_only.chmod(0o700)

@@ -292,7 +292,7 @@ class TestBuffersThatKernelsReplace:
         interpreter.close()
         assert delegate.names("free buffer") == [200, 201, 202]
 
-    def test_it_is_freed_after_the_kernels_last_word(self) -> None:
+    def test_buffer_is_freed_after_the_kernel(self) -> None:
         delegate = Moving("NEG")
         interpreter = opened(graphs.chain("NEG"), delegate)
         run_only(interpreter)

@@ -48,7 +48,7 @@ SUBJECTS: dict[str, Subject] = {
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_these_pass(name: str) -> None:
+def test_delegates_pass_the_contract_suite(name: str) -> None:
     found = run_delegate_contract(SUBJECTS[name])
     assert [(r.check, r.message) for r in found if r.outcome == "failed"] == []
     passed = {r.check for r in found if r.outcome == "passed"}

@@ -111,7 +111,7 @@ class TestPartitions:
         opened(models.chain(), Looking("ADD"))
         assert seen == [DelegateParams((0,), (0, 3), (1,))]
 
-    def test_nodes_are_the_files(self) -> None:
+    def test_nodes_have_the_files_numbers(self) -> None:
         class Looking(Recorder):
             def prepare(self, context: DelegateContext) -> None:
                 node, registration = context.node_and_registration(0)
@@ -159,7 +159,7 @@ class TestPartitions:
         assert first.names("init") == [(0,), (2,)]
         assert second.names("init") == [(1,), (4,)]
 
-    def test_nothing_taken_is_nothing_changed(self) -> None:
+    def test_delegate_that_takes_nothing_changes_nothing(self) -> None:
         delegate = Recorder()
         content = graphs.chain("NEG")
         same(content, X, interpreter=opened(content, delegate))
@@ -167,7 +167,7 @@ class TestPartitions:
 
 
 class TestOrder:
-    def test_calls_come_in_order(self) -> None:
+    def test_raw_delegate_is_called_in_order(self) -> None:
         delegate = Recorder("NEG")
         with opened(graphs.chain("NEG", "ABS", "NEG"), delegate) as interpreter:
             interpreter.allocate_tensors()
@@ -189,7 +189,7 @@ class TestOrder:
         )
         np.testing.assert_array_equal(run(interpreter, X)[0], np.abs(X))
 
-    def test_a_delegate_comes_later_too(self) -> None:
+    def test_delegate_may_be_added_after_construction(self) -> None:
         delegate = Recorder("ABS", flags=DelegateFlags.ALLOW_DYNAMIC_TENSORS)
         interpreter = opened(graphs.chain("NEG", "ABS"))
         run(interpreter, X)
@@ -228,7 +228,7 @@ class TestOrder:
         np.testing.assert_array_equal(run(second, X)[0], -X)
         assert len(delegate.names("free")) == 1
 
-    def test_its_data_is_its_authors(self) -> None:
+    def test_data_attribute_is_free_for_the_author(self) -> None:
         delegate, mine = Recorder("NEG"), object()
         assert delegate.data is None
         delegate.data = mine
@@ -271,7 +271,7 @@ class TestFailures:
         assert len(interpreter._get_ops_details()) == 4
 
     @pytest.mark.parametrize("fail", FAILURES)
-    def test_construction_raises_likewise(self, fail: str) -> None:
+    def test_constructor_raises_the_delegates_error(self, fail: str) -> None:
         first, delegate = Recorder("ABS"), Recorder("NEG", fail=fail)
         with pytest.raises(RuntimeError, match="recorder"):
             opened(graphs.chain("NEG", "ABS", "NEG"), first, delegate)
@@ -315,7 +315,7 @@ class TestFailures:
             interpreter.modify_graph_with_delegate(Lacking())
         np.testing.assert_array_equal(run(interpreter, X)[0], -X)
 
-    def test_it_is_added_once(self) -> None:
+    def test_delegate_is_added_once(self) -> None:
         delegate = Recorder("NEG")
         interpreter = opened(graphs.chain("NEG"), delegate)
         with pytest.raises(DelegateError, match="already"):
@@ -330,7 +330,7 @@ class TestFailures:
         del view
 
     @pytest.mark.parametrize("nodes", [[0, 7], [True], ["0"]])
-    def test_nodes_that_there_are_not(self, nodes: list[Any]) -> None:
+    def test_replacing_unknown_nodes_is_rejected(self, nodes: list[Any]) -> None:
         class Wrong(Recorder):
             def chosen(self, context: DelegateContext) -> list[int]:
                 return nodes
@@ -369,7 +369,7 @@ class TestFailures:
         with pytest.raises(DelegateError, match="no invoke"):
             opened(graphs.chain("NEG"), Idle())
 
-    def test_one_that_fails_after_a_resize_is_gone_at_the_next_allocation(self) -> None:
+    def test_delegate_that_fails_after_a_resize_is_dropped_at_the_next_allocation(self) -> None:
         delegate = Recorder("NEG")
         interpreter = opened(graphs.chain("NEG", "ABS"), delegate)
         interpreter.resize_tensor_input(0, [3])
@@ -441,7 +441,7 @@ class TestShapes:
         assert run(interpreter, np.array([1, 0, 0, 1], bool))[0].tolist() == [[0], [-3]]
 
     @pytest.mark.parametrize("kinds", [["NEG"], ["ABS"], ["NEG", "ABS"]])
-    def test_a_dynamic_one_takes_them(self, kinds: list[str]) -> None:
+    def test_dynamic_delegate_accepts_changing_shapes(self, kinds: list[str]) -> None:
         content = graphs.where_then("NEG", "ABS", "NEG")
         delegate = Recorder(*kinds, flags=DelegateFlags.ALLOW_DYNAMIC_TENSORS)
         interpreter = opened(content, delegate)
@@ -487,7 +487,7 @@ class TestShapes:
 
 
 class TestStrings:
-    def test_kernels_read_and_write_them(self) -> None:
+    def test_kernels_read_and_write_strings(self) -> None:
         class Upper(Recorder):
             def _invoke(self, context: DelegateContext, node: Any) -> None:
                 given = context.tensor(node.inputs[0]).data
@@ -546,7 +546,7 @@ class TestControlFlow:
         with pytest.raises(DelegateError, match="invoke"):
             interpreter.invoke()
 
-    def test_closing_frees_what_is_inside(self) -> None:
+    def test_closing_frees_kernels_inside_branches(self) -> None:
         delegate = Recorder("ADD")
         opened(models.doubling(), delegate).close()
         assert delegate.names("init") == delegate.names("free") == [(0,)]
@@ -561,7 +561,7 @@ class TestEnds:
         interpreter.close()
         assert delegate.names("free", "free buffer") == [("free", (0,)), ("free buffer", 101)]
 
-    def test_so_does_the_last_reference(self) -> None:
+    def test_dropping_the_last_reference_frees_the_kernels(self) -> None:
         delegate = Recorder("NEG", buffers=True)
         run(opened(graphs.chain("NEG"), delegate), X)
         gc.collect()
@@ -625,7 +625,7 @@ def test_a_forked_child_makes_kernels_of_its_own() -> None:
 
 
 class TestTensor:
-    def test_it_says_what_it_is(self) -> None:
+    def test_kept_tensor_shows_the_present_state(self) -> None:
         kept: list[DelegateTensor] = []
 
         class Keeping(Recorder):

@@ -24,7 +24,9 @@ GRAPHS = {
 
 @pytest.mark.parametrize("kind", [MyDelegate, MyRawDelegate])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_both_forms(kind: type[Delegate], name: str) -> None:
+def test_both_forms_of_the_example_compute_as_the_interpreter(
+    kind: type[Delegate], name: str
+) -> None:
     content, names = GRAPHS[name]
     interpreter = opened(content, kind())
     (got,), (wanted,) = run(interpreter, X), run(opened(content), X)
@@ -68,7 +70,7 @@ def test_real_networks_are_as_without_it(corpus: Path, name: str) -> None:
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
 
 
-def test_it_is_under_sixty_lines() -> None:
+def test_example_is_under_sixty_lines() -> None:
     source = Path(__file__).parents[3] / "examples" / "my_delegate.py"
     assert len(source.read_text("utf-8").splitlines()) < 60
 

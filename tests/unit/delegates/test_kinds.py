@@ -168,7 +168,7 @@ SUBJECTS = {
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_they_pass_the_suite_over_a_double_of_their_device(name: str) -> None:
+def test_delegates_pass_the_contract_suite_over_a_simulated_device(name: str) -> None:
     found = run_delegate_contract(SUBJECTS[name])
     assert [(r.check, r.message) for r in found if r.outcome == "failed"] == []
     assert sum(r.outcome == "passed" for r in found) >= 8
@@ -190,7 +190,7 @@ class TestNodes:
         assert taken(delegate) == [0, 1, 2, 3]
         assert "n is int32; a GPU is given float32, float16 and quantised" in delegate.reasons[5]
 
-    def test_a_gpu_without_quantised_nodes(self) -> None:
+    def test_gpu_without_enable_quant_leaves_quantised_nodes(self) -> None:
         delegate = GpuDelegate(experimental_flags=Flags.NONE, device=gpu())
         assert taken(delegate) == [3]
         assert "without ENABLE_QUANT" in delegate.reasons[1]
@@ -205,7 +205,7 @@ class TestNodes:
         assert taken(delegate) == [3]
         assert "q is quantised int8; Core ML is given float32" in delegate.reasons[1]
 
-    def test_half_precision(self) -> None:
+    def test_delegates_take_half_precision(self) -> None:
         file = FileBuilder()
         x, y = file.tensor("x", [2], "FLOAT16"), file.tensor("y", [2], "FLOAT16")
         file.operator("ABS", [x], [y], {})
@@ -222,7 +222,7 @@ class TestNodes:
         opened(CHAIN, delegate).close()
         assert delegate.reasons == {1: "gpu: some has no ABS"}
 
-    def test_taking_nothing_is_told(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_delegate_that_takes_nothing_warns(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING, "penstock"):
             interpreter = opened(CHAIN, HexagonDelegate(device=dsp()))
         assert "HexagonDelegate(dsp) takes none of 3 nodes" in caplog.text
@@ -239,12 +239,12 @@ class TestSelection:
         only(gpu("slow", time=0.9), gpu("fast", time=0.1), dsp(), ReferenceDevice())
         assert [d.name for d in GpuDelegate().devices] == ["fast"]
 
-    def test_hardware_goes_before_a_double(self, only: Callable[..., None]) -> None:
+    def test_hardware_is_chosen_before_a_simulator(self, only: Callable[..., None]) -> None:
         only(gpu("double", time=0.1), Real(gpu("hardware", time=0.9)))
         delegate = GpuDelegate()
         assert (delegate.devices[0].name, delegate.simulated) == ("hardware", False)
 
-    def test_one_of_the_class_asked_for_goes_before_a_faster_one(
+    def test_device_of_the_requested_class_is_chosen_before_a_faster_one(
         self, only: Callable[..., None]
     ) -> None:
         only(Relaxed(gpu("quick", time=0.1)), gpu("exact", time=0.9))
@@ -261,7 +261,7 @@ class TestSelection:
         for flag, name in ((Flags.CL_ONLY, "o"), (Flags.GL_ONLY, "g"), (Flags.NONE, "c")):
             assert GpuDelegate(experimental_flags=flag).devices[0].name == name
 
-    def test_nothing_of_the_kind(self, only: Callable[..., None]) -> None:
+    def test_missing_kind_of_device_is_explained(self, only: Callable[..., None]) -> None:
         only(Broken(gpu("mine")), dsp(), ReferenceDevice())
         with pytest.raises(DeviceUnavailable) as caught:
             GpuDelegate()
@@ -333,7 +333,9 @@ class TestGpuOptions:
             ),
         ],
     )
-    def test_precision(self, options: dict[str, Any], accuracy: str) -> None:
+    def test_gpu_precision_option_becomes_accuracy_class(
+        self, options: dict[str, Any], accuracy: str
+    ) -> None:
         config = asked(lambda d: GpuDelegate(device=d, **options), gpu(), CHAIN)
         assert config.accuracy == accuracy
 
@@ -354,11 +356,11 @@ class TestGpuOptions:
             ("balanced", "fast_single_answer"),
         ],
     )
-    def test_preference(self, given: Any, preference: str) -> None:
+    def test_gpu_preference_reaches_the_device(self, given: Any, preference: str) -> None:
         config = asked(lambda d: GpuDelegate(inference_preference=given, device=d), gpu(), CHAIN)
         assert config.preference == preference
 
-    def test_partitions(self) -> None:
+    def test_gpu_takes_the_largest_partitions(self) -> None:
         part = SimulatedDevice(NumpyDevice("some", {"NEG"}), "gpu", GPU)
         file = graphs.chain("NEG", "NEG", "ABS", "NEG")
         for most, count in ((1, 1), (0, 2), (2, 2)):
@@ -367,7 +369,7 @@ class TestGpuOptions:
                 run(interpreter, X)
                 assert len(delegate.plans) == count
 
-    def test_serialisation(self, tmp_path: Path) -> None:
+    def test_gpu_serialisation_caches_each_subset(self, tmp_path: Path) -> None:
         from penstock.testing.doubles import LabDevice
 
         lab = LabDevice()
@@ -426,13 +428,13 @@ class TestGpuOptions:
             ({"max_delegated_partitions": -1}, "0 or more, not -1"),
         ],
     )
-    def test_what_is_no_option(self, options: dict[str, Any], words: str) -> None:
+    def test_gpu_delegate_rejects_wrong_options(self, options: dict[str, Any], words: str) -> None:
         with pytest.raises(InputError, match=words):
             GpuDelegate(device=gpu(), **options)
 
 
 class TestHexagonOptions:
-    def test_power(self) -> None:
+    def test_hexagon_powersave_level_asks_for_low_power(self) -> None:
         for level, preference in ((0, "fast_single_answer"), (3, "low_power")):
             config = asked(
                 lambda d, level=level: HexagonDelegate(powersave_level=level, device=d),  # type: ignore[misc]
@@ -450,13 +452,13 @@ class TestHexagonOptions:
         assert "RELU" in caplog.text
         assert "step 0 on dsp (simulated: no such hardware ran)" in caplog.text
 
-    def test_nothing_is_logged_unasked(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_hexagon_logs_nothing_by_default(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, "penstock.delegates"):
             run(opened(quantised(), HexagonDelegate(device=dsp())), np.array([1, 2], np.int8))
         assert caplog.text == ""
 
     @pytest.mark.parametrize("name", ["debug_level", "powersave_level", "min_nodes_per_partition"])
-    def test_what_is_no_option(self, name: str) -> None:
+    def test_hexagon_delegate_rejects_wrong_options(self, name: str) -> None:
         with pytest.raises(InputError, match=f"{name} is a whole number, 0 or more, not True"):
             HexagonDelegate(device=dsp(), **{name: True})
 
@@ -488,7 +490,7 @@ class TestCoreMLOptions:
         with pytest.raises(DeviceUnavailable, match=r"Core ML 3 is there from macOS 10.15 on"):
             CoreMLDelegate("all", 3, device=device)
 
-    def test_precision(self) -> None:
+    def test_core_ml_precision_option_becomes_accuracy_class(self) -> None:
         for allowed, accuracy in ((False, "faithful"), (True, "relaxed")):
             config = asked(
                 lambda d, a=allowed: CoreMLDelegate("all", is_precision_loss_allowed=a, device=d),  # type: ignore[misc]
@@ -497,12 +499,12 @@ class TestCoreMLOptions:
             )
             assert config.accuracy == accuracy
 
-    def test_small_subsets_are_left(self) -> None:
+    def test_core_ml_leaves_small_subsets(self) -> None:
         delegate = CoreMLDelegate("all", device=coreml())
         opened(graphs.chain("NEG"), delegate).close()
         assert delegate.plans == ()
 
-    def test_what_is_no_option(self) -> None:
+    def test_core_ml_delegate_rejects_wrong_options(self) -> None:
         with pytest.raises(InputError, match="coreml_version 4 is not one of 0, 2, 3"):
             CoreMLDelegate(coreml_version=4, device=coreml())
         with pytest.raises(InputError, match="enabled_devices 'gpu' is not one of"):
@@ -541,7 +543,7 @@ def test_systems_with_a_version_of_core_ml() -> None:
 
 
 class TestReceipts:
-    def test_they_say_that_only_a_double_ran(self) -> None:
+    def test_receipts_say_that_a_simulated_device_ran(self) -> None:
         delegate = GpuDelegate(device=gpu())
         interpreter = opened(CHAIN, delegate)
         run(interpreter, X)
@@ -551,7 +553,7 @@ class TestReceipts:
             assert "on gpu (simulated: no such hardware ran)" in receipt.show()
             assert '"simulated":true' in receipt.to_json()
 
-    def test_they_do_not_where_hardware_ran(self) -> None:
+    def test_receipts_of_hardware_do_not_mention_simulation(self) -> None:
         delegate = GpuDelegate(device=Real(gpu()))
         interpreter = opened(CHAIN, delegate)
         run(interpreter, X)
@@ -562,7 +564,7 @@ class TestReceipts:
 
 
 class TestFitting:
-    def test_a_machine_with_a_gpu(self, only: Callable[..., None]) -> None:
+    def test_gpu_delegate_fits_a_machine_with_a_gpu(self, only: Callable[..., None]) -> None:
         only(Real(gpu("mine", "cuda")), ReferenceDevice())
         found = {f.delegate: f for f in fitting()}
         assert found["GpuDelegate"] == Fit(
@@ -571,11 +573,13 @@ class TestFitting:
         assert found["HexagonDelegate"].why == "no installed driver has a device of this kind"
         assert [f.delegate for f in found.values() if f.fits] == ["GpuDelegate"]
 
-    def test_one_that_needs_the_option(self, only: Callable[..., None]) -> None:
+    def test_fit_names_the_option_that_a_relaxed_device_needs(
+        self, only: Callable[..., None]
+    ) -> None:
         only(Relaxed(Real(gpu("mine"))))
         assert "give is_precision_loss_allowed=True" in fitting()[1].why
 
-    def test_a_broken_one_and_a_double(self, only: Callable[..., None]) -> None:
+    def test_broken_device_and_simulator_do_not_fit(self, only: Callable[..., None]) -> None:
         only(Broken(gpu("mine")), dsp(), coreml())
         core, graphics, hexagon, runtime = fitting()
         assert graphics.why == "mine cannot be used: its fan is gone"
@@ -606,7 +610,7 @@ def test_qualcomms_library_on_another_processor_only_stands_for_a_dsp(
 
 
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "xnnpack"])
-def test_they_pass_the_suite_over_an_engine_in_the_place_of_the_hardware(engine: str) -> None:
+def test_delegates_pass_the_contract_suite_over_an_engine(engine: str) -> None:
     """A real engine behind the double: compiled artefacts, its own refusals, its own arithmetic."""
     real = next((i for i in manager.infos() if i.driver == engine and i.usable), None)
     if real is None:

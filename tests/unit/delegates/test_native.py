@@ -83,7 +83,7 @@ def kinds(interpreter: tflite.Interpreter) -> list[str]:
     return [o["op_name"] for o in interpreter._get_ops_details()]
 
 
-def test_it_computes_the_nodes_that_it_takes(library: str) -> None:
+def test_native_delegate_computes_the_nodes_that_it_takes(library: str) -> None:
     counts = Counts(library)
     delegate = tflite.load_delegate(library, {"bias": 0.5})
     interpreter = opened(MIXED, delegate)
@@ -131,7 +131,9 @@ class TestAsProgramsOfLitertUseIt:
         del delegate, interpreter, other, one
         assert (lib.count_created(), lib.count_destroyed()) == (0, 1)
 
-    def test_it_is_destroyed_after_its_kernels(self, library: str, module: str) -> None:
+    def test_native_delegate_is_destroyed_after_its_kernels(
+        self, library: str, module: str
+    ) -> None:
         tflite = importlib.import_module(module)
         gc.collect()
         delegate = tflite.load_delegate(library)
@@ -154,14 +156,14 @@ class TestAsProgramsOfLitertUseIt:
         assert delegate._get_native_delegate_pointer() > 0
 
 
-def test_it_passes_the_suite(library: str) -> None:
+def test_native_delegate_passes_the_contract_suite(library: str) -> None:
     subject = Subject(lambda: delegates.load_delegate(library), MIXED, rtol=0, atol=0)
     found = run_delegate_contract(subject)
     assert [(r.check, r.message) for r in found if r.outcome == "failed"] == []
     assert sum(r.outcome == "passed" for r in found) >= 9
 
 
-def test_it_goes_beside_another_delegate(library: str) -> None:
+def test_native_delegate_works_beside_another_delegate(library: str) -> None:
     first = delegates.load_delegate(library, {"bias": 1})
     second = delegates.DriverDelegate("reference", cache=False)
     interpreter = opened(MIXED, first, second)
@@ -169,7 +171,7 @@ def test_it_goes_beside_another_delegate(library: str) -> None:
     np.testing.assert_array_equal(run(interpreter, X), np.abs(-X + 1) + 1)
 
 
-def test_other_shapes_are_shown_to_it_anew(library: str) -> None:
+def test_native_delegate_sees_the_graph_again_after_a_resize(library: str) -> None:
     counts = Counts(library)
     interpreter = opened(MIXED, tflite.load_delegate(library, {"bias": 1}))
     interpreter.resize_tensor_input(0, [5])
@@ -190,7 +192,9 @@ def test_an_operator_that_only_it_knows(library: str) -> None:
 
 
 @pytest.mark.parametrize("stage", ["prepare", "kernel"])
-def test_one_that_cannot_be_added_leaves_the_graph_as_it_was(library: str, stage: str) -> None:
+def test_native_delegate_that_cannot_be_added_leaves_the_graph_unchanged(
+    library: str, stage: str
+) -> None:
     counts = Counts(library)
     interpreter = opened(MIXED)
     failing = tflite.load_delegate(library, {"fail": stage})
@@ -206,7 +210,7 @@ def test_one_that_cannot_be_added_leaves_the_graph_as_it_was(library: str, stage
     assert counts()[1] == 0
 
 
-def test_one_that_fails_in_a_run_is_named(library: str) -> None:
+def test_native_delegate_that_fails_in_a_run_is_named(library: str) -> None:
     interpreter = opened(MIXED, tflite.load_delegate(library, {"fail": "invoke"}))
     with pytest.raises(
         RuntimeError, match=r"'libnegation.so' failed in invoke: .*the bus is on fire"
@@ -275,7 +279,7 @@ def test_without_litert_the_extra_is_named(library: str, monkeypatch: pytest.Mon
             delegates.load_delegate(library)
 
 
-def test_it_works_where_litert_is_answered_by_penstock(library: str) -> None:
+def test_native_delegate_works_with_aliases_installed(library: str) -> None:
     code = f"""
 import sys
 import numpy as np
@@ -319,7 +323,7 @@ def test_tensors_that_litert_does_not_pass_stay(library: str) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_it_goes_on_in_a_forked_child(library: str) -> None:
+def test_native_delegate_works_in_a_forked_child(library: str) -> None:
     interpreter = opened(MIXED, tflite.load_delegate(library, {"bias": 1}))
     wanted = np.abs(-X + 1) + 1
     np.testing.assert_array_equal(run(interpreter, X), wanted)

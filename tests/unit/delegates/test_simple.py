@@ -85,7 +85,7 @@ LONG = ("NEG", "ABS", "NEG", "NEG", "NEG", "ABS", "NEG", "NEG")
 
 
 class TestSimple:
-    def test_calls_come_in_order(self) -> None:
+    def test_simple_delegate_is_called_in_order(self) -> None:
         delegate = Simple("NEG")
         with opened(graphs.chain("NEG", "ABS", "NEG"), delegate) as interpreter:
             same(graphs.chain("NEG", "ABS", "NEG"), X, interpreter=interpreter)
@@ -128,7 +128,7 @@ class TestSimple:
             opened(graphs.chain("NEG"), Empty("NEG"))
         assert (caught.value.delegate, caught.value.stage) == ("simple", "init")
 
-    def test_what_it_must_have(self) -> None:
+    def test_simple_delegate_requires_its_methods(self) -> None:
         class Bare(SimpleDelegate): ...
 
         class Kernelless(Simple):
@@ -141,7 +141,7 @@ class TestSimple:
         with pytest.raises(DelegateError, match="DelegateKernel has no invoke"):
             interpreter.invoke()
 
-    def test_it_is_asked_about_what_can_be_replaced(self) -> None:
+    def test_simple_delegate_is_asked_about_replaceable_nodes(self) -> None:
         asked: list[BuiltinOperator] = []
 
         class Asking(Simple):
@@ -189,7 +189,7 @@ def inputs_of(content: bytes, given: Any) -> list[Any]:
 
 class TestDriverDelegate:
     @pytest.mark.parametrize("name", FILES)
-    def test_it_changes_no_result(self, name: str) -> None:
+    def test_driver_delegate_changes_no_result(self, name: str) -> None:
         content, given = FILES[name]
         inputs = inputs_of(content, given)
         interpreter = opened(content, DriverDelegate("reference", cache=False))
@@ -198,7 +198,7 @@ class TestDriverDelegate:
             for got, wanted in zip(run(interpreter, *inputs), run(plain, *inputs), strict=True):
                 np.testing.assert_array_equal(got, wanted)
 
-    def test_it_takes_what_its_device_supports_and_says_why_not_the_rest(self) -> None:
+    def test_driver_delegate_takes_supported_nodes_and_gives_reasons_for_the_rest(self) -> None:
         delegate = DriverDelegate(NumpyDevice(), cache=False)
         content = graphs.chain("RELU", "NEG", "RELU")
         interpreter = opened(content, delegate)
@@ -218,7 +218,7 @@ class TestDriverDelegate:
         same(content, X, interpreter=interpreter)
         assert [o.device for p in delegate.plans for o in p.operations] == ["second"]
 
-    def test_shapes_change(self) -> None:
+    def test_driver_delegate_accepts_changing_shapes(self) -> None:
         interpreter = opened(graphs.chain("NEG", "ABS"), DriverDelegate("reference", cache=False))
         for size in (3, 1):
             interpreter.resize_tensor_input(0, [size])
@@ -260,7 +260,9 @@ class TestDriverDelegate:
 
 
 class TestNnapiDelegate:
-    def test_it_takes_what_the_runtime_does(self, tmp_path: Path) -> None:
+    def test_driver_delegate_over_all_devices_takes_what_the_runtime_does(
+        self, tmp_path: Path
+    ) -> None:
         delegate = NnapiDelegate(
             accelerator_name="reference",
             cache_dir=tmp_path,
@@ -322,7 +324,7 @@ class TestNnapiDelegate:
             with pytest.raises(DeviceUnavailable, match="disallow_nnapi_cpu"):
                 NnapiDelegate(disallow_nnapi_cpu=True)
 
-    def test_wrong_options(self) -> None:
+    def test_nnapi_delegate_rejects_wrong_options(self) -> None:
         with pytest.raises(DeviceUnavailable, match=r"no usable accelerator 'nothing'.*reference"):
             NnapiDelegate("nothing")
         with pytest.raises(InputError, match="accelerator_name is a device's name, not 3"):
@@ -338,7 +340,7 @@ class TestNnapiDelegate:
         with pytest.raises(InputError, match="whole number"):
             NnapiDelegate("reference", max_number_delegated_partitions=1.5)  # type: ignore[arg-type]
 
-    def test_flags(self) -> None:
+    def test_nnapi_delegate_flags_become_policy(self) -> None:
         assert NnapiDelegate("reference").flags is DelegateFlags.ALLOW_DYNAMIC_TENSORS
 
     def test_subsets_are_cached_under_the_token(self, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def fewest(depends: dict[int, set[int]], wanted: frozenset[int]) -> int:
 
 
 @given(graphs(most=6))
-def test_they_are_the_fewest_and_can_run_in_order(graph: Graph) -> None:
+def test_subsets_are_few_and_in_topological_order(graph: Graph) -> None:
     depends, wanted = graph
     found = cut_into_subsets(sorted(depends), wanted, depends)
     done: set[int] = set()

@@ -69,7 +69,7 @@ class TestCreate:
         with answers(BAD_STATE):
             Compilation.create_for_devices(make(), ["reference"])
 
-    def test_no_model(self) -> None:
+    def test_compilation_rejects_a_missing_model(self) -> None:
         with answers(UNEXPECTED_NULL):
             Compilation(None)  # type: ignore[arg-type]
         with answers(BAD_DATA):
@@ -88,7 +88,7 @@ class TestCreate:
             (3, BAD_DATA),
         ],
     )
-    def test_wrong_devices(self, devices: Any, code: ResultCode) -> None:
+    def test_create_for_devices_rejects_wrong_devices(self, devices: Any, code: ResultCode) -> None:
         with answers(code):
             Compilation.create_for_devices(finished(), devices)
 
@@ -98,7 +98,7 @@ class TestCreate:
                 compilation.finish()
                 assert [s.device for s in compilation.receipt.steps] == ["reference"]
 
-    def test_the_model_may_be_freed(self) -> None:
+    def test_compilation_outlives_its_model(self) -> None:
         model = finished()
         with Compilation(model) as compilation:
             model.close()
@@ -127,7 +127,9 @@ def test_a_compilation_cannot_be_changed_after_finish(
 
 
 @pytest.mark.parametrize("call", SETTERS.values(), ids=SETTERS)
-def test_nor_after_a_finish_that_failed(call: Callable[[Compilation], object]) -> None:
+def test_compilation_rejects_changes_after_failed_finish(
+    call: Callable[[Compilation], object],
+) -> None:
     compilation = Compilation.create_for_devices(finished(), [NumpyDevice("none", ())])
     with answers(BAD_DATA):
         compilation.finish()
@@ -215,7 +217,7 @@ def test_relaxation_reaches_the_driver() -> None:
 
 
 class TestTimeout:
-    def test_it_needs_exactly_one_named_device(self) -> None:
+    def test_timeout_needs_exactly_one_named_device(self) -> None:
         with answers(BAD_DATA):
             Compilation(finished()).set_timeout(1)
         two: list[HalDevice] = [recording("one"), recording("two")]
@@ -223,11 +225,11 @@ class TestTimeout:
             Compilation.create_for_devices(finished(), two).set_timeout(1)
 
     @pytest.mark.parametrize("value", [-1, 2**64, 0.5, "1"])
-    def test_values(self, value: Any) -> None:
+    def test_timeout_rejects_values_out_of_range(self, value: Any) -> None:
         with answers(BAD_DATA):
             Compilation.create_for_devices(finished(), ["reference"]).set_timeout(value)
 
-    def test_it_is_the_drivers_deadline(self) -> None:
+    def test_timeout_is_the_drivers_deadline(self) -> None:
         device = recording()
         began = time.monotonic_ns()
         with Compilation.create_for_devices(finished(), [device]) as compilation:
@@ -237,7 +239,7 @@ class TestTimeout:
         assert deadline is not None
         assert began + 10**12 <= deadline <= time.monotonic_ns() + 10**12
 
-    def test_0_is_none(self) -> None:
+    def test_timeout_of_0_is_no_limit(self) -> None:
         device = recording()
         with Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(1)
@@ -245,14 +247,14 @@ class TestTimeout:
             compilation.finish()
         assert prepared(device).deadline_ns is None
 
-    def test_one_that_has_passed(self) -> None:
+    def test_passed_timeout_misses_the_deadline(self) -> None:
         compilation = Compilation.create_for_devices(finished(), [recording()])
         compilation.set_timeout(1)
         with answers(ResultCode.MISSED_DEADLINE_PERSISTENT):
             compilation.finish()
 
     @pytest.mark.parametrize("level", [1, 2, 3])
-    def test_devices_below_level_4_know_none(self, level: int) -> None:
+    def test_devices_below_level_4_ignore_timeouts(self, level: int) -> None:
         device = NumpyDevice("old", {"ADD"}, level=level)
         with Compilation.create_for_devices(finished(), [device]) as compilation:
             compilation.set_timeout(1)
@@ -266,7 +268,7 @@ class TestAllDevices:
     def quick(self, **capabilities: Any) -> NumpyDevice:
         return NumpyDevice("gpu", {"ADD"}, {"float32": (0.5, 2.0)}, **capabilities)
 
-    def test_operations_go_to_the_best(self, only: Callable[..., None]) -> None:
+    def test_operations_go_to_the_best_device(self, only: Callable[..., None]) -> None:
         only(self.quick(), ReferenceDevice())
         for preference, device in ((Preference.FAST_SINGLE_ANSWER, "gpu"), (0, "reference")):
             with Compilation(finished()) as compilation:
@@ -281,7 +283,7 @@ class TestAllDevices:
             (step,) = compilation.receipt.steps
             assert (step.device, step.fallback_from) == ("reference", "gpu")
 
-    def test_so_is_one_that_fails_in_a_run(self, only: Callable[..., None]) -> None:
+    def test_device_that_fails_in_a_run_is_replaced(self, only: Callable[..., None]) -> None:
         only(FaultyDevice(self.quick(), raise_on={"execute": 1}), ReferenceDevice())
         with Compilation(finished()) as compilation:
             compilation.finish()
@@ -289,14 +291,16 @@ class TestAllDevices:
             assert outputs[0].tolist() == (X + X).tolist()
             assert [s.fallback_from for s in outputs.receipt.steps] == ["gpu"]
 
-    def test_memory_preferences_of_both(self, only: Callable[..., None]) -> None:
+    def test_memory_preferences_are_the_greatest_of_all_devices(
+        self, only: Callable[..., None]
+    ) -> None:
         only(self.quick(alignment=4096, padding=512), ReferenceDevice())
         with Compilation(finished()) as compilation:
             compilation.finish()
             assert compilation.get_preferred_memory_alignment_for_input(0) == 4096
             assert compilation.get_preferred_memory_padding_for_output(0) == 512
 
-    def test_no_device_at_all(self, only: Callable[..., None]) -> None:
+    def test_compilation_without_any_device_fails(self, only: Callable[..., None]) -> None:
         only()
         compilation = Compilation(finished())
         with answers(BAD_DATA, "no usable device"):
@@ -312,7 +316,9 @@ class TestAllDevices:
         assert get_device_count() == 0
 
     @pytest.mark.parametrize("level", range(1, 9))
-    def test_feature_levels_of_devices(self, only: Callable[..., None], level: int) -> None:
+    def test_devices_report_their_feature_level(
+        self, only: Callable[..., None], level: int
+    ) -> None:
         only(self.quick(level=level))
         assert get_device(0).feature_level.name == f"LEVEL_{level}"
 
@@ -339,7 +345,7 @@ class TestFailures:
         with answers(ResultCode.OP_FAILED):
             compilation.finish()
 
-    def test_nor_in_a_run(self) -> None:
+    def test_named_device_has_no_fallback_in_a_run(self) -> None:
         failing = FaultyDevice(NumpyDevice("gpu", {"ADD"}), raise_on={"execute": 1})
         with Compilation.create_for_devices(finished(), [failing]) as compilation:
             compilation.finish()
@@ -403,15 +409,17 @@ class TestCachingArguments:
             (3, TOKEN, BAD_DATA),
         ],
     )
-    def test_wrong_ones(self, directory: Any, token: Any, code: ResultCode) -> None:
+    def test_caching_rejects_wrong_arguments(
+        self, directory: Any, token: Any, code: ResultCode
+    ) -> None:
         with answers(code):
             Compilation(finished()).set_caching(directory, token)
 
-    def test_trust_is_true_or_false(self) -> None:
+    def test_trust_token_must_be_true_or_false(self) -> None:
         with answers(BAD_DATA):
             Compilation(finished()).set_caching("/tmp", TOKEN, "yes")  # type: ignore[arg-type]
 
-    def test_descriptors(self, tmp_path: Path) -> None:
+    def test_caching_from_fds_rejects_wrong_descriptors(self, tmp_path: Path) -> None:
         with (tmp_path / "file").open("w+b") as file:
             compilation = Compilation.create_for_devices(finished(), ["reference"])
             for models, datas, token, code in (
@@ -428,7 +436,7 @@ class TestCachingArguments:
                 with answers(code):
                     compilation.set_caching_from_fds(models, datas, token)  # type: ignore[arg-type]
 
-    def test_descriptors_are_duplicated_and_closed(self, tmp_path: Path) -> None:
+    def test_cache_descriptors_are_duplicated_and_closed(self, tmp_path: Path) -> None:
         with (tmp_path / "file").open("w+b") as file, (tmp_path / "other").open("w+b") as other:
             compilation = Compilation.create_for_devices(finished(), ["reference"])
             compilation.set_caching_from_fds([file.fileno()], [other.fileno()], TOKEN)
@@ -442,7 +450,7 @@ class TestCachingArguments:
 class TestFree:
     """Everything may be freed at any time (NNAPI's free group)."""
 
-    def test_unfinished_compilations(self) -> None:
+    def test_unfinished_compilation_is_freed(self) -> None:
         for compilation in (
             Compilation(finished()),
             Compilation.create_for_devices(finished(), ["reference"]),
@@ -459,7 +467,7 @@ class TestFree:
 
 
 class TestDevices:
-    def test_they_are_listed_with_the_reference_device_last(self) -> None:
+    def test_devices_are_listed_with_the_reference_device_last(self) -> None:
         devices = [get_device(index) for index in range(get_device_count())]
         assert devices[-1].name == "reference"
         assert not any(d.info.only_when_named for d in devices)
@@ -471,13 +479,13 @@ class TestDevices:
         last.wait()
 
     @pytest.mark.parametrize("index", [10**6, -1, "0", 0.0])
-    def test_one_beyond_the_last(self, index: Any) -> None:
+    def test_get_device_rejects_index_beyond_the_last(self, index: Any) -> None:
         with answers(BAD_DATA):
             get_device(index)
         with answers(UNEXPECTED_NULL):
             get_device(None)  # type: ignore[arg-type]
 
-    def test_devices_by_name(self) -> None:
+    def test_get_device_by_name_finds_usable_devices(self) -> None:
         assert get_device_by_name("null").name == "null"
         for name in ("nobody", 3):
             with answers(BAD_DATA):

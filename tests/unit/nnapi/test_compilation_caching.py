@@ -122,7 +122,7 @@ def test_the_token_is_copied(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_other_settings_are_other_entries(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_settings_are_part_of_the_cache_key(tmp_path: Path, settings: dict[str, Any]) -> None:
     for found in ("miss", "hit"):
         for given in ({}, settings):
             with compiled(weighted(), LabDevice(), tmp_path, **given) as compilation:
@@ -132,7 +132,7 @@ def test_other_settings_are_other_entries(tmp_path: Path, settings: dict[str, An
 @pytest.mark.parametrize(
     "device", [LabDevice("lab2"), LabDevice(version="2")], ids=["name", "version"]
 )
-def test_so_are_other_devices(tmp_path: Path, device: LabDevice) -> None:
+def test_device_is_part_of_the_cache_key(tmp_path: Path, device: LabDevice) -> None:
     with compiled(weighted(), LabDevice(), tmp_path):
         pass
     with compiled(weighted(), device, tmp_path) as compilation:
@@ -150,7 +150,7 @@ def test_a_token_given_to_two_models_is_a_miss(tmp_path: Path) -> None:
 
 
 class TestTrustedTokens:
-    def test_hit_like_others(self, tmp_path: Path) -> None:
+    def test_trusted_token_hits_like_others(self, tmp_path: Path) -> None:
         device = LabDevice()
         for _ in range(2):
             with compiled(weighted(), device, tmp_path, trust_token=True) as compilation:
@@ -197,7 +197,7 @@ class TestBadDirectories:
     @pytest.mark.parametrize(
         "name", ["", "a\0b", "~nobody-of-this-name/cache", "file", "file/below"]
     )
-    def test_one_that_cannot_be_used(self, tmp_path: Path, name: str) -> None:
+    def test_unusable_directory_caches_nothing(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "file").write_bytes(b"")
         directory = str(tmp_path / name) if name.startswith("file") else name
         device = LabDevice()
@@ -207,7 +207,7 @@ class TestBadDirectories:
                 assert answer(compilation) == close_to(weighted())
         assert device.compiles == 2
 
-    def test_a_bad_one_after_a_good_one(self, tmp_path: Path) -> None:
+    def test_unusable_directory_replaces_a_usable_one(self, tmp_path: Path) -> None:
         with Compilation.create_for_devices(weighted(), [LabDevice()]) as compilation:
             compilation.set_caching(tmp_path, TOKEN)
             compilation.set_caching("", TOKEN)

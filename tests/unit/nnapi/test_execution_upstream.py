@@ -585,7 +585,7 @@ class TestOmittedInputs:
         assert found[0] == found[1] == found[2]
         assert set(found[0]) <= {0, 1}
 
-    def test_one_that_is_needed(self) -> None:
+    def test_omitting_a_required_operand_is_bad_data(self) -> None:
         with compiled(finished()) as compilation:
             execution = Execution(compilation)
             execution.set_input(0, X)

@@ -328,7 +328,7 @@ class TestOperands:
             with answers(BAD_DATA, "are needed"):
                 model.set_operand_value(index, bytes(size))
 
-    def test_a_constant_reaches_the_driver(self, device: Fibonacci) -> None:
+    def test_constant_of_extension_type_reaches_the_driver(self, device: Fibonacci) -> None:
         model = Model()
         n = model.add_operand(operand_type(model, COUNT))
         model.set_operand_value(n, np.int64(N))
@@ -405,7 +405,7 @@ class TestModels:
             for given in (np.asarray(N), np.array([N]), N.to_bytes(8, "little")):
                 assert (run(compilation, given, np.zeros(N, np.int64)) == STORED).all()
 
-    def test_model_with_temporaries(self, anywhere: Any) -> None:
+    def test_temporaries_may_have_extension_types(self, anywhere: Any) -> None:
         model = between()
         devices = [anywhere, "reference"]
         assert model.get_supported_operations_for_devices(devices) == [True] * 3
@@ -449,7 +449,9 @@ class TestModels:
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("reusable", [False, True])
-    def test_every_way_to_run(self, mode: str, reusable: bool, device: Fibonacci) -> None:
+    def test_extension_model_runs_in_every_way(
+        self, mode: str, reusable: bool, device: Fibonacci
+    ) -> None:
         out = np.zeros(N, np.int64)
         with compiled(quantized(), [device]) as compilation, Execution(compilation) as execution:
             execution.set_reusable(reusable)
@@ -461,7 +463,7 @@ class TestModels:
                 assert (out == STORED).all()
             assert execution.get_output_operand_dimensions(0) == (N,)
 
-    def test_dimensions_that_a_run_decides(self, device: Fibonacci) -> None:
+    def test_extension_output_may_have_unknown_dimensions(self, device: Fibonacci) -> None:
         with compiled(quantized(None), [device]) as compilation:
             for size, fits in ((8 * N, True), (8 * N - 1, False)):
                 with Execution(compilation) as execution:
@@ -483,14 +485,14 @@ class TestModels:
                 execution.compute()
             assert (out == STORED).all()
 
-    def test_sizes_of_arguments_are_checked(self, device: Fibonacci) -> None:
+    def test_sizes_of_extension_arguments_are_checked(self, device: Fibonacci) -> None:
         with compiled(quantized(), [device]) as compilation, Execution(compilation) as execution:
             with answers(BAD_DATA, "8 are needed"):
                 execution.set_input(0, np.zeros(2, np.int64))
             with answers(BAD_DATA, "80 are needed"):
                 execution.set_output(0, np.zeros(N, np.float32))
 
-    def test_values_in_memories(self, device: Fibonacci) -> None:
+    def test_extension_values_may_be_in_memories(self, device: Fibonacci) -> None:
         with (
             compiled(quantized(), [device]) as compilation,
             shared(16) as given,
@@ -503,7 +505,7 @@ class TestModels:
             execution.compute()
             assert (wanted.store.content().view(np.int64) == STORED).all()
 
-    def test_memory_made_from_a_descriptor(self, device: Fibonacci) -> None:
+    def test_extension_values_may_be_in_device_memory(self, device: Fibonacci) -> None:
         with Compilation(quantized()) as compilation:
             compilation.finish()
             desc = MemoryDesc()
@@ -635,7 +637,7 @@ class TestNoFallback:
 class TestAttributes:
     """Hints to one device, for a compilation and for an execution."""
 
-    def test_they_reach_the_driver(self, anywhere: Any) -> None:
+    def test_attributes_reach_the_driver(self, anywhere: Any) -> None:
         with Compilation.create_for_devices(hinted(), [anywhere]) as compilation:
             compilation.add_extension_attribute(NAME, 0, b"compiled")
             compilation.finish()
@@ -649,7 +651,7 @@ class TestAttributes:
                     MODES[mode](execution)
                 assert out.tolist() == [5, 8, 3], mode
 
-    def test_reused_arguments_keep_them(self, anywhere: Any) -> None:
+    def test_reusable_execution_keeps_its_attributes(self, anywhere: Any) -> None:
         with (
             compiled(hinted(), [anywhere]) as compilation,
             Execution(compilation) as execution,
@@ -707,7 +709,7 @@ class TestAttributes:
                     execution.add_extension_attribute(name, code, data, length)
 
     @pytest.mark.parametrize("devices", [None, ["fibonacci", "reference"]])
-    def test_they_need_one_device_by_name(
+    def test_attributes_need_one_named_device(
         self, devices: list[str] | None, device: Fibonacci
     ) -> None:
         model = hinted()
@@ -719,7 +721,7 @@ class TestAttributes:
             with Execution(compilation) as execution, answers(BAD_DATA, "exactly one device"):
                 execution.add_extension_attribute(NAME, 0, b"x")
 
-    def test_they_need_a_device_that_offers_the_extension(self, device: Fibonacci) -> None:
+    def test_attributes_need_a_device_that_offers_the_extension(self, device: Fibonacci) -> None:
         model = Model()
         x, y, z = (model.add_operand(FLOAT, (1,)) for _ in range(3))
         model.add_operation("ADD", [x, y, fuse(model)], [z])
@@ -731,7 +733,7 @@ class TestAttributes:
         ):
             compilation.add_extension_attribute(NAME, 0, b"x")
 
-    def test_they_come_before_the_end_of_preparation(self, device: Fibonacci) -> None:
+    def test_attributes_are_rejected_after_preparation(self, device: Fibonacci) -> None:
         with compiled(hinted(), [device]) as compilation:
             with answers(BAD_STATE):
                 compilation.add_extension_attribute(NAME, 0, b"x")
@@ -754,7 +756,7 @@ class TestCaching:
             return replace(super().capabilities, extensions=(Extension(NAME),))
 
     @pytest.mark.parametrize("trusted", [False, True])
-    def test_another_attribute_is_another_entry(self, trusted: bool, tmp_path: Path) -> None:
+    def test_attributes_are_part_of_the_cache_key(self, trusted: bool, tmp_path: Path) -> None:
         device = self.Cached(LabDevice())
         tried = [None, b"one", b"two", None, b"one"]
         found = []

@@ -58,7 +58,7 @@ def test_a_model_cannot_be_changed_after_finish(
 
 
 @pytest.mark.parametrize("call", CHANGES.values(), ids=CHANGES)
-def test_nor_after_close(call: Callable[[Model], object]) -> None:
+def test_closed_model_rejects_changes(call: Callable[[Model], object]) -> None:
     model = unfinished()
     model.close()
     model.close()
@@ -90,7 +90,7 @@ def test_null_where_something_must_be(call: Callable[[Model], object]) -> None:
 
 
 class TestAddOperand:
-    def test_indexes_count_from_0(self) -> None:
+    def test_operand_indexes_count_from_0(self) -> None:
         model = Model()
         assert [model.add_operand(FLOAT, (i + 1,)) for i in range(3)] == [0, 1, 2]
 
@@ -131,7 +131,7 @@ class TestAddOperand:
             (OperandType.SUBGRAPH, (), 1.0),
         ],
     )  # fmt: skip
-    def test_what_no_operand_can_be(self, arguments: tuple[Any, ...]) -> None:
+    def test_add_operand_rejects_invalid_operands(self, arguments: tuple[Any, ...]) -> None:
         model = Model()
         with answers(BAD_DATA):
             model.add_operand(*arguments)
@@ -153,16 +153,16 @@ class TestAddOperand:
             (OperandType.SUBGRAPH,),
         ],
     )
-    def test_what_one_can_be(self, arguments: tuple[Any, ...]) -> None:
+    def test_add_operand_accepts_valid_operands(self, arguments: tuple[Any, ...]) -> None:
         assert Model().add_operand(*arguments) == 0
 
-    def test_unknown_types_say_why(self) -> None:
+    def test_unknown_operand_types_are_explained(self) -> None:
         with answers(BAD_DATA, "extension"):
             Model().add_operand(1 << 16 | 3)
 
 
 class TestChannels:
-    def test_the_rules(self) -> None:
+    def test_channel_scales_must_fit_the_operand(self) -> None:
         model = Model()
         filters = model.add_operand(PER_CHANNEL, (2, 3))
         unknown = model.add_operand(PER_CHANNEL, (0, 3))
@@ -185,7 +185,7 @@ class TestChannels:
         model.set_operand_symm_per_channel_quant_params(filters, 0, np.ones(2, np.float32))  # type: ignore[arg-type]
         model.set_operand_symm_per_channel_quant_params(unknown, 1, [1, 2, 3])
 
-    def test_they_must_be_given_before_finish(self) -> None:
+    def test_channel_scales_must_be_given_before_finish(self) -> None:
         model = Model()
         x = model.add_operand(PER_CHANNEL, (2, 3))
         y = model.add_operand(FLOAT, (2, 3))
@@ -225,7 +225,9 @@ class TestSetOperandValue:
             (6, b"", None),
         ],
     )
-    def test_what_no_value_can_be(self, index: int, value: object, length: int | None) -> None:
+    def test_set_operand_value_rejects_wrong_values(
+        self, index: int, value: object, length: int | None
+    ) -> None:
         model = unfinished()
         model.add_operand(FLOAT, (2, 0))
         model.add_operand(FLOAT)
@@ -249,7 +251,9 @@ class TestSetOperandValue:
             (OperandType.INT32, np.array([1, 0, 0, 0], np.uint8), b"\1\0\0\0"),
         ],
     )
-    def test_scalars(self, kind: OperandType, value: object, data: bytes) -> None:
+    def test_scalar_operands_accept_numbers(
+        self, kind: OperandType, value: object, data: bytes
+    ) -> None:
         model = Model()
         index = model.add_operand(kind)
         model.set_operand_value(index, value)
@@ -268,7 +272,9 @@ class TestSetOperandValue:
             (OperandType.FLOAT32, 10**400),
         ],
     )
-    def test_numbers_that_do_not_fit(self, kind: OperandType, value: float) -> None:
+    def test_scalar_operands_reject_numbers_out_of_range(
+        self, kind: OperandType, value: float
+    ) -> None:
         model = Model()
         with answers(BAD_DATA, "is no value of"):
             model.set_operand_value(model.add_operand(kind), value)
@@ -290,7 +296,7 @@ class TestSetOperandValue:
         model.finish()
         memory.append(0)
 
-    def test_the_last_value_counts(self) -> None:
+    def test_setting_a_value_again_replaces_it(self) -> None:
         model = Model()
         x, y = (model.add_operand(FLOAT, (2,)) for _ in range(2))
         activation = fuse(model, 7)
@@ -309,13 +315,13 @@ class TestSetOperandValue:
         assert held is not None
         assert bytes(held) == np.ascontiguousarray(transposed).tobytes()
 
-    def test_masks_are_not_passed_over(self) -> None:
+    def test_masked_arrays_are_rejected(self) -> None:
         model, values = unfinished(), np.zeros((2, 3), np.float32)
         with answers(BAD_DATA, "is a masked array"):
             model.set_operand_value(0, np.ma.masked_array(values, mask=True))
         model.set_operand_value(0, np.ma.masked_array(values, mask=False))
 
-    def test_omitted_operands(self) -> None:
+    def test_none_omits_an_optional_operand(self) -> None:
         model = Model()
         x = model.add_operand(FLOAT, (2, 3))
         order = model.add_operand(OperandType.TENSOR_INT32, (2,))
@@ -350,7 +356,7 @@ def _sum_with(values: np.ndarray[Any, np.dtype[np.float32]], nbytes: int) -> flo
 
 
 class TestSetOperandValueFromMemory:
-    def test_the_rules(self) -> None:
+    def test_set_operand_value_from_memory_rejects_wrong_arguments(self) -> None:
         class DeviceBuffer:
             def copy_to(self, destination: object) -> None: ...
 
@@ -368,12 +374,12 @@ class TestSetOperandValueFromMemory:
             with answers(BAD_DATA):
                 unfinished().set_operand_value_from_memory(index, memory, offset, length)
 
-    def test_memory_that_cannot_be_mapped(self) -> None:
+    def test_memory_that_cannot_be_mapped_is_unmappable(self) -> None:
         for memory in (Memory("ashmem", -1, 24), Memory("stone", 1, 24)):
             with answers(ResultCode.UNMAPPABLE):
                 unfinished().set_operand_value_from_memory(0, memory, 0, 24)
 
-    def test_a_closed_pool(self) -> None:
+    def test_closed_pool_is_rejected(self) -> None:
         pool = MemoryPool.anonymous(24)
         pool.close()
         with answers(BAD_STATE):
@@ -418,7 +424,7 @@ class TestSetOperandValueFromMemory:
             outputs = compilation.compiled.run([np.zeros(40, np.float32)])
             assert outputs[0].tolist() == [-40.0] * 40
 
-    def test_a_mapped_file(self, tmp_path: Path) -> None:
+    def test_constants_may_be_in_a_mapped_file(self, tmp_path: Path) -> None:
         path = tmp_path / "constants"
         path.write_bytes(np.full(6, 2, np.float32).tobytes())
         with path.open("rb") as file:
@@ -432,7 +438,7 @@ class TestSetOperandValueFromMemory:
 
 
 class TestSetOperandValueFromModel:
-    def test_the_rules(self) -> None:
+    def test_set_operand_value_from_model_rejects_wrong_arguments(self) -> None:
         model = unfinished()
         branch = model.add_operand(OperandType.SUBGRAPH)
         with answers(BAD_DATA):
@@ -494,7 +500,9 @@ class TestAddOperation:
             ("LOGICAL_NOT", [0], [1]),
         ],
     )
-    def test_what_no_operation_can_be(self, kind: Any, inputs: Any, outputs: Any) -> None:
+    def test_add_operation_rejects_invalid_operations(
+        self, kind: Any, inputs: Any, outputs: Any
+    ) -> None:
         model = unfinished()
         with answers(BAD_DATA):
             model.add_operation(kind, inputs, outputs)
@@ -515,7 +523,7 @@ class TestAddOperation:
         with answers(BAD_DATA):
             model.add_operation("ADD", [x, y, fuse(model)], [z])
 
-    def test_so_are_scales_and_fuse_codes(self) -> None:
+    def test_scales_and_fuse_codes_are_checked_at_once(self) -> None:
         model = Model()
         x = model.add_operand(QUANT8, (2,), 0.5)
         y = model.add_operand(QUANT8, (2,), 0.25)
@@ -524,7 +532,7 @@ class TestAddOperation:
         with answers(BAD_DATA, "fuse code"):
             model.add_operation("ADD", [x, x, fuse(model, 4)], [y])
 
-    def test_values_may_come_later(self) -> None:
+    def test_values_may_be_set_after_add_operation(self) -> None:
         model = Model()
         x, y = (model.add_operand(FLOAT, (2,)) for _ in range(2))
         activation = model.add_operand(INT)
@@ -550,14 +558,14 @@ class TestIdentify:
             (0, [2]),
         ],
     )
-    def test_what_cannot_be_named(self, inputs: Any, outputs: Any) -> None:
+    def test_identify_rejects_wrong_operands(self, inputs: Any, outputs: Any) -> None:
         model = unfinished()
         with answers(BAD_DATA):
             model.identify_inputs_and_outputs(inputs, outputs)
         model.identify_inputs_and_outputs([0, 1], [2])
         model.finish()
 
-    def test_naming_them_a_second_time(self) -> None:
+    def test_identify_rejects_a_second_call(self) -> None:
         model = unfinished()
         model.identify_inputs_and_outputs([0, 1], [2])
         with answers(BAD_DATA, "lifetime"):
@@ -605,7 +613,7 @@ def test_the_lowered_model_is_there_once_it_is_finished() -> None:
 class TestFree:
     """Everything may be freed at any time (NNAPI's free group)."""
 
-    def test_an_unfinished_model(self) -> None:
+    def test_unfinished_model_is_freed(self) -> None:
         unfinished().close()
         with Model():
             pass

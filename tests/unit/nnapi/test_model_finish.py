@@ -61,7 +61,7 @@ class TestOrder:
         assert [o.type for o in model.lowered.operations] == ["EXP", "ABS", "MAXIMUM"]
 
     @pytest.mark.parametrize("length", [1, 2, 5])
-    def test_a_cycle_is_no_model(self, length: int) -> None:
+    def test_model_with_a_cycle_is_rejected(self, length: int) -> None:
         model = Model()
         x, y = model.add_operand(FLOAT, (4,)), model.add_operand(FLOAT, (4,))
         ring = [model.add_operand(FLOAT, (4,)) for _ in range(length)]
@@ -74,7 +74,7 @@ class TestOrder:
         with answers(BAD_STATE):
             model.finish()
 
-    def test_nor_is_one_that_reads_what_nobody_writes(self) -> None:
+    def test_model_with_operation_reading_unwritten_operand_is_rejected(self) -> None:
         model = Model()
         x, y, z = (model.add_operand(FLOAT, (4,)) for _ in range(3))
         model.add_operation("MAXIMUM", [x, z], [y])
@@ -83,14 +83,14 @@ class TestOrder:
             model.finish()
 
     @pytest.mark.parametrize("again", [[0, 1, 2], [0, 1, 0]])
-    def test_nor_one_that_writes_an_operand_twice_or_an_input(self, again: list[int]) -> None:
+    def test_model_writing_an_operand_twice_or_an_input_is_rejected(self, again: list[int]) -> None:
         model = unfinished()
         model.add_operation("MAXIMUM", again[:2], again[2:])
         model.identify_inputs_and_outputs([0, 1], [2])
         with answers(BAD_DATA):
             model.finish()
 
-    def test_an_empty_model_is_none(self) -> None:
+    def test_empty_model_is_rejected(self) -> None:
         with answers(BAD_DATA):
             Model().finish()
 
@@ -192,12 +192,12 @@ class TestControlFlow:
         model.finish()
         return model
 
-    def test_branches(self) -> None:
+    def test_if_runs_the_chosen_branch(self) -> None:
         model = self.choice(self.branch("NEG"), self.branch("ABS"))
         assert {g.operations[0].type for g in model.lowered.subgraphs} == {"IF", "NEG", "ABS"}
         assert model.get_supported_operations_for_devices(["reference"]) == [True]
 
-    def test_one_model_for_both_branches_and_large_constants_in_each(self) -> None:
+    def test_one_model_serves_both_branches_with_large_constants(self) -> None:
         shared = weighted()
         outer = Model()
         condition = outer.add_operand(OperandType.TENSOR_BOOL8, (1,))
@@ -216,7 +216,7 @@ class TestControlFlow:
         (constant,) = [o for o in lowered.operands if o.is_constant]
         assert set(lowered.constant(constant)) == {2.0}
 
-    def test_nested_branches(self) -> None:
+    def test_nested_branches_run(self) -> None:
         inner = self.branch("NEG")
         for _ in range(3):
             model = Model()
@@ -242,7 +242,7 @@ class TestSupport:
         model = chain(["NEG", "ABS", "NEG", "EXP"], (3, 1, 2, 0))
         assert model.get_supported_operations_for_devices([device]) == [False, False, True, True]
 
-    def test_devices_together(self) -> None:
+    def test_supported_operations_of_several_devices_are_joined(self) -> None:
         first, second = NumpyDevice("first", {"NEG"}), NumpyDevice("second", {"ABS"})
         model = chain(["NEG", "ABS", "EXP"], range(3))
         assert model.get_supported_operations_for_devices([first, second]) == [True, True, False]
@@ -285,7 +285,9 @@ class TestSupport:
             (7, BAD_DATA),
         ],
     )
-    def test_wrong_devices(self, devices: Any, code: ResultCode) -> None:
+    def test_supported_operations_reject_wrong_devices(
+        self, devices: Any, code: ResultCode
+    ) -> None:
         with answers(code):
             finished().get_supported_operations_for_devices(devices)
 

@@ -543,7 +543,7 @@ class TestValidationTestEvent:
 
 @pytest.mark.usefixtures("no_descriptor_leaks")
 class TestFencedExecution:
-    def test_it_waits_for_what_it_depends_on(self, addition: Compilation) -> None:
+    def test_fenced_run_waits_for_its_dependencies(self, addition: Compilation) -> None:
         signal, fence = fence_pair()
         dependency = Event.create_from_sync_fence_fd(fence.fileno())
         fence.close()
@@ -557,7 +557,7 @@ class TestFencedExecution:
             assert out.tolist() == (X + X).tolist()
         dependency.close()
 
-    def test_one_run_after_another(self, addition: Compilation) -> None:
+    def test_fenced_run_waits_for_the_run_before(self, addition: Compilation) -> None:
         middle, out = np.zeros_like(X), np.zeros_like(X)
         second = Execution(addition)
         second.set_input(0, middle)

@@ -94,7 +94,7 @@ def runs(interpreter: Any, values: Sequence[NDArray]) -> list[NDArray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_they_go_through_an_operation_as_in_litert(case: str) -> None:
+def test_empty_strings_pass_an_operation_as_in_litert(case: str) -> None:
     content, values = file_of(case), inputs_of(case)
     theirs = runs(litert.Interpreter(model_content=content), values)
     ours = runs(Interpreter(model_content=content), values)

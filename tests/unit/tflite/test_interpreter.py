@@ -103,7 +103,7 @@ class TestOpening:
             with pytest.raises(ValueError, match="model allocation is null/empty"):
                 tflite.Interpreter(path)
 
-    def test_none_and_two_models(self) -> None:
+    def test_exactly_one_model_is_required(self) -> None:
         with pytest.raises(ValueError, match="must be specified"):
             tflite.Interpreter()
         with pytest.raises(ValueError, match="both provide"):
@@ -228,7 +228,7 @@ class TestShapes:
             run(interpreter, np.ones((2, 5), np.float32))[0], np.full((2, 5), -2)
         )
 
-    def test_a_rank_is_resized_too(self) -> None:
+    def test_resize_may_change_the_rank(self) -> None:
         interpreter = opened(models.chain())
         interpreter.resize_tensor_input(0, [2, 3, 4])
         interpreter.allocate_tensors()
@@ -254,7 +254,7 @@ class TestShapes:
             interpreter.allocate_tensors()
         assert len(interpreter._core._main._programs) == 2
 
-    def test_old_shapes_are_closed(self) -> None:
+    def test_models_of_old_shapes_are_closed(self) -> None:
         interpreter = opened(models.chain())
         first = next(iter(interpreter._core._main._programs.values())).compiled
         assert isinstance(first, CompiledModel)
@@ -302,7 +302,7 @@ class TestPreserving:
         with pytest.raises(ValueError, match="experimental_preserve_all_tensors"):
             interpreter.get_tensor(1)
 
-    def test_it_warns_unless_the_kernels_are_chosen(self) -> None:
+    def test_preserving_all_tensors_warns_unless_kernels_are_chosen(self) -> None:
         with pytest.warns(UserWarning, match="debugging purposes only"):
             opened(models.chain(), experimental_preserve_all_tensors=True)
 
@@ -330,14 +330,14 @@ class TestPreserving:
         for tensor, value in ((one, [4, 5]), (two, [4, 5]), (total, [5, 6]), (back, [5, 6])):
             np.testing.assert_array_equal(interpreter.get_tensor(tensor), value)
 
-    def test_a_sparse_constant_made_dense(self) -> None:
+    def test_dense_form_of_a_sparse_constant_is_preserved(self) -> None:
         dense = np.array([[0, 1, 0], [2, 0, 3]], np.float32)
         interpreter = preserving(sparse_matrix(dense).encode())
         run(interpreter, dense)
         np.testing.assert_array_equal(interpreter.get_tensor(2), dense)
 
     @pytest.mark.parametrize("choice", [True, False])
-    def test_inside_a_branch(self, choice: bool) -> None:
+    def test_values_inside_a_branch_are_preserved(self, choice: bool) -> None:
         interpreter = preserving(models.branches())
         a, b = np.array([2, 3], np.float32), np.array([4, 5], np.float32)
         run(interpreter, np.array([choice]), a, b)
@@ -385,7 +385,7 @@ class TestState:
         run(a, one)
         np.testing.assert_array_equal(run(b, one)[0], [2, 3])
 
-    def test_a_reset_needs_memory(self) -> None:
+    def test_reset_before_allocation_fails(self) -> None:
         with pytest.raises(RuntimeError, match="allocate_tensors"):
             tflite.Interpreter(model_content=svdf().encode()).reset_all_variables()
         tflite.Interpreter(model_content=models.chain()).reset_all_variables()
@@ -500,7 +500,7 @@ class TestLife:
             thread.join()
         interpreter.invoke()
 
-    def test_it_does_not_pickle_and_copies_shallowly(self) -> None:
+    def test_interpreter_does_not_pickle_and_copies_shallowly(self) -> None:
         interpreter = opened(models.chain())
         with pytest.raises(TypeError, match="cannot pickle"):
             pickle.dumps(interpreter)
@@ -511,7 +511,7 @@ class TestLife:
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
     @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-    def test_it_goes_on_in_a_forked_child(self) -> None:
+    def test_interpreter_works_in_a_forked_child(self) -> None:
         interpreter = opened(accumulator().encode())
         run(interpreter, np.ones(2, np.float32))
         found = in_child(lambda: run(interpreter, np.ones(2, np.float32)))

@@ -157,27 +157,29 @@ class TestSignature:
         with penstock.compile(content, signature="s") as compiled:
             yield compiled
 
-    def test_equal_values_for_all_names(self, compiled: penstock.CompiledModel) -> None:
+    def test_repeated_input_accepts_equal_values(self, compiled: penstock.CompiledModel) -> None:
         got = compiled.run({"a": A, "b": B, "c": A.copy()})
         np.testing.assert_array_equal([got["y"], got["w"]], [A + B, A + B])
         assert not np.may_share_memory(got["y"], got["w"])
 
-    def test_other_values_are_refused(self, compiled: penstock.CompiledModel) -> None:
+    def test_repeated_input_rejects_different_values(
+        self, compiled: penstock.CompiledModel
+    ) -> None:
         with pytest.raises(InputError, match="'a' and 'c' are the same input"):
             compiled.run({"a": A, "b": B, "c": C})
 
-    def test_every_name_is_given(self, compiled: penstock.CompiledModel) -> None:
+    def test_repeated_input_needs_every_name(self, compiled: penstock.CompiledModel) -> None:
         with pytest.raises(InputError, match="'c' is missing"):
             compiled.run({"a": A, "b": B})
 
-    def test_one_array_takes_an_output(self, compiled: penstock.CompiledModel) -> None:
+    def test_repeated_output_takes_one_array(self, compiled: penstock.CompiledModel) -> None:
         out = np.empty(2, np.float32)
         got = compiled.run({"a": A, "b": B, "c": A}, out={"w": out})
         np.testing.assert_array_equal([out, got["y"]], [A + B, A + B])
         with pytest.raises(InputError, match="has several names"):
             compiled.run({"a": A, "b": B, "c": A}, out={"y": np.empty(2, np.float32), "w": out})
 
-    def test_one_shape_for_all_names(self) -> None:
+    def test_repeated_input_has_one_shape_for_all_names(self) -> None:
         content = signed({"a": 0, "b": 1, "c": 0}, {"y": 2})
         with pytest.raises(InputError, match="two shapes"):
             penstock.compile(content, signature="s", shapes={"a": (2,), "c": (3,)})

@@ -28,13 +28,13 @@ def test_the_list_has_every_signature_of_the_file(interpreter: tflite.Interprete
     }
 
 
-def test_it_runs_by_name_on_any_subgraph(interpreter: tflite.Interpreter) -> None:
+def test_signature_runs_by_name_on_any_subgraph(interpreter: tflite.Interpreter) -> None:
     total = interpreter.get_signature_runner("add")(y=B, x=A)
     np.testing.assert_array_equal(total["sum"], A + B)
     np.testing.assert_array_equal(interpreter.get_signature_runner("negate")(x=A)["y"], [0, 2])
 
 
-def test_it_resizes_to_what_it_is_given(interpreter: tflite.Interpreter) -> None:
+def test_signature_resizes_its_inputs(interpreter: tflite.Interpreter) -> None:
     add = interpreter.get_signature_runner("add")
     wide = np.ones((3, 5), np.float32)
     np.testing.assert_array_equal(add(x=wide, y=wide)["sum"], 2 * wide)
