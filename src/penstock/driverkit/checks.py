@@ -85,22 +85,65 @@ def order_of(site: Site) -> list[int]:
     return order
 
 
-def joined(site: Site) -> list[Operand]:
-    """The inputs of a join along an axis of its result, all of known shape."""
-    require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
-    given = [site.input(p) for p in range(len(site.inputs))]
-    for position in range(len(given)):
-        site.shape(position)
-    axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
-    return given
+def join_axis(site: Site) -> int:
+    """The axis of a join in its result."""
+    return axis_of(site.attributes.integer("axis"), len(site.output_shape()))
 
 
-def split_axis(site: Site, position: int, data: int) -> int:
-    """The axis that a split of input *data* has as its constant input *position*."""
+def split_of(site: Site) -> tuple[int, int]:
+    """The position of the input that a SPLIT, SPLIT_V or UNPACK takes apart, and the axis."""
+    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
+    if site.operation.type == "UNPACK":
+        return 0, axis_of(site.attributes.integer("axis"), len(site.shape()))
+    position, data = (0, 1) if site.operation.type == "SPLIT" else (2, 0)
     axes = site.integers(position, "its axis")
     require(len(axes) == 1, f"{len(axes)} axes")
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    return axis_of(axes[0], len(site.shape(data)))
+    if site.operation.type == "SPLIT_V":
+        site.integers(1, "its sizes")
+    return data, axis_of(axes[0], len(site.shape(data)))
+
+
+def reversed_axes(site: Site) -> set[int]:
+    """The axes of a REVERSE_V2."""
+    return {axis_of(a, len(site.shape())) for a in site.integers(1, "its axes")}
+
+
+def moved_operands(site: Site) -> list[Operand]:
+    """The operands whose values an operation moves to its outputs, which have known shapes. Raises
+    `Refused` unless its axes, bounds and padding are known and fit.
+    """
+    kind, data = site.operation.type, 0
+    if kind in {"CONCATENATION", "PACK"}:
+        if kind == "CONCATENATION":
+            activation(site, ["NONE"])
+        require(len(site.inputs) <= MAX_PIECES, f"more than {MAX_PIECES} inputs")
+        for position in range(len(site.inputs)):
+            site.shape(position)
+        join_axis(site)
+        return [site.input(p) for p in range(len(site.inputs))]
+    if kind in {"SPLIT", "SPLIT_V", "UNPACK"}:
+        data, _ = split_of(site)
+    site.shape(data)
+    if kind == "TRANSPOSE":
+        order_of(site)
+    elif kind in {"PAD", "PADV2"}:
+        pads_of(site)
+    elif kind == "MIRROR_PAD":
+        require_mirrored(site)
+    elif kind in {"SLICE", "STRIDED_SLICE"}:
+        bounds_of(site)
+    elif kind in {"TILE", "BROADCAST_TO"}:
+        site.integers(1, "its second input")
+    elif kind == "REVERSE_V2":
+        reversed_axes(site)
+    elif kind in {"SPACE_TO_DEPTH", "DEPTH_TO_SPACE"}:
+        require(len(site.shape()) == 4, "an image of another rank")
+    elif kind == "RESIZE_NEAREST_NEIGHBOR":
+        require_resizable(site)
+    if kind == "PADV2":
+        require(site.value(2, "its value").size == 1, "a padding of several values")
+        return [site.input(0), site.input(2)]
+    return [site.input(data)]
 
 
 def pads_of(site: Site) -> tuple[list[int], list[int]]:

@@ -147,18 +147,23 @@ def reduces(site: Site, values: Values, axes: Sequence[int]) -> Layout:
     return layout_of(site, is_first, [0], outputs=is_first and keep)
 
 
-def transposes(site: Site, values: Values, order: Sequence[int]) -> Layout | None:
-    """The layout of a TRANSPOSE by *order* that needs no node; None where it needs one.
+def transposes(site: Site, values: Values, order: Sequence[int], *, free: bool) -> Layout:
+    """The layout of a TRANSPOSE by *order*. *free*: it may be done without a node.
 
     Permuted to channels first, a value that exists so already is the result. Permuted to channels
-    last, the value is the result, channels first.
+    last, the value is the result, channels first (`is_renamed`).
     """
     rank = len(order)
-    if tuple(order) == TO_FIRST.get(rank) and values.is_first(site.input_indexes[0]):
+    if free and tuple(order) == TO_FIRST.get(rank) and values.is_first(site.input_indexes[0]):
         return layout_of(site, True, [0], outputs=False)
-    if tuple(order) == TO_LAST.get(rank):
+    if free and tuple(order) == TO_LAST.get(rank):
         return layout_of(site, False, outputs=True)
-    return None
+    return channels_last(site, values)
+
+
+def is_renamed(site: Site) -> bool:
+    """Whether the input of a TRANSPOSE is its result, seen in the other layout."""
+    return site.layout.inputs[0] != site.layout.outputs[0]
 
 
 def _is_image(site: Site, values: Values, position: int = 0) -> bool:

@@ -5,30 +5,29 @@ from __future__ import annotations
 import numpy as np
 
 from penstock.driverkit.checks import (
-    MAX_PIECES,
-    axis_of,
     bounds_of,
     gather_axis,
-    joined,
+    join_axis,
+    moved_operands,
     order_of,
     pads_of,
-    require_mirrored,
-    split_axis,
+    reversed_axes,
+    split_of,
 )
 from penstock.driverkit.layout import (
     TO_FIRST,
     Values,
-    channels_last,
     computed_axis,
     follows,
     follows_last_input,
     in_computed_order,
+    is_renamed,
     joins,
     layout_of,
     transposes,
 )
 from penstock.driverkit.site import QUANTIZED, Layout, Site, require
-from penstock.driverkit.types import F32, activation
+from penstock.driverkit.types import F32
 from penstock.drivers.onnxruntime.graph import Graph, Value
 from penstock.drivers.onnxruntime.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.rules.images import zero_of
@@ -37,9 +36,8 @@ from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
 
-def _check_reshape(site: Site) -> AccuracyClass:
-    site.shape(), site.output_shape()
-    return moves(site, unscaled=True)
+def _check_moved(site: Site) -> AccuracyClass:
+    return moved(site, moved_operands(site), unscaled=True)
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
@@ -51,7 +49,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     return layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
 
 
-@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape, layout=_reshape_layout)
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_moved, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
     """Sequences are convolved as images of one row, channels first. A reshape that takes the row
     away or gives it back keeps that layout.
@@ -67,132 +65,70 @@ def emit_reshape(graph: Graph, site: Site) -> None:
         graph.put(site, graph.reshape(graph.get(site), (rows, channels, 1, steps)))
 
 
-def _check_transpose(site: Site) -> AccuracyClass:
-    order_of(site)
-    return moves(site, unscaled=True)
-
-
 def _transpose_layout(site: Site, values: Values) -> Layout:
-    order = order_of(site)
-    free = len(order) == 4 or site.output().dtype is F32
-    found = transposes(site, values, order) if free else None
-    return found or channels_last(site, values)
+    free = site.rank() == 4 or site.output().dtype is F32
+    return transposes(site, values, order_of(site), free=free)
 
 
-@rule("TRANSPOSE", check=_check_transpose, layout=_transpose_layout)
+@rule("TRANSPOSE", check=_check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    order, shape, layout = order_of(site), site.shape(), site.layout
-    if layout.inputs[0] != layout.outputs[0]:
-        graph.put(site, graph.source(site))
-        return
+    x, order, shape = graph.source(site), order_of(site), site.shape()
     long = [axis for axis in order if shape[axis] != 1]
-    if long == sorted(long):
-        graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
-        return
-    graph.put(site, graph.transpose(graph.source(site), order))
+    if long == sorted(long) and not is_renamed(site):
+        x = graph.reshape(x, site.output_shape())
+    elif not is_renamed(site):
+        x = graph.transpose(x, order)
+    graph.put(site, x)
 
 
-def _check_concatenation(site: Site) -> AccuracyClass:
-    require(activation(site, ["NONE"]) == "NONE", "")
-    return moved(site, joined(site), unscaled=True)
-
-
-@rule("CONCATENATION", check=_check_concatenation, layout=joins)
+@rule("CONCATENATION", check=_check_moved, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
-    axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
     parts = [graph.source(site, p) for p in range(len(site.inputs))]
-    node = graph.node("Concat", *parts, axis=computed_axis(site, axis))
-    graph.put(site, node)
+    graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, join_axis(site))))
 
 
-def _check_pack(site: Site) -> AccuracyClass:
-    return moved(site, joined(site), unscaled=True)
-
-
-@rule("PACK", check=_check_pack)
+@rule("PACK", check=_check_moved)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape = list(site.output_shape())
-    axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
+    shape, axis = list(site.output_shape()), join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.source(site, p), shape) for p in range(len(site.inputs))]
     graph.put(site, graph.node("Concat", *parts, axis=axis))
 
 
-def _check_unpack(site: Site) -> AccuracyClass:
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
-    return _pieces(site, 0)
+def _check_pieces(site: Site) -> AccuracyClass:
+    (given,) = moved_operands(site)
+    alike = all(output.dtype is given.dtype for output in site.outputs)
+    require(alike, "pieces of another type")
+    return moved(site, [given], unscaled=True)
 
 
-def _pieces(site: Site, source: int) -> AccuracyClass:
-    for position in range(len(site.outputs)):
-        site.output_shape(position)
-    for output in site.outputs:
-        require(output.dtype is site.input(source).dtype, "pieces of another type")
-    return moves(site, source, unscaled=True)
-
-
-@rule("UNPACK", check=_check_unpack)
-def emit_unpack(graph: Graph, site: Site) -> None:
-    axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
-    sizes = [1] * len(site.outputs)
-    for position, piece in enumerate(_split(graph, site, 0, axis, sizes)):
-        value = graph.reshape(piece, site.output_shape(position))
-        graph.put(site, value, position)
-
-
-def _split(graph: Graph, site: Site, source: int, axis: int, sizes: list[int]) -> list[Value]:
-    """The pieces of an input, each on the grid of its output."""
-    given = site.input(source)
+@rule("UNPACK", check=_check_pieces)
+@rule("SPLIT", check=_check_pieces, layout=follows_last_input)
+@rule("SPLIT_V", check=_check_pieces, layout=follows)
+def emit_pieces(graph: Graph, site: Site) -> None:
+    """Each piece on the grid of its output."""
+    source, axis = split_of(site)
+    given, is_unpacked = site.input(source), site.operation.type == "UNPACK"
+    sizes = [1 if is_unpacked else site.output_shape(p)[axis] for p in range(len(site.outputs))]
     same = all(o.quantization == given.quantization for o in site.outputs)
-    along = computed_axis(site, axis)
     x = graph.get(site, source) if same else graph.real(site, source)
-    if len(sizes) == 1:
-        pieces = [x]
-    else:
+    pieces, along = [x], computed_axis(site, axis)
+    if len(sizes) > 1:
         pieces = graph.node_of("Split", [x, graph.whole(sizes)], len(sizes), axis=along)
-    if same or given.dtype not in QUANTIZED:
-        return pieces
-    return [
-        graph.node("QuantizeLinear", piece, *graph.target(output))
-        for piece, output in zip(pieces, site.outputs, strict=True)
-    ]
-
-
-def _check_split(site: Site) -> AccuracyClass:
-    split_axis(site, 0, 1)
-    return _pieces(site, 1)
-
-
-@rule("SPLIT", check=_check_split, layout=follows_last_input)
-def emit_split(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, split_axis(site, 0, 1), 1)
-
-
-def _check_split_v(site: Site) -> AccuracyClass:
-    split_axis(site, 2, 0)
-    site.integers(1, "its sizes")
-    return _pieces(site, 0)
-
-
-@rule("SPLIT_V", check=_check_split_v, layout=follows)
-def emit_split_v(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, split_axis(site, 2, 0), 0)
-
-
-def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
-    sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
-    for position, piece in enumerate(_split(graph, site, source, axis, sizes)):
-        graph.put(site, piece, position)
+    if not same and given.dtype in QUANTIZED:
+        pieces = [
+            graph.node("QuantizeLinear", piece, *graph.target(output))
+            for piece, output in zip(pieces, site.outputs, strict=True)
+        ]
+    for at, piece in enumerate(pieces):
+        graph.put(site, graph.reshape(piece, site.output_shape(at)) if is_unpacked else piece, at)
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    pads_of(site), site.output_shape()
-    if site.operation.type == "PADV2":
-        require(site.value(2, "its value").size == 1, "a padding of several values")
-        require(site.input().dtype is not DType.BOOL, "a padding with truth values")
-        return moved(site, [site.input(0), site.input(2)])
-    return moves(site)
+    operands = moved_operands(site)
+    is_truth = site.operation.type == "PADV2" and site.input().dtype is DType.BOOL
+    require(not is_truth, "a padding with truth values")
+    return moved(site, operands)
 
 
 @rule("PAD", "PADV2", check=_check_pad, layout=follows)
@@ -215,12 +151,7 @@ def _padded(graph: Graph, node: Value, pads: Value) -> Value:
     return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 
 
-def _check_mirror_pad(site: Site) -> AccuracyClass:
-    require_mirrored(site)
-    return moves(site, unscaled=True)
-
-
-@rule("MIRROR_PAD", check=_check_mirror_pad, layout=follows)
+@rule("MIRROR_PAD", check=_check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     """Each padded axis gathered at mirrored positions."""
     before, after = pads_of(site)
@@ -234,26 +165,19 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
     graph.put(site, node)
 
 
-def _check_repeats(site: Site) -> AccuracyClass:
-    site.shape(), site.output_shape()
-    site.integers(1, "its second input")
-    return moves(site, unscaled=True)
-
-
-@rule("TILE", check=_check_repeats)
+@rule("TILE", check=_check_moved)
 def emit_tile(graph: Graph, site: Site) -> None:
     repeats = graph.whole(site.integers(1, "its multiples"))
     graph.put(site, graph.node("Tile", graph.source(site), repeats))
 
 
-@rule("BROADCAST_TO", check=_check_repeats)
+@rule("BROADCAST_TO", check=_check_moved)
 def emit_broadcast(graph: Graph, site: Site) -> None:
     shape = graph.whole(site.output_shape())
     graph.put(site, graph.node("Expand", graph.source(site), shape))
 
 
 def _check_fill(site: Site) -> AccuracyClass:
-    site.output_shape()
     require(site.input(1).shape == (), "a value that is no scalar")
     return moves(site, 1, unscaled=True)
 
@@ -265,16 +189,10 @@ def emit_fill(graph: Graph, site: Site) -> None:
     graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
 
 
-def _check_reverse(site: Site) -> AccuracyClass:
-    for axis in site.integers(1, "its axes"):
-        axis_of(axis, len(site.shape()))
-    return moves(site, unscaled=True)
-
-
-@rule("REVERSE_V2", check=_check_reverse)
+@rule("REVERSE_V2", check=_check_moved)
 def emit_reverse(graph: Graph, site: Site) -> None:
     shape, node = site.shape(), graph.source(site)
-    for axis in {axis_of(a, len(shape)) for a in site.integers(1, "its axes")}:
+    for axis in reversed_axes(site):
         positions = graph.whole(range(shape[axis] - 1, -1, -1))
         node = graph.node("Gather", node, positions, axis=axis)
     graph.put(site, node)
@@ -294,17 +212,12 @@ def emit_shape(graph: Graph, site: Site) -> None:
     graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
 
 
-def _check_slice(site: Site) -> AccuracyClass:
-    bounds_of(site), site.output_shape()
-    return moves(site, unscaled=True)
-
-
 def _slice_layout(site: Site, values: Values) -> Layout:
     is_kept = site.rank() == 3 == len(site.output_shape())
     return layout_of(site, is_kept and values.is_first(site.input_indexes[0]), [0])
 
 
-@rule("SLICE", "STRIDED_SLICE", check=_check_slice, layout=_slice_layout)
+@rule("SLICE", "STRIDED_SLICE", check=_check_moved, layout=_slice_layout)
 def emit_slice(graph: Graph, site: Site) -> None:
     bounds, shape = bounds_of(site), site.shape()
     axes = [
@@ -373,7 +286,6 @@ def _check_gather(site: Site) -> AccuracyClass:
     if site.input(1).is_constant:
         indices = site.integers(1, "its indexes")
         require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
-    site.output_shape()
     return moves(site, unscaled=True)
 
 
@@ -425,7 +337,6 @@ def _check_one_hot(site: Site) -> AccuracyClass:
     for position in (2, 3):
         require(site.value(position, "a value of it").size == 1, "several values")
     require(site.output().dtype in {F32, *WHOLE}, "marks of another type")
-    site.output_shape()
     return "exact"
 
 

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from penstock.driverkit.checks import (
-    MAX_PIECES,
-    axis_of,
     bounds_of,
     gather_axis,
-    joined,
+    join_axis,
+    moved_operands,
     order_of,
     pads_of,
-    require_mirrored,
-    split_axis,
+    split_of,
 )
 from penstock.driverkit.layout import (
     TO_FIRST,
     Values,
-    channels_last,
     computed_axis,
     follows,
     follows_last_input,
     in_computed_order,
+    is_renamed,
     joins,
     layout_of,
     transposes,
 )
 from penstock.driverkit.site import Layout, Site, require
-from penstock.driverkit.types import F32, activation
+from penstock.driverkit.types import F32
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
 from penstock.drivers.openvino.rules.rule import carried, moved, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
+RESHAPES: Final = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
+SLICES: Final = ("SLICE", "STRIDED_SLICE")
 
-def _check_reshape(site: Site) -> AccuracyClass:
-    site.shape(), site.output_shape()
-    return carried(site, [site.input()])
+
+def _check_moved(site: Site) -> AccuracyClass:
+    return moved(site, moved_operands(site))
+
+
+def _check_carried(site: Site) -> AccuracyClass:
+    operands = moved_operands(site)
+    if site.operation.type in SLICES:
+        require(min(bounds_of(site).step) > 0, "a slice that runs backwards")
+    return carried(site, operands)
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
@@ -49,7 +57,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     return layout_of(site, is_first, [0], outputs=False)
 
 
-@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_reshape, layout=_reshape_layout)
+@rule(*RESHAPES, check=_check_carried, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
     shape = site.output_shape()
     order = _kept_order(site.shape(), shape) if site.first else None
@@ -76,107 +84,56 @@ def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None
     return [next(lying) if size != 1 else axis for axis, size in enumerate(wanted)]
 
 
-def _check_transpose(site: Site) -> AccuracyClass:
-    order_of(site)
-    return moves(site)
-
-
 def _transpose_layout(site: Site, values: Values) -> Layout:
-    found = transposes(site, values, order_of(site)) if site.rank() == 4 else None
-    return found or channels_last(site, values)
+    return transposes(site, values, order_of(site), free=site.rank() == 4)
 
 
-@rule("TRANSPOSE", check=_check_transpose, layout=_transpose_layout)
+@rule("TRANSPOSE", check=_check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
-    node, layout = graph.get(site), site.layout
-    is_free = layout.inputs[0] != layout.outputs[0]
-    graph.move(site, node if is_free else graph.transpose(node, order_of(site)))
+    x = graph.get(site)
+    graph.move(site, x if is_renamed(site) else graph.transpose(x, order_of(site)))
 
 
-def _check_concatenation(site: Site) -> AccuracyClass:
-    require(activation(site, ["NONE"]) == "NONE", "")
-    return carried(site, joined(site))
-
-
-@rule("CONCATENATION", check=_check_concatenation, layout=joins)
+@rule("CONCATENATION", check=_check_carried, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
-    axis = axis_of(site.operation.attributes.integer("axis"), len(site.output_shape()))
     parts = [graph.get(site, position) for position in range(len(site.inputs))]
-    node = graph.op.concat(parts, computed_axis(site, axis))
+    node = graph.op.concat(parts, computed_axis(site, join_axis(site)))
     graph.move(site, node, range(len(parts)))
 
 
-def _check_pack(site: Site) -> AccuracyClass:
-    return carried(site, joined(site))
-
-
-@rule("PACK", check=_check_pack)
+@rule("PACK", check=_check_carried)
 def emit_pack(graph: Graph, site: Site) -> None:
-    shape = list(site.output_shape())
-    axis = axis_of(site.operation.attributes.integer("axis"), len(shape))
+    shape, axis = list(site.output_shape()), join_axis(site)
     shape[axis] = 1
     parts = [graph.reshape(graph.get(site, p), shape) for p in range(len(site.inputs))]
     graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
 
 
-def _check_unpack(site: Site) -> AccuracyClass:
-    require(len(site.outputs) <= MAX_PIECES, f"more than {MAX_PIECES} outputs")
-    axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
-    for position in range(len(site.outputs)):
-        site.output_shape(position)
-    return moves(site)
-
-
-@rule("UNPACK", check=_check_unpack)
+@rule("UNPACK", check=_check_moved)
 def emit_unpack(graph: Graph, site: Site) -> None:
-    axis = axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    _, axis = split_of(site)
     pieces = graph.op.split(graph.get(site), graph.op.constant(axis), len(site.outputs))
     for position, piece in enumerate(pieces.outputs()):
         node = graph.reshape(piece, site.output_shape(position))
         graph.move(site, node, output=position)
 
 
-def _check_split(site: Site) -> AccuracyClass:
-    split_axis(site, 0, 1)
-    return moves(site, 1)
-
-
-@rule("SPLIT", check=_check_split, layout=follows_last_input)
+@rule("SPLIT", check=_check_moved, layout=follows_last_input)
+@rule("SPLIT_V", check=_check_moved, layout=follows)
 def emit_split(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, split_axis(site, 0, 1), 1)
-
-
-def _check_split_v(site: Site) -> AccuracyClass:
-    split_axis(site, 2, 0)
-    site.integers(1, "its sizes")
-    for position in range(len(site.outputs)):
-        site.output_shape(position)
-    return moves(site)
-
-
-@rule("SPLIT_V", check=_check_split_v, layout=follows)
-def emit_split_v(graph: Graph, site: Site) -> None:
-    _emit_pieces(graph, site, split_axis(site, 2, 0), 0)
-
-
-def _emit_pieces(graph: Graph, site: Site, axis: int, source: int) -> None:
+    source, axis = split_of(site)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
-    node: Node = graph.op.variadic_split(
-        graph.get(site, source),
-        graph.op.constant(computed_axis(site, axis)),
-        graph.whole(sizes),
-    )
+    along = graph.op.constant(computed_axis(site, axis))
+    node: Node = graph.op.variadic_split(graph.get(site, source), along, graph.whole(sizes))
     for position, piece in enumerate(node.outputs()):
         graph.move(site, piece, (source,), output=position)
 
 
 def _check_pad(site: Site) -> AccuracyClass:
-    pads_of(site), site.output_shape()
-    if site.operation.type == "PADV2":
-        require(site.value(2, "its value").size == 1, "a padding of several values")
-        require(site.input(2).dtype is site.input().dtype, "a padding value of another type")
-        return moved(site, [site.input(0), site.input(2)])
-    return moves(site)
+    operands = moved_operands(site)
+    alike = all(operand.dtype is site.input().dtype for operand in operands)
+    require(alike, "a padding value of another type")
+    return moved(site, operands)
 
 
 @rule("PAD", "PADV2", check=_check_pad, layout=follows)
@@ -191,12 +148,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
     _emit_padding(graph, site, "constant", value)
 
 
-def _check_mirror_pad(site: Site) -> AccuracyClass:
-    require_mirrored(site)
-    return moves(site)
-
-
-@rule("MIRROR_PAD", check=_check_mirror_pad, layout=follows)
+@rule("MIRROR_PAD", check=_check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     _emit_padding(graph, site, site.operation.attributes.text("mode").lower(), None)
 
@@ -228,13 +180,7 @@ def emit_shape(graph: Graph, site: Site) -> None:
     graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
 
 
-def _check_slice(site: Site) -> AccuracyClass:
-    require(min(bounds_of(site).step) > 0, "a slice that runs backwards")
-    site.output_shape()
-    return carried(site, [site.input()])
-
-
-@rule("SLICE", "STRIDED_SLICE", check=_check_slice)
+@rule(*SLICES, check=_check_carried)
 def emit_slice(graph: Graph, site: Site) -> None:
     bounds, shape = bounds_of(site), site.shape()
     node = graph.op.slice(
@@ -255,7 +201,6 @@ def _check_gather(site: Site) -> AccuracyClass:
     indices, axis = site.integers(1, "its indexes"), gather_axis(site)
     size = site.shape()[axis]
     require(all(0 <= i < size for i in indices), f"an index outside the {size} there are")
-    site.output_shape()
     return moves(site)
 
 
