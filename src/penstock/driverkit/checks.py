@@ -45,7 +45,7 @@ def reduced_axes(site: Site) -> list[int]:
 
 def require_rows(site: Site) -> None:
     """A FULLY_CONNECTED has plain weights [units, depth], and known shapes."""
-    attributes = site.operation.attributes
+    attributes = site.attributes
     require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
     require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
     site.shape(), site.output_shape()
@@ -63,7 +63,7 @@ def check_l2(site: Site) -> AccuracyClass:
 def check_local(site: Site) -> AccuracyClass:
     """The class of a LOCAL_RESPONSE_NORMALIZATION."""
     require(len(site.shape()) == 4, "an image of another rank")
-    require(site.operation.attributes.integer("radius") >= 0, "a negative radius")
+    require(site.attributes.integer("radius") >= 0, "a negative radius")
     require(site.input().dtype is F32, "only float32 values are computed here")
     return "faithful"
 
@@ -157,14 +157,14 @@ def pads_of(site: Site) -> tuple[list[int], list[int]]:
 def require_mirrored(site: Site) -> None:
     """A MIRROR_PAD mirrors no more than there is."""
     before, after = pads_of(site)
-    reflect = site.operation.attributes.text("mode") == "REFLECT"
+    reflect = site.attributes.text("mode") == "REFLECT"
     for size, b, a in zip(site.shape(), before, after, strict=True):
         require(max(a, b) <= size - reflect, "a padding longer than what it mirrors")
 
 
 def gather_axis(site: Site) -> int:
     """The axis of a GATHER."""
-    return axis_of(site.operation.attributes.integer("axis"), len(site.shape()))
+    return axis_of(site.attributes.integer("axis"), len(site.shape()))
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -193,7 +193,7 @@ def _slice(site: Site) -> Bounds:
 
 
 def _strided(site: Site) -> Bounds:
-    attributes, shape = site.operation.attributes, site.shape()
+    attributes, shape = site.attributes, site.shape()
     for mask in ("ellipsis_mask", "new_axis_mask"):
         require(attributes.integer(mask) == 0, f"a slice with {mask}")
     require(not attributes.flag("offset"), "a slice whose end is an offset")
@@ -214,7 +214,7 @@ def _along(
     site: Site, axis: int, size: int, begin: int, end: int, stride: int
 ) -> tuple[int, int, int]:
     """First position, stop and step along one axis."""
-    masks = site.operation.attributes
+    masks = site.attributes
     require(stride != 0, "a slice in steps of nothing")
     open_begin = masks.integer("begin_mask") >> axis & 1
     if masks.integer("shrink_axis_mask") >> axis & 1:
@@ -229,7 +229,7 @@ def _along(
 
 def require_resizable(site: Site) -> None:
     """The picture has a known shape, and its positions are computed in a way that TFLite has."""
-    attributes = site.operation.attributes
+    attributes = site.attributes
     site.shape()
     both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
     require(not both, "corners aligned and pixel centres halved at once")
@@ -238,7 +238,7 @@ def require_resizable(site: Site) -> None:
 
 def coordinates(site: Site) -> str:
     """How positions are computed, in ONNX's words, which OpenVINO has too."""
-    attributes = site.operation.attributes
+    attributes = site.attributes
     if attributes.flag("align_corners"):
         return "align_corners"
     return "half_pixel" if attributes.flag("half_pixel_centers") else "asymmetric"
@@ -272,7 +272,7 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
     SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at
     all (NNAPI section 8.1).
     """
-    attributes = site.operation.attributes
+    attributes = site.attributes
     require(
         len(sizes) == len(extents) == len(axes),
         "an image or a window whose shape lacks an axis that the window slides along",
@@ -295,7 +295,7 @@ def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str 
 
 def pool_extents(site: Site) -> tuple[int, int]:
     """Height and width of a pool's window."""
-    attributes = site.operation.attributes
+    attributes = site.attributes
     return attributes.integer("filter_height"), attributes.integer("filter_width")
 
 
@@ -320,7 +320,7 @@ def cut_windows(site: Site) -> Windows:
     both sides.
     """
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
-    options = transpose_conv_bias(site.operation.attributes)
+    options = transpose_conv_bias(site.attributes)
     strides, before, after = [options.stride_h, options.stride_w], [], []
     for axis in (0, 1):
         cut = (image[axis + 1] - 1) * strides[axis] + filters[axis + 1] - output[axis + 1]

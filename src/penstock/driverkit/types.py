@@ -78,7 +78,7 @@ def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None
 
 def activation(site: Site, known: Iterable[str]) -> str:
     """The fused activation, which must be one of *known*."""
-    fused = site.operation.attributes.text("fused_activation_function")
+    fused = site.attributes.text("fused_activation_function")
     require(fused in known, f"no fused activation {fused}")
     return fused
 

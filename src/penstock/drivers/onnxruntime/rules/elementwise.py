@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -22,34 +21,18 @@ from penstock.driverkit.site import QUANTIZED, Layout, Site, require
 from penstock.driverkit.types import ACTIVATIONS, CLAMPS, F32, activation, activations, numbers
 from penstock.drivers.onnxruntime.graph import AWAY, MICROSOFT, Graph, Value, may_halve, stored_grid
 from penstock.drivers.onnxruntime.rules.conversion import scaled_bytes
-from penstock.drivers.onnxruntime.rules.rule import WHOLE, moves, rule
+from penstock.drivers.onnxruntime.rules.rule import WHOLE, check_moved, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
-UNARY: Final[dict[str, Callable[[Graph, Value], Value]]] = {
-    "RELU": lambda g, x: g.node("Relu", x),
-    **{
-        kind: lambda g, x, limits=limits: g.clip(x, *limits)  # type: ignore[misc]  # bound now
-        for kind, limits in CLAMPS.items()
-    },
-    "LOGISTIC": lambda g, x: g.node("Sigmoid", x),
-    "TANH": lambda g, x: g.node("Tanh", x),
-    "HARD_SWISH": lambda g, x: g.node("HardSwish", x),
-    "ABS": lambda g, x: g.node("Abs", x),
-    "NEG": lambda g, x: g.node("Neg", x),
-    "SIGN": lambda g, x: g.node("Sign", x),
-    "FLOOR": lambda g, x: g.node("Floor", x),
-    "CEIL": lambda g, x: g.node("Ceil", x),
-    "ROUND": lambda g, x: g.node("Round", x),
-    "EXP": lambda g, x: g.node("Exp", x),
-    "LOG": lambda g, x: g.node("Log", x),
-    "SQRT": lambda g, x: g.node("Sqrt", x),
-    "RSQRT": lambda g, x: g.node("Reciprocal", g.node("Sqrt", x)),
-    "SQUARE": lambda g, x: g.node("Mul", x, x),
-    "SIN": lambda g, x: g.node("Sin", x),
-    "COS": lambda g, x: g.node("Cos", x),
-    "ELU": lambda g, x: g.node("Elu", x, alpha=1.0),
-}
+UNARY: Final = {
+    "RELU": "Relu", "LOGISTIC": "Sigmoid", "TANH": "Tanh", "HARD_SWISH": "HardSwish", "ABS": "Abs",
+    "NEG": "Neg", "SIGN": "Sign", "FLOOR": "Floor", "CEIL": "Ceil", "ROUND": "Round", "EXP": "Exp",
+    "LOG": "Log", "SQRT": "Sqrt", "SIN": "Sin", "COS": "Cos", "RSQRT": "Sqrt", "SQUARE": "Mul",
+    "ELU": "Elu", **dict.fromkeys(CLAMPS, "Clip"),
+}  # fmt: skip
+"""ONNX's operator by operation type."""
+
 FLOAT_ONLY: Final = frozenset(
     {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
 )
@@ -57,18 +40,10 @@ OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
 NOT_OF_64: Final = frozenset({"ABS", "SIGN", "DIV", "FLOOR_DIV", "SQUARED_DIFFERENCE"})
 """Not computed over int64 by TFLite."""
 
-BINARY: Final[dict[str, str]] = {
-    "ADD": "Add",
-    "SUB": "Sub",
-    "MUL": "Mul",
-    "DIV": "Div",
-    "MAXIMUM": "Max",
-    "MINIMUM": "Min",
-    "POW": "Pow",
-    "SQUARED_DIFFERENCE": "",
-    "FLOOR_DIV": "",
-    "FLOOR_MOD": "Mod",
-}
+BINARY: Final = {
+    "ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div", "MAXIMUM": "Max", "MINIMUM": "Min",
+    "POW": "Pow", "SQUARED_DIFFERENCE": "", "FLOOR_DIV": "", "FLOOR_MOD": "Mod",
+}  # fmt: skip
 SIMPLE: Final = frozenset({"ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM"})
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 DIVIDES: Final = frozenset({"DIV", "FLOOR_DIV", "FLOOR_MOD"})
@@ -95,18 +70,29 @@ def _check_width(site: Site) -> None:
 
 @rule(*UNARY, check=_check_unary, layout=follows_any)
 def emit_unary(graph: Graph, site: Site) -> None:
-    compute = partial(UNARY[site.operation.type], graph)
+    compute = partial(_computed, graph, site)
     if site.first and site.rank() == 3:
         graph.put(site, graph.through(graph.get(site), compute))
-        return
-    graph.round(site, compute(graph.real(site)))
+    else:
+        graph.round(site, compute(graph.real(site)))
+
+
+def _computed(graph: Graph, site: Site, x: Value) -> Value:
+    kind = site.operation.type
+    if kind in CLAMPS:
+        return graph.clip(x, *CLAMPS[kind])
+    if kind == "SQUARE":
+        return graph.node("Mul", x, x)
+    if kind == "ELU":
+        return graph.node("Elu", x, alpha=1.0)
+    made = graph.node(UNARY[kind], x)
+    return graph.node("Reciprocal", made) if kind == "RSQRT" else made
 
 
 @rule("GELU", check=_check_unary, layout=follows)
 def emit_gelu(graph: Graph, site: Site) -> None:
-    approximate = site.attributes.flag("approximate")
-    node = graph.node("Gelu", graph.real(site), approximate="tanh" if approximate else "none")
-    graph.round(site, node)
+    approximate = "tanh" if site.attributes.flag("approximate") else "none"
+    graph.round(site, graph.node("Gelu", graph.real(site), approximate=approximate))
 
 
 def _check_binary(site: Site) -> AccuracyClass:
@@ -117,7 +103,7 @@ def _check_binary(site: Site) -> AccuracyClass:
         require(dtype is F32, "only float32 values are computed here")
     if kind in {"FLOOR_DIV", "FLOOR_MOD"}:
         require(dtype in WHOLE, "only whole numbers are divided so here")
-    if "fused_activation_function" in site.operation.attributes:
+    if "fused_activation_function" in site.attributes:
         fused = activation(site, ACTIVATIONS)
         require(fused == "NONE" or dtype not in WHOLE, "whole numbers with a fused activation")
     if kind in DIVIDES and dtype in WHOLE:
@@ -233,12 +219,7 @@ def emit_add_n(graph: Graph, site: Site) -> None:
     graph.put(site, graph.node("Sum", *(graph.get(site, p) for p in range(len(site.inputs)))))
 
 
-def _check_leaky(site: Site) -> AccuracyClass:
-    site.shape()
-    return activations(site, quantized="faithful")
-
-
-@rule("LEAKY_RELU", check=_check_leaky, layout=follows)
+@rule("LEAKY_RELU", check=_check_unary, layout=follows)
 def emit_leaky_relu(graph: Graph, site: Site) -> None:
     alpha = float(site.attributes.number("alpha"))
     graph.round(site, graph.node("LeakyRelu", graph.real(site), alpha=alpha))
@@ -292,13 +273,9 @@ def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
 
 
 COMPARISONS: Final = {
-    "EQUAL": "Equal",
-    "NOT_EQUAL": "Equal",
-    "GREATER": "Greater",
-    "GREATER_EQUAL": "GreaterOrEqual",
-    "LESS": "Less",
-    "LESS_EQUAL": "LessOrEqual",
-}
+    "EQUAL": "Equal", "NOT_EQUAL": "Equal", "GREATER": "Greater", "LESS": "Less",
+    "GREATER_EQUAL": "GreaterOrEqual", "LESS_EQUAL": "LessOrEqual",
+}  # fmt: skip
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
@@ -352,12 +329,7 @@ def emit_select(graph: Graph, site: Site) -> None:
     graph.put(site, graph.node("Or", chosen, other))
 
 
-def _check_zeros(site: Site) -> AccuracyClass:
-    site.shape()
-    return moves(site)
-
-
-@rule("ZEROS_LIKE", check=_check_zeros)
+@rule("ZEROS_LIKE", check=check_moved)
 def emit_zeros_like(graph: Graph, site: Site) -> None:
     zero = np.zeros((), np.uint8 if site.is_quantized else site.output().dtype.numpy)
     if site.output().dtype is DType.INT8:

@@ -26,7 +26,7 @@ from penstock.driverkit.layout import (
 from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import ACTIVATIONS, F32, activation, activations
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, stored_grid
-from penstock.drivers.onnxruntime.rules.rule import moves, rule
+from penstock.drivers.onnxruntime.rules.rule import check_moved, moves, rule
 from penstock.hal import AccuracyClass
 
 FLOAT: Final = 1
@@ -109,14 +109,12 @@ def emit_l2_pool(graph: Graph, site: Site) -> None:
     graph.round(site, node)
 
 
-def _check_resize(site: Site) -> AccuracyClass:
+def _check_bilinear(site: Site) -> AccuracyClass:
     require_resizable(site)
-    if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
-        return moves(site)
     return activations(site, [0])
 
 
-@rule("RESIZE_BILINEAR", check=_check_resize)
+@rule("RESIZE_BILINEAR", check=_check_bilinear)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     """Channels last, which ONNX Runtime does several times faster than first."""
     image, (height, width) = site.shape(), site.integers(1, "its size")
@@ -128,11 +126,11 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     graph.round(site, node)
 
 
-@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize, layout=follows)
+@rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=follows)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Rows, then columns, gathered by the positions that TFLite computes in float32."""
     node = graph.source(site)
-    attributes = site.operation.attributes
+    attributes = site.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
     for axis, (size, out) in enumerate(
         zip(site.shape()[1:3], site.integers(1, "its size"), strict=True), start=1
@@ -145,16 +143,10 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     graph.put(site, node)
 
 
-def _check_blocks(site: Site) -> AccuracyClass:
-    require(len(site.shape()) == 4, "an image of another rank")
-    site.output_shape()
-    return moves(site)
-
-
-@rule("DEPTH_TO_SPACE", check=_check_blocks, layout=follows)
+@rule("DEPTH_TO_SPACE", check=check_moved, layout=follows)
 def emit_depth_to_space(graph: Graph, site: Site) -> None:
     """The place within the block comes before the channel."""
-    block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.output_shape()
+    block, (n, h, w, c) = site.attributes.integer("block_size"), site.output_shape()
     if site.first:
         x = graph.get(site)
         graph.put(site, graph.node("DepthToSpace", x, blocksize=block, mode="DCR"))
@@ -164,9 +156,9 @@ def emit_depth_to_space(graph: Graph, site: Site) -> None:
     graph.put(site, graph.reshape(node, (n, h, w, c)))
 
 
-@rule("SPACE_TO_DEPTH", check=_check_blocks)
+@rule("SPACE_TO_DEPTH", check=check_moved)
 def emit_space_to_depth(graph: Graph, site: Site) -> None:
-    block, (n, h, w, c) = site.operation.attributes.integer("block_size"), site.shape()
+    block, (n, h, w, c) = site.attributes.integer("block_size"), site.shape()
     node = graph.reshape(graph.source(site), (n, h // block, block, w // block, block, c))
     node = graph.transpose(node, (0, 1, 3, 2, 4, 5))
     graph.put(site, graph.reshape(node, site.output_shape()))
@@ -176,7 +168,6 @@ def _check_batches(site: Site) -> AccuracyClass:
     blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
     require(len(site.shape()) > len(blocks) and min(blocks, default=1) >= 1, f"blocks {blocks}")
     require(len(edges) == 2 * len(blocks) and min(edges, default=0) >= 0, f"edges {edges}")
-    site.output_shape()
     return moves(site)
 
 

@@ -366,7 +366,7 @@ def _check_batch_matmul(site: Site) -> AccuracyClass:
 
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
 def emit_batch_matmul(graph: Graph, site: Site) -> None:
-    attributes = site.operation.attributes
+    attributes = site.attributes
     a, b = (
         _matrix(graph, site, position, adjoint=attributes.flag(name))
         for position, name in ((0, "adj_x"), (1, "adj_y"))
@@ -402,7 +402,7 @@ def _check_softmax(site: Site) -> AccuracyClass:
 
 @rule("SOFTMAX", check=_check_softmax)
 def emit_softmax(graph: Graph, site: Site) -> None:
-    x, beta = graph.real(site), site.operation.attributes.number("beta")
+    x, beta = graph.real(site), site.attributes.number("beta")
     if beta != 1.0:
         x = graph.node("Mul", x, graph.number(beta))
     graph.round(site, graph.node("Softmax", x, axis=-1))

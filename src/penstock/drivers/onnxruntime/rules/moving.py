@@ -31,13 +31,9 @@ from penstock.driverkit.types import F32
 from penstock.drivers.onnxruntime.graph import Graph, Value
 from penstock.drivers.onnxruntime.rules.conversion import TARGETS
 from penstock.drivers.onnxruntime.rules.images import zero_of
-from penstock.drivers.onnxruntime.rules.rule import PLAIN, WHOLE, moved, moves, rule
+from penstock.drivers.onnxruntime.rules.rule import PLAIN, WHOLE, check_moved, moved, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
-
-
-def _check_moved(site: Site) -> AccuracyClass:
-    return moved(site, moved_operands(site), unscaled=True)
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
@@ -49,7 +45,7 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
     return layout_of(site, is_sequence and values.is_first(site.input_indexes[0]), [0])
 
 
-@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=_check_moved, layout=_reshape_layout)
+@rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=check_moved, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
     """Sequences are convolved as images of one row, channels first. A reshape that takes the row
     away or gives it back keeps that layout.
@@ -70,7 +66,7 @@ def _transpose_layout(site: Site, values: Values) -> Layout:
     return transposes(site, values, order_of(site), free=free)
 
 
-@rule("TRANSPOSE", check=_check_moved, layout=_transpose_layout)
+@rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
     x, order, shape = graph.source(site), order_of(site), site.shape()
     long = [axis for axis in order if shape[axis] != 1]
@@ -81,13 +77,13 @@ def emit_transpose(graph: Graph, site: Site) -> None:
     graph.put(site, x)
 
 
-@rule("CONCATENATION", check=_check_moved, layout=joins)
+@rule("CONCATENATION", check=check_moved, layout=joins)
 def emit_concatenation(graph: Graph, site: Site) -> None:
     parts = [graph.source(site, p) for p in range(len(site.inputs))]
     graph.put(site, graph.node("Concat", *parts, axis=computed_axis(site, join_axis(site))))
 
 
-@rule("PACK", check=_check_moved)
+@rule("PACK", check=check_moved)
 def emit_pack(graph: Graph, site: Site) -> None:
     shape, axis = list(site.output_shape()), join_axis(site)
     shape[axis] = 1
@@ -151,11 +147,11 @@ def _padded(graph: Graph, node: Value, pads: Value) -> Value:
     return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 
 
-@rule("MIRROR_PAD", check=_check_moved, layout=follows)
+@rule("MIRROR_PAD", check=check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
     """Each padded axis gathered at mirrored positions."""
     before, after = pads_of(site)
-    mode = "reflect" if site.operation.attributes.text("mode") == "REFLECT" else "symmetric"
+    mode = "reflect" if site.attributes.text("mode") == "REFLECT" else "symmetric"
     node = graph.source(site)
     for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
         if a or b:
@@ -165,13 +161,13 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
     graph.put(site, node)
 
 
-@rule("TILE", check=_check_moved)
+@rule("TILE", check=check_moved)
 def emit_tile(graph: Graph, site: Site) -> None:
     repeats = graph.whole(site.integers(1, "its multiples"))
     graph.put(site, graph.node("Tile", graph.source(site), repeats))
 
 
-@rule("BROADCAST_TO", check=_check_moved)
+@rule("BROADCAST_TO", check=check_moved)
 def emit_broadcast(graph: Graph, site: Site) -> None:
     shape = graph.whole(site.output_shape())
     graph.put(site, graph.node("Expand", graph.source(site), shape))
@@ -189,7 +185,7 @@ def emit_fill(graph: Graph, site: Site) -> None:
     graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
 
 
-@rule("REVERSE_V2", check=_check_moved)
+@rule("REVERSE_V2", check=check_moved)
 def emit_reverse(graph: Graph, site: Site) -> None:
     shape, node = site.shape(), graph.source(site)
     for axis in reversed_axes(site):
@@ -217,7 +213,7 @@ def _slice_layout(site: Site, values: Values) -> Layout:
     return layout_of(site, is_kept and values.is_first(site.input_indexes[0]), [0])
 
 
-@rule("SLICE", "STRIDED_SLICE", check=_check_moved, layout=_slice_layout)
+@rule("SLICE", "STRIDED_SLICE", check=check_moved, layout=_slice_layout)
 def emit_slice(graph: Graph, site: Site) -> None:
     bounds, shape = bounds_of(site), site.shape()
     axes = [
@@ -280,7 +276,7 @@ def _check_indices(site: Site, position: int) -> None:
 
 
 def _check_gather(site: Site) -> AccuracyClass:
-    require(site.operation.attributes.integer("batch_dims") == 0, "a gather by batches")
+    require(site.attributes.integer("batch_dims") == 0, "a gather by batches")
     _check_indices(site, 1)
     size = site.shape()[gather_axis(site)]
     if site.input(1).is_constant:
@@ -343,7 +339,7 @@ def _check_one_hot(site: Site) -> AccuracyClass:
 @rule("ONE_HOT", check=_check_one_hot)
 def emit_one_hot(graph: Graph, site: Site) -> None:
     """An index outside the depth marks nothing; the engine would count a negative one from the end."""
-    depth, axis = site.integers(1, "its depth")[0], site.operation.attributes.integer("axis")
+    depth, axis = site.integers(1, "its depth")[0], site.attributes.integer("axis")
     rank = len(site.shape())
     axis = rank if axis == -1 else axis
     x = graph.get(site)

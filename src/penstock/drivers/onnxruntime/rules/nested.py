@@ -63,7 +63,7 @@ WEIGHTS, RECURRENT, BIASES, STATES = 1, 5, 12, (18, 19)
 
 
 def _check_lstm(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
+    attributes = site.attributes
     require(activation(site, ["TANH"]) == "TANH", "")
     require(attributes.number("cell_clip") == 0 == attributes.number("proj_clip"), "clipped cells")
     require(not attributes.flag("diagonal_recurrent_tensors"), "diagonal recurrent weights")
@@ -125,6 +125,6 @@ def _steps_first(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool)
 
 def _sizes(site: Site) -> tuple[int, int, bool]:
     """Steps, batch, and whether the steps come first."""
-    shape, major = site.shape(), site.operation.attributes.flag("time_major")
+    shape, major = site.shape(), site.attributes.flag("time_major")
     require(len(shape) == 3, "an input of another rank than 3")
     return (shape[0], shape[1], major) if major else (shape[1], shape[0], major)

@@ -115,7 +115,7 @@ def _check_sum(site: Site) -> AccuracyClass:
 
 @rule("CUMSUM", check=_check_sum)
 def emit_cumulative_sum(graph: Graph, site: Site) -> None:
-    attributes = site.operation.attributes
+    attributes = site.attributes
     node = graph.node(
         "CumSum",
         graph.get(site),
@@ -136,7 +136,7 @@ def emit_l2(graph: Graph, site: Site) -> None:
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=check_local, layout=channels_first)
 def emit_local(graph: Graph, site: Site) -> None:
     """ONNX divides alpha by the number of neighbours."""
-    attributes = site.operation.attributes
+    attributes = site.attributes
     size = 2 * attributes.integer("radius") + 1
     node = graph.node(
         "LRN",

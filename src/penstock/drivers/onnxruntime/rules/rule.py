@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.driverkit.checks import moved_operands
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Refused, Site
 from penstock.driverkit.support import LEFT_OUT
@@ -21,6 +22,11 @@ rule: Final = RULES.add
 PLAIN: Final = frozenset({F32, DType.INT32, DType.INT64, DType.BOOL})
 """Element types that are moved as they are."""
 
+SCALED: Final = frozenset(
+    {"DEPTH_TO_SPACE", "RESIZE_NEAREST_NEIGHBOR", "SPACE_TO_DEPTH", "ZEROS_LIKE"}
+)
+"""Moving operations whose 8-bit values must have a scale."""
+
 WHOLE: Final = frozenset({DType.INT32, DType.INT64})
 
 
@@ -32,6 +38,11 @@ def judge(site: Site) -> AccuracyClass:
     for position in range(len(site.outputs)):
         site.output_shape(position)
     return found.check(site)
+
+
+def check_moved(site: Site) -> AccuracyClass:
+    """The class of an operation that moves values: exact, or stepwise where their scale changes."""
+    return moved(site, moved_operands(site), unscaled=site.operation.type not in SCALED)
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -33,30 +32,14 @@ from penstock.drivers.openvino.rules.rule import carried, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
-UNARY: Final[dict[str, Callable[[Graph, Node], Node]]] = {
-    "RELU": lambda g, x: g.op.relu(x),
-    **{
-        kind: lambda g, x, limits=limits: g.op.clamp(x, *limits)  # type: ignore[misc]  # bound now
-        for kind, limits in CLAMPS.items()
-    },
-    "LOGISTIC": lambda g, x: g.op.sigmoid(x),
-    "TANH": lambda g, x: g.op.tanh(x),
-    "HARD_SWISH": lambda g, x: g.op.hswish(x),
-    "ABS": lambda g, x: g.op.abs(x),
-    "NEG": lambda g, x: g.op.negative(x),
-    "EXP": lambda g, x: g.op.exp(x),
-    "SQRT": lambda g, x: g.op.sqrt(x),
-    "RSQRT": lambda g, x: g.op.power(x, g.number(-0.5)),
-    "SQUARE": lambda g, x: g.op.multiply(x, x),
-    "LOG": lambda g, x: g.op.log(x),
-    "SIN": lambda g, x: g.op.sin(x),
-    "COS": lambda g, x: g.op.cos(x),
-    "ELU": lambda g, x: g.op.elu(x, 1.0),
-    "SIGN": lambda g, x: g.op.sign(x),
-    "FLOOR": lambda g, x: g.op.floor(x),
-    "CEIL": lambda g, x: g.op.ceiling(x),
-    "ROUND": lambda g, x: g.op.round(x, "half_to_even"),
-}
+UNARY: Final = {
+    "RELU": "relu", "LOGISTIC": "sigmoid", "TANH": "tanh", "HARD_SWISH": "hswish", "ABS": "abs",
+    "NEG": "negative", "EXP": "exp", "SQRT": "sqrt", "LOG": "log", "SIN": "sin", "COS": "cos",
+    "SIGN": "sign", "FLOOR": "floor", "CEIL": "ceiling", "ROUND": "round", "RSQRT": "power",
+    "SQUARE": "multiply", "ELU": "elu", **dict.fromkeys(CLAMPS, "clamp"),
+}  # fmt: skip
+"""OpenVINO's operation by operation type."""
+
 FLOAT_ONLY: Final = frozenset(
     {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
 )
@@ -65,16 +48,10 @@ CURVES: Final = frozenset({"LOGISTIC", "TANH"})
 
 OF_WHOLE: Final = frozenset({"ABS", "NEG"})
 
-BINARY: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
-    "ADD": lambda op, a, b: op.add(a, b),
-    "SUB": lambda op, a, b: op.subtract(a, b),
-    "MUL": lambda op, a, b: op.multiply(a, b),
-    "DIV": lambda op, a, b: op.divide(a, b),
-    "MAXIMUM": lambda op, a, b: op.maximum(a, b),
-    "MINIMUM": lambda op, a, b: op.minimum(a, b),
-    "POW": lambda op, a, b: op.power(a, b),
-    "SQUARED_DIFFERENCE": lambda op, a, b: op.squared_difference(a, b),
-}
+BINARY: Final = {
+    "ADD": "add", "SUB": "subtract", "MUL": "multiply", "DIV": "divide", "MAXIMUM": "maximum",
+    "MINIMUM": "minimum", "POW": "power", "SQUARED_DIFFERENCE": "squared_difference",
+}  # fmt: skip
 
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 ROUNDED: Final = EXTREMES | {"MUL"}
@@ -103,7 +80,15 @@ def emit_unary(graph: Graph, site: Site) -> None:
     if site.is_quantized and site.operation.type == "RELU":
         define_rescaled(graph, site, x, fused="RELU")
         return
-    graph.define(site, UNARY[site.operation.type](graph, x))
+    kind = site.operation.type
+    others: dict[str, tuple[Any, ...]] = {
+        **CLAMPS,
+        "RSQRT": (graph.number(-0.5),),
+        "SQUARE": (x,),
+        "ELU": (1.0,),
+        "ROUND": ("half_to_even",),
+    }
+    graph.define(site, getattr(graph.op, UNARY[kind])(x, *others.get(kind, ())))
 
 
 @rule("GELU", check=_check_unary, layout=follows)
@@ -117,7 +102,7 @@ def _check_binary(site: Site) -> AccuracyClass:
     kind, dtype = site.operation.type, site.input().dtype
     if kind in FLOAT_ONLY:
         require(dtype is F32, "only float32 values are computed here")
-    if "fused_activation_function" in site.operation.attributes:
+    if "fused_activation_function" in site.attributes:
         fused = activation(site, ACTIVATIONS)
         require(
             fused == "NONE" or dtype is not DType.INT32, "whole numbers with a fused activation"
@@ -154,7 +139,7 @@ def _is_coarse(site: Site) -> bool:
 @rule(*BINARY, check=_check_binary, layout=broadcasts)
 def emit_binary(graph: Graph, site: Site) -> None:
     a, b = (operand_of(graph, site, position) for position in (0, 1))
-    node = BINARY[site.operation.type](graph.op, a, b)
+    node = getattr(graph.op, BINARY[site.operation.type])(a, b)
     fused = site.activation
     raised = NOTHING
     if site.is_quantized and site.operation.type == "MUL":
@@ -179,7 +164,7 @@ def _check_leaky(site: Site) -> AccuracyClass:
 @rule("LEAKY_RELU", check=_check_leaky, layout=follows)
 def emit_leaky_relu(graph: Graph, site: Site) -> None:
     x = graph.get(site)
-    alpha = np.array([site.operation.attributes.number("alpha")], np.float32)
+    alpha = np.array([site.attributes.number("alpha")], np.float32)
     graph.define(site, graph.op.prelu(x, graph.op.constant(alpha)))
 
 
@@ -199,14 +184,10 @@ def emit_prelu(graph: Graph, site: Site) -> None:
 
 
 EQUALITIES: Final = frozenset({"EQUAL", "NOT_EQUAL"})
-COMPARISONS: Final[dict[str, Callable[[Any, Node, Node], Node]]] = {
-    "EQUAL": lambda op, a, b: op.equal(a, b),
-    "NOT_EQUAL": lambda op, a, b: op.not_equal(a, b),
-    "GREATER": lambda op, a, b: op.greater(a, b),
-    "GREATER_EQUAL": lambda op, a, b: op.greater_equal(a, b),
-    "LESS": lambda op, a, b: op.less(a, b),
-    "LESS_EQUAL": lambda op, a, b: op.less_equal(a, b),
-}
+COMPARISONS: Final = (
+    "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
+)  # fmt: skip
+"""OpenVINO calls them alike, in small letters."""
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
@@ -228,20 +209,17 @@ def emit_comparison(graph: Graph, site: Site) -> None:
     if site.input().dtype is DType.INT32:
         # Compared as float32; a difference that is not 0 is not 0 as float32 either.
         a, b = graph.op.subtract(a, b), graph.op.constant(np.array(0, np.int32))
-    graph.define(site, COMPARISONS[site.operation.type](graph.op, a, b))
+    graph.define(site, getattr(graph.op, site.operation.type.lower())(a, b))
 
 
-LOGIC: Final[dict[str, Callable[..., Node]]] = {
-    "LOGICAL_AND": lambda op, a, b: op.logical_and(a, b),
-    "LOGICAL_OR": lambda op, a, b: op.logical_or(a, b),
-    "LOGICAL_NOT": lambda op, a: op.logical_not(a),
-}
+LOGIC: Final = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
+"""OpenVINO calls them alike, in small letters."""
 
 
 @rule(*LOGIC, check=check_logic, layout=broadcasts)
 def emit_logic(graph: Graph, site: Site) -> None:
     given = [operand_of(graph, site, p) for p in range(len(site.inputs))]
-    graph.define(site, LOGIC[site.operation.type](graph.op, *given))
+    graph.define(site, getattr(graph.op, site.operation.type.lower())(*given))
 
 
 def _check_select(site: Site) -> AccuracyClass:

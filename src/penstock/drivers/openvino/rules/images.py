@@ -10,10 +10,10 @@ import numpy as np
 
 from penstock.driverkit.checks import coordinates, nearest, pool_extents, require_resizable, windows
 from penstock.driverkit.layout import channels_first
-from penstock.driverkit.site import Site, require
+from penstock.driverkit.site import Site
 from penstock.driverkit.types import ACTIVATIONS, activation, activations
 from penstock.drivers.openvino.graph import Graph
-from penstock.drivers.openvino.rules.rule import moves, rule
+from penstock.drivers.openvino.rules.rule import check_moved, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import NDArray
 
@@ -63,14 +63,12 @@ def emit_max_pool(graph: Graph, site: Site) -> None:
         graph.define(site, node)
 
 
-def _check_resize(site: Site) -> AccuracyClass:
+def _check_bilinear(site: Site) -> AccuracyClass:
     require_resizable(site)
-    if site.operation.type == "RESIZE_NEAREST_NEIGHBOR":
-        return moves(site)
     return activations(site, [0])
 
 
-@rule("RESIZE_BILINEAR", check=_check_resize, layout=channels_first)
+@rule("RESIZE_BILINEAR", check=_check_bilinear, layout=channels_first)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     node = graph.op.interpolate(
         graph.get(site),
@@ -84,14 +82,14 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
     graph.define(site, node)
 
 
-@rule("RESIZE_NEAREST_NEIGHBOR", check=_check_resize, layout=channels_first)
+@rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=channels_first)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
     """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by
     the positions that TFLite computes in float32.
     """
     node = graph.get(site)
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")
-    attributes = site.operation.attributes
+    attributes = site.attributes
     align, half = attributes.flag("align_corners"), attributes.flag("half_pixel_centers")
     positions = [nearest(*pair, align=align, half=half) for pair in zip(sizes, outs, strict=True)]
     repeated = [_is_repeated(*each) for each in zip(positions, sizes, strict=True)]
@@ -119,15 +117,10 @@ def _is_repeated(positions: NDArray, size: int) -> bool:
     return not left and np.array_equal(positions, np.repeat(np.arange(size), times))
 
 
-def _check_blocks(site: Site) -> AccuracyClass:
-    require(len(site.shape()) == 4, "an image of another rank")
-    return moves(site)
-
-
-@rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=_check_blocks, layout=channels_first)
+@rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=check_moved, layout=channels_first)
 def emit_blocks(graph: Graph, site: Site) -> None:
     """TFLite puts the place within the block before the channel, as OpenVINO's blocks_first."""
-    block = site.operation.attributes.integer("block_size")
+    block = site.attributes.integer("block_size")
     is_deepened = site.operation.type == "SPACE_TO_DEPTH"
     deepen = graph.op.space_to_depth if is_deepened else graph.op.depth_to_space
     graph.rearrange(site, lambda x: deepen(x, "blocks_first", block))

@@ -258,7 +258,7 @@ def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequenc
 def _check_transpose_bias(site: Site) -> AccuracyClass:
     require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
-    options = transpose_conv_bias(site.operation.attributes)
+    options = transpose_conv_bias(site.attributes)
     require(filters[3] == image[3], "filter and image of different channels")
     for axis, stride in ((1, options.stride_h), (2, options.stride_w)):
         spread = (image[axis] - 1) * stride + filters[axis]
@@ -320,7 +320,7 @@ def _check_wide(site: Site) -> AccuracyClass:
 @rule("BATCH_MATMUL", check=_check_batch_matmul)
 def emit_batch_matmul(graph: Graph, site: Site) -> None:
     a, b = (graph.get(site, position) for position in (0, 1))
-    attributes = site.operation.attributes
+    attributes = site.attributes
     node = graph.op.matmul(a, b, attributes.flag("adj_x"), attributes.flag("adj_y"))
     graph.define(site, node)
 
@@ -334,7 +334,7 @@ def _check_softmax(site: Site) -> AccuracyClass:
 
 @rule("SOFTMAX", check=_check_softmax)
 def emit_softmax(graph: Graph, site: Site) -> None:
-    x, beta = graph.get(site), site.operation.attributes.number("beta")
+    x, beta = graph.get(site), site.attributes.number("beta")
     if beta != 1.0:
         x = graph.op.multiply(x, graph.number(beta))
     graph.define(site, graph.op.softmax(x, len(site.shape()) - 1))

@@ -31,16 +31,12 @@ from penstock.driverkit.layout import (
 from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import F32
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, Node
-from penstock.drivers.openvino.rules.rule import carried, moved, moves, rule
+from penstock.drivers.openvino.rules.rule import carried, check_moved, moved, moves, rule
 from penstock.hal import AccuracyClass
 from penstock.ir import DType
 
 RESHAPES: Final = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS")
 SLICES: Final = ("SLICE", "STRIDED_SLICE")
-
-
-def _check_moved(site: Site) -> AccuracyClass:
-    return moved(site, moved_operands(site))
 
 
 def _check_carried(site: Site) -> AccuracyClass:
@@ -88,7 +84,7 @@ def _transpose_layout(site: Site, values: Values) -> Layout:
     return transposes(site, values, order_of(site), free=site.rank() == 4)
 
 
-@rule("TRANSPOSE", check=_check_moved, layout=_transpose_layout)
+@rule("TRANSPOSE", check=check_moved, layout=_transpose_layout)
 def emit_transpose(graph: Graph, site: Site) -> None:
     x = graph.get(site)
     graph.move(site, x if is_renamed(site) else graph.transpose(x, order_of(site)))
@@ -109,7 +105,7 @@ def emit_pack(graph: Graph, site: Site) -> None:
     graph.move(site, graph.op.concat(parts, axis), range(len(parts)))
 
 
-@rule("UNPACK", check=_check_moved)
+@rule("UNPACK", check=check_moved)
 def emit_unpack(graph: Graph, site: Site) -> None:
     _, axis = split_of(site)
     pieces = graph.op.split(graph.get(site), graph.op.constant(axis), len(site.outputs))
@@ -118,8 +114,8 @@ def emit_unpack(graph: Graph, site: Site) -> None:
         graph.move(site, node, output=position)
 
 
-@rule("SPLIT", check=_check_moved, layout=follows_last_input)
-@rule("SPLIT_V", check=_check_moved, layout=follows)
+@rule("SPLIT", check=check_moved, layout=follows_last_input)
+@rule("SPLIT_V", check=check_moved, layout=follows)
 def emit_split(graph: Graph, site: Site) -> None:
     source, axis = split_of(site)
     sizes = [site.output_shape(p)[axis] for p in range(len(site.outputs))]
@@ -148,9 +144,9 @@ def emit_pad(graph: Graph, site: Site) -> None:
     _emit_padding(graph, site, "constant", value)
 
 
-@rule("MIRROR_PAD", check=_check_moved, layout=follows)
+@rule("MIRROR_PAD", check=check_moved, layout=follows)
 def emit_mirror_pad(graph: Graph, site: Site) -> None:
-    _emit_padding(graph, site, site.operation.attributes.text("mode").lower(), None)
+    _emit_padding(graph, site, site.attributes.text("mode").lower(), None)
 
 
 def _emit_padding(graph: Graph, site: Site, mode: str, value: Node | None) -> None:
@@ -196,7 +192,7 @@ def emit_slice(graph: Graph, site: Site) -> None:
 
 
 def _check_gather(site: Site) -> AccuracyClass:
-    attributes = site.operation.attributes
+    attributes = site.attributes
     require(attributes.integer("batch_dims") == 0, "a gather by batches")
     indices, axis = site.integers(1, "its indexes"), gather_axis(site)
     size = site.shape()[axis]

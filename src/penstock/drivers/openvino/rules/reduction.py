@@ -62,7 +62,7 @@ def emit_reduction(graph: Graph, site: Site) -> None:
         "REDUCE_MAX": graph.op.reduce_max,
         "REDUCE_MIN": graph.op.reduce_min,
     }[site.operation.type]
-    keep = site.operation.attributes.flag("keep_dims")
+    keep = site.attributes.flag("keep_dims")
     x = graph.get(site)
     if site.first and site.operation.type == "MEAN" and axes == PICTURE and not site.is_quantized:
         node = _mean_of_picture(graph, site, x, keep=keep)
@@ -90,7 +90,7 @@ def emit_l2(graph: Graph, site: Site) -> None:
 
 
 def _check_local(site: Site) -> AccuracyClass:
-    require(site.operation.attributes.number("bias") > 0, "a bias that is not positive")
+    require(site.attributes.number("bias") > 0, "a bias that is not positive")
     return check_local(site)
 
 
@@ -99,7 +99,7 @@ def emit_local(graph: Graph, site: Site) -> None:
     """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias
     for 1: so x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
     """
-    attributes = site.operation.attributes
+    attributes = site.attributes
     size = 2 * attributes.integer("radius") + 1
     bias, beta = attributes.number("bias"), float(attributes.number("beta"))
     node = graph.op.lrn(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from penstock.driverkit.checks import moved_operands
 from penstock.driverkit.rules import Rules
 from penstock.driverkit.site import QUANTIZED, Site, require
 from penstock.driverkit.types import F32, one_scale
@@ -31,6 +32,11 @@ def judge(site: Site) -> AccuracyClass:
     for position in range(len(site.outputs)):
         site.output_shape(position)
     return found.check(site)
+
+
+def check_moved(site: Site) -> AccuracyClass:
+    """The class of an operation that moves float32 or quantised values."""
+    return moved(site, moved_operands(site))
 
 
 def moves(site: Site, position: int = 0) -> AccuracyClass:
