@@ -92,7 +92,7 @@ def test_a_lesser_yes_says_how_far_off_it_was_measured_to_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("examine", [by_onnxruntime, by_openvino])
-def test_hardware_on_which_nothing_was_measured_says_so(examine: Examine) -> None:
+def test_answer_on_unmeasured_hardware_has_a_note(examine: Examine) -> None:
     (answer,) = examine(sums(F32), "relaxed")
     assert answer == Support(True, "", "relaxed", NEVER_MEASURED)
 

@@ -29,7 +29,7 @@ PYPROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 
 
 @pytest.mark.parametrize("installed", ["2.3", "2.3.0", "2.3.1.dev4", "2.3+local", ""])
-def test_there_is_no_doubt_with_a_patch_release_or_without_the_engine(installed: str) -> None:
+def test_patch_release_or_missing_engine_raises_no_doubt(installed: str) -> None:
     found = derived_with(Capabilities(), "Engine", "2.3", installed)
     assert found.accuracy_basis.startswith("Engine 2.3: each operation compared")
     assert found.accuracy_doubt == ""
@@ -106,7 +106,7 @@ def test_the_plan_names_the_doubts_of_the_devices_that_it_uses() -> None:
     assert "derived" not in unused.show()
 
 
-def test_the_receipt_of_a_compile_names_them_too() -> None:
+def test_receipt_notes_doubtful_devices() -> None:
     with penstock.compile(
         chain(["ADD", "RELU"]), devices=[doubtful(), "reference"], cache=False
     ) as compiled:

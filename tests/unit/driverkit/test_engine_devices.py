@@ -37,7 +37,7 @@ every = pytest.mark.parametrize("engine", EVERY)
 
 
 @every
-def test_a_missing_engine_is_one_device_that_says_so(
+def test_missing_engine_is_the_reason_of_its_one_device(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine.without(engine.name, monkeypatch) as device:
@@ -144,7 +144,7 @@ def test_memory_that_is_not_aligned_is_copied(engine: Engine) -> None:
 
 
 @installed
-def test_nothing_of_the_callers_memory_is_kept(engine: Engine) -> None:
+def test_prepared_model_keeps_no_array_of_the_caller(engine: Engine) -> None:
     prepared = engine.cpu().prepare_model(relu((1000,)), PrepareConfig())
     given, out = np.zeros(1000, np.float32), np.empty(1000, np.float32)
     prepared.execute(request(given, out), ExecutionConfig())

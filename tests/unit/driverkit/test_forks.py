@@ -49,7 +49,7 @@ def test_a_child_destroys_none_of_them_even_when_it_ends() -> None:
     assert sorted(done.stdout.split("\n")) == ["", "known parent", "late child", "other child", "other parent"]  # fmt: skip
 
 
-def test_they_are_held_weakly() -> None:
+def test_objects_left_in_children_are_held_weakly() -> None:
     class Made:
         pass
 

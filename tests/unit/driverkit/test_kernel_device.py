@@ -198,7 +198,7 @@ def failing(result: Any) -> Device:
         (Cancelled("stop"), Cancelled, "stop"),
     ],
 )
-def test_what_a_kernel_does_wrong_names_the_operation(
+def test_error_of_a_kernel_names_the_operation(
     result: Any, error: type[Exception], complaint: str
 ) -> None:
     model = model_of("RELU")
@@ -320,7 +320,7 @@ def test_the_contract_finds_a_product_that_takes_every_input_for_a_matrix() -> N
         check(Flat())
 
 
-def test_the_projects_own_network_runs_on_it() -> None:
+def test_kernel_device_runs_the_digits_network() -> None:
     """Its fully connected layer is given pictures."""
     network = ROOT / "examples" / "digits" / "digits_float32.tflite"
     policy = penstock.Policy(require={"FULLY_CONNECTED": "several"})

@@ -126,7 +126,7 @@ def test_payloads_that_cannot_be_made_are_a_write_that_failed() -> None:
     assert write.report.reason == "GeneralFailure: no export"
 
 
-def test_what_is_closed_first_is_not_written() -> None:
+def test_closed_write_writes_nothing() -> None:
     writer, made = Writer(SAVED), Made()
     write = postponed(writer, made)
     write.close()
@@ -145,7 +145,7 @@ def test_closing_keeps_what_was_written() -> None:
     assert write.report.save == "saved"
 
 
-def test_of_two_runs_at_once_one_writes_and_the_other_goes_on() -> None:
+def test_one_of_two_concurrent_runs_writes() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow() -> Payloads:

@@ -35,6 +35,6 @@ def test_nothing_but_what_is_written_is_read(content: memoryview, reason: str) -
         preparation.unpack(content)
 
 
-def test_what_is_packed_is_unpacked() -> None:
+def test_unpack_returns_the_packed_manifest_and_model() -> None:
     manifest, model = preparation.unpack(memoryview(preparation.pack(b"model", PORTS, "1.2")))
     assert (manifest.engine, manifest.ports, model) == ("1.2", PORTS, b"model")

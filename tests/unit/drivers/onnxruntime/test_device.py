@@ -57,7 +57,7 @@ def test_a_model_without_operations_hands_its_input_on(dtype: DType) -> None:
 
 
 @needs_onnxruntime
-def test_without_onnx_there_is_one_device_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_onnx_package_is_the_reason_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     with ONNXRUNTIME.without("onnx", monkeypatch) as device:
         reason = device.check()
     assert reason == "the package onnx is not installed: pip install 'penstock-nn[onnxruntime]'"
@@ -178,7 +178,7 @@ def test_more_constants_than_onnx_can_hold_are_refused(monkeypatch: pytest.Monke
 
 @needs_onnxruntime
 @pytest.mark.parametrize("said", [None, "0"])
-def test_it_touches_no_file_of_the_users_and_reports_nothing(said: str | None, tmp_path: Path) -> None:  # fmt: skip
+def test_onnxruntime_writes_no_user_file_and_sends_no_telemetry(said: str | None, tmp_path: Path) -> None:  # fmt: skip
     """ONNX Runtime 1.31 would open a database of what it is to report in the user's cache
     directory.
     """
@@ -217,7 +217,7 @@ def test_it_touches_no_file_of_the_users_and_reports_nothing(said: str | None, t
 
 @needs_onnxruntime
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
+def test_session_gets_the_number_of_threads(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
     options = prepared.executable.session.get_session_options()  # type: ignore[attr-defined]  # its own
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (threads, 1)
@@ -243,7 +243,7 @@ def test_outputs_that_are_inputs_constants_or_one_another() -> None:
 
 
 @needs_onnxruntime
-def test_what_onnx_runtime_refuses_is_told_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_has_the_words_of_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "penstock.drivers.onnxruntime.preparation.serialize", lambda *_: b"no model"
     )

@@ -103,7 +103,7 @@ def test_branches_agree_with_the_reference(seed: int) -> None:
             assert np.abs(a - b).max() <= FLOAT_SHARE * max(1.0, np.abs(b).max())
 
 
-def test_8_bit_values_go_into_branches_and_out_of_them() -> None:
+def test_branches_take_and_give_8_bit_values() -> None:
     b = ModelBuilder()
     chosen, x = b.input(DType.BOOL, (1,), "chosen"), b.input(DType.INT8, (2, 3), "x")
     targets = []
@@ -131,7 +131,7 @@ def test_branches_are_refused_with_the_reason_of_what_they_do() -> None:
     assert answer.reason.endswith("is not written as ONNX")
 
 
-def test_a_measured_run_tells_of_the_branch_as_one_kernel() -> None:
+def test_measured_run_reports_the_branch_as_one_kernel() -> None:
     with penstock.compile(
         branching(3, depth=0), devices=[cpu()], cache=False, num_threads=1
     ) as compiled:

@@ -26,7 +26,7 @@ def compiled(cache: Path | bool = False) -> penstock.CompiledModel:
     return penstock.compile(network(), devices=[DEVICE], cache=cache, num_threads=1)
 
 
-def test_kernels_are_told_by_the_operations_that_went_into_them() -> None:
+def test_kernels_are_reported_with_their_operations() -> None:
     with compiled() as model:
         plain = np.array(model.run([X])[0])
         outputs = model.run([X], measure=True)
@@ -71,7 +71,7 @@ def test_every_run_is_measured_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -
     assert last.driver_ns is not None
 
 
-def test_what_comes_from_the_cache_is_measured_as_one(tmp_path: Path) -> None:
+def test_cached_model_reports_one_kernel(tmp_path: Path) -> None:
     with compiled(tmp_path) as model:
         assert model.run([X], measure=True).receipt.steps[0].kernels
     with compiled(tmp_path) as model:
@@ -81,7 +81,7 @@ def test_what_comes_from_the_cache_is_measured_as_one(tmp_path: Path) -> None:
     assert step.driver_ns is not None
 
 
-def test_where_measuring_fails_the_run_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_succeeds_when_measuring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = engine.session_of
 
     def refuse(*arguments: Any, profile_to: Path | None = None, **options: Any) -> Any:
@@ -116,7 +116,7 @@ def _answering(written: bytes, inner: Any) -> Any:
     return read_bytes
 
 
-def test_nothing_is_left_in_the_folder_of_temporary_files(
+def test_measured_run_leaves_no_temporary_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tempfile

@@ -77,7 +77,7 @@ def chain(kinds: list[str], seed: int = 0) -> Model:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_stands_between_convolutions_is_computed_as_by_the_reference(seed: int) -> None:
+def test_operations_between_convolutions_agree_with_the_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     model = chain([BETWEEN[i] for i in rng.integers(0, len(BETWEEN), 1 + seed % 4)], seed)
     given = [[rng.standard_normal(SEQUENCE).astype(np.float32)]]
@@ -88,7 +88,7 @@ def test_what_stands_between_convolutions_is_computed_as_by_the_reference(seed: 
 
 
 @pytest.mark.parametrize("kind", BETWEEN)
-def test_each_of_them_alone(kind: str) -> None:
+def test_single_operation_between_convolutions_agrees_with_the_reference(kind: str) -> None:
     model = chain([kind])
     given = [[np.random.default_rng(5).standard_normal(SEQUENCE).astype(np.float32)]]
     (got,), (wanted,) = (run_on(d, model, given) for d in ([cpu()], ["reference"]))

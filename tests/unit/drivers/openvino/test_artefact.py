@@ -61,13 +61,13 @@ def test_constants_that_were_transformed_stay_where_they_are() -> None:
     assert find_constants((a * 2).tobytes(), [a]) == []
 
 
-def test_the_parts_start_where_vector_instructions_like_it() -> None:
+def test_unpacked_parts_are_aligned_to_64_bytes() -> None:
     model, data = packed([b"x" * 100], [])
     assert unpack(memoryview(model), memoryview(data))[1][0].ctypes.data % 64 == 0
 
 
 @given(st.lists(st.one_of(st.binary(max_size=40), st.integers(0, 3)), max_size=8), st.booleans())
-def test_whatever_is_packed_is_unpacked(pieces: list[bytes | int], again: bool) -> None:
+def test_unpack_returns_the_packed_parts(pieces: list[bytes | int], again: bool) -> None:
     constants = [constant(seed, 256 + seed) for seed in range(4)]
     part = b"".join(p if isinstance(p, bytes) else constants[p].tobytes() for p in pieces)
     parts = [part, part[::2], part] if again else [part]

@@ -137,7 +137,7 @@ def test_is_exact(case: OneOperation) -> None:
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_is_left_to_others(case: OneOperation, reason: str) -> None:
+def test_openvino_refuses_operations_with_a_reason(case: OneOperation, reason: str) -> None:
     (answer,) = cpu().supported_operations(case.model)
     assert (answer.supported, answer.reason) == (False, reason)
 
@@ -184,7 +184,7 @@ def test_chooses_between_pictures_in_the_layout_they_have() -> None:
         assert np.array_equal(got, wanted)
 
 
-def test_the_best_of_quantised_values_is_relaxed_as_all_of_them() -> None:
+def test_arg_max_of_quantised_values_is_relaxed() -> None:
     scale = Quantization((0.05,), (3,))
     b = ModelBuilder()
     x = b.input(DType.UINT8, IMAGE, "x", scale)

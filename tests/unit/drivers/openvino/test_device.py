@@ -81,7 +81,7 @@ def test_an_operand_of_too_many_dimensions_is_refused() -> None:
 
 @needs_openvino
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_is_told_how_many_threads_to_take(threads: int) -> None:
+def test_compiled_model_gets_the_number_of_threads(threads: int) -> None:
     prepared = cpu().prepare_model(relu(), PrepareConfig(num_threads=threads))
     found = prepared.executable.compiled  # type: ignore[attr-defined]  # its own
     told = [found.get_property(name) for name in ("INFERENCE_NUM_THREADS", "NUM_STREAMS")]

@@ -130,7 +130,7 @@ def test_a_baseline_is_compiled_again_after_some_runs(tmp_path: Path) -> None:
     assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
 
 
-def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> None:
+def test_staged_device_improves_a_loaded_baseline(tmp_path: Path) -> None:
     with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         cpu().prepare_model(network(), config).close()
     assert loaded_elsewhere(tmp_path) == ["0", "1", "baseline"]
@@ -145,7 +145,7 @@ def test_a_baseline_that_was_loaded_is_compiled_again_too(tmp_path: Path) -> Non
     assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
 
 
-def test_of_two_that_improve_the_second_loads_what_the_first_wrote(tmp_path: Path) -> None:
+def test_second_improving_device_loads_the_entry_of_the_first(tmp_path: Path) -> None:
     devices = [impatient(), impatient()]
     with knobs.override(driver_settings="openvino_compilation=staged"), entry(tmp_path) as config:
         cpu().prepare_model(network(), config).close()
@@ -168,7 +168,7 @@ def test_without_a_cache_it_improves_all_the_same() -> None:
     assert (device.compiles, prepared.cache_report.artefact) == (2, "optimised")
 
 
-def test_nothing_is_written_late_without_a_lock(tmp_path: Path) -> None:
+def test_late_write_needs_the_lock_of_the_entry(tmp_path: Path) -> None:
     device = cpu()
     with (
         knobs.override(driver_settings="openvino_compilation=first_run"),
@@ -260,7 +260,7 @@ def test_a_run_that_improves_a_baseline_does_not_wait_for_the_entrys_lock(tmp_pa
     assert loaded_elsewhere(tmp_path) == ["0", "1", "optimised"]
 
 
-def test_a_run_without_time_for_it_leaves_the_write_to_a_later_one(tmp_path: Path) -> None:
+def test_run_near_its_deadline_leaves_the_write_to_a_later_run(tmp_path: Path) -> None:
     device = cpu()
     prepared = first_run(tmp_path, device)
     assert is_right(prepared_with_deadline(prepared, seconds=0.9))
@@ -270,7 +270,7 @@ def test_a_run_without_time_for_it_leaves_the_write_to_a_later_one(tmp_path: Pat
     assert prepared.cache_report.save == "saved"
 
 
-def test_what_no_run_could_write_is_not_written_and_told(tmp_path: Path) -> None:
+def test_write_that_no_run_could_make_is_reported(tmp_path: Path) -> None:
     prepared = first_run(tmp_path, cpu())
     with used_by_another(tmp_path):
         assert is_right(prepared)

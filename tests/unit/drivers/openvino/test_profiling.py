@@ -33,7 +33,7 @@ def told(model: penstock.CompiledModel) -> set[str]:
     return {kind for kernel in step.kernels for kind in types_of(kernel)}
 
 
-def test_kernels_are_told_by_the_operations_that_went_into_them() -> None:
+def test_kernels_are_reported_with_their_operations() -> None:
     device = cpu()
     with compiled(device) as model:
         assert told(model) >= LAYERS
@@ -56,7 +56,7 @@ def test_the_model_is_imported_to_be_measured_once_and_only_then() -> None:
     assert device.loads == 1
 
 
-def test_what_comes_from_the_cache_has_the_names_too(tmp_path: Path) -> None:
+def test_cached_model_reports_the_names_of_operations(tmp_path: Path) -> None:
     with compiled(cpu(), tmp_path):
         pass
     device = cpu()
@@ -71,7 +71,7 @@ def test_a_model_that_compiles_when_it_runs_is_measured(monkeypatch: pytest.Monk
         assert told(model) >= LAYERS
 
 
-def test_where_measuring_fails_the_run_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_succeeds_when_measuring_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bytes:
         raise GeneralFailure("no export")
 

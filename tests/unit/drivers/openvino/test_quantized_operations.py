@@ -147,7 +147,7 @@ OTHERWISE: Final = [
 
 
 @pytest.mark.parametrize("case", OTHERWISE, ids=lambda case: case.name)
-def test_what_is_rounded_otherwise_is_stepwise(case: OneOperation) -> None:
+def test_operation_with_other_rounding_is_stepwise(case: OneOperation) -> None:
     (answer,) = cpu().supported_operations(case.model)
     assert (answer.supported, answer.accuracy) == (True, "stepwise")
     assert "steps add up" in answer.distance
@@ -315,7 +315,7 @@ def test_blocks_behind_a_layer_keep_what_is_below_zero(kind: str, dtype: DType, 
 
 
 @needs_exact_sums
-def test_blocks_of_signed_steps_become_unsigned_ones() -> None:
+def test_depth_to_space_of_signed_values_is_requantised_to_unsigned() -> None:
     b = ModelBuilder()
     signed, unsigned = Quantization((1.0,), (-128,)), Quantization((1.0,), (0,))
     x = b.input(I8, (1, 4, 4, 8), "x", signed)

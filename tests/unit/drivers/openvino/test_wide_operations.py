@@ -130,7 +130,7 @@ def hybrid(kind: str) -> tuple[Model, Model]:
 
 
 @pytest.mark.parametrize("kind", ["CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"])
-def test_int8_weights_are_taken_for_real_ones(kind: str) -> None:
+def test_hybrid_layers_with_int8_weights_are_relaxed(kind: str) -> None:
     model, plain = hybrid(kind)
     (answer,) = cpu().supported_operations(model)
     assert (answer.supported, answer.accuracy) == (True, "relaxed"), answer.reason

@@ -82,7 +82,7 @@ def test_regions_of_windows_are_known_by_their_operation_alone(body: Body, wante
     assert (ours.tolist(), theirs.tolist()) == ([wanted], [31.0])
 
 
-def test_a_scatter_that_keeps_the_operand_replaces_it() -> None:
+def test_scatter_whose_region_keeps_the_operand_leaves_the_update() -> None:
     def keeping(region: SubgraphBuilder) -> Sequence[int]:
         a, _ = region.input(F32, ()), region.input(F32, ())
         return [a]

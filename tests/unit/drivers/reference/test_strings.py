@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, Sequence[Given], Wanted, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_strings_go_where_litert_lets_them(case: str) -> None:
+def test_operations_on_strings_agree_with_litert(case: str) -> None:
     kind, given, wanted, attributes = CASES[case]
     content = single_operation(kind, given, [wanted], **attributes)
     feed = [g.value for g in given if g.value is not None and not g.constant]
@@ -112,7 +112,7 @@ def take(given: Any) -> list[bytes]:
     ],
     ids=["object", "S", "U", "str objects", "list of str", "list of bytes", "tuple of both"],
 )
-def test_strings_are_taken_as_people_write_them(given: Any) -> None:
+def test_string_inputs_may_be_str_bytes_or_arrays(given: Any) -> None:
     assert take(given) == [b"bb", b"a"]
 
 

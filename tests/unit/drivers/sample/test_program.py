@@ -28,7 +28,7 @@ def read_back(model: Model) -> Model:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_what_is_written_is_read(case: Case) -> None:
+def test_program_computes_the_same_after_a_round_trip(case: Case) -> None:
     model = read_back(case.model)
     device = SampleDevice()
     with closing(device.prepare_model(model, PrepareConfig())) as prepared, Trial(case) as trial:
@@ -74,7 +74,7 @@ def test_any_bytes_are_a_model_or_a_general_failure(program: bytes, constants: b
             decode(memoryview(content), memoryview(constants))
 
 
-def test_what_came_of_the_save_is_said(tmp_path: Path) -> None:
+def test_sample_reports_the_outcome_of_a_save(tmp_path: Path) -> None:
     case, device = CASES[0], SampleDevice()
     entry = Entry(tmp_path / "entry", (1, 1))
     with entry.opened() as config:
