@@ -74,7 +74,7 @@ def test_a_resized_input_is_nobodys(flags: DelegateFlags, is_set: bool) -> None:
     np.testing.assert_array_equal(interpreter.get_tensor(0), ONES)
 
 
-def test_a_forked_child_has_none_of_the_buffers_and_frees_none() -> None:
+def test_forked_child_has_and_frees_no_buffer() -> None:
     delegate = Uploading("NEG", buffers=True)
     interpreter = opened(graphs.chain("NEG"), delegate)
     delegate.buffers[7] = X
@@ -89,7 +89,7 @@ def test_a_forked_child_has_none_of_the_buffers_and_frees_none() -> None:
     assert copies(delegate) == [("copy from", 101, 1)]
 
 
-def test_what_lies_in_a_delegates_buffers_is_not_computed_by_another() -> None:
+def test_second_delegate_may_not_compute_a_value_in_foreign_buffers() -> None:
     first, second = Placing("NEG"), Recorder("ABS", name="second")
     interpreter = opened(graphs.chain("ABS", "NEG"), first)
     with pytest.raises(DelegateError, match="tensor 1 belongs to another delegate's buffers"):
@@ -98,7 +98,7 @@ def test_what_lies_in_a_delegates_buffers_is_not_computed_by_another() -> None:
     assert second.names("invoke") == []
 
 
-def test_what_the_runtime_computes_replaces_what_the_buffer_had() -> None:
+def test_runtime_result_replaces_the_value_of_a_buffer() -> None:
     delegate = Keeping("NEG")
     interpreter = opened(graphs.chain("ABS", "NEG"), delegate)
     for factor in (1, 2, 3):
@@ -107,7 +107,7 @@ def test_what_the_runtime_computes_replaces_what_the_buffer_had() -> None:
     assert copies(delegate) == [("copy to", 50, 1)] * 3
 
 
-def test_a_host_value_from_before_the_buffer_was_named_goes_there_too() -> None:
+def test_earlier_host_value_is_copied_to_a_named_buffer() -> None:
     """The kernel says that its input lies in no buffer, and names one in its first run."""
 
     class Late(Uploading):
@@ -143,7 +143,7 @@ def twice() -> bytes:
 
 
 @pytest.mark.parametrize("fuse", [True, False])
-def test_one_kernel_reads_a_variable_before_and_after_it_changes_it(fuse: bool) -> None:
+def test_kernel_reads_a_variable_before_and_after_a_change(fuse: bool) -> None:
     delegate = DriverDelegate("reference", cache=False)
     interpreter = opened(twice(), delegate, experimental_disable_delegate_node_fusion=not fuse)
     plain = opened(twice())

@@ -37,7 +37,7 @@ def doubles() -> list[Device]:
     ]
 
 
-def test_the_pages_are_there() -> None:
+def test_every_delegate_has_a_page() -> None:
     assert set(PAGES) == {"index", *CLASSES}
 
 

@@ -30,7 +30,7 @@ def test_tools_can_look_at_every_class(name: str) -> None:
         inspect.signature(found)
 
 
-def test_the_functions_of_a_registration_are_told() -> None:
+def test_registration_functions_have_typed_arguments() -> None:
     hints = typing.get_type_hints(delegates.DelegateRegistration)
     arguments, returned = typing.get_args(typing.get_args(hints["init"])[0])
     assert list(arguments) == [delegates.DelegateContext, delegates.DelegateParams]
@@ -58,11 +58,11 @@ def test_options_are_checked_when_they_are_given(options: dict[str, Any], messag
 
 
 @pytest.mark.parametrize("cache", [None, True, False, "here", Path("here")], ids=str)
-def test_what_compile_takes_as_a_cache_is_taken(cache: Any) -> None:
+def test_delegate_accepts_every_cache_of_compile(cache: Any) -> None:
     assert DriverDelegate("reference", cache=cache, num_threads=1).cache == cache
 
 
-def test_a_directory_that_cannot_be_used_is_told(
+def test_unusable_cache_directory_is_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)

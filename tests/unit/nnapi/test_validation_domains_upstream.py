@@ -430,7 +430,7 @@ class TestValidationTestExecutionDeviceMemory:
                 else:
                     bind(0, memory)
 
-    def test_what_it_holds(self, relu: Compilation) -> None:
+    def test_device_memory_holds_the_value_written(self, relu: Compilation) -> None:
         out = np.empty_like(X)
         with described(relu) as memory, filled(shared(NBYTES), 3.0) as source:
             reads, writes = Execution(relu), Execution(relu)

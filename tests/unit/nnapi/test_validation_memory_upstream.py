@@ -101,7 +101,7 @@ class TestValidationTestMemory:
             memory.store.content()[3] = 4
 
     @pytest.mark.parametrize("protect", [0, PROT_WRITE])
-    def test_what_cannot_be_mapped(self, relu: Compilation, protect: int) -> None:
+    def test_unmappable_memory_is_refused(self, relu: Compilation, protect: int) -> None:
         with shared(NBYTES, protect) as memory, shared(NBYTES) as other:
             execution = Execution(relu)
             execution.set_input_from_memory(0, memory, 0, NBYTES)
@@ -116,7 +116,7 @@ class TestValidationTestMemory:
             with answers(UNMAPPABLE):
                 model.set_operand_value_from_memory(index, memory, 0, NBYTES)
 
-    def test_what_cannot_be_written(self, relu: Compilation) -> None:
+    def test_read_only_memory_is_no_copy_target(self, relu: Compilation) -> None:
         with shared(NBYTES, PROT_READ) as memory, shared(NBYTES) as other:
             memory.copy(other)
             with answers(UNMAPPABLE):
@@ -161,7 +161,7 @@ class TestValidationTestMemory:
                 execution.compute()
             memory.close()
 
-    def test_images_of_a_device_that_takes_them(self) -> None:
+    def test_images_run_on_a_device_that_maps_images(self) -> None:
         """They are lent to it as a whole, and not copied."""
         with (
             HardwareBuffer.allocate(2, 3, format=HardwareBufferFormat.R8G8B8A8_UNORM) as buffer,
@@ -209,7 +209,7 @@ class TestValidationTestMemory:
                 assert out.tolist() == (X + 2).tolist()
             memory.close()
 
-    def test_a_dma_buf_is_told_when_it_is_used(
+    def test_dma_buf_access_is_bracketed_by_sync_calls(
         self, relu: Compilation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         told: list[tuple[str, bool]] = []

@@ -149,21 +149,21 @@ def test_unknown_size(rule: PlacementRule, shape: Shape, kind: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_it_stays_whole_where_everything_stays_on_the_reference(rule: PlacementRule) -> None:
+def test_control_flow_on_the_reference_alone_stays_whole(rule: PlacementRule) -> None:
     devices = [NumpyDevice("multiplier", {"MUL"}, FAST), NumpyDevice("reference")]
     plan = place(branching(["ADD"], ["NEG"]), devices, Policy(placement=rule))
     assert branch_devices(plan) == []
     assert [s.device for s in plan.steps] == ["reference"]
 
 
-def test_it_stays_whole_where_taking_it_apart_is_predicted_to_cost_more() -> None:
+def test_control_flow_stays_whole_when_splitting_costs_more() -> None:
     devices = [adder(), NumpyDevice("reference")]
     small = branching(["ADD"], ["NEG"], shape=(2,))
     assert branch_devices(place(small, devices)) == []
     assert branch_devices(place(small, devices, Policy(placement="nnapi"))) != []
 
 
-def test_it_stays_whole_without_the_reference_or_with_limits() -> None:
+def test_control_flow_stays_whole_without_the_reference_or_with_limits() -> None:
     rest = NumpyDevice("rest", other=(1.0, 1.0))
     model = branching(["ADD", "ADD"], ["NEG", "ADD"])
     assert branch_devices(place(model, [adder(), rest])) == []
@@ -185,7 +185,7 @@ def test_policy_reaches_into_branches_by_type_and_by_name() -> None:
     assert branch_devices(plan) == [[["adder", "reference"], ["adder"]]]
 
 
-def test_nested_control_flow_is_taken_apart_too() -> None:
+def test_nested_control_flow_is_split() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.FLOAT32, SHAPE, "x")
     outer_condition = builder.input(DType.BOOL, (), "outer")
@@ -239,7 +239,7 @@ def depth_of(plan: ExecutionPlan) -> int:
 
 
 @pytest.mark.parametrize(("nested", "taken"), [(2, 2), (MOST_DEPTH, MOST_DEPTH), (6, MOST_DEPTH)])
-def test_what_is_nested_deeper_than_the_bound_is_placed_whole(nested: int, taken: int) -> None:
+def test_control_flow_nested_beyond_the_bound_stays_whole(nested: int, taken: int) -> None:
     builder = ModelBuilder()
     innermost = otherwise = chain(builder, ["ADD", "ADD"], "innermost")
     for level in range(nested - 1):

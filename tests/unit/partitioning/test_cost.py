@@ -224,7 +224,7 @@ def test_a_small_gain_does_not_pay_for_two_boundaries() -> None:
     assert plan.predicted_ns == pytest.approx(sum(s.predicted_ns or 0 for s in plan.steps), abs=3)
 
 
-def test_what_is_moved_to_a_device_with_memory_of_its_own_is_counted() -> None:
+def test_transfers_to_a_device_with_own_memory_cost_time() -> None:
     big = wide(["RELU", "ADD", "ADD", "RELU"], [200_000] * 4, set())
     shared = NumpyDevice("adder", {"ADD"}, other=(0.5, 0.5))
     private = NumpyDevice(
@@ -244,7 +244,7 @@ def test_what_is_moved_to_a_device_with_memory_of_its_own_is_counted() -> None:
     assert extra == pytest.approx(2 * 3.2e6 * 1.125, rel=1e-3)
 
 
-def test_nothing_is_moved_between_devices_that_share_host_memory() -> None:
+def test_devices_that_share_host_memory_transfer_nothing() -> None:
     model = wide(["RELU", "ADD"], [200_000] * 2, set())
     judge = cost_of(model, [NumpyDevice("a", {"ADD"}), NumpyDevice("reference")])
     assert judge.prices.moving == (0.0, 0.0)
@@ -291,7 +291,7 @@ def test_a_type_without_performance_is_used_only_where_nothing_else_is() -> None
 
 
 @pytest.mark.parametrize("value", [float("nan"), 0.0, -1.0, float("inf")])
-def test_nonsense_performance_counts_as_none(value: float) -> None:
+def test_invalid_performance_counts_as_unknown(value: float) -> None:
     liar = NumpyDevice("liar", performance={"float32": (value, value)})
     plan = place(chain(["ADD"]), [liar, NumpyDevice("honest")])
     assert [p.device for p in plan.operations] == ["honest"]
@@ -299,7 +299,7 @@ def test_nonsense_performance_counts_as_none(value: float) -> None:
 
 @pytest.mark.parametrize("value", [1e16, 1e300, 1.7e308])
 @pytest.mark.parametrize("kinds", [["ADD"], ["RELU", "ADD"], ["ADD", "RELU", "ADD"]])
-def test_whatever_a_device_declares_each_operation_is_where_it_is_supported(
+def test_invalid_costs_keep_operations_on_devices_that_support_them(
     value: float, kinds: list[str]
 ) -> None:
     dear = NumpyDevice("dear", {"ADD"}, other=(value, value), dispatch_ns=10**400)
@@ -308,7 +308,7 @@ def test_whatever_a_device_declares_each_operation_is_where_it_is_supported(
     assert [p.device for p in plan.operations] == [where[kind] for kind in kinds]
 
 
-def test_of_equals_the_reference_goes_first_then_the_order() -> None:
+def test_reference_precedes_devices_of_equal_cost() -> None:
     model = chain(["ADD", "RELU"])
     assert place(model, [NumpyDevice("a"), NumpyDevice("b")]).steps[0].device == "a"
     plan = place(model, [NumpyDevice("a"), NumpyDevice("reference")])
@@ -316,7 +316,7 @@ def test_of_equals_the_reference_goes_first_then_the_order() -> None:
     assert plan.operations[0].reasons["a"].startswith("predicted ")
 
 
-def test_predictions_are_told() -> None:
+def test_plan_shows_predictions_of_alternatives() -> None:
     devices = [NumpyDevice("adder", {"ADD"}, other=(0.25, 1.0)), NumpyDevice("reference")]
     plan = place(chain(["ADD", "ADD", "RELU"]), devices)
     assert [(o.device, o.operations, o.steps) for o in plan.alternatives] == [

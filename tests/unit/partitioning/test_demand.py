@@ -53,7 +53,7 @@ def test_window_of_a_convolution_keeps_a_place_for_each_pixel() -> None:
     assert workspace_of(model.entry, model.operations[0]) == 8 * 100 * 100 * 31 * 31
 
 
-def test_window_larger_than_the_picture_counts_as_twice_that() -> None:
+def test_workspace_of_a_large_window_is_bounded_by_the_picture() -> None:
     model = penstock.load(pool(2**31 - 1, 8, "AVERAGE_POOL_2D", 8))
     assert workspace_of(model.entry, model.operations[0]) == 8 * 16 * 16
 

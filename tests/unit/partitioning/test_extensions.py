@@ -63,7 +63,7 @@ def test_a_device_is_not_asked_for_extensions_that_it_does_not_offer() -> None:
     assert device.asked == ["RELU"]
 
 
-def test_nor_for_operand_types_of_such_an_extension() -> None:
+def test_operand_types_of_unknown_extensions_have_no_device() -> None:
     builder = ModelBuilder()
     x = builder.input(DType.UINT8, (8,), "x", extension=ExtensionType(NAME, COUNT, 8, False))
     model = builder.build(
@@ -79,7 +79,7 @@ def test_nor_for_operand_types_of_such_an_extension() -> None:
     (ExtensionType(NAME, COUNT, 4, False), f"the device's operand type {NAME}:0 is another one"),
     (ExtensionType(NAME, COUNT, 8, True), f"the device's operand type {NAME}:0 is another one"),
 ])  # fmt: skip
-def test_nor_for_operand_types_that_its_extension_does_not_have(
+def test_undeclared_operand_types_of_an_extension_have_no_device(
     kind: ExtensionType, told: str
 ) -> None:
     builder = ModelBuilder()
@@ -92,7 +92,7 @@ def test_nor_for_operand_types_that_its_extension_does_not_have(
 
 
 @pytest.mark.parametrize("depth", [1, 3, 60])
-def test_nor_for_control_flow_with_such_operations_inside(depth: int) -> None:
+def test_control_flow_with_unknown_extension_operations_has_no_device(depth: int) -> None:
     builder = ModelBuilder()
     chosen, x = builder.input(DType.BOOL, (), "chosen"), builder.input(FLOAT, (1,), "x")
     kind, attributes = "EXTENSION", dict(CALL)
@@ -130,7 +130,7 @@ def test_an_offer_alone_is_no_yes() -> None:
 
 @pytest.mark.parametrize("placement", ["cost", "nnapi"])
 @pytest.mark.parametrize("performance", [{}, {"float32": penstock.hal.PerformanceInfo(9.0, 9.0)}])
-def test_a_model_is_split_between_who_offers_the_extension_and_the_others(
+def test_model_is_split_between_the_extension_device_and_others(
     placement: Any, performance: dict[str, Any]
 ) -> None:
     device = Fibonacci()
@@ -182,7 +182,7 @@ class TestAttributes:
                 with pytest.raises(InputError, match="extension"):
                     run([x], extension_attributes=bad)
 
-    def test_every_way_to_run_hands_them_to_the_driver(self) -> None:
+    def test_every_way_to_run_passes_attributes_to_the_driver(self) -> None:
         device = Fibonacci()
         x = np.array([10], np.float32)
         more = [ExtensionAttribute(NAME, 1, b"run")]

@@ -42,7 +42,7 @@ def test_a_policy_without_demands_lets_every_step() -> None:
         (Policy(require={"v5": "adder"}), [True, True, False]),
     ],
 )
-def test_forbid_and_require_hold_for_a_fall_back_too(
+def test_forbid_and_require_hold_for_the_fallback(
     policy: Policy, expected: list[bool], candidate: bool
 ) -> None:
     assert flags(policy, *[NumpyDevice("reference")] * candidate) == expected

@@ -124,7 +124,7 @@ def test_a_type_without_performance_costs_more_than_any_other() -> None:
     assert where(place(chain(["ADD"]), [silent])) == ["silent"]
 
 
-def test_nonsense_performance_counts_as_none() -> None:
+def test_invalid_performance_counts_as_unknown() -> None:
     for value in (float("nan"), 0.0, -1.0):
         liar = NumpyDevice("liar", performance={"float32": (value, value)})
         assert where(place(chain(["ADD"]), [liar, NumpyDevice("honest")])) == ["honest"]

@@ -36,7 +36,7 @@ def test_small_partitions_go_to_the_reference() -> None:
     assert moved.reasons["dsp"] == expected
 
 
-def test_small_partitions_join_a_neighbour_where_one_takes_them() -> None:
+def test_small_partitions_join_a_neighbour_that_supports_them() -> None:
     devices = [
         NumpyDevice("dsp", {"ADD"}, FAST),
         NumpyDevice("npu", {"ADD", "RELU"}, {"float32": (0.7, 0.7)}),
@@ -149,7 +149,7 @@ def test_operations_that_share_handles_run_together() -> None:
     )
 
 
-def test_operations_that_share_handles_may_leave_the_others() -> None:
+def test_operations_that_share_handles_may_move_together() -> None:
     plan = place(
         handles(),
         [NumpyDevice("variables", {"VAR_HANDLE", "READ_VARIABLE"}), NumpyDevice("a", {"ADD"})],

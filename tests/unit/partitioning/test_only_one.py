@@ -23,7 +23,7 @@ def placed(model: Model, device: NumpyDevice, policy: Policy, **more: Any) -> Ex
 
 @pytest.mark.parametrize("rule", ["cost", "nnapi"])
 @pytest.mark.parametrize("name", ["reference", "other"])
-def test_it_gets_what_every_rule_would_give_it(
+def test_single_device_gets_the_plan_of_every_rule(
     rule: PlacementRule, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     skipped = placement._on_the_only_one

@@ -179,13 +179,13 @@ def test_no_device_at_all() -> None:
 
 
 @pytest.mark.parametrize("given", ["reference", 3, None])
-def test_what_is_no_device(given: object) -> None:
+def test_place_refuses_arguments_that_are_no_device(given: object) -> None:
     wanted = rf"^devices\[1\] is {given!r}, no device: .*penstock\.compile takes names"
     with pytest.raises(InputError, match=wanted):
         place(chain(["ADD"]), [NumpyDevice("a"), given])  # type: ignore[list-item]
 
 
-def test_a_required_device_that_is_not_there() -> None:
+def test_missing_required_device_is_refused() -> None:
     with pytest.raises(PlacementError) as caught:
         place(chain(["ADD"]), [NumpyDevice("reference")], Policy(require={"*": "gpu"}))
     assert caught.value.reasons == {"reference": "the policy requires gpu"}

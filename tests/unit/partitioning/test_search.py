@@ -55,7 +55,7 @@ class TestWhatIsMoved:
             B, B,
         ]  # fmt: skip
 
-    def test_a_value_that_only_another_device_reads_leaves_and_an_output_of_the_same_size_too(
+    def test_transfers_count_values_read_elsewhere_and_outputs(
         self,
     ) -> None:
         net = Net()
@@ -86,21 +86,21 @@ class TestWhatIsMoved:
 
 
 class TestChains:
-    def test_what_reads_the_one_before_alone_is_one(self) -> None:
+    def test_operations_reading_only_their_predecessor_are_a_chain(self) -> None:
         assert is_chain(chain(["RELU", "NEG", "ADD"]))
 
-    def test_an_input_that_two_operations_read_makes_it_none(self) -> None:
+    def test_input_read_twice_makes_no_chain(self) -> None:
         """It is moved once where both are in one step, which no look at the one before can tell."""
         net = Net()
         x = net.source("x")
         assert not is_chain(net.build([net.add("y", net.relu("v", x), x)]))
 
-    def test_a_value_from_further_back_makes_it_none(self) -> None:
+    def test_value_read_from_further_back_makes_no_chain(self) -> None:
         net = Net()
         v = net.relu("v", net.source("x"))
         assert not is_chain(net.build([net.add("y", net.relu("w", v), v)]))
 
-    def test_two_inputs_that_are_read_once_each_leave_it_one(self) -> None:
+    def test_two_inputs_read_once_each_keep_a_chain(self) -> None:
         net = Net()
         v = net.relu("v", net.source("x"))
         assert is_chain(net.build([net.add("y", v, net.source("z"))]))
@@ -134,14 +134,14 @@ class TestImproving:
         assert improved(judge, table_of(model), [A, B, A, B]).assignment == (A, A, A, A)
 
     @pytest.mark.parametrize("start", [[A, A, A, A], [B, A, A, A]])
-    def test_what_would_cost_more_is_not_moved(self, start: list[int]) -> None:
+    def test_search_makes_no_move_that_costs_more(self, start: list[int]) -> None:
         model = diamond()
         rows = [(0.0, 50.0)] * 4
         rows[0] = (0.0, 50.0) if start[0] == A else (50.0, 0.0)
         judge = priced(model, rows, {}, steps=(10, 10))
         assert improved(judge, table_of(model), start).assignment == tuple(start)
 
-    def test_a_device_that_refuses_one_operation_gets_no_partition_with_it(self) -> None:
+    def test_refused_operation_stays_on_its_device(self) -> None:
         model = diamond()
         judge = priced(model, [(0, 3), (0, 3), (0, 3), (0, 3)], {}, steps=(1, 1))
         found = improved(judge, table_of(model, only_b=["y"]), [B, B, B, B])
@@ -153,7 +153,7 @@ class TestImproving:
         monkeypatch.setattr(arrangement, "MOST_MOVES", 0)
         assert improved(judge, table_of(model), [B, B, A, B]).assignment == (B, B, A, B)
 
-    def test_the_plan_is_the_improved_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_search_returns_the_improved_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """What dynamic programming and the single devices propose is only where improving begins."""
         model = diamond()
         table = table_of(model)

@@ -61,7 +61,7 @@ class TestTheAccuracyClass:
         assert "accuracy:" not in plan.show()
         assert ("exact" in plan.summary()) == (accuracy == "exact")
 
-    def test_says_how_many_operations_the_default_would_not_let_there(self) -> None:
+    def test_summary_counts_operations_that_the_default_class_would_move(self) -> None:
         quick = NumpyDevice("quick", {"ADD"}, {"float32": (0.1, 0.1)}, accuracy="stepwise")
         devices = [quick, NumpyDevice("reference", accuracy="exact")]
         plan = place(chain(["ADD", "RELU", "ADD"]), devices, Policy(accuracy="relaxed"))
@@ -92,7 +92,7 @@ class TestText:
             "    not on adder: adder has no RELU\n"
         )
 
-    def test_predictions_are_told_where_there_are_any(self) -> None:
+    def test_shown_plan_has_predictions_if_any(self) -> None:
         plan = planned(chain(["ADD", "RELU"]))
         steps = tuple(replace(s, predicted_ns=1500) for s in plan.steps)
         alone = (Alternative("adder", 1, 2, 3000), Alternative("reference", 2, 1, 4_000_000))
@@ -138,7 +138,7 @@ class TestText:
             "    not on three: too far",
         ]
 
-    def test_fits_80_columns_whatever_it_says(self) -> None:
+    def test_shown_plan_fits_80_columns(self) -> None:
         names = ["a-device-with-a-name-of-its-own", "another-device-whose-name-is-long"]
         kinds = ("ADD", "RELU") * 40
         devices = [
@@ -237,7 +237,7 @@ class TestDot:
 
 
 class TestSvg:
-    def test_is_whole_whatever_names_hold(self) -> None:
+    def test_svg_is_valid_for_any_names(self) -> None:
         root = ET.fromstring(odd_names().to_svg())  # our own
         texts = [e.text for e in root.iter(f"{SVG}text")]
         assert 'input in"put\\<&\ufffd' in texts

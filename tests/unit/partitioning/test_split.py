@@ -39,7 +39,7 @@ def test_boundary_in_nnapi_s_order() -> None:
     assert (cut.operations, len(step.operations)) == ((2, 3, 4), 3)
 
 
-def test_what_stays_inside_is_temporary_and_what_is_not_used_is_dropped() -> None:
+def test_inner_values_of_a_step_are_temporary_and_unused_ones_dropped() -> None:
     net = Net()
     x = net.source("x")
     net.source("unused")

@@ -35,7 +35,7 @@ def test_refusals_carry_the_device_s_reason() -> None:
     assert reasons(chain(["ADD", "RELU"]), device) == ["", "needs a larger table"]
 
 
-def test_a_refusal_without_a_reason_says_so() -> None:
+def test_refusal_without_a_reason_gets_a_reason() -> None:
     device = NumpyDevice("a", lambda *_: "")
     assert reasons(chain(["ADD"]), device) == ["the device gives no reason"]
 
@@ -191,7 +191,7 @@ def test_a_plan_quotes_how_far_off_a_device_was_measured_to_be() -> None:
     assert reasons(chain(["ADD"]), rough, Policy(accuracy="relaxed")) == [""]
 
 
-def test_unknown_shapes_only_where_the_device_takes_them() -> None:
+def test_unknown_shapes_need_a_device_that_supports_them() -> None:
     model = chain(["ADD", "RELU"])
     entry = model.entry
     operands = tuple(replace(o, shape=(None, 3)) if o.name == "v0" else o for o in entry.operands)

@@ -17,7 +17,7 @@ def found(model: Model) -> list[str]:
     return [operation.type for operation, has_none in marked if has_none]
 
 
-def test_an_operation_whose_size_an_input_says_has_no_bound_nor_has_what_reads_it() -> None:
+def test_operation_sized_by_an_input_and_its_readers_have_no_bound() -> None:
     b = ModelBuilder()
     dims = b.input(DType.INT32, (2,), "dims")
     one = b.constant(np.array(1, np.float32), "one")

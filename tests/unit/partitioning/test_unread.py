@@ -35,7 +35,7 @@ def devices() -> list[NumpyDevice]:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_they_are_neither_priced_nor_run(rule: PlacementRule) -> None:
+def test_unread_operations_are_neither_priced_nor_run(rule: PlacementRule) -> None:
     policy = Policy(placement=rule)
     plan, without = (place(network(dead=dead), devices(), policy) for dead in (True, False))
     assert [s.operations for s in without.steps] == [(0,), (1,), (2,)]
@@ -47,7 +47,7 @@ def test_they_are_neither_priced_nor_run(rule: PlacementRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_plan_shows_them(rule: PlacementRule) -> None:
+def test_plan_shows_unread_operations(rule: PlacementRule) -> None:
     plan = place(network(dead=True), devices(), Policy(placement=rule))
     assert [p.index for p in plan.operations] == list(range(7))
     assert [plan.operations[i].device for i in (1, 2)] == ["adder", "reference"]
@@ -57,13 +57,13 @@ def test_the_plan_shows_them(rule: PlacementRule) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_device_does_not_run_them_either(rule: PlacementRule) -> None:
+def test_single_device_runs_no_unread_operation(rule: PlacementRule) -> None:
     plan = place(network(dead=True), [NumpyDevice("reference")], Policy(placement=rule))
     assert [s.operations for s in plan.steps] == [(0, 3, 6)]
     assert plan.steps[0].model.digest == network(dead=False).digest
 
 
-def test_no_device_needs_to_take_them() -> None:
+def test_unread_operations_need_no_device() -> None:
     net = Net()
     x = net.source("x")
     y = net.relu("y", x)
@@ -76,7 +76,7 @@ def test_no_device_needs_to_take_them() -> None:
     assert np.array_equal(run_plan(plan, only, [X])[0], np.maximum(X, 0))
 
 
-def test_where_nothing_at_all_is_read_there_is_no_step() -> None:
+def test_model_without_read_operations_has_no_step() -> None:
     net = Net()
     x = net.source("x")
     net.relu("unread", x)
@@ -86,7 +86,7 @@ def test_where_nothing_at_all_is_read_there_is_no_step() -> None:
         assert [p.device for p in plan.operations] == ["reference"]
 
 
-def test_limits_do_not_count_them() -> None:
+def test_limits_ignore_unread_operations() -> None:
     """One operation of three runs off the reference; with the unread ones it would be three of
     seven.
     """
@@ -96,7 +96,7 @@ def test_limits_do_not_count_them() -> None:
         place(network(dead=True), devices(), Policy(placement="nnapi", min_coverage=0.4))
 
 
-def test_a_given_assignment_names_them_too() -> None:
+def test_given_assignment_includes_unread_operations() -> None:
     model = network(dead=True)
     given = ["reference"] * 7
     plan = place(model, devices(), assignment=given)

@@ -439,7 +439,7 @@ def test_a_row_is_padded_with_a_real_value(kind: str, dtype: DType, zero: int, v
 
 
 @pytest.mark.parametrize("dtype", [I8, DType.UINT8])
-def test_what_is_rearranged_last_is_given_out_as_whole_steps_already(dtype: DType) -> None:
+def test_final_rearrangement_gives_whole_quantisation_steps(dtype: DType) -> None:
     """Rounding by arithmetic behind it, of larger values, took a tenth of a network's time."""
     b, signed = ModelBuilder(), Quantization((0.5,), (-128,))
     x = b.input(I8, (1, 4, 4, 8), "x", signed)

@@ -66,7 +66,7 @@ def test_int16_rows_times_int8_weights(turned: bool) -> None:
     assert off_by(product(turned=turned), [given]) <= SHARE
 
 
-def test_int16_rows_times_weights_of_many_scales_are_left_to_others() -> None:
+def test_int16_rows_times_weights_of_many_scales_are_refused() -> None:
     """TFLite's kernel takes all those scales for 0, which no engine does."""
     b = ModelBuilder()
     x = b.input(I16, (6, 20), "x", IN)

@@ -49,7 +49,7 @@ def test_hash_functions_are_counted() -> None:
         lowered("LSH_PROJECTION", many, [t("i32", 1 << 21)])
 
 
-def test_ones_of_large_images_are_made_by_the_run() -> None:
+def test_lowering_fills_large_constants_in_the_run() -> None:
     large = t("f32", 1, 60_000, 2_000, 1)
     sides = [i(1), i(0), i(1), i(0)]
     model = lowered("AVERAGE_POOL_2D", [large, *sides, i(1), i(1), i(2), i(2), i(0)], [large])

@@ -46,14 +46,14 @@ def choice(*branches: NnapiSubgraph) -> NnapiModel:
     return NnapiModel(main, branches)
 
 
-def test_one_of_two_branches_runs() -> None:
+def test_lowered_if_runs_the_chosen_branch() -> None:
     model = lower(choice(branch("ADD", 2), branch("SUB", 2)))
     x = np.array([1.0, 2.0], np.float32)
     assert run(model, [np.array([True]), x])[0].tolist() == [2.0, 4.0]
     assert run(model, [np.array([False]), x])[0].tolist() == [0.0, 0.0]
 
 
-def test_the_same_branch_twice_is_one_subgraph() -> None:
+def test_shared_branch_is_lowered_once() -> None:
     source = choice(branch("ADD", 2))
     operands = list(source.main.operands)
     operands[2] = reference(0)

@@ -126,7 +126,7 @@ def test_explicit_padding_takes_no_part_in_pooling(kind: str, known: bool) -> No
             np.testing.assert_allclose(found[0, row, column], wanted, rtol=1e-5)
 
 
-def test_explicit_padding_that_is_a_scheme_is_taken_as_that() -> None:
+def test_explicit_padding_that_equals_a_scheme_becomes_the_scheme() -> None:
     def padding(sides: list[NnapiOperand], stride: int) -> list[object]:
         inputs = [t("f32", 1, 4, 4, 2), *sides, i(stride), i(stride), i(2), i(2), i(0)]
         output = t("f32", 1, None, None, 2)
@@ -230,7 +230,7 @@ def test_every_part_has_the_scale_of_the_whole() -> None:
         lowered("SPLIT", [t("q8", 4), i(0), i(2)], [one, other])
 
 
-def test_extremes_of_quantised_values_are_those_of_the_real_ones() -> None:
+def test_maximum_and_minimum_compare_real_values() -> None:
     pair = [t("q8", 2, scale=0.5), t("q8", 2, scale=1.0)]
     a, c = np.array([3, 200], np.uint8), np.array([1, 100], np.uint8)
     assert computed("MAXIMUM", pair, t("q8", 2, scale=1.0), a, c).tolist() == [2, 100]
@@ -285,7 +285,7 @@ def test_sizes_by_scale_wait_for_the_image() -> None:
     assert run(model, [x])[0].shape == (1, 2, 7, 1)
 
 
-def test_indices_count_from_an_end_that_only_a_run_tells() -> None:
+def test_negative_indices_count_from_an_end_known_in_the_run() -> None:
     x = np.array([[3, 1, 3, 2]], np.int32)
     unknown = t("i32", None, None)
     model = lowered("TOPK_V2", [unknown, i(2)], [unknown, unknown])

@@ -95,7 +95,7 @@ def test_lists_take_what_the_others_leave() -> None:
         match_form(LIST, TYPES, [i(0), half, f(1.0)], [], 8)
 
 
-def test_what_is_no_form_is_refused() -> None:
+def test_malformed_form_is_refused() -> None:
     for text in ("x:T y:T", "x y -> z", "x:T@a -> y:T"):
         with pytest.raises(ValueError, match="form"):
             parse_form(text)

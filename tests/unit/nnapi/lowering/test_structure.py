@@ -103,7 +103,7 @@ def test_connections(change: dict[str, Any], kind: type[ModelError], match: str)
     refused(model(X, Y, **change), kind, match)
 
 
-def test_what_nothing_writes_is_refused() -> None:
+def test_unwritten_operand_is_refused() -> None:
     unwritten = replace(t("f32", 2), name="loose")
     refused(model(X, Y, unwritten), UnwrittenOperand, r"operand 2 \(loose\) is never written")
     reading = (NnapiOperation("ADD", (0, 2, 3), (1,)),)
