@@ -1,23 +1,30 @@
-"""One subgraph of a file that has state: its operators in turn, and what holds each piece of state
-after each.
+"""Subgraphs of a file to subgraphs of the IR: each operator becomes one operation.
+
+- DENSIFY of a constant is the constant, which was made dense when it was read.
+- A tensor that an entry subgraph lists more than once among its inputs is one input of it.
+- Operands without elements have their empty value.
+- A subgraph with state knows which operand holds each piece of state after each operator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Protocol
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.errors import (
     DuplicateWriter,
+    InvalidOperand,
     InvalidOperation,
     InvalidQuantization,
 )
 from penstock.export.tflite.state import RANDOM_INPUTS
-from penstock.ir.operand import Lifetime, Operand
+from penstock.ir.operand import OMITTED, Lifetime, Operand, Origin
 from penstock.ir.operation import Attributes, Operation
-from penstock.ir.subgraph import StatePort, Subgraph
-from penstock.ir.types import DType
+from penstock.ir.subgraph import StatePort, Subgraph, Variable
+from penstock.ir.types import DType, is_static
 from penstock.loaders.tflite.calls import (
     CALLS,
     ENTERED_ANEW,
@@ -30,18 +37,144 @@ from penstock.loaders.tflite.calls import (
     table_state,
     value_of,
 )
-from penstock.loaders.tflite.lowering import Body
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
+
+class Lowered(Struct):
+    """Lowered subgraphs, their variables, and for each subgraph the operands that replaced tensors."""
+
+    subgraphs: list[Subgraph]
+    variables: list[Variable]
+    renamed: list[dict[int, int]]
+
+
+class Body:
+    """Lowers one subgraph without state. *renamed* has the operand that replaced a tensor."""
+
+    def __init__(self, raw: RawSubgraph) -> None:
+        self.raw = raw
+        self.operands: list[Operand] = list(raw.operands)
+        self.operations: list[Operation] = []
+        self.renamed: dict[int, int] = {}
+        self.written: set[int] = set()
+        self.omitted: int | None = None
+
+    def lower(self) -> Subgraph:
+        raw = self.raw
+        for operator in raw.operators:
+            self.operator(operator)
+        inputs = list(dict.fromkeys(raw.inputs))
+        outputs = [self.read(tensor) for tensor in raw.outputs]
+        self.lifetimes(inputs, outputs)
+        return Subgraph(
+            tuple(self.operands),
+            tuple(self.operations),
+            tuple(inputs),
+            tuple(outputs),
+            (),
+            raw.name,
+        )
+
+    def operator(self, operator: RawOperator) -> None:
+        if operator.type == "DENSIFY" and len(operator.inputs) == 1 == len(operator.outputs):
+            (tensor,) = operator.inputs
+            if tensor >= 0 and self.operands[tensor].is_constant:
+                self.renamed[operator.outputs[0]] = tensor
+                return
+        self.ordinary(operator)
+
+    def ordinary(self, operator: RawOperator) -> None:
+        inputs = [self.read(i) for i in operator.inputs]
+        outputs = [self.write(o, operator) for o in operator.outputs]
+        self.emit(operator.type, inputs, outputs, operator)
+
+    def emit(self, kind: str, inputs: list[int], outputs: list[int], operator: RawOperator) -> None:
+        self.append(kind, inputs, outputs, Attributes(operator.attributes), operator.origin)
+
+    def append(
+        self,
+        kind: str,
+        inputs: Iterable[int],
+        outputs: Iterable[int],
+        attributes: Attributes,
+        origin: Origin,
+    ) -> None:
+        operation = Operation(kind, tuple(inputs), tuple(outputs), attributes, origin)
+        self.operations.append(operation)
+        self.written.update(operation.outputs)
+
+    def read(self, tensor: int) -> int:
+        """The operand that holds tensor *tensor* now."""
+        if tensor < 0:
+            if self.omitted is None:
+                self.omitted = self.add(OMITTED)
+            return self.omitted
+        return self.renamed.get(tensor, tensor)
+
+    def write(self, tensor: int, operator: RawOperator) -> int:
+        """The operand that an operation writes for tensor *tensor*."""
+        if tensor in self.renamed:
+            raise _duplicate(tensor, operator)
+        return tensor
+
+    def add(self, operand: Operand) -> int:
+        self.operands.append(operand)
+        return len(self.operands) - 1
+
+    def lifetimes(self, inputs: list[int], outputs: list[int]) -> None:
+        """Marks inputs and outputs, and gives operands without elements their empty value."""
+        operands = self.operands
+        for index in inputs:
+            operand = operands[index]
+            if operand.dtype is DType.RESOURCE:
+                raise InvalidOperand(
+                    f"input operand {index} ({operand.name}) is a resource of unknown origin"
+                )
+            # The caller declares the shapes of inputs before kernels are chosen.
+            operands[index] = replace(
+                operand,
+                lifetime=Lifetime.SUBGRAPH_INPUT,
+                value=None,
+                location=None,
+                shape_declared=True,
+            )
+        known = self.written.union(inputs)
+        read = (index for operation in self.operations for index in operation.inputs)
+        for index in (*read, *outputs):
+            operand = operands[index]
+            if index not in known and _is_empty(operand):
+                operands[index] = replace(operand, lifetime=Lifetime.CONSTANT_COPY, value=b"")
+        for index in outputs:
+            if operands[index].lifetime is Lifetime.TEMPORARY_VARIABLE:
+                operands[index] = replace(operands[index], lifetime=Lifetime.SUBGRAPH_OUTPUT)
+
+
+def _duplicate(tensor: int, operator: RawOperator) -> DuplicateWriter:
+    return DuplicateWriter(
+        f"writes tensor {tensor}, which has another writer", where=operator.place
+    )
+
+
+def _is_empty(operand: Operand) -> bool:
+    """Whether a temporary has no elements, so that no operation has to write it."""
+    return (
+        operand.lifetime is Lifetime.TEMPORARY_VARIABLE
+        and operand.shape is not None
+        and 0 in operand.shape
+        and is_static(operand.shape)
+        and operand.dtype.bits is not None
+    )
+
+
 CONTROL_FLOW: Final = CALLS | BRANCHES | LOOPS
-"""Operators that hand values, and so state, to subgraphs."""
+"""Operators that pass values, and so state, to subgraphs."""
 
 
 class FileState(Protocol):
     """The state of all subgraphs of a file, as one of them sees it (`states.StateLowering`).
 
-    *roles* say of each subgraph how it is entered, *use* what it touches; *folded* are the values
-    that a CALL_ONCE of constants leaves, by its subgraph.
+    *roles* says how each subgraph is entered, *use* which state it touches. *folded* has the values
+    that a CALL_ONCE of constants assigns, by its subgraph.
     """
 
     raw: list[RawSubgraph]
@@ -58,18 +191,16 @@ class FileState(Protocol):
         ...
 
     def skip_subgraph(self, init: int) -> int:
-        """The index of a subgraph that passes on unchanged what *init* touches."""
+        """The index of a subgraph that returns the state which *init* touches unchanged."""
         ...
 
     def choice(self, types: tuple[DType, DType], second: bool) -> int:
-        """The index of a subgraph of two pairs of vectors of these types that gives one of the
-        pairs.
-        """
+        """The index of a subgraph that takes two pairs of vectors and returns one of the pairs."""
         ...
 
 
 class StateBody(Body):
-    """Lowers one subgraph. *current* is the operand that holds each piece of state now."""
+    """Lowers one subgraph with state. *current* is the operand that holds each piece of state."""
 
     def __init__(self, lowering: FileState, raw: RawSubgraph) -> None:
         super().__init__(raw)
@@ -115,9 +246,10 @@ class StateBody(Body):
         )
 
     def listed_inputs(self) -> list[int]:
-        """The inputs that hold values. A tensor listed more than once is one input of an entry
-        subgraph; where an operation hands the values over, it takes the last of them (LiteRT), and
-        nobody reads the others.
+        """The inputs that hold values.
+
+        A tensor listed more than once is one input of an entry subgraph. Where an operation passes
+        the values, the tensor takes the last of them (LiteRT), and nothing reads the others.
         """
         inputs = [i for i in self.raw.inputs if i not in self.raw.handles]
         if len(set(inputs)) == len(inputs):
@@ -130,19 +262,17 @@ class StateBody(Body):
         ]
 
     def carried(self, index: int, role: str) -> list[Key]:
-        """The state that a subgraph hands back to the operation that entered it."""
+        """The state that a subgraph returns to the operation that entered it."""
         use = self.lowering.use
         if role == "cond":
             return []
         return list(use.touched[index] if role == "body" else use.written[index])
 
     def ports(self) -> list[StatePort]:
-        """State ports: resource variables first read, then variable tensors, then what is only
+        """State ports: resource variables that are read, variable tensors, then what is only
         written.
         """
-        keys = [k for k in self.state_in if k.kind != "tensor"] + [
-            k for k in self.state_in if k.kind == "tensor"
-        ]
+        keys = sorted(self.state_in, key=lambda k: k.kind == "tensor")
         keys += [k for k in self.changed if k not in self.state_in]
         return [
             StatePort(
@@ -154,27 +284,25 @@ class StateBody(Body):
         ]
 
     def operator(self, operator: RawOperator) -> None:
-        kind = operator.type
-        if kind == "VAR_HANDLE":
-            return
-        if kind == "READ_VARIABLE":
-            self.read_variable(operator)
-        elif kind == "ASSIGN_VARIABLE":
-            key = handle_of(self.raw, operator)
-            self.current[key] = self.read(value_of(operator))
-            self.changed[key] = None
-        elif kind == "CALL_ONCE":
-            self.call_once(operator)
-        elif kind == "HASHTABLE_IMPORT":
-            self.import_table(operator)
-        elif (
-            kind in ("HASHTABLE_FIND", "HASHTABLE_SIZE") and operator.inputs[0] in self.raw.handles
-        ):
-            self.look_up(operator)
-        elif kind in RANDOM_OPERATORS:
-            self.random(operator)
-        else:
-            super().operator(operator)
+        match operator.type:
+            case "VAR_HANDLE":
+                return
+            case "READ_VARIABLE":
+                self.read_variable(operator)
+            case "ASSIGN_VARIABLE":
+                key = handle_of(self.raw, operator)
+                self.current[key] = self.read(value_of(operator))
+                self.changed[key] = None
+            case "CALL_ONCE":
+                self.call_once(operator)
+            case "HASHTABLE_IMPORT":
+                self.import_table(operator)
+            case "HASHTABLE_FIND" | "HASHTABLE_SIZE" if operator.inputs[0] in self.raw.handles:
+                self.look_up(operator)
+            case kind if kind in RANDOM_OPERATORS:
+                self.random(operator)
+            case _:
+                super().operator(operator)
 
     def ordinary(self, operator: RawOperator) -> None:
         inputs = [self.read(i) for i in operator.inputs if i not in self.raw.handles]
@@ -190,23 +318,23 @@ class StateBody(Body):
         self.emit(operator.type, inputs, outputs, operator)
 
     def entering(self, key: Key) -> int:
-        """What brings *key* to a subgraph: its value, which for variable tensors is the initial
-        one; for a generator the beginning of its sequence.
+        """The operand that passes *key* to a subgraph: the value of the state, and for a generator
+        the beginning of its sequence.
         """
         if key.kind == "random":
             return self.add(Operand(DType.INT64, (), Lifetime.CONSTANT_COPY, value=bytes(8)))
         return self.value(key)
 
     def leaving(self, key: Key) -> int:
-        """What takes *key* from a subgraph; nobody reads how far a generator came, nor what a
-        variable tensor holds in the end: both begin anew wherever the subgraph is entered (LiteRT).
+        """The operand that returns *key* from a subgraph. Generators and variable tensors start
+        again at each entry of a subgraph (LiteRT), so nothing reads what they return.
         """
         if key.kind in ENTERED_ANEW:
             return self.add(self.lowering.state_operand(key))
         return self.update(key)
 
     def look_up(self, operator: RawOperator) -> None:
-        """HASHTABLE_FIND or HASHTABLE_SIZE of a table whose content is state."""
+        """HASHTABLE_FIND or HASHTABLE_SIZE of a table with state as its content."""
         keys, values, _ = table_state(handle_of(self.raw, operator))
         held = (keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)
         inputs = [self.value(k) for k in held] + [self.read(i) for i in operator.inputs[1:]]
@@ -218,19 +346,25 @@ class StateBody(Body):
         held = [self.value(filled), self.value(keys), self.value(values)]
         brought = [self.read(i) for i in operator.inputs[1:]]
         types = self.operands[held[1]].dtype, self.operands[held[2]].dtype
-        attributes = Attributes(
-            then_subgraph_index=self.lowering.choice(types, second=False),
-            else_subgraph_index=self.lowering.choice(types, second=True),
-        )
-        outputs = tuple(self.update(k) for k in (keys, values))
-        self.operations.append(
-            Operation("IF", (*held, *brought), outputs, attributes, operator.origin)
-        )
-        self.written.update(outputs)
+        first, second = (self.lowering.choice(types, second=s) for s in (False, True))
+        outputs = [self.update(k) for k in (keys, values)]
+        self.branch([*held, *brought], outputs, first, second, operator)
         self.set_true(filled)
 
+    def branch(
+        self,
+        inputs: list[int],
+        outputs: list[int],
+        first: int,
+        second: int,
+        operator: RawOperator,
+    ) -> None:
+        """Appends an IF that stands for *operator*."""
+        attributes = Attributes(then_subgraph_index=first, else_subgraph_index=second)
+        self.append("IF", inputs, outputs, attributes, operator.origin)
+
     def random(self, operator: RawOperator) -> None:
-        """A random operator with its generator's position before and after it, where that is kept."""
+        """A random operator, with the position of its generator as state where that is kept."""
         if len(operator.inputs) != RANDOM_INPUTS[operator.type] or len(operator.outputs) != 1:
             raise InvalidOperation(
                 f"has {len(operator.inputs)} inputs and {len(operator.outputs)} outputs",
@@ -250,7 +384,7 @@ class StateBody(Body):
         self.emit(operator.type, [*inputs, self.value(key)], [*outputs, self.update(key)], operator)
 
     def set_true(self, key: Key) -> None:
-        """From now on the boolean state *key* is true."""
+        """Sets the boolean state *key*."""
         self.current[key] = self.add(Operand(DType.BOOL, (), Lifetime.CONSTANT_COPY, value=b"\1"))
         self.changed[key] = None
 
@@ -260,9 +394,9 @@ class StateBody(Body):
 
     def read(self, tensor: int) -> int:
         """The operand that holds tensor *tensor* now."""
-        return (
-            self.value(self.key(tensor)) if tensor in self.raw.variables else super().read(tensor)
-        )
+        if tensor in self.raw.variables:
+            return self.value(self.key(tensor))
+        return super().read(tensor)
 
     def write(self, tensor: int, operator: RawOperator) -> int:
         """The operand that an operation writes for tensor *tensor*."""
@@ -271,14 +405,14 @@ class StateBody(Body):
         return super().write(tensor, operator)
 
     def next_state(self, tensor: int) -> int:
-        """The extra output that carries what a recurrent operation leaves in *tensor*."""
+        """The extra output with the new value of *tensor*, the state of a recurrent operation."""
         if tensor in self.raw.variables:
             return self.update(self.key(tensor))
         like = self.operands[tensor] if tensor >= 0 else Operand(DType.FLOAT32, None)
         return self.add(Operand(like.dtype, like.shape, quantization=like.quantization))
 
     def value(self, key: Key) -> int:
-        """The operand that holds the state *key* now: its state input unless it was changed."""
+        """The operand that holds the state *key*: its state input unless it was changed."""
         if key not in self.current:
             own = key.kind == "tensor" and key.subgraph == self.raw.index
             if own and key.number < len(self.raw.operands):
@@ -289,7 +423,7 @@ class StateBody(Body):
         return self.current[key]
 
     def update(self, key: Key) -> int:
-        """A new operand that holds the state *key* from now on."""
+        """A new operand for the state *key*."""
         index = self.add(self.lowering.state_operand(key))
         self.current[key] = index
         self.changed[key] = None
@@ -304,22 +438,17 @@ class StateBody(Body):
                 "reads a variable with other quantisation than the value it holds",
                 where=operator.place,
             )
-        if (
-            tensor in self.written
-            or tensor in self.renamed
-            or tensor in self.inputs
-            or wanted.is_constant
+        if wanted.is_constant or any(
+            tensor in known for known in (self.written, self.renamed, self.inputs)
         ):
-            raise DuplicateWriter(
-                f"writes tensor {tensor}, which has another writer", where=operator.place
-            )
+            raise _duplicate(tensor, operator)
         self.renamed[tensor] = index
 
     def call_once(self, operator: RawOperator) -> None:
         if len(operator.targets) != 1 or operator.inputs or operator.outputs:
             raise InvalidOperation("takes no inputs and no outputs", where=operator.place)
         (init,) = operator.targets
-        if self.raw_of(init).inputs or self.raw_of(init).outputs:
+        if self.lowering.raw[init].inputs or self.lowering.raw[init].outputs:
             raise InvalidOperation(
                 f"its subgraph {init} has inputs or outputs", where=operator.place
             )
@@ -330,12 +459,5 @@ class StateBody(Body):
         inputs = [self.value(once), *(self.value(k) for k in touched)]
         outputs = [self.leaving(k) for k in self.carried(init, "once")]
         skip = self.lowering.skip_subgraph(init)
-        attributes = Attributes(then_subgraph_index=skip, else_subgraph_index=init)
-        self.operations.append(
-            Operation("IF", tuple(inputs), tuple(outputs), attributes, operator.origin)
-        )
-        self.written.update(outputs)
+        self.branch(inputs, outputs, skip, init, operator)
         self.set_true(once)
-
-    def raw_of(self, index: int) -> RawSubgraph:
-        return self.lowering.raw[index]

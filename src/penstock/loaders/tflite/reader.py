@@ -18,7 +18,7 @@ from penstock.ir.operation import AttributeValue
 from penstock.ir.subgraph import NO_METADATA, ConstantPool, Metadata, Signature
 from penstock.ir.types import NDArray, element_count
 from penstock.loaders.flatbuffer import Values, check_header
-from penstock.loaders.tflite.lowering import Body, Lowered
+from penstock.loaders.tflite.bodies import Body, Lowered
 from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,

@@ -16,7 +16,7 @@ from penstock.errors import (
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph, Variable
 from penstock.ir.types import DType, byte_size, is_static
-from penstock.loaders.tflite.bodies import CONTROL_FLOW, StateBody
+from penstock.loaders.tflite.bodies import CONTROL_FLOW, Lowered, StateBody
 from penstock.loaders.tflite.calls import (
     CALLS,
     LOOPS,
@@ -28,7 +28,6 @@ from penstock.loaders.tflite.calls import (
     state_types,
     value_of,
 )
-from penstock.loaders.tflite.lowering import Lowered
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
 
 RESOURCE_OPERATORS: Final = frozenset(
@@ -38,17 +37,17 @@ RESOURCE_OPERATORS: Final = frozenset(
 
 
 def lower_states(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
-    """As `reader.lower`, for a file that may have state or whose operators enter subgraphs."""
+    """As `reader.lower`, for a file with state or with operators that enter subgraphs."""
     order = call_order(raw)
     if any(o.type in RESOURCE_OPERATORS for s in raw for o in s.operators):
         resolve_handles(raw, order)
-        from penstock.loaders.tflite.states import lower_tables
-
         lower_tables(raw)
     return StateLowering(raw, data, find_state(raw, order), zero_limit).run()
 
 
 class StateLowering:
+    """Lowers all subgraphs of a file, and collects the variables of their state."""
+
     def __init__(
         self, raw: list[RawSubgraph], data: memoryview, use: StateUse, zero_limit: int
     ) -> None:
@@ -73,7 +72,9 @@ class StateLowering:
         return Lowered(subgraphs + self.extra, self.variables, [b.renamed for b in bodies])
 
     def _assign_passed_on(self, subgraphs: list[Subgraph]) -> None:
-        """Gives zeros to unassigned variables that control flow takes: it may not read them at all."""
+        """Gives zeros to unassigned variables that are passed to control flow, which may not read
+        them.
+        """
         for subgraph in subgraphs:
             taken = {i for o in subgraph.operations if o.type in CONTROL_FLOW for i in o.inputs}
             for port in subgraph.states:
@@ -103,21 +104,14 @@ class StateLowering:
         operand = self.state_operand(key)
         owner = f"subgraph_{key.subgraph}" if key.subgraph >= 0 else f"table_{key.number}"
         name = key.name or operand.name or f"{owner}/{key.kind}/{key.number}"
-        given = self.initial.get(key)
-        if given is not None:
-            if self._is_zero(given):
-                return Variable(name, given.dtype, given.shape, operand.quantization)
+        given, quantization = self.initial.get(key), operand.quantization
+        if given is None:
+            value, assigned = self._zeros(key, operand), key.kind != "resource"
             return Variable(
-                name, given.dtype, given.shape, operand.quantization, given.value, given.location
+                name, operand.dtype, operand.shape, quantization, value, assigned=assigned
             )
-        return Variable(
-            name,
-            operand.dtype,
-            operand.shape,
-            operand.quantization,
-            self._zeros(key, operand),
-            assigned=key.kind != "resource",
-        )
+        held = (None, None) if self._is_zero(given) else (given.value, given.location)
+        return Variable(name, given.dtype, given.shape, quantization, *held)
 
     def _is_zero(self, given: Operand) -> bool:
         place = given.location
@@ -143,8 +137,8 @@ class StateLowering:
         return bytes([zero_point]) * size
 
     def _find_roles(self) -> list[str]:
-        """How each subgraph is entered: entry, branch, cond, body, called or once. State needs one
-        role each.
+        """How each subgraph is entered: entry, branch, cond, body, called or once. A subgraph with
+        state has one role.
         """
         roles = ["entry"] * len(self.raw)
         for subgraph in self.raw:
@@ -163,9 +157,9 @@ class StateLowering:
         return roles
 
     def _find_folded(self) -> dict[int, dict[Key, Operand]]:
-        """The CALL_ONCE subgraphs that only give initial values, with these.
+        """The CALL_ONCE subgraphs that only assign initial values, with these values.
 
-        An initial value is a variable's only when no entry subgraph touches it before CALL_ONCE.
+        A value is initial only if no entry subgraph touches the variable before CALL_ONCE.
         """
         found: dict[int, dict[Key, Operand]] = {}
         owners: dict[Key, int] = {}
@@ -199,8 +193,8 @@ class StateLowering:
         return late
 
     def skip_subgraph(self, init: int) -> int:
-        """A subgraph that passes on unchanged what *init* touches: the branch of a CALL_ONCE
-        already done.
+        """A subgraph that returns the state which *init* touches unchanged: the branch for a
+        CALL_ONCE that has run.
         """
         if init not in self.skipping:
             body = StateBody(self, RawSubgraph(init, "", [], [], (), (), frozenset()))
@@ -209,17 +203,13 @@ class StateLowering:
         return self.skipping[init]
 
     def choice(self, types: tuple[DType, DType], second: bool) -> int:
-        """A subgraph of two pairs of vectors of these types that gives the first pair, or the
-        *second*.
-        """
+        """A subgraph that takes two pairs of vectors and returns the first or the *second* pair."""
         known = self.choices.get((types, second))
         if known is None:
             known = self.choices[types, second] = len(self.raw) + len(self.extra)
-            operands = tuple(
-                Operand(dtype, (None,), Lifetime.SUBGRAPH_INPUT) for dtype in types * 2
-            )
-            given = (2, 3) if second else (0, 1)
-            self.extra.append(Subgraph(operands, (), (0, 1, 2, 3), given))
+            operands = [Operand(t, (None,), Lifetime.SUBGRAPH_INPUT) for t in types * 2]
+            result = (2, 3) if second else (0, 1)
+            self.extra.append(Subgraph(tuple(operands), (), (0, 1, 2, 3), result))
         return known
 
 
@@ -254,9 +244,11 @@ Table: TypeAlias = "tuple[Operand, Operand]"
 
 
 def lower_tables(subgraphs: list[RawSubgraph]) -> None:
-    """Rewrites the operators of tables with constant content in place; `resolve_handles` has run.
+    """Rewrites the operators of hash tables with constant content; `resolve_handles` has run.
 
-    The operators of other tables stay as they are, for `states`.
+    TFLite imports keys and values once; later imports do nothing, and nothing else changes a table.
+    A table with a constant import is therefore a pair of constants: HASHTABLE_FIND takes keys,
+    values, query and default, HASHTABLE_SIZE the keys. Other tables are state.
     """
     kinds = ("HASHTABLE_IMPORT", "HASHTABLE_FIND", "HASHTABLE_SIZE")
     users = [(s, o) for s in subgraphs for o in s.operators if o.type in kinds]
@@ -286,7 +278,7 @@ def lower_tables(subgraphs: list[RawSubgraph]) -> None:
 
 
 def _content(subgraph: RawSubgraph, operator: RawOperator) -> Table | None:
-    """The keys and values that an import brings, where both are constants."""
+    """The keys and values of an import, where both are constants."""
     if len(operator.inputs) != 3 or min(operator.inputs) < 0:
         raise InvalidOperation("needs a table, keys and values", where=operator.place)
     keys, values = (subgraph.operands[i] for i in operator.inputs[1:])
