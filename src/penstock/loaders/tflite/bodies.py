@@ -35,6 +35,7 @@ from penstock.loaders.tflite.calls import (
     random_state,
     state_inputs,
     table_state,
+    tensor_state,
     value_of,
 )
 from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSubgraph
@@ -388,26 +389,22 @@ class StateBody(Body):
         self.current[key] = self.add(Operand(DType.BOOL, (), Lifetime.CONSTANT_COPY, value=b"\1"))
         self.changed[key] = None
 
-    def key(self, tensor: int) -> Key:
-        """The state that variable tensor *tensor* stands for."""
-        return Key("tensor", subgraph=self.raw.index, number=tensor)
-
     def read(self, tensor: int) -> int:
         """The operand that holds tensor *tensor* now."""
         if tensor in self.raw.variables:
-            return self.value(self.key(tensor))
+            return self.value(tensor_state(self.raw, tensor))
         return super().read(tensor)
 
     def write(self, tensor: int, operator: RawOperator) -> int:
         """The operand that an operation writes for tensor *tensor*."""
         if tensor in self.raw.variables:
-            return self.update(self.key(tensor))
+            return self.update(tensor_state(self.raw, tensor))
         return super().write(tensor, operator)
 
     def next_state(self, tensor: int) -> int:
         """The extra output with the new value of *tensor*, the state of a recurrent operation."""
         if tensor in self.raw.variables:
-            return self.update(self.key(tensor))
+            return self.update(tensor_state(self.raw, tensor))
         like = self.operands[tensor] if tensor >= 0 else Operand(DType.FLOAT32, None)
         return self.add(Operand(like.dtype, like.shape, quantization=like.quantization))
 

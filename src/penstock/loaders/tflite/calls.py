@@ -1,8 +1,7 @@
-"""Which subgraph enters which, and what network state each of them touches.
+"""Which subgraph enters which, and which network state each of them reads and writes.
 
-State in a TFLite file hides in variable tensors and in resource variables (named by VAR_HANDLE).
-This module finds out who reads and writes what, through control flow; `states` then makes it
-explicit.
+State in a TFLite file is in variable tensors and in resource variables (named by VAR_HANDLE). This
+module follows it through control flow; `states` then makes it explicit.
 """
 
 from __future__ import annotations
@@ -29,9 +28,7 @@ CALLS: Final = frozenset({"CALL", "STABLEHLO_COMPOSITE"})
 RANDOM_OPERATORS: Final = frozenset({"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"})
 
 ENTERED_ANEW: Final = frozenset({"random", "tensor"})
-"""Kinds of state that an operation leaves in no subgraph that it has entered: the next entry begins
-with the initial value.
-"""
+"""Kinds of state that start again from the initial value at each entry of a subgraph."""
 
 MAX_PASSES: Final = 2 * MAX_DEPTH
 STATE_PER_OPERAND: Final = 8
@@ -39,7 +36,7 @@ STATE_ALLOWANCE: Final = 4096
 
 
 def state_inputs(operator: RawOperator) -> tuple[int, ...]:
-    """Positions among the inputs of *operator* of the state it changes in place."""
+    """Positions of the inputs that *operator* changes in place."""
     if operator.type == "CUSTOM":
         return tuple(sorted(i for i in operator.mutated if i < len(operator.inputs)))
     positions = state_positions(operator.type, operator.attributes)
@@ -47,17 +44,13 @@ def state_inputs(operator: RawOperator) -> tuple[int, ...]:
 
 
 def call_order(subgraphs: list[RawSubgraph]) -> list[int]:
-    """Subgraphs, callers before callees; `CyclicModel` when one enters itself, `LimitExceeded` when
-    too deep.
-    """
+    """Subgraphs, callers before callees. Raises as `callees_first`."""
     calls = [sorted({t for o in s.operators for t in o.targets}) for s in subgraphs]
     return callees_first(calls)[::-1]
 
 
 def resolve_handles(subgraphs: list[RawSubgraph], order: list[int]) -> None:
-    """Fills `handles`: follows resource tensors from VAR_HANDLE and HASHTABLE into called
-    subgraphs.
-    """
+    """Fills `handles`: follows resource tensors from VAR_HANDLE and HASHTABLE into subgraphs."""
     for index in order:
         subgraph = subgraphs[index]
         for operator in subgraph.operators:
@@ -106,26 +99,31 @@ def random_state(subgraph: int, operator: RawOperator) -> Key:
     return Key("random", subgraph=subgraph, number=operator.origin.index)
 
 
+def tensor_state(subgraph: RawSubgraph, tensor: int) -> Key:
+    """The state of a variable tensor."""
+    return Key("tensor", subgraph=subgraph.index, number=tensor)
+
+
 def table_state(table: Key) -> tuple[Key, Key, Key]:
-    """Keys, values and whether they are there, of a table whose content is known at run time only."""
+    """Keys, values, and whether they are imported, of a table with content known at run time only."""
     return replace(table, kind="keys"), replace(table, kind="values"), replace(table, kind="filled")
 
 
 class StateUse(Struct):
-    """The state each subgraph touches and changes, itself or through what it enters, all in one
-    order.
+    """The state that each subgraph touches and writes, itself or through subgraphs that it enters;
+    all in one order.
     """
 
     touched: list[dict[Key, None]]
     written: list[dict[Key, None]]
     restarted: frozenset[int]
-    """The subgraphs whose random operators begin anew whenever they are entered. Those of a loop's
-    body go on from round to round, those of an entry from run to run.
+    """Subgraphs whose random operators restart at each entry. Those of a loop's body go on from
+    round to round, those of an entry subgraph from run to run.
     """
 
 
 def find_state(subgraphs: list[RawSubgraph], order: list[int]) -> StateUse:
-    """Who uses what. Subgraphs that one operation enters side by side share what they use."""
+    """The state of every subgraph. Subgraphs that one operation may enter share what they touch."""
     use = StateUse([{} for _ in subgraphs], [{} for _ in subgraphs], _restarted(subgraphs))
     for subgraph in subgraphs:
         _local(subgraph, use)
@@ -182,17 +180,13 @@ def _local(subgraph: RawSubgraph, use: StateUse) -> None:
             continue
         for tensor in (*operator.inputs, *operator.outputs):
             if tensor in subgraph.variables:
-                touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
+                touched[tensor_state(subgraph, tensor)] = None
         changed = {operator.inputs[i] for i in state_inputs(operator)} | set(operator.outputs)
-        written.update(
-            {
-                Key("tensor", subgraph=subgraph.index, number=t): None
-                for t in sorted(changed & subgraph.variables)
-            }
-        )
+        own = sorted(changed & subgraph.variables)
+        written.update((tensor_state(subgraph, tensor), None) for tensor in own)
     for tensor in subgraph.outputs:
         if tensor in subgraph.variables:
-            touched[Key("tensor", subgraph=subgraph.index, number=tensor)] = None
+            touched[tensor_state(subgraph, tensor)] = None
 
 
 def _state_of(
@@ -208,21 +202,15 @@ def _state_of(
             return (), (handle_of(subgraph, operator),)
         case "HASHTABLE_IMPORT":
             return (), table_state(handle_of(subgraph, operator))
-        case "HASHTABLE_FIND" | "HASHTABLE_SIZE" if _asks_a_table(subgraph, operator):
+        # Operators on a table with constant content were given constants for its handle.
+        case "HASHTABLE_FIND" | "HASHTABLE_SIZE" if {*operator.inputs[:1]} & {*subgraph.handles}:
             keys, values, _ = table_state(handle_of(subgraph, operator))
             return ((keys, values) if operator.type == "HASHTABLE_FIND" else (keys,)), ()
     return (), ()
 
 
-def _asks_a_table(subgraph: RawSubgraph, operator: RawOperator) -> bool:
-    """Whether a table operator has a handle still: those of constant tables are given constants
-    instead.
-    """
-    return bool(operator.inputs) and operator.inputs[0] in subgraph.handles
-
-
 def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
-    """Spreads over one operator; the number of values of state that it will carry."""
+    """Spreads state over one operator; returns how many values of state it will pass."""
     touched: dict[Key, None] = {}
     written: dict[Key, None] = {}
     for target in operator.targets:
@@ -254,10 +242,10 @@ def _spread(use: StateUse, caller: int, operator: RawOperator) -> int:
 
 
 def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
-    """For every resource variable an operand of its type: as it is read, else as it is assigned;
-    and for every table of unknown content those of its keys and values.
+    """An operand of the type of each resource variable, as it is read, else as it is assigned; and
+    of the keys and values of each table with unknown content.
 
-    Dimensions on which its readers and writers differ are unknown.
+    Dimensions on which readers and writers differ are unknown.
     """
     types: dict[Key, Operand] = {}
     read: set[Key] = set()
@@ -283,7 +271,7 @@ def state_types(subgraphs: list[RawSubgraph]) -> dict[Key, Operand]:
 
 
 def _agree(types: dict[Key, Operand], key: Key, operand: Operand, operator: RawOperator) -> Operand:
-    """The operand known for *key*, at first *operand*; `InvalidOperand` where their types differ."""
+    """The first operand for *key*; raises `InvalidOperand` where *operand* has another type."""
     known = types.setdefault(key, operand)
     if known.dtype is not operand.dtype:
         what = "a variable" if key.kind == "resource" else "a table"
@@ -296,21 +284,18 @@ def _agree(types: dict[Key, Operand], key: Key, operand: Operand, operator: RawO
 
 def value_of(operator: RawOperator) -> int:
     """The tensor that READ_VARIABLE writes or ASSIGN_VARIABLE stores."""
-    if (
-        operator.type == "READ_VARIABLE"
-        and len(operator.inputs) == 1
-        and len(operator.outputs) == 1
-    ):
-        return operator.outputs[0]
-    if operator.type == "ASSIGN_VARIABLE" and len(operator.inputs) == 2 and operator.inputs[1] >= 0:
-        return operator.inputs[1]
+    inputs, outputs = operator.inputs, operator.outputs
+    if operator.type == "READ_VARIABLE" and len(inputs) == len(outputs) == 1:
+        return outputs[0]
+    if operator.type == "ASSIGN_VARIABLE" and len(inputs) == 2 and inputs[1] >= 0:
+        return inputs[1]
     raise InvalidOperation(
         "a variable is read or assigned with the wrong number of operands", where=operator.place
     )
 
 
 def common_shape(a: Shape, b: Shape) -> Shape:
-    """What two shapes agree on; differing dimensions, and then ranks, are unknown."""
+    """The dimensions that two shapes share; others are unknown, as is the rank where it differs."""
     if a is None or b is None or len(a) != len(b):
         return None
     return tuple(x if x == y else None for x, y in zip(a, b, strict=True))

@@ -1,7 +1,7 @@
-"""A TFLite file as it stands: every tensor, operator and signature under the file's own numbers.
+"""The content of a TFLite file: tensors, operators and signatures under the file's own numbers.
 
-Beside the model that `reader.load` makes of a file, for doors that show the file itself. Nothing is
-lowered, renamed or left out; only what could not be shown at all is refused.
+For interfaces that show the file itself, beside the model that `reader.load` makes of it. Nothing
+is lowered, renamed or left out. Only what cannot be shown at all is refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from penstock.errors import (
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
-    InvalidSignature,
     Place,
     ShapeOverflow,
     UnknownType,
@@ -77,8 +76,8 @@ class SparsityEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorEntry:
-    """One tensor. *signature* is its `shape_signature` (-1: unknown), None where the file has none;
-    *data* where its constant value lies in the file, None for a tensor without one.
+    """One tensor. *signature* is its `shape_signature` (-1: unknown) or None. *data* is the place of
+    its constant value in the file, None for a tensor without one.
     """
 
     name: str
@@ -103,8 +102,8 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class OperatorEntry:
-    """One operator: its name (a custom operator's own), and tensor indexes, -1 for an omitted
-    input; of VAR_HANDLE the name of the *resource* too.
+    """One operator: its name (a custom operator's own) and tensor indexes, -1 for an omitted input.
+    *resource* is the name of VAR_HANDLE's resource.
     """
 
     name: str
@@ -136,7 +135,7 @@ class SignatureEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """A whole file. Signatures stand in the file's order, those too that `reader.load` leaves out."""
+    """A whole file. Signatures are in the file's order, with those that `reader.load` leaves out."""
 
     pool: ConstantPool
     subgraphs: tuple[SubgraphEntry, ...]
@@ -147,10 +146,9 @@ class Catalog:
 def read_catalog(pool: ConstantPool) -> Catalog:
     """The catalogue of the TFLite file in *pool*.
 
-    Raises the `ModelError` subclass of the first defect, with its place in the file: content that
-    is no TFLite file, an unknown type or operator code, constants that do not fill their shapes,
-    shapes below zero or beyond 64 bits, quantisation parameters that do not fit each other. Indexes
-    of tensors are as the file has them, right or wrong.
+    Raises the `ModelError` subclass of the first defect, with its place in the file: no TFLite
+    file, an unknown type or operator code, a constant that does not fill its shape, a shape below
+    zero or beyond 64 bits, inconsistent quantisation. Indexes of tensors are not checked.
     """
     file = File(pool)
     tables = file.tables("subgraphs")
@@ -284,20 +282,13 @@ def _operator(
 
 def _signatures(file: File, subgraphs: tuple[SubgraphEntry, ...]) -> dict[str, SignatureEntry]:
     signatures: dict[str, SignatureEntry] = {}
-    for index, table in enumerate(file.tables("signature_defs")):
-        name = table["signature_key"] or ""
-        where = f"signature {index} ({name})"
+    for name, where, table in file.signatures(len(subgraphs)):
         file.charge(SIGNATURE_MEMORY, where)
-        subgraph = table["subgraph_index"]
-        if subgraph >= len(subgraphs):
-            raise IndexOutOfRange(f"refers to subgraph {subgraph} of {len(subgraphs)}", where=where)
-        if name in signatures:
-            raise InvalidSignature("two signatures have this name", where=where)
         ends = [
             dict(
                 sorted((entry["name"] or "", entry["tensor_index"]) for entry in table[kind] or ())
             )
             for kind in ("inputs", "outputs")
         ]
-        signatures[name] = SignatureEntry(subgraph, *ends)
+        signatures[name] = SignatureEntry(table["subgraph_index"], *ends)
     return signatures

@@ -1,8 +1,6 @@
-"""What a file says about itself: metadata buffers, the TFLite metadata FlatBuffer, associated
-files.
+"""Metadata of a file: its metadata buffers, the TFLite metadata FlatBuffer, and associated files.
 
-Associated files (label lists) stand in a zip archive appended to the model, as the TFLite metadata
-guide has it.
+Associated files (label lists) are in a zip archive behind the model (TFLite metadata guide).
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Element types of computed tensors: what LiteRT makes of them, which is not always what the file
-declares.
+"""Element types of computed tensors, where LiteRT's differ from what the file declares.
 
-Before it runs, most kernels of LiteRT give their output the type that follows from the inputs, and
-a wrong declaration does not matter (`OVERWRITTEN`). Some leave the declaration as it is and write
-what they compute under it (`LABELLED`): the bytes of a float32 sum that is declared int32 are read
-as int32. That has a meaning where both types are equally wide, and is a BITCAST here. Of other
-widths LiteRT's output overruns its tensor or leaves a part of it unwritten; there the declaration
-stands, and the operation table refuses it.
+Most kernels of LiteRT set the type of their output from the inputs, so that a wrong declaration
+does not matter (`OVERWRITTEN`). Some keep the declared type and write other values under it
+(`RELABELLED`): the bytes of a float32 sum that is declared int32 are read as int32. Where both types
+have the same width, that is a BITCAST here. Otherwise LiteRT overruns its tensor or leaves a part
+of it unwritten; the declaration stays, and the operation table refuses it.
 """
 
 from __future__ import annotations
@@ -29,9 +27,7 @@ from penstock.loaders.tflite.operators import (
 from penstock.loaders.tflite.tensors import OPERAND_MEMORY, File
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
-"""The type of an operator's outputs by the types of its inputs (None: left out); None where it is
-open.
-"""
+"""The type of an operator's outputs by the types of its inputs (None: omitted); None for unknown."""
 
 
 def _input(position: int) -> Rule:
@@ -54,12 +50,12 @@ def _attribute(name: str) -> Rule:
 
 
 def _float(_: RawOperator, types: Sequence[DType | None]) -> DType | None:
-    """The first input's type where that is a float: kernels for integers look at the output."""
+    """The first input's type if that is a float: kernels for integers use the output's type."""
     return types[0] if types and types[0] is not None and types[0].is_float else None
 
 
 def _float_or_int16(operator: RawOperator, types: Sequence[DType | None]) -> DType | None:
-    """As `_float`, and int16 likewise: of integers of 8 bits the kernel looks at the output."""
+    """As `_float`, and int16: kernels for 8-bit integers use the output's type."""
     return types[0] if types and types[0] is DType.INT16 else _float(operator, types)
 
 
@@ -92,7 +88,7 @@ OVERWRITTEN: Final[dict[str, Rule]] = {
 }
 """Operators whose kernels set the type of every output."""
 
-LABELLED: Final[dict[str, Rule]] = {
+RELABELLED: Final[dict[str, Rule]] = {
     **_rows(
         "CUMSUM MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RESHAPE SEGMENT_SUM SQUEEZE SUM "
         "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
@@ -108,58 +104,54 @@ LABELLED: Final[dict[str, Rule]] = {
     "SOFTMAX": _float_or_int16,
     "LSH_PROJECTION": _always(DType.INT32),
 }
-"""Operators whose kernels write values of this type, whatever type their output is declared
-with.
-"""
+"""Operators whose kernels write values of this type, whatever type their output has."""
 
 SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
 """Types of the outputs of NON_MAX_SUPPRESSION_V5: which boxes, their scores, how many."""
 
 
 ENTERING: Final = frozenset({"IF", "WHILE", "STABLEHLO_COMPOSITE", "STABLEHLO_CASE"})
-"""Operators that give the inputs of the subgraphs they enter their own inputs' types; of a subgraph
-that several enter, the first does. Their outputs have the types that the subgraph gives which they
-enter last; STABLEHLO_CASE leaves the label.
+"""Operators that set the types of the inputs of subgraphs that they enter; the first one does so for
+a subgraph that several enter. Their outputs have the types of the outputs of the last subgraph;
+STABLEHLO_CASE keeps the declared types.
 """
 
 BITCAST_MEMORY: Final = OPERAND_MEMORY + OPERATOR_MEMORY + 2 * ARGUMENT_MEMORY
 
 
-def settle(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
-    """Gives computed tensors of all *subgraphs* their types, and the inputs of those that are
-    entered the types of what they are given; *file* is charged for what is added. Raises
-    `CyclicModel` where a subgraph enters itself.
+def infer_types(file: File, subgraphs: Sequence[RawSubgraph]) -> None:
+    """Sets the types of computed tensors, and of the inputs of subgraphs that are entered.
+
+    *file* is charged for what is added. Raises `CyclicModel` where a subgraph enters itself.
     """
     calls = [[t for o in s.operators for t in o.targets] for s in subgraphs]
-    settled: set[int] = set()
+    done: set[int] = set()
     for index in reversed(callees_first(calls)):
-        _settle_subgraph(file, index, subgraphs, settled)
+        _infer_subgraph(file, index, subgraphs, done)
 
 
-def _settle_subgraph(
-    file: File, index: int, subgraphs: Sequence[RawSubgraph], settled: set[int]
+def _infer_subgraph(
+    file: File, index: int, subgraphs: Sequence[RawSubgraph], done: set[int]
 ) -> None:
-    if index in settled:
+    if index in done:
         return
-    settled.add(index)
+    done.add(index)
     subgraph = subgraphs[index]
     fixed = subgraph.variables.union(subgraph.inputs)
     operators: list[RawOperator] = []
     for operator in subgraph.operators:
         for target in operator.targets:
-            # The main subgraph's inputs are whoever runs the model's.
-            if target and target not in settled:
-                _give_types(operator, subgraph.operands, subgraphs[target])
-            _settle_subgraph(file, target, subgraphs, settled)
+            # The types of the main subgraph's inputs are the caller's.
+            if target and target not in done:
+                _pass_types(operator, subgraph.operands, subgraphs[target])
+            _infer_subgraph(file, target, subgraphs, done)
         operators.append(operator)
-        operators += _settle(file, operator, subgraph.operands, fixed, subgraphs)
+        operators += _infer(file, operator, subgraph.operands, fixed, subgraphs)
     subgraph.operators = operators
 
 
-def _give_types(operator: RawOperator, operands: Sequence[Operand], target: RawSubgraph) -> None:
-    """The inputs of *target* have the types of what *operator* gives them, whatever they are
-    declared with.
-    """
+def _pass_types(operator: RawOperator, operands: Sequence[Operand], target: RawSubgraph) -> None:
+    """Sets the types of the inputs of *target* to those of the operands that *operator* passes."""
     given = operator.inputs[1:] if operator.type in BRANCHES else operator.inputs
     if operator.type not in ENTERING or len(given) != len(target.inputs):
         return
@@ -169,23 +161,23 @@ def _give_types(operator: RawOperator, operands: Sequence[Operand], target: RawS
             target.operands[index] = replace(target.operands[index], dtype=dtype)
 
 
-def _settle(
+def _infer(
     file: File,
     operator: RawOperator,
     operands: list[Operand],
     fixed: Collection[int],
     subgraphs: Sequence[RawSubgraph],
 ) -> list[RawOperator]:
-    """Types the outputs of one operator, and returns what has to follow it. Tensors that are
-    *fixed* keep their type.
+    """Sets the types of the outputs of one operator; returns operators to insert after it. *fixed*
+    tensors keep their type.
     """
-    types, labelled = _made(operator, operands, subgraphs)
+    types, relabelled = _computed(operator, operands, subgraphs)
     following: list[RawOperator] = []
     for position, (index, dtype) in enumerate(zip(operator.outputs, types, strict=False)):
         output = operands[index]
         if dtype is None or dtype is output.dtype or output.is_constant or index in fixed:
             continue
-        if not labelled:
+        if not relabelled:
             operands[index] = replace(output, dtype=dtype)
         elif dtype.bits is not None and dtype.bits == output.dtype.bits:
             file.charge(BITCAST_MEMORY, operator.place)
@@ -193,12 +185,10 @@ def _settle(
     return following
 
 
-def _made(
+def _computed(
     operator: RawOperator, operands: Sequence[Operand], subgraphs: Sequence[RawSubgraph]
 ) -> tuple[Sequence[DType | None], bool]:
-    """The types of the outputs, None where the declaration decides; and whether the outputs keep
-    their labels.
-    """
+    """The types of the outputs (None: as declared), and whether the outputs keep the declared type."""
     kind, count = operator.type, len(operator.outputs)
     code = operator.attributes.get("custom_code")
     if kind == "CUSTOM" and isinstance(code, str):
@@ -209,20 +199,17 @@ def _made(
         return (outputs if len(outputs) == count else ()), kind == "STABLEHLO_CASE"
     if kind == "NON_MAX_SUPPRESSION_V5":
         return SUPPRESSION_V5, False
-    labelled = kind in LABELLED
-    rule = LABELLED.get(kind) or OVERWRITTEN.get(kind)
+    rule = RELABELLED.get(kind) or OVERWRITTEN.get(kind)
     if rule is None:
         return (), False
     given = [operands[i].dtype if i >= 0 else None for i in operator.inputs]
-    return [rule(operator, given)] * count, labelled
+    return [rule(operator, given)] * count, kind in RELABELLED
 
 
 def _bitcast(
     operator: RawOperator, position: int, dtype: DType, operands: list[Operand]
 ) -> RawOperator:
-    """What reads the bytes of an output of *operator* as the declared type; the operator writes a
-    new operand.
-    """
+    """A BITCAST of an output of *operator* to its declared type; the operator writes a new operand."""
     declared = operator.outputs[position]
     operands.append(replace(operands[declared], dtype=dtype, origin=None))
     outputs = list(operator.outputs)

@@ -26,7 +26,7 @@ from penstock.loaders.tflite.operators import (
     read_codes,
     read_operator,
 )
-from penstock.loaders.tflite.output_types import settle
+from penstock.loaders.tflite.output_types import infer_types
 from penstock.loaders.tflite.tensors import (
     ARCHIVE_END,
     BLOCKWISE,
@@ -82,7 +82,7 @@ def load(pool: ConstantPool) -> Model:
     codes = read_codes(file)
     dense = _Dense(knobs.densify_limit_mib() * MIB)
     raw = [_subgraph(file, codes, i, t, len(tables), dense) for i, t in enumerate(polled(tables))]
-    settle(file, raw)
+    infer_types(file, raw)
     lowered = lower(raw, file.data, dense.left)
     pools = (pool, *dense.pools())
     signatures = _signatures(file, lowered, raw)
@@ -107,7 +107,7 @@ def _once_each(metadata: Metadata, inputs: tuple[int, ...]) -> Metadata:
 
 
 class _Dense:
-    """Collects constants made dense; all together may take *left* bytes."""
+    """Dense forms of sparse constants; all together may take *left* bytes."""
 
     def __init__(self, left: int) -> None:
         self.left = left
@@ -130,15 +130,8 @@ class _Dense:
         array.flags.writeable = False
         self.arrays.append(array)
         location = DataLocation(len(self.arrays), 0, size)
-        return Operand(
-            operand.dtype,
-            shape,
-            Lifetime.CONSTANT_POOL,
-            operand.name,
-            operand.quantization,
-            location=location,
-            origin=operand.origin,
-        )
+        lifetime = Lifetime.CONSTANT_POOL
+        return replace(operand, shape=shape, lifetime=lifetime, location=location)
 
     def pools(self) -> list[ConstantPool]:
         return [ConstantPool(a.reshape(-1).view(np.uint8).data, a) for a in self.arrays]
@@ -173,16 +166,15 @@ def _subgraph(
             operator.attributes.update(_intermediates(operator, operands))
     variables = frozenset(i for i, t in enumerate(tensors) if t["is_variable"]).difference(inputs)
     for i in variables:
-        # Its memory is there before the first run, and nobody resizes it: what `shape_signature`
-        # leaves open is known.
+        # Its memory is allocated before the first run and never resized: its whole shape is known.
         operands[i] = replace(operands[i], shape=integers(tensors[i]["shape"]))
-    # What has been read is let go, or it would stand in memory beside all that is made of it.
+    # The tables are released: their memory is needed for the operands made from them.
     table["tensors"] = table["operators"] = None
     return RawSubgraph(index, table["name"] or "", operands, operators, inputs, outputs, variables)
 
 
 def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[str, AttributeValue]:
-    """Scales and zero points of the values inside an integer LSTM; scale 0 where the file has none."""
+    """Scales and zero points of the intermediates of an integer LSTM; scale 0 where there is none."""
     found = [None if i < 0 else operands[i].quantization for i in operator.intermediates]
     if not any(found):
         return {"intermediate_scales": (), "intermediate_zero_points": ()}
@@ -194,14 +186,8 @@ def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[st
 
 def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[str, Signature]:
     signatures: dict[str, Signature] = {}
-    for index, table in enumerate(file.tables("signature_defs")):
-        name = table["signature_key"] or ""
-        where = f"signature {index} ({name})"
+    for name, where, table in file.signatures(len(raw)):
         subgraph = table["subgraph_index"]
-        if subgraph >= len(raw):
-            raise IndexOutOfRange(f"refers to subgraph {subgraph} of {len(raw)}", where=where)
-        if name in signatures:
-            raise InvalidSignature("two signatures have this name", where=where)
         ends = [
             _ends(table[kind] or [], raw[subgraph], lowered.renamed[subgraph], where)
             for kind in ("inputs", "outputs")
@@ -212,8 +198,7 @@ def _signatures(file: File, lowered: Lowered, raw: list[RawSubgraph]) -> dict[st
             n for named, known in zip(ends, real, strict=True) for n, i in named if i not in known
         ]
         if stray:
-            # Tools that change a graph's ends leave such signatures behind; the graph itself is
-            # sound.
+            # Tools that change a graph's ends leave such signatures behind. The graph is valid.
             log.warning(
                 "%s is left out: %s is no input or output of subgraph %d", where, stray[0], subgraph
             )
@@ -253,7 +238,7 @@ def lower(raw: list[RawSubgraph], data: memoryview, zero_limit: int) -> Lowered:
 
 
 def _needs_more(subgraph: RawSubgraph) -> bool:
-    """Whether *subgraph* may have state, or enters another."""
+    """Whether *subgraph* may have state or enters another."""
     return bool(subgraph.variables) or any(
         operator.type in STATEFUL_OPERATORS or operator.targets or operator.mutated
         for operator in subgraph.operators

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.errors import (
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
+    InvalidSignature,
     LimitExceeded,
     ModelError,
     NotAModel,
@@ -75,6 +77,21 @@ class File:
         if not 0 <= index < len(self._places):
             raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
         return self._places[index]
+
+    def signatures(self, subgraphs: int) -> Iterator[tuple[str, str, Values]]:
+        """(name, place, table) of each signature; raises for a second one of a name, and for one
+        of no subgraph among *subgraphs*.
+        """
+        known: set[str] = set()
+        for index, table in enumerate(self.tables("signature_defs")):
+            name, subgraph = table["signature_key"] or "", table["subgraph_index"]
+            where = f"signature {index} ({name})"
+            if subgraph >= subgraphs:
+                raise IndexOutOfRange(f"refers to subgraph {subgraph} of {subgraphs}", where=where)
+            if name in known:
+                raise InvalidSignature("two signatures have this name", where=where)
+            known.add(name)
+            yield name, where, table
 
     def tail(self, size: int) -> bytes:
         """A copy of the last *size* bytes of the file, or of all there are."""
