@@ -21,8 +21,7 @@ import numpy as np
 import pytest
 
 from penstock.drivers.reference.kernel import Kernel, Site, Unsupported, build
-from penstock.export.tflite.fields import TFLITE, Kind
-from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Kind
 from penstock.ir import Attributes, DType, NDArray, Operand, Operation, Quantization
 from penstock.ir.builder import pack
 from penstock.ir.operand import Lifetime

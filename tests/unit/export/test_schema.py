@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from penstock.export.tflite import metadata_schema, schema
-from penstock.export.tflite.fields import TFLITE, Kind, Schema
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Kind, Schema
 from penstock.export.tflite.metadata_schema import METADATA
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +40,7 @@ def test_every_name_a_table_uses_exists(source: ModuleType) -> None:
                 assert field.target in source.TABLES
             if field.enum:
                 assert field.enum in source.ENUMS
-    for members in source.UNIONS.values():
+    for members in tables.unions.values():
         assert members[0] == "NONE"
         assert set(members[1:]) <= set(source.TABLES)
 
@@ -67,10 +67,10 @@ def test_slots_and_defaults_are_as_in_the_format() -> None:
 
 def test_options_belong_to_exactly_one_union() -> None:
     first, second = TFLITE.unions["BuiltinOptions"], TFLITE.unions["BuiltinOptions2"]
-    for operator, table in schema.OPTIONS_OF_OPERATOR.items():
+    for operator, table in OPTIONS_OF_OPERATOR.items():
         assert operator in TFLITE.numbers("BuiltinOperator")
         assert (table in first) != (table in second)
-    assert set(first[1:] + second[1:]) == set(schema.OPTIONS_OF_OPERATOR.values())
+    assert set(first[1:] + second[1:]) == set(OPTIONS_OF_OPERATOR.values())
 
 
 def test_the_table_loads_no_generated_module() -> None:

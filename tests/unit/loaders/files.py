@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from penstock.export.tflite.encoding import encode
-from penstock.export.tflite.fields import TFLITE
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE
 from penstock.export.tflite.metadata_schema import METADATA
-from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
 from penstock.ir import DType
 from penstock.ir.builder import pack
 

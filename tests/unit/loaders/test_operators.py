@@ -20,8 +20,7 @@ from penstock.errors import (
     UnwrittenOperand,
 )
 from penstock.export.tflite.encoding import encode
-from penstock.export.tflite.fields import TFLITE
-from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE
 from penstock.ir import DType, infer_shapes
 from penstock.ir.operand import Origin
 from penstock.ir.operations import OPERATIONS

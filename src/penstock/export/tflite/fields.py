@@ -1,9 +1,10 @@
 """FlatBuffers schemas as data: what a table's fields are, parsed from one line of text a table.
 
-Notation: `name: type` or `name: type = default`, separated by `; `. A type is a scalar, an
-enumeration (stored as its scalar), `string`, a table, a union, or `[element]` for a vector. `_` is
-a slot that is no longer used. Fields take slots in order; a union takes two, `<name>_type` and
-`<name>`.
+Notation of a table: `name: type` or `name: type = default`, separated by `; `. A type is a scalar,
+an enumeration (stored as its scalar), `string`, a table, a union, or `[element]` for a vector. `_`
+is a slot that is no longer used. Fields take slots in order; a union takes two, `<name>_type` and
+`<name>`. Notation of an enumeration: its scalar type, then its members in the order of their
+numbers from 0; `NAME=number` sets another number. Notation of a union: its members from 0.
 """
 
 from __future__ import annotations
@@ -95,12 +96,13 @@ class Schema:
         identifier: bytes,
         root: str,
         tables: Mapping[str, str],
-        enums: Mapping[str, tuple[str, Mapping[str, int]]],
-        unions: Mapping[str, tuple[str, ...]],
+        enums: Mapping[str, str],
+        unions: Mapping[str, str],
     ) -> None:
         self.identifier, self.root = identifier, root
-        self.unions = unions
-        self._texts, self._enums = tables, enums
+        self.unions = {name: tuple(text.split()) for name, text in unions.items()}
+        self._texts = tables
+        self._enums = {name: _enumeration(text) for name, text in enums.items()}
         self._tables: dict[str, Table] = {}
         self._names: dict[str, dict[int, str]] = {}
 
@@ -160,6 +162,18 @@ class Schema:
         return Field(name, slot, Kind.SCALAR, scalar, names, default=_default(scalar, default))
 
 
+def _enumeration(text: str) -> tuple[str, dict[str, int]]:
+    """The scalar type of an enumeration, and the numbers of its members."""
+    scalar, _, items = text.partition(": ")
+    found: dict[str, int] = {}
+    following = 0
+    for item in items.split():
+        name, _, number = item.partition("=")
+        found[name] = int(number or following)
+        following = found[name] + 1
+    return scalar, found
+
+
 def _default(scalar: str, text: str) -> bool | int | float:
     if scalar == "bool":
         return text == "true"
@@ -168,3 +182,5 @@ def _default(scalar: str, text: str) -> bool | int | float:
 
 TFLITE: Final = Schema(schema.FILE_IDENTIFIER, "Model", schema.TABLES, schema.ENUMS, schema.UNIONS)
 """TensorFlow Lite schema v3."""
+OPTIONS_OF_OPERATOR: Final = dict(item.split(": ") for item in schema.OPTIONS.split("; "))
+"""The options table of each operator that has one."""

@@ -8,41 +8,24 @@ from penstock.export.tflite.fields import Schema
 
 FILE_IDENTIFIER: Final = b"M001"
 
-ENUMS: Final[dict[str, tuple[str, dict[str, int]]]] = {
+ENUMS: Final[dict[str, str]] = {
     "AssociatedFileType": (
-        "int8",
-        {
-            "UNKNOWN": 0,
-            "DESCRIPTIONS": 1,
-            "TENSOR_AXIS_LABELS": 2,
-            "TENSOR_VALUE_LABELS": 3,
-            "TENSOR_AXIS_SCORE_CALIBRATION": 4,
-            "VOCABULARY": 5,
-            "SCANN_INDEX_FILE": 6,
-        },
+        "int8: UNKNOWN DESCRIPTIONS TENSOR_AXIS_LABELS TENSOR_VALUE_LABELS "
+        "TENSOR_AXIS_SCORE_CALIBRATION VOCABULARY SCANN_INDEX_FILE"
     ),
-    "ColorSpaceType": ("int8", {"UNKNOWN": 0, "RGB": 1, "GRAYSCALE": 2}),
-    "BoundingBoxType": ("int8", {"UNKNOWN": 0, "BOUNDARIES": 1, "UPPER_LEFT": 2, "CENTER": 3}),
-    "CoordinateType": ("int8", {"RATIO": 0, "PIXEL": 1}),
-    "ScoreTransformationType": ("int8", {"IDENTITY": 0, "LOG": 1, "INVERSE_LOGISTIC": 2}),
+    "ColorSpaceType": "int8: UNKNOWN RGB GRAYSCALE",
+    "BoundingBoxType": "int8: UNKNOWN BOUNDARIES UPPER_LEFT CENTER",
+    "CoordinateType": "int8: RATIO PIXEL",
+    "ScoreTransformationType": "int8: IDENTITY LOG INVERSE_LOGISTIC",
 }
 
-UNIONS: Final[dict[str, tuple[str, ...]]] = {
+UNIONS: Final[dict[str, str]] = {
     "ContentProperties": (
-        "NONE",
-        "FeatureProperties",
-        "ImageProperties",
-        "BoundingBoxProperties",
-        "AudioProperties",
+        "NONE FeatureProperties ImageProperties BoundingBoxProperties AudioProperties"
     ),
     "ProcessUnitOptions": (
-        "NONE",
-        "NormalizationOptions",
-        "ScoreCalibrationOptions",
-        "ScoreThresholdingOptions",
-        "BertTokenizerOptions",
-        "SentencePieceTokenizerOptions",
-        "RegexTokenizerOptions",
+        "NONE NormalizationOptions ScoreCalibrationOptions ScoreThresholdingOptions "
+        "BertTokenizerOptions SentencePieceTokenizerOptions RegexTokenizerOptions"
     ),
 }
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from penstock.errors import NotExportable, Place
-from penstock.export.tflite.fields import TFLITE, Field, Kind
-from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
 from penstock.ir.operation import AttributeValue, Operation
 
 PLACEHOLDER: Final = 127

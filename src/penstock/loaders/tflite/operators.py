@@ -17,8 +17,7 @@ from penstock.errors import (
     Place,
     UnknownOperator,
 )
-from penstock.export.tflite.fields import TFLITE, Field, Kind
-from penstock.export.tflite.schema import OPTIONS_OF_OPERATOR
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
 from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS

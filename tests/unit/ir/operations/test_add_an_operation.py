@@ -70,12 +70,8 @@ def test_three_edits_of_the_page_add_an_operation(tmp_path: Path) -> None:
     shutil.copy(ROOT / "tests/unit/drivers/reference/alone.py", tests)
 
     # What the schema and the operator codes would be generated with.
-    replace(
-        copy / "src/penstock/export/tflite/schema.py",
-        '"STABLEHLO_CASE": 209',
-        '"STABLEHLO_CASE": 209, "SOFTSIGN": 210',
-    )
-    replace(copy / "src/penstock/delegates/codes.py", 'STABLEHLO_CASE"', 'STABLEHLO_CASE SOFTSIGN"')
+    for name in ("export/tflite/schema.py", "delegates/codes.py"):
+        replace(copy / "src/penstock" / name, 'STABLEHLO_CASE"', 'STABLEHLO_CASE SOFTSIGN"')
 
     rows = copy / "src/penstock/ir/operations/activation.py"
     text = rows.read_text("utf-8")

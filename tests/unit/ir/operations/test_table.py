@@ -12,8 +12,7 @@ from typing import Final
 import pytest
 
 from penstock.errors import UnknownOperator
-from penstock.export.tflite import schema
-from penstock.export.tflite.fields import TFLITE, Field, Kind
+from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
 from penstock.ir import Attributes, Operation
 from penstock.ir.operations import FAMILIES, OPERATIONS, AttributeSpec, OperationSpec, spec_of
 from penstock.ir.operations.spec import check_attribute
@@ -60,7 +59,7 @@ def names(row: OperationSpec) -> str:
 
 
 def test_every_code_of_tflite_has_a_row() -> None:
-    codes = set(schema.ENUMS["BuiltinOperator"][1]) - NOT_OPERATIONS
+    codes = set(TFLITE.numbers("BuiltinOperator")) - NOT_OPERATIONS
     assert codes - set(OPERATIONS) == set()
     assert {r.name for r in ROWS if r.vocabulary == "tflite"} - codes == set()
 
@@ -89,7 +88,7 @@ def test_rows_of_other_vocabularies_are_marked() -> None:
 
 @pytest.mark.parametrize("row", [r for r in ROWS if r.vocabulary == "tflite"], ids=names)
 def test_attributes_are_those_of_the_options_table(row: OperationSpec) -> None:
-    table = schema.OPTIONS_OF_OPERATOR.get(row.name)
+    table = OPTIONS_OF_OPERATOR.get(row.name)
     fields = {f.name: f for f in (TFLITE.table(table).fields if table else ())}
     own = OWN_ATTRIBUTES.get(row.name, set())
     attributes = {a.name: a for a in row.attributes}
