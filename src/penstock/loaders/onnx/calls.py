@@ -6,24 +6,19 @@ of the subgraph under construction: arithmetic on them appends operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
-from pkgutil import iter_modules
-from typing import Final, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol, Self
 
 import numpy as np
 
-from penstock.errors import ModelError, NotLowerable, ShapeMismatch
+from penstock.errors import NotLowerable, ShapeMismatch
 from penstock.ir.operand import Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import DType, NDArray, Shape, is_static, static_shape
-from penstock.loaders.onnx import operators
 from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.graph import Graph, Node
 from penstock.loaders.onnx.tensors import Budget
-from penstock.loaders.onnx.values import Layout, Value, identity, inverse
-
-Lower: TypeAlias = "Callable[[Call], Value | Sequence[Value]]"
+from penstock.loaders.onnx.values import Layout, Value, identity
 
 
 class ModelLowering(Protocol):
@@ -500,61 +495,3 @@ class Call:
 
 def _indexes(inputs: Sequence[Tensor | None]) -> list[int | None]:
     return [None if tensor is None else tensor.index for tensor in inputs]
-
-
-def axis_in(layout: Layout, axis: int) -> int:
-    """Where logical dimension *axis* stands in an operand of *layout*."""
-    return inverse(layout)[axis]
-
-
-class _Operators(Mapping[str, Lower]):
-    """Lowerings by operator: its name, behind its domain and a dot outside ai.onnx."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, Lower] = {}
-        self._loaded = False
-
-    def register(self, key: str, lower: Lower) -> None:
-        if key in self._rows:
-            raise ValueError(f"{key} has a lowering already")
-        self._rows[key] = lower
-
-    def _load(self) -> dict[str, Lower]:
-        if not self._loaded:
-            self._loaded = True
-            for module in iter_modules(operators.__path__):
-                import_module(f"{operators.__name__}.{module.name}")
-        return self._rows
-
-    def __getitem__(self, key: str) -> Lower:
-        return self._load()[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._load())
-
-    def __len__(self) -> int:
-        return len(self._load())
-
-
-OPERATORS: Final = _Operators()
-
-
-Registered = TypeVar("Registered", bound=Lower)
-
-
-def operator(*names: str, domain: str = "") -> Callable[[Registered], Registered]:
-    """Registers the decorated lowering for operators of a domain."""
-
-    def register(lower: Registered) -> Registered:
-        for name in names:
-            OPERATORS.register(f"{domain}.{name}" if domain else name, lower)
-        return lower
-
-    return register
-
-
-def located(error: ModelError, where: str) -> ModelError:
-    """*error* with a place, where it had none."""
-    if error.where is not None:
-        return error
-    return error.at(where)

@@ -21,11 +21,12 @@ from penstock.errors import (
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, dtype_of
-from penstock.loaders.onnx.calls import OPERATORS, Call, located
+from penstock.loaders.onnx.calls import Call
 from penstock.loaders.onnx.emitter import Emitter, Shared
 from penstock.loaders.onnx.engine import definition
 from penstock.loaders.onnx.folding import fold
 from penstock.loaders.onnx.graph import DOMAINS, MAX_NODES, Function, Graph, GraphReader, Node
+from penstock.loaders.onnx.operators import OPERATORS
 from penstock.loaders.onnx.tensors import TYPES, Budget
 from penstock.loaders.onnx.values import Value, constant
 
@@ -189,7 +190,7 @@ class Body:
                 )
             made = lower(Call(self, node, inputs))
         except ModelError as error:
-            raise located(error, node.where) from None
+            raise (error if error.where is not None else error.at(node.where)) from None
         except MALFORMED as error:
             raise InvalidOperation(f"the node is malformed: {error}", where=node.where) from error
         values = [made] if isinstance(made, Value) else list(made)

@@ -92,6 +92,11 @@ def inverse(layout: Layout) -> Layout:
     return tuple(found)
 
 
+def axis_in(layout: Layout, axis: int) -> int:
+    """The position of dimension *axis* of a value in an operand of *layout*."""
+    return layout.index(axis)
+
+
 def logical(shape: Shape, layout: Layout) -> Shape:
     """The shape of the value that an operand of *shape* is in *layout*."""
     if shape is None:

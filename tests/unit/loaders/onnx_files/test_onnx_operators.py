@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.loaders.onnx.calls import OPERATORS
+from penstock.loaders.onnx.operators import OPERATORS
 from tests.support_onnx import ML, check, one_node, ours
 from tests.unit.loaders.onnx_files.onnx_cases import ROWS
 

@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, Lower, Tensor, axis_in, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import Lower, operator
 from penstock.loaders.onnx.operators.elementwise import HALVES, exp, formula
 from penstock.loaders.onnx.operators.recipes import with_activation
-from penstock.loaders.onnx.values import Layout, Value, constant, identity
+from penstock.loaders.onnx.values import Layout, Value, axis_in, constant, identity
 
 
 @operator("Relu")

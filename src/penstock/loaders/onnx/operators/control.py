@@ -10,10 +10,11 @@ import numpy as np
 
 from penstock.ir.operations.control_flow import meet
 from penstock.ir.types import DType, Shape
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.emitter import Emitter
 from penstock.loaders.onnx.graph import Graph
 from penstock.loaders.onnx.lowering import captured_inputs, first_form
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.values import Value
 
 FOREVER: Final = 2**62

@@ -10,7 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import HALVES
 from penstock.loaders.onnx.operators.pooling import (
     Window,

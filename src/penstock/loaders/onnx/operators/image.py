@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, Tensor, axis_in, operator
-from penstock.loaders.onnx.values import Value
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
+from penstock.loaders.onnx.values import Value, axis_in
 
 MAX_SIZE: Final = 1 << 20
 

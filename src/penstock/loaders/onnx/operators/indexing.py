@@ -9,10 +9,11 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, NDArray, static_shape
-from penstock.loaders.onnx.calls import FAR, Call, Tensor, axis_in, operator
+from penstock.loaders.onnx.calls import FAR, Call, Tensor
 from penstock.loaders.onnx.folding import clamped, slice_bounds
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.activation import last_axis
-from penstock.loaders.onnx.values import Value, constant
+from penstock.loaders.onnx.values import Value, axis_in, constant
 
 
 @operator("Slice")

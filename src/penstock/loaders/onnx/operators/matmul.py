@@ -8,7 +8,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.recipes import Layer, layer_recipe
 from penstock.loaders.onnx.values import Value, constant, identity
 

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from penstock.errors import CyclicModel
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.graph import ML
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import strings
 from penstock.loaders.onnx.operators.matmul import connected
 from penstock.loaders.onnx.operators.normalization import scaled

@@ -9,11 +9,12 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, Lower, Tensor, axis_in, operator
+from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.folding import axes_of
+from penstock.loaders.onnx.operators import Lower, operator
 from penstock.loaders.onnx.operators.convolution import per_channel
 from penstock.loaders.onnx.operators.elementwise import sqrt
-from penstock.loaders.onnx.values import Layout, Value, constant
+from penstock.loaders.onnx.values import Layout, Value, axis_in, constant
 
 REGIONS: Final = {
     "SUM": ("STABLEHLO_ADD", 0.0),

@@ -10,9 +10,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.ir.types import DType, NDArray
-from penstock.loaders.onnx.calls import Call, Tensor, axis_in, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import HALVES
-from penstock.loaders.onnx.values import Layout, Value, channels_last
+from penstock.loaders.onnx.values import Layout, Value, axis_in, channels_last
 
 
 class Window(Struct, frozen=True):

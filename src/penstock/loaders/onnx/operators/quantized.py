@@ -14,7 +14,8 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, NDArray, Quantization
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.convolution import convolution
 from penstock.loaders.onnx.operators.matmul import multiplied, product
 from penstock.loaders.onnx.operators.recipes import Source

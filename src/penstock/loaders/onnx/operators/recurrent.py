@@ -9,7 +9,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.control import length, loop, placed
 from penstock.loaders.onnx.values import Value, constant
 

@@ -7,8 +7,9 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType
-from penstock.loaders.onnx.calls import Call, Tensor, operator
+from penstock.loaders.onnx.calls import Call, Tensor
 from penstock.loaders.onnx.emitter import Emitter
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.elementwise import strings
 from penstock.loaders.onnx.values import Value, constant, sequence
 

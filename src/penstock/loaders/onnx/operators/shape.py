@@ -9,10 +9,19 @@ from typing import Final
 import numpy as np
 
 from penstock.ir.types import DType, static_shape
-from penstock.loaders.onnx.calls import FAR, Call, Tensor, axis_in, operator
+from penstock.loaders.onnx.calls import FAR, Call, Tensor
 from penstock.loaders.onnx.folding import axes_of
+from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.tensors import dtype_of
-from penstock.loaders.onnx.values import Value, constant, identity, inverse, reshaped, uniform
+from penstock.loaders.onnx.values import (
+    Value,
+    axis_in,
+    constant,
+    identity,
+    inverse,
+    reshaped,
+    uniform,
+)
 
 MAX_TARGET: Final = 32
 MAX_MIRRORED: Final = 1 << 20
