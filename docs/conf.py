@@ -40,6 +40,7 @@ default_role = "literal"  # docstrings quote names as Markdown does
 # Annotations name types as their module does; several modules have a `Device`.
 suppress_warnings = ["ref.python"]
 
+smartquotes = False  # options have two hyphens
 myst_heading_anchors = 4
 
 autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
@@ -94,7 +95,10 @@ def api(package: str) -> str:
         elif inspect.isroutine(value):
             blocks.append(f".. autofunction:: {package}.{name}")
         else:
-            blocks += [f".. py:data:: {package}.{name}", ""]
+            shown = repr(value)
+            blocks.append(f".. py:data:: {package}.{name}")
+            blocks += [f"   :value: {shown}"] * (len(shown) <= 80 and "<" not in shown)
+            blocks.append("")
             blocks += [f"   {line}" for line in constants.get(name, ())]
         blocks.append("")
     return "\n".join([*blocks, "```"])
