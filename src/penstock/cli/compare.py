@@ -134,9 +134,7 @@ def _compare(
 
 
 def _chosen(given: Sequence[str] | None, against: str) -> list[str]:
-    """The devices to compare. Raises `UsageError` if there is none, or one would be compared with
-    itself.
-    """
+    """The devices to compare. Raises `UsageError` for none, and for comparing one with itself."""
     import penstock
 
     if given is not None and against in given:
@@ -186,9 +184,7 @@ def write_case(path: Path, departure: Departure) -> list[str]:
 
 
 def _plain(array: NDArray) -> NDArray:
-    """*array* without pickling, for a `.npz` file: strings of a fixed length, types that NumPy
-    lacks as bytes.
-    """
+    """*array* without pickling: strings of fixed length, types that NumPy lacks as bytes."""
     import numpy as np
 
     if array.dtype.kind == "O":

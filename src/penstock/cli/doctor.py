@@ -1,6 +1,4 @@
-"""`penstock doctor` and `penstock devices`: what is installed, what works, and why the rest does
-not.
-"""
+"""`penstock doctor` and `devices`: what is installed, what works, and why the rest does not."""
 
 from __future__ import annotations
 
@@ -293,9 +291,7 @@ def examine() -> dict[str, Any]:
 
 
 def fits() -> list[dict[str, Any]]:
-    """Each built-in delegate, its device, whether it fits this machine, and why; the best fit
-    first.
-    """
+    """Each built-in delegate, its device, whether it fits here, and why; the best fit first."""
     from penstock.delegates.fitting import fitting
 
     return [

@@ -35,9 +35,7 @@ EPILOG: Final = (
 
 
 class PenstockGroup(TyperGroup):
-    """The root command. Accepts `EVERYWHERE` anywhere, and reports errors as one line and an exit
-    code.
-    """
+    """The root command: accepts `EVERYWHERE`, and reports errors as a line and an exit code."""
 
     def main(
         self,
@@ -76,9 +74,7 @@ def hoist(args: list[str]) -> list[str]:
 
 
 def fail(error: BaseException, *, as_json: bool, debug: bool) -> NoReturn:
-    """Prints *error* as one line on stderr, after its traceback with *debug*, and exits with its
-    code.
-    """
+    """Prints *error* as one line on stderr, with *debug* its traceback, and exits."""
     if isinstance(error, BrokenPipeError):
         abandon_stdout()
         sys.exit(failures.WORK_FAILED)

@@ -43,9 +43,7 @@ class Loaded:
 
 
 def load(path: str) -> Loaded:
-    """Raises `FileError`, caused by the `ModelError` if the content is wrong; `UsageError` for an
-    empty name.
-    """
+    """The model in the file. Raises `FileError`, and `UsageError` for an empty name."""
     if not path:
         raise UsageError("MODEL is empty; it must be the name of a model file")
     read = penstock.load

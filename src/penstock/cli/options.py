@@ -123,9 +123,7 @@ UNKNOWN_DIMENSION: Final = 1
 
 
 def assumed(operand: Operand) -> tuple[int, ...] | None:
-    """The input's shape with unknown dimensions as 1, as `random` fills it; None for an unknown
-    rank.
-    """
+    """The input's shape with unknown dimensions as 1, as for `random`; None for any rank."""
     if operand.shape is None:
         return None
     return tuple(UNKNOWN_DIMENSION if d is None else d for d in operand.shape)

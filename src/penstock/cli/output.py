@@ -284,9 +284,7 @@ def show_cache(output: Output, receipt: Receipt) -> None:
 
 
 def show_fallbacks(output: Output, *receipts: Receipt) -> None:
-    """Prints a line for each device that failed to compile or run a step, with its reason, once for
-    all *receipts*.
-    """
+    """Prints each device that failed to compile or run a step, with its reason, once."""
     printed: set[tuple[str, str]] = set()
     for receipt in receipts:
         failed = Counter(pair for step in receipt.steps for pair in _failures(step))

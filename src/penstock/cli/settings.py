@@ -48,9 +48,7 @@ def places() -> dict[str, str | None]:
 
 
 class Unwritable(NamedTuple):
-    """An unwritable directory of the cache, and why. It is *used* if it has earlier entries, which
-    still give hits.
-    """
+    """An unwritable cache directory, and why. If it is *used*, its entries still give hits."""
 
     text: str
     used: bool
@@ -189,9 +187,7 @@ def describe(name: str) -> dict[str, Any]:
 
 @contextmanager
 def without_nonsense() -> Iterator[None]:
-    """A block in which invalid knobs for isolation count as not set, so that the rest can be
-    reported.
-    """
+    """A block in which invalid knobs for isolation count as not set."""
     wrong = [name for name in OF_ISOLATION if describe(name)["problem"] is not None]
     with override(**{name: KNOBS[name].default for name in wrong}):
         yield

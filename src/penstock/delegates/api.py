@@ -89,9 +89,7 @@ class Delegate:
         raise NotImplementedError(f"{type(self).__name__} has no copy_to_buffer_handle")
 
     def free_buffer_handle(self, context: DelegateContext, handle: int) -> None:
-        """Releases buffer *handle*, which no tensor uses any more. Optional; the default does
-        nothing.
-        """
+        """Releases buffer *handle*, which no tensor uses any more. Optional."""
 
 
 Init: TypeAlias = Callable[[DelegateContext, "DelegateParams"], Any]

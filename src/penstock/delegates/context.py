@@ -87,9 +87,7 @@ class DelegateTensor:
 
     @property
     def data_is_stale(self) -> bool:
-        """Whether only the buffer has the present value. A kernel sets it for an output in its
-        buffer.
-        """
+        """Whether only the buffer has the present value. A kernel sets it for its outputs."""
         return self._tensors.is_stale(self.index)
 
     @data_is_stale.setter
@@ -174,9 +172,7 @@ class DelegateContext:
     def nodes_within_limits(
         self, nodes: Iterable[int], most: int | None = None, least: int = 0
     ) -> list[int]:
-        """The nodes of the *most* largest subsets (None: all) with at least *least* nodes; of equal
-        ones the first.
-        """
+        """The nodes of the *most* largest subsets (None: all) with at least *least* nodes."""
         return self._graph.within_limits(nodes, most, least)
 
     def reason_kept(self, index: int) -> str:
@@ -194,9 +190,7 @@ class DelegateContext:
         return self._graph.partition_model(nodes)
 
     def add_tensor(self, dtype: DType, shape: Sequence[int]) -> int:
-        """Adds a tensor for a kernel's own use, for its node's `temporaries`; its data persists
-        between runs.
-        """
+        """Adds a tensor for its node's `temporaries`; its data persists between runs."""
         return self._graph.tensors.add(dtype, shape)
 
     def resize_tensor(self, index: int, shape: Sequence[int]) -> None:

@@ -1,6 +1,4 @@
-"""`CoreMLDelegate`: TensorFlow Lite's Core ML delegate over a driver for Core ML. Experimental
-until 1.0.
-"""
+"""`CoreMLDelegate`: TensorFlow Lite's Core ML delegate. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ NEURAL_ENGINE: Final = "neural_engine"
 LATEST: Final = 0
 
 FIRST_MODELS: Final = {"iPhone": 11, "iPad": 8, "AppleTV": 11}
-"""The first number in the model identifiers of devices with an A12 or later processor (Apple's
-identifiers count up).
-"""
+"""The first model number of devices with an A12 or later (Apple's identifiers count up)."""
 
 OLD_ENGINES: Final = {"iPhone": (10,)}
 """Devices with the A11, whose neural engine Core ML does not give to other programs."""

@@ -14,9 +14,7 @@ from penstock.runtime.discovery import manager
 
 
 class Fit(Struct, frozen=True):
-    """A built-in delegate: the *device* it would use ("" for none), whether it *fits*, and
-    *why*.
-    """
+    """A built-in delegate: the *device* it would use, whether it *fits*, and *why*."""
 
     delegate: str
     device: str

@@ -1,6 +1,4 @@
-"""`GpuDelegate`: TensorFlow Lite's GPU delegate over the driver of any GPU. Experimental until
-1.0.
-"""
+"""`GpuDelegate`: TensorFlow Lite's GPU delegate over any GPU's driver. Experimental until 1.0."""
 
 from __future__ import annotations
 

@@ -98,9 +98,7 @@ class DelegatedGraph:
 
     @property
     def context(self) -> DelegateContext:
-        """The delegates' view of the graph. Created anew each time, since a stored one would form a
-        reference cycle.
-        """
+        """The delegates' view. Created anew each time: a stored one would be a reference cycle."""
         return DelegateContext(self)
 
     @property
@@ -347,9 +345,7 @@ class DelegatedGraph:
                 call(kernel.delegate, "prepare", function, self.context, kernel.node)
 
     def _restore(self, plan: tuple[int, ...], count: int, delegate: Delegate) -> None:
-        """Restores *plan* with the first *count* nodes; frees the other nodes and the delegate's
-        buffers.
-        """
+        """Restores *plan*; frees the nodes from *count* on, and the delegate's buffers."""
         self.plan = plan
         for kernel in self._nodes[count:]:
             self._free(kernel)

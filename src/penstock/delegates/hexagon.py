@@ -1,6 +1,4 @@
-"""`HexagonDelegate`: TensorFlow Lite's Hexagon delegate over a driver for Qualcomm's DSPs.
-Experimental until 1.0.
-"""
+"""`HexagonDelegate`: TensorFlow Lite's delegate for Qualcomm's DSPs. Experimental until 1.0."""
 
 from __future__ import annotations
 

@@ -81,9 +81,7 @@ def find_device(kind: Kind, accuracy: AccuracyClass = "faithful") -> tuple[Devic
 
 
 def is_relaxed_alone(device: Device, info: DeviceInfo) -> bool:
-    """Whether the device supports a plain operation in the class `relaxed`, but not in the default
-    class of delegates.
-    """
+    """Whether the device supports a plain operation in the class `relaxed` only."""
     dtype, quantization = DType.FLOAT32, None
     if info.capabilities.performance_of("float32") is None:
         dtype, quantization = DType.INT8, Quantization((0.5,), (0,))
@@ -171,9 +169,7 @@ class KindDelegate(DriverDelegate):
             log.warning(text, self.name, len(context.execution_plan), first)
 
     def refusals(self, model: Model) -> list[str]:
-        """Why each operation is not taken: a tensor that the engine rejects, else the device's
-        reason.
-        """
+        """Why each operation is not taken: a rejected tensor, else the device's reason."""
         own = [self._refused(model, at) for at in range(len(model.operations))]
         asked = super().refusals(model)
         return [mine or theirs for mine, theirs in zip(own, asked, strict=True)]

@@ -1,6 +1,4 @@
-"""`load_delegate`: TFLite delegates in shared libraries, which LiteRT runs. Experimental until
-1.0.
-"""
+"""`load_delegate`: TFLite delegates in shared libraries, run by LiteRT. Experimental until 1.0."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ OWN_NAME: Final = "penstock_litert_interpreter"
 
 
 def find_litert() -> ModuleType | None:
-    """LiteRT's module `interpreter`; None if LiteRT is not installed. Raises what its import
-    raises.
-    """
+    """LiteRT's module `interpreter`; None if it is not installed. Raises what its import does."""
     found = PathFinder.find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         return None
@@ -280,17 +276,13 @@ class Shown:
         )
 
     def taken(self) -> list[int]:
-        """The nodes that the delegate takes. Raises `GeneralFailure` if LiteRT has other nodes than
-        written.
-        """
+        """The nodes that the delegate takes. Raises `GeneralFailure` if the nodes differ."""
         if self._runner is None or self._runner.count != len(self._nodes):
             raise GeneralFailure(f"LiteRT does not have the {len(self._nodes)} nodes shown to it")
         return sorted({self._nodes[i] for i in self._runner.taken})
 
     def handed_over(self, content: bytes) -> Runner | None:
-        """The interpreter itself if it is of the file *content*; else None, and the delegate is
-        free again.
-        """
+        """The interpreter if it is of the file *content*; else None, after closing it."""
         runner = self._runner
         if runner is None or runner.content != content:
             self.close()
@@ -346,9 +338,7 @@ Made = TypeVar("Made", bound=NativeDelegate)
 
 
 def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> NativeDelegate:
-    """The delegate in the shared library *library*. Raises what `NativeDelegate` does, in LiteRT's
-    words.
-    """
+    """The delegate in the shared library *library*. Raises what `NativeDelegate` does."""
     return loaded(NativeDelegate, library, options)
 
 

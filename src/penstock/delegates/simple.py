@@ -26,14 +26,10 @@ class DelegateKernel:
     """
 
     def init(self, context: DelegateContext, params: DelegateParams) -> None:
-        """Called once, when the nodes of *params* are replaced. *context* has the nodes and their
-        constants.
-        """
+        """Called once, when the nodes of *params* are replaced; *context* has their constants."""
 
     def prepare(self, context: DelegateContext, node: DelegateNode) -> None:
-        """Called after `init`, and whenever shapes have changed; the shapes of the inputs are
-        known.
-        """
+        """Called after `init`, and after changes of shape; the inputs' shapes are known."""
 
     def invoke(self, context: DelegateContext, node: DelegateNode) -> None:
         """Writes the data of `node.outputs`. Required."""

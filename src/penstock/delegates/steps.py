@@ -1,6 +1,4 @@
-"""A delegated subgraph, ready to run: the runtime compiles the nodes between the delegates'
-kernels.
-"""
+"""A delegated subgraph, ready to run: compiled parts between the delegates' kernels."""
 
 from __future__ import annotations
 
@@ -97,9 +95,7 @@ def _of_the_whole(
 
 
 def _step_of(graph: DelegatedGraph, item: Node) -> KernelStep | EnterStep | None:
-    """The step of a node that a kernel or other subgraphs compute; None if the runtime computes
-    it.
-    """
+    """The step of a node that the runtime does not compute; None if it does."""
     if isinstance(item, Kernel):
         return KernelStep(graph, item)
     others = graph.subgraphs
@@ -261,9 +257,7 @@ class KernelStep:
         """Does nothing: a kernel finds the memory of its tensors itself."""
 
     def run(self, values: dict[int, NDArray]) -> None:
-        """Calls `invoke`. Raises `DelegateError` for any exception, and for an output without a
-        value.
-        """
+        """Calls `invoke`. Raises `DelegateError` for an exception and for a missing output."""
         kernel, tensors = self._kernel, self._graph.tensors
         delegate, node = kernel.delegate, kernel.node
         changing = {t: np.array(values[before]) for t, (before, _) in self._changed.items()}

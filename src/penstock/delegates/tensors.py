@@ -112,9 +112,7 @@ class Tensors:
         return self._held.get(index, index)
 
     def data(self, index: int) -> NDArray:
-        """Its memory, up to date, and read-only except for its present writer. Raises `StateError`
-        if it has none.
-        """
+        """Its memory, up to date, writable for its writer only. Raises `StateError`."""
         self.make_readable(index)
         array = self._memory(index)
         if array is None:
@@ -216,9 +214,7 @@ class Tensors:
     def before_kernel(
         self, inputs: Collection[int], outputs: Collection[int], delegate: Delegate
     ) -> None:
-        """Copies the inputs of a kernel of *delegate* to where it reads them: its own buffers, or
-        host memory.
-        """
+        """Copies the inputs of a kernel to where it reads them: its buffers, or host memory."""
         for index in inputs:
             buffered = self._buffered.get(index)
             if buffered is None:
@@ -293,9 +289,7 @@ class Tensors:
                 self._free_replaced()
 
     def let_go(self, owners: Collection[Delegate], *, lent_too: bool) -> None:
-        """Frees the buffers of *owners* with their content; those that the user named only with
-        *lent_too*.
-        """
+        """Frees the buffers of *owners*; those that the user named only with *lent_too*."""
         for index, buffered in list(self._buffered.items()):
             if buffered.owner is None or not any(buffered.owner is o for o in owners):
                 continue

@@ -80,9 +80,7 @@ class OperandSlot:
         self.set(self.lifetime)
 
     def check_type(self) -> None:
-        """Raises BAD_DATA if dimensions, scale or zero point do not fit the type (NNAPI section
-        8.1).
-        """
+        """Raises BAD_DATA if dimensions, scale or zero point do not fit (NNAPI section 8.1)."""
         alone = NnapiOperand(
             self.type, self.dimensions, scale=self.scale, zero_point=self.zero_point
         )

@@ -63,9 +63,7 @@ class FeatureLevel(IntEnum):
 
     @classmethod
     def of(cls, level: int) -> FeatureLevel:
-        """The code of level 1 to 8; a higher level counts as the highest that this runtime
-        knows.
-        """
+        """The code of level 1 to 8; a higher level counts as this runtime's highest."""
         return list(cls)[min(level, len(cls)) - 1]
 
 
@@ -123,9 +121,7 @@ class PaddingCode(IntEnum):
 
 
 class OperationCode(IntEnum):
-    """Operations by number; OEM_OPERATION is deprecated, DENSIFY experimental: no model may use
-    either.
-    """
+    """Operations by number. No model may use OEM_OPERATION (deprecated) and DENSIFY."""
 
     ADD = 0
     AVERAGE_POOL_2D = 1
@@ -289,9 +285,7 @@ def driver_error(error: NnapiError) -> DriverError:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns any `PenstockError` of the block into an `NnapiError`, and `MemoryError` into
-    OUT_OF_MEMORY.
-    """
+    """Turns a `PenstockError` into an `NnapiError`, `MemoryError` into OUT_OF_MEMORY."""
     try:
         yield
     except NnapiError:

@@ -1,6 +1,4 @@
-"""`Compilation`: NNAPI's compilation of a finished model; `Burst`: its executions in quick
-succession.
-"""
+"""`Compilation`: NNAPI's compilation of a finished model; `Burst`: its fast series of runs."""
 
 from __future__ import annotations
 
@@ -293,9 +291,7 @@ class Compilation(Closing, Ported):
         return max([LEAST_ALIGNMENT, *(c.alignment for c in self._users(index, "input"))])
 
     def get_preferred_memory_padding_for_input(self, index: int) -> int:
-        """The number of bytes, a power of two, to a multiple of which memory for input *index* is
-        best padded.
-        """
+        """The padding in bytes, a power of two, that suits memory for input *index* best."""
         return max([LEAST_PADDING, *(c.padding for c in self._users(index, "input"))])
 
     def get_preferred_memory_alignment_for_output(self, index: int) -> int:

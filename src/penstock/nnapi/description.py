@@ -16,9 +16,7 @@ from penstock.ir.types import Shape, byte_size
 
 MAXIMUM_FEATURE_LEVEL: Final = 8
 EXPERIMENTAL: Final = 9
-"""The level of operations that only experimental builds of NNAPI have: above every feature
-level.
-"""
+"""The level of experimental operations: above every feature level."""
 
 
 class OperandType(enum.Enum):
@@ -206,9 +204,7 @@ class NnapiOperand:
 
 @dataclass(frozen=True, slots=True)
 class NnapiOperation:
-    """One operation: its NNAPI name, or an extension's key (`penstock.ir.operand.extension_key`),
-    and operand indexes.
-    """
+    """One operation: NNAPI's name, or an extension's key, and operand indexes."""
 
     type: str
     inputs: tuple[int, ...]
@@ -217,9 +213,7 @@ class NnapiOperation:
 
 @dataclass(frozen=True, slots=True)
 class NnapiSubgraph:
-    """Operands, inputs, outputs, and operations in an order that writes each operand before it is
-    read.
-    """
+    """Operands, inputs, outputs, and operations in topological order."""
 
     operands: tuple[NnapiOperand, ...]
     operations: tuple[NnapiOperation, ...]

@@ -41,9 +41,7 @@ MAX_PREFIX: Final = 0x7FFF
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An extension, the *first* device that offers it, and how another device contradicts it
-    (*conflict*).
-    """
+    """An extension, the *first* device with it, and the *conflict* of another declaration."""
 
     extension: Extension
     first: str
@@ -84,9 +82,7 @@ class Registry:
         return self._names[prefix - 1] if 0 < prefix <= len(self._names) else None
 
     def offers(self) -> Mapping[str, Offer]:
-        """Every extension of a usable device, by name. Warns once if two devices declare one
-        differently.
-        """
+        """Every extension of a usable device, by name. Warns once of contradictions."""
         found: dict[str, Offer] = {}
         for device, extensions in self._devices():
             for extension in extensions:
@@ -143,9 +139,7 @@ def identifier(name: str, code: int) -> int:
 
 
 def usable_offer(name: str) -> Offer:
-    """The extension of that name. Raises BAD_DATA if no device offers it, or devices declare it
-    differently.
-    """
+    """The extension of that name. Raises BAD_DATA unless devices offer and agree on it."""
     if fault := name_fault(name):
         raise bad_data(fault)
     offer = registry.offers().get(name)
@@ -157,9 +151,7 @@ def usable_offer(name: str) -> Offer:
 
 
 def operand_type_of(number: int) -> ExtensionType | None:
-    """The operand type with that identifier; None for a number without a prefix. Raises BAD_DATA if
-    it does not exist.
-    """
+    """The operand type with that identifier, None without a prefix. Raises BAD_DATA."""
     if number >> TYPE_BITS == 0:
         return None
     return _declared(*_split(number))
@@ -301,9 +293,7 @@ class Device:
         return FeatureLevel.of(self.info.feature_level)
 
     def get_extension_support(self, name: str) -> bool:
-        """Whether it offers the extension, and no other device declares other operand types for
-        it.
-        """
+        """Whether it offers the extension, and no other device contradicts its types."""
         return is_supported(self.info, parameters.text(name, "the extension's name"))
 
     def wait(self) -> None:
@@ -328,9 +318,7 @@ def get_device(index: int) -> Device:
 
 
 def get_device_by_name(name: str) -> Device:
-    """The usable device of that name, even if it is used only by name. Raises BAD_DATA if there is
-    none.
-    """
+    """The usable device of that name. Raises BAD_DATA if there is none."""
     wanted = parameters.text(name, "the device's name")
     for info in usable_infos():
         if info.name == wanted:

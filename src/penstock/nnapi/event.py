@@ -61,9 +61,7 @@ class Event(Closing):
         return self._ending.fence
 
     def outcome(self, timeout_ns: int | None) -> NnapiError | None:
-        """The error that `wait` raises; raises `TimeoutError` if the event has not ended within
-        *timeout_ns*.
-        """
+        """What `wait` raises. Raises `TimeoutError` if it takes longer than *timeout_ns*."""
         self._check_open()
         if not self._ending.wait(timeout_ns):
             raise TimeoutError("the event has not ended yet")
@@ -80,9 +78,7 @@ class Event(Closing):
         return self._ending.fence_fd()
 
     def close(self) -> None:
-        """Waits for an execution in flight, ignoring its result, and frees the event. A second call
-        has no effect.
-        """
+        """Waits for an execution in flight and frees the event. May be called twice."""
         if not self._closed:
             self._closed = True
             self._ending.close()
@@ -116,9 +112,7 @@ class Ending:
 
 
 class ForeignFence(Ending):
-    """The sync fence of a descriptor, which is duplicated. Raises `InvalidArgument` if it is
-    none.
-    """
+    """The sync fence of a duplicated descriptor. Raises `InvalidArgument` if it is none."""
 
     def __init__(self, fd: int) -> None:
         self._fence = DescriptorFence(fd)
@@ -184,9 +178,7 @@ class Started(Ending):
 
 
 def check_events(events: object) -> list[Event]:
-    """The events of a list. Raises UNEXPECTED_NULL for None among them, BAD_DATA for any other
-    object.
-    """
+    """The events of a list. Raises UNEXPECTED_NULL for None, BAD_DATA for other objects."""
     found = parameters.listed(events, "the dependencies")
     if any(event is None for event in found):
         raise unexpected_null("a dependency")

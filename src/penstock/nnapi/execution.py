@@ -157,9 +157,7 @@ class Execution(Closing):
             self._loop_timeout_ns = min(nanoseconds, MAXIMUM_LOOP_TIMEOUT_NS)
 
     def set_measure_timing(self, measure: bool) -> None:
-        """Sets whether runs are timed, for `get_duration`. BAD_DATA unless the compilation names a
-        single device.
-        """
+        """Sets whether runs are timed. BAD_DATA unless the compilation names a single device."""
         with self._preparing():
             wanted = parameters.flag(measure, "measure")
             self._compilation.only_device("a measurement")
@@ -230,9 +228,7 @@ class Execution(Closing):
         return self._started(work, fenced=True)
 
     def burst_compute(self, burst: Burst) -> None:
-        """As `compute`, in *burst*. Raises BAD_DATA for a burst of another compilation, BAD_STATE
-        if it is executing.
-        """
+        """As `compute`, in *burst*: BAD_DATA if it is another compilation's, BAD_STATE if busy."""
         used = parameters.instance(burst, Burst, "the burst")
         entered = used.enter(self._compilation)
         try:
@@ -279,9 +275,7 @@ class Execution(Closing):
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the last run. BAD_STATE unless it has succeeded, or failed for lack of
-        room.
-        """
+        """The receipt of the last run; BAD_STATE unless it succeeded, or lacked room."""
         with self._changed:
             if self._answer is None:
                 raise bad_state("no run has answered")

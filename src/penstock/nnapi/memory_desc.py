@@ -1,6 +1,4 @@
-"""`MemoryDesc`: the uses of memory that a device manages, and its allocation (NNAPI section
-6.4).
-"""
+"""`MemoryDesc`: the uses of a device's memory, and its allocation (NNAPI section 6.4)."""
 
 from __future__ import annotations
 
@@ -206,8 +204,6 @@ def _devices(roles: Sequence[Role]) -> list[HalDevice]:
 
 
 def _takes_blobs(device: HalDevice) -> bool:
-    """Whether a hardware buffer may replace memory of *device*: not below the level of memory
-    domains.
-    """
+    """Whether a hardware buffer may replace memory of *device*, by its feature level."""
     kinds = device.capabilities.memory_kinds
     return device.feature_level >= DOMAINS_FROM_LEVEL and "hardware_buffer_blob" in kinds

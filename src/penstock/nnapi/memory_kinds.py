@@ -1,6 +1,4 @@
-"""The kinds of memory: their permitted uses, their values, and their bytes (NNAPI sections 6.3 to
-6.6).
-"""
+"""Kinds of memory: permitted uses, values and bytes (NNAPI sections 6.3 to 6.6)."""
 
 from __future__ import annotations
 
@@ -255,9 +253,7 @@ class DeviceStore:
         raise NnapiError(ResultCode.UNMAPPABLE, "memory of a device is never mapped")
 
     def place(self, kind: str) -> Any:
-        """The buffer. Raises OP_FAILED for an input that holds no value, DEAD_OBJECT if the device
-        lost it.
-        """
+        """The buffer. Raises OP_FAILED for an input without a value, DEAD_OBJECT if it is lost."""
         if (gone := self.buffer.gone()) is not None:
             with translated():
                 raise gone

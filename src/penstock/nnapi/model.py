@@ -96,9 +96,7 @@ class Model(Closing):
     def set_operand_symm_per_channel_quant_params(
         self, index: int, channel_dim: int, scales: Sequence[float]
     ) -> None:
-        """Sets the scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL, one for each index of
-        *channel_dim*.
-        """
+        """Sets the scales of a TENSOR_QUANT8_SYMM_PER_CHANNEL along dimension *channel_dim*."""
         self._check_open()
         slot = self._slot(index)
         dimension = parameters.whole(channel_dim, "the channel dimension", 0)
@@ -156,9 +154,7 @@ class Model(Closing):
         slot.set(NnapiLifetime.CONSTANT_POOL, memory=pool, offset=start, length=needed)
 
     def set_operand_value_from_model(self, index: int, model: Model) -> None:
-        """Makes the operand stand for a finished *model*: a branch of IF, condition or body of
-        WHILE.
-        """
+        """Makes the operand stand for a finished *model*, for IF or WHILE."""
         self._check_open()
         slot = self._slot(index)
         slot.set(NnapiLifetime.SUBGRAPH, model=finished_model(model).finished)
@@ -218,9 +214,7 @@ class Model(Closing):
         self._operations.append(operation)
 
     def identify_inputs_and_outputs(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Sets the inputs and outputs of the model, in order. They must have no value and must not
-        be set already.
-        """
+        """Sets the inputs and outputs of the model, in order, once. They must have no value."""
         self._check_open()
         named = (
             (
@@ -281,9 +275,7 @@ class Model(Closing):
     def get_supported_operations_for_devices(
         self, devices: Sequence[Device | HalDevice | str]
     ) -> list[bool]:
-        """For each operation, in the order of `add_operation`, whether *devices* together support
-        it.
-        """
+        """For each operation, in the order of adding, whether *devices* together support it."""
         model = self.lowered
         _, chosen = choose_devices(devices)
         with translated():

@@ -90,9 +90,7 @@ def index(value: object, what: str, count: int) -> int:
 
 
 def dimensions(values: object, *, tensor: bool) -> Shape:
-    """The dimensions of an operand: 0 and None are unknown; an empty list is a scalar, or an
-    unknown rank.
-    """
+    """Dimensions: 0 and None are unknown; an empty list is a scalar, or an unknown rank."""
     given = [] if values is None else listed(values, "the dimensions")
     found = tuple(None if v is None else whole(v, "a dimension", 0) or None for v in given)
     return None if tensor and not found else found

@@ -1,6 +1,4 @@
-"""NNAPI's description of a compiled model's inputs and outputs, and of their shapes in one
-execution.
-"""
+"""Inputs and outputs of a compiled model, and their shapes in one execution."""
 
 from __future__ import annotations
 

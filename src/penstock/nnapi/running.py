@@ -57,9 +57,7 @@ class Waiting:
         out: list[Any] | None,
         settings: dict[str, Any],
     ) -> Outputs:
-        """Runs *compiled* with *settings* of `CompiledModel.run`; the drivers wait if all shapes
-        are known.
-        """
+        """Runs *compiled* with *settings*; the drivers wait if all shapes are known."""
         from penstock.execution.fenced import await_fences, run_fenced
 
         after = self.after_ns / 1e9 or None
@@ -139,9 +137,7 @@ def _value(binding: Binding, copies: list[CopyReceipt], direct: bool) -> Any:
 
 
 def _target(binding: Binding, operand: Operand, direct: bool) -> Any:
-    """Where a run writes an output directly; None if its shape is unknown, or its place is
-    misaligned or too small.
-    """
+    """Where a run writes an output directly; None if that is not possible."""
     if binding.is_omitted:
         return None
     if (place := binding.place()) is not None:

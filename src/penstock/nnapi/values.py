@@ -1,6 +1,4 @@
-"""Values that callers pass: constants, and the arguments of executions (NNAPI sections 1.4,
-6.2).
-"""
+"""Values that callers pass: constants and arguments (NNAPI sections 1.4 and 6.2)."""
 
 from __future__ import annotations
 
@@ -148,9 +146,7 @@ class Binding:
         return store.used(write=self.port.kind == "output")
 
     def bytes(self) -> NDArray:
-        """The bytes of the value with their padding. Raises UNMAPPABLE if there is no view of
-        them.
-        """
+        """The bytes of the value with their padding. Raises UNMAPPABLE if they are not visible."""
         if self.content is not None:
             return self.content
         if self.memory is None:
@@ -164,16 +160,12 @@ class Binding:
         return found
 
     def array(self) -> NDArray | None:
-        """The value's place as an array; None if the shape is unknown, or the place is
-        misaligned.
-        """
+        """The value's place as an array; None if its shape is unknown or it is misaligned."""
         shape = static_shape(self.shape)
         return None if shape is None else self.array_of(shape)
 
     def array_of(self, shape: tuple[int, ...]) -> NDArray | None:
-        """The place as an array of this shape, created once; None also if there is no room for
-        it.
-        """
+        """The place as an array of this shape, created once; None also without room for it."""
         if shape in self._arrays:
             # A memory that was closed meanwhile is not used.
             _ = self.memory and self.memory.store
@@ -206,9 +198,7 @@ def _viewed(content: NDArray, port: Port, dimensions: tuple[int, ...]) -> NDArra
 def bind_buffer(
     port: Port, given: OperandDesc | None, buffer: object, length: object, *, padded: bool
 ) -> Binding:
-    """*port* in a caller's *buffer*, *length* bytes of it, None for all; without a buffer it is
-    omitted.
-    """
+    """*port* in a caller's *buffer*, *length* bytes, None for all; omitted for None."""
     size = None if length is None else parameters.whole(length, "the length", 0, MAX_LENGTH)
     if buffer is None:
         if size:
@@ -237,9 +227,7 @@ def bind_memory(
     *,
     padded: bool,
 ) -> Binding:
-    """*port* in *length* bytes of *memory* from byte *offset*; 0 and 0 for a memory used as a
-    whole.
-    """
+    """*port* in *length* bytes of *memory* from byte *offset*; 0 and 0 for all of it."""
     found = usable_memory(memory)
     start = parameters.whole(offset, "the offset", 0, MAX_LENGTH)
     size = parameters.whole(length, "the length", 0, MAX_LENGTH)
@@ -270,9 +258,7 @@ def _check_length(port: Port, shape: Shape, length: int, *, padded: bool) -> Non
 
 
 def _lent(buffer: Any, port: Port) -> NDArray:
-    """The caller's bytes, flat: of an array of the operand's dtype or of bytes, or another
-    buffer.
-    """
+    """The caller's bytes, flat: of an array, or of another buffer."""
     operand_type = port.operand.type
     kind = operand_type.dtype.numpy
     if (

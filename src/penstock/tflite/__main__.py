@@ -1,6 +1,4 @@
-"""`python -m penstock.tflite PROGRAM [ARGS]`: runs a program written for LiteRT on Penstock,
-unchanged.
-"""
+"""`python -m penstock.tflite PROGRAM`: runs a program for LiteRT on Penstock, unchanged."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ LAUNCHER: Final = frozenset({__file__, runpy.__file__, "<frozen runpy>"})
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the program that *arguments* name in this process; returns or raises as the program
-    does.
-    """
+    """Runs the program that *arguments* name; returns or raises as the program does."""
     match arguments:
         case ["-h" | "--help", *_]:
             sys.stdout.write(USAGE)

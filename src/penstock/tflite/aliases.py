@@ -1,6 +1,4 @@
-"""Makes imports of LiteRT's interpreter return `penstock.tflite`, so that programs run
-unchanged.
-"""
+"""Makes imports of LiteRT's interpreter return `penstock.tflite`, for unchanged programs."""
 
 from __future__ import annotations
 

@@ -92,9 +92,7 @@ def _given(main: Graph, operation: Operation) -> list[Any] | None:
 
 
 class Core:
-    """The subgraphs of one interpreter, created on demand. As a context manager it admits one
-    thread.
-    """
+    """The subgraphs of one interpreter. As a context manager it admits one thread."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -132,9 +130,7 @@ class Core:
         self._busy.release()
 
     def ensure_unshared(self) -> None:
-        """Raises `RuntimeError` while a view of the memory exists, which a call may move or
-        overwrite.
-        """
+        """Raises `RuntimeError` while a view of the memory exists, which the call may affect."""
         if self.guests:
             raise RuntimeError(texts.HELD)
 
@@ -143,9 +139,7 @@ class Core:
             raise ClosedError("interpreter used after close()")
 
     def graph(self, index: int) -> Graph:
-        """The subgraph of that index. Raises `ValueError` with LiteRT's words if it does not
-        exist.
-        """
+        """The subgraph of that index; `ValueError` with LiteRT's words if it does not exist."""
         count = len(self.session.catalog.subgraphs)
         if not 0 <= index < count:
             raise ValueError(f"Invalid subgraph index {index} exceeds max subgraph index {count}")
@@ -184,9 +178,7 @@ class Core:
         }
 
     def run_signature(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Resizes, allocates, sets inputs, runs, and returns outputs by the names of one
-        signature.
-        """
+        """Resizes, allocates, sets, runs and returns outputs, by a signature's names."""
         signature = self.session.catalog.signatures[key]
         with self:
             graph = self.graph(signature.subgraph)
@@ -242,9 +234,7 @@ class Core:
 
 
 class Entered:
-    """The subgraphs that branches and loops enter. Holds no reference to the `Core`, which would
-    keep it alive.
-    """
+    """The subgraphs that branches and loops enter. It must not keep the `Core` alive."""
 
     def __init__(self, session: Session, graphs: dict[int, Graph]) -> None:
         self._session, self._graphs = session, graphs

@@ -149,9 +149,7 @@ class Graph:
         self._session.reset((*program.variables.values(), *program.generators))
 
     def invoke(self) -> None:
-        """Runs once on the present values. Raises `RuntimeError` before `allocate`, and if a run
-        fails.
-        """
+        """Runs once. Raises `RuntimeError` before `allocate`, and if a run fails."""
         if self._process != os.getpid():
             self._compile_again()
         self._allocate_if_promised()
@@ -290,9 +288,7 @@ class Graph:
         graph.tensors.bind(index, handle, known, fed=fed)
 
     def make_readable(self, index: int) -> None:
-        """Copies a stale tensor from its buffer to host memory. Raises `DelegateError` if that
-        fails.
-        """
+        """Copies a stale tensor to host memory. Raises `DelegateError` if that fails."""
         self.tensor(index)
         if self._delegated is not None:
             self._allocate_if_promised()
@@ -300,9 +296,7 @@ class Graph:
 
     @property
     def entered(self) -> tuple[int, ...]:
-        """The subgraphs of branches and loops that no delegate has taken; none before a delegate is
-        added.
-        """
+        """The subgraphs of branches and loops outside delegates; none without a delegate."""
         return () if self._delegated is None else self._delegated.entered
 
     @property
@@ -356,9 +350,7 @@ class Graph:
         return None if holder is None else self._value(holder)
 
     def _memory(self, index: int) -> NDArray | None:
-        """The tensor's memory, or None. Memory of tensors outside the program is allocated on
-        demand.
-        """
+        """The tensor's memory, or None. Outside the program it is allocated on demand."""
         program = self._program
         if program is not None and index in program.variables:
             return self._session.variable(program, program.variables[index])

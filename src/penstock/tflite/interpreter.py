@@ -453,9 +453,7 @@ def _open(path: Any, content: Any) -> LoadedFile:
 def _check_placement(
     devices: Sequence[str | DeviceInfo | Device] | None, policy: Policy | None
 ) -> None:
-    """Raises `InputError` for devices that do not exist or cannot be used, and for a wrong
-    policy.
-    """
+    """Raises `InputError` for devices that cannot be used, and for a wrong policy."""
     if policy is not None and not isinstance(policy, Policy):
         raise InputError(f"policy must be a Policy, not {type(policy).__name__}")
     try:

@@ -119,9 +119,7 @@ def _read(name: str) -> sealed_file.SealedFile:
 
 
 def _judge(head: bytes, size: int | None) -> None:
-    """Raises what reading the file would if its first bytes are wrong; an empty file has its own
-    error.
-    """
+    """Raises what reading would if the first bytes are wrong; not for an empty file."""
     if head:
         check_header(memoryview(head), size, TFLITE)
 

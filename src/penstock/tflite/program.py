@@ -135,9 +135,7 @@ class Program:
 
 
 def given_tensors(catalog: SubgraphEntry, count: int) -> list[int]:
-    """The tensors of the model's *count* inputs; the model may merge a tensor that the file lists
-    twice.
-    """
+    """The tensors of the model's *count* inputs; a repeated tensor may be one input."""
     listed = _stored(catalog.inputs, catalog)
     return listed if len(listed) == count else list(dict.fromkeys(listed))
 
@@ -169,9 +167,7 @@ def _variables(model: Model, catalog: SubgraphEntry, subgraph: int) -> dict[int,
 
 
 def _generators(model: Model) -> tuple[int, ...]:
-    """The variables with the state of random operations, which LiteRT resets when it prepares
-    them.
-    """
+    """The variables with the state of random operations, which LiteRT resets."""
     positions = {
         i
         for o in model.operations
@@ -182,9 +178,7 @@ def _generators(model: Model) -> tuple[int, ...]:
 
 
 def _before(model: Model, found: Holders) -> dict[int, int]:
-    """State inputs, with a tensor that reads their value; further readers are held by that
-    tensor.
-    """
+    """State inputs, with a tensor that reads their value and holds it for others."""
     names = [v.name for v in model.variables]
     before: dict[int, int] = {}
     for port in model.entry.states:

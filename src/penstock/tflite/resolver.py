@@ -41,9 +41,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 def placed_by(resolver: object) -> Placed:
-    """The placement of *resolver*. Raises `ValueError` for another type, `TypeError` if it is not
-    hashable.
-    """
+    """The placement of *resolver*. Raises `ValueError`, and `TypeError` without a hash."""
     hash(resolver)
     if not isinstance(resolver, enum.Enum) or not _is_ours_or_twin(resolver):
         raise ValueError(f"Unrecognized passed in op resolver type: {resolver}")

@@ -135,9 +135,7 @@ class Session:
         return with_input_shapes(entered(self.file.model, subgraph), shapes)
 
     def compile(self, model: Model) -> CompiledModel:
-        """Compiles *model*, or a part of it, by the interpreter's options. Raises what compiling
-        does.
-        """
+        """Compiles *model*, or a part, by the interpreter's options."""
         return compile_model(with_every_output(model) if self.preserve else model, **self._options)
 
     def reason(self, error: Exception, subgraph: int) -> str:

@@ -1,6 +1,4 @@
-"""LiteRT's details dictionaries, its conversions of `set_tensor` and `get_tensor`, and counted
-views.
-"""
+"""LiteRT's details dictionaries, conversions of values, and counted views."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ SHOWN_AS: Final[Mapping[DType, type[np.generic]]] = {
     DType.FLOAT8_E4M3FN: np.int8,
     DType.FLOAT8_E5M2: np.int8,
 }
-"""Element types that LiteRT shows as another NumPy type: packed ones as bytes, float8 as its
-bits.
-"""
+"""Element types that LiteRT shows as another NumPy type: packed and float8 as bytes."""
 
 
 def shown_type(dtype: DType) -> type[np.generic]:
@@ -269,9 +265,7 @@ def stored_type(dtype: DType) -> np.dtype[Any]:
 
 
 def blank(dtype: DType, shape: Sequence[int]) -> NDArray:
-    """New memory of a tensor: zeros, or empty strings. Raises `LimitExceeded` beyond the size of an
-    array.
-    """
+    """New memory of a tensor. Raises `LimitExceeded` beyond the size of an array."""
     stored = stored_type(dtype)
     check_bytes(math.prod(shape) * stored.itemsize, f"a tensor of shape {tuple(shape)}")
     if stored.hasobject:

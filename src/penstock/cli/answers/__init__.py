@@ -1,6 +1,4 @@
-"""Turns a model's outputs into an answer in the words of its task. `docs/tasks.md` has the
-rules.
-"""
+"""Turns a model's outputs into an answer in its task's words. docs/tasks.md has the rules."""
 
 from penstock.cli.answers.base import Answer, Results
 from penstock.cli.answers.classification import REMEDY, why_undecided

@@ -247,9 +247,7 @@ def is_pose(results: Results) -> bool:
 
 
 def heat_maps(results: Results) -> tuple[int, int] | None:
-    """The positions of PoseNet's heat maps and offsets among the outputs; None for another
-    model.
-    """
+    """The positions of PoseNet's heat maps and offsets among the outputs, or None."""
     shapes = [a.shape for a in results.arrays]
     for i, heat in enumerate(shapes):
         for j, offsets in enumerate(shapes):
@@ -260,9 +258,7 @@ def heat_maps(results: Results) -> tuple[int, int] | None:
 
 
 def decode(results: Results, heat_position: int, offset_position: int) -> NDArray:
-    """[17, 3]: y and x as shares of the model's input, and the score, at each heat map's
-    maximum.
-    """
+    """[17, 3]: y and x as shares of the model's input, and score, at each heat map's maximum."""
     heat, offsets = results.real(heat_position)[0], results.real(offset_position)[0]
     height, width = (int(d) for d in heat.shape[:2])
     image_height, image_width = _input_size(results)

@@ -128,9 +128,7 @@ def recognise(results: Results) -> str:
 
 
 def answer(results: Results, task: str | None = None) -> Answer:
-    """The answer for *task*, by default the recognised one. Raises `UsageError` if it does not
-    fit.
-    """
+    """The answer for *task*, by default the recognised one. Raises `UsageError` for a misfit."""
     chosen = task or recognise(results)
     if chosen not in TASKS:
         raise UsageError(f"--task {chosen!r} is not one of {', '.join(TASKS)}")
@@ -140,9 +138,7 @@ def answer(results: Results, task: str | None = None) -> Answer:
 
 
 def _is_classifier(results: Results) -> bool:
-    """Whether one output has one value a class, with labels or from a softmax or logistic
-    function.
-    """
+    """Whether one output has one value a class, with labels or from a softmax or logistic."""
     if len(results.arrays) != 1:
         return False
     array, dtype = results.arrays[0], results.operands[0].dtype

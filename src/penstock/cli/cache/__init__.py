@@ -1,6 +1,4 @@
-"""`penstock cache`: the contents of a compilation cache, their validity, and why a compile
-missed.
-"""
+"""`penstock cache`: the entries of a compilation cache, their validity, and why one missed."""
 
 from __future__ import annotations
 

@@ -43,9 +43,7 @@ def compile_arguments(
     signature: str | None,
     shapes: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The arguments of `penstock.compile` that are part of the cache key. Raises `UsageError` for
-    an unknown word.
-    """
+    """`penstock.compile` arguments of the cache key. Raises `UsageError` for an unknown word."""
     from penstock.cli.opening import check_devices, policy_of
     from penstock.hal import PREFERENCES, PRIORITIES
 
@@ -200,9 +198,7 @@ def changes(each: ExplainedStep) -> list[tuple[str, str, str]]:
 
 
 def readable(ingredient: str, was: str, now: str) -> tuple[str, str, str]:
-    """A change for people: only the processor features that differ, and a word for an empty
-    value.
-    """
+    """A change for people: only differing processor features, and a word for an empty value."""
     if ingredient == "cpu_features":
         had, has = was.split(), now.split()
         was = " ".join(word for word in had if word not in has)

@@ -18,9 +18,7 @@ SHORT: Final = 12
 
 
 def open_cache(directory: str | None) -> Cache:
-    """The cache in *directory*; None for the user's. Raises `UsageError` if there is no such
-    directory.
-    """
+    """The cache in *directory*, None for the user's. Raises `UsageError` if it does not exist."""
     from penstock.cache import Cache
 
     if directory is None:
@@ -31,9 +29,7 @@ def open_cache(directory: str | None) -> Cache:
 
 
 def named_directory(directory: str) -> Path:
-    """The directory that `--dir` names, which may not exist yet. Raises `UsageError` for a wrong
-    name.
-    """
+    """The directory that `--dir` names; it may not exist. Raises `UsageError` for a wrong name."""
     path = Path(directory).expanduser()
     if not directory:
         raise UsageError("--dir needs the name of a directory")

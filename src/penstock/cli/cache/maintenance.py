@@ -118,9 +118,7 @@ def gc(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Remove the entries unused for longest until the rest fits, and files that dead processes
-    left.
-    """
+    """Remove the entries unused for longest until the rest fits, and files of dead processes."""
     cache = open_cache(directory)
     removed = cache.gc(None if max_mib is None else max_mib << 20)
     report(output_of(context), cache, removed)
@@ -157,9 +155,7 @@ def clear(
 
 
 def forget(output: Output, cache: Cache, beginning: str) -> None:
-    """Removes the measured placement whose key begins so. Raises `UsageError` unless exactly one
-    does.
-    """
+    """Removes the measured placement with this beginning. Raises `UsageError` unless it is one."""
     from penstock.cache.verdicts import Verdicts
 
     verdicts = Verdicts(cache.directory)
@@ -176,9 +172,7 @@ def forget(output: Output, cache: Cache, beginning: str) -> None:
 
 
 def report(output: Output, cache: Cache, removed: Removed) -> None:
-    """Prints what was removed, and what is left. Raises `Unfinished` if something could not be
-    removed.
-    """
+    """Prints what was removed and what is left. Raises `Unfinished` if something remains."""
     left = cache.entries()
     if removed:
         output.table(

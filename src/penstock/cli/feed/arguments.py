@@ -51,9 +51,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class FedPicture:
-    """A picture for input number *position*: uint8 *pixels* [height, width, 1 or 3], and the
-    possible preparations.
-    """
+    """A picture for input *position*: uint8 *pixels* [height, width, 1 or 3], its preparations."""
 
     position: int
     operand: Operand

@@ -162,9 +162,7 @@ def _exactly(stream: IO[bytes], nbytes: int, path: InputFile) -> bytearray:
 def check(
     path: InputFile, operand: Operand, dtype: np.dtype[Any], shape: tuple[int, ...], entry: str = ""
 ) -> None:
-    """Raises `FileError`, beginning with *entry*, if an array of this dtype and shape does not fit
-    *operand*.
-    """
+    """Raises `FileError`, beginning with *entry*, if such an array does not fit *operand*."""
     given = f"{dtype.name}{show_shape(shape)}"
     if dtype.hasobject:
         raise FileError(path, f"{entry}holds Python objects, which are not read")

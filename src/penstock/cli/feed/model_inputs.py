@@ -91,9 +91,7 @@ def first_operations(model: Model, operand: int, channel_axis: int | None) -> Fi
 
 
 def quantized_bounds(dtype: DType, quantization: Quantization) -> Bounds | None:
-    """The range of an integer type of at most 16 bits with one scale and zero point; None
-    otherwise.
-    """
+    """The range of an integer type of at most 16 bits with one scale; None otherwise."""
     bits = dtype.bits
     if not dtype.is_integer or bits is None or bits > 16 or quantization.per_channel:
         return None
@@ -251,9 +249,7 @@ class _Path:
             self.bounds = replace(bounds, low=float(low), high=float(high))
 
     def _clip_bounds(self) -> Bounds | None:
-        """The bounds of a pair MAXIMUM, MINIMUM: ONNX quantises by division, rounding and
-        clipping.
-        """
+        """The bounds of a pair MAXIMUM, MINIMUM, by which ONNX quantises."""
         low, high = self.clipped.get("low"), self.clipped.get("high")
         if low is None or high is None or not low < high:
             return None
@@ -265,9 +261,7 @@ class _Path:
 def _composed(
     kind: str, scale: Values, offset: Values, number: Values, *, first: bool
 ) -> tuple[Values, Values]:
-    """Scale and offset after ADD, SUB, MUL or DIV with *number*; *first* if the value is its first
-    argument.
-    """
+    """Scale and offset after an operation with *number*; *first* if the value comes first."""
     with np.errstate(all="ignore"):
         if kind == "ADD":
             return scale, offset + number
@@ -283,9 +277,7 @@ def _long(operand: Operand) -> tuple[int | None, ...]:
 
 
 def _moved(before: Operand, after: Operand, axis: int | None) -> int | None:
-    """The new place of *axis* after dimensions of 1 are added or removed; None after another
-    change.
-    """
+    """The place of *axis* after dimensions of 1 are added or removed; None otherwise."""
     old, new = before.shape, after.shape
     if axis is None or old is None or new is None or _long(before) != _long(after):
         return None

@@ -19,25 +19,19 @@ DEEPEST: Final = 65535
 """White in a picture of 16 bits a channel."""
 
 FLAT: Final = 0.01
-"""A picture that spans a smaller share of black to white is noted: the network sees next to
-nothing.
-"""
+"""A picture with a smaller range, as a share of black to white, is noted as nearly flat."""
 
 MAX_PIXELS: Final = 64 * 2**20
 """A picture with more pixels is rejected before it is decoded."""
 
 ENLARGED: Final = 8
 DISTORTED: Final = 3
-"""A note says that a picture is stretched beyond these factors: of a side, and of one side to the
-other.
-"""
+"""A picture is noted as stretched beyond these factors: of a side, and between the sides."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An input's layout of a picture: its axes (of N, H, W, C), size in pixels (None: the picture's
-    own) and channels.
-    """
+    """The picture layout of an input: axes (of N, H, W, C), pixels (None: any) and channels."""
 
     axes: Literal["NHWC", "NCHW", "HWC", "CHW", "NHW", "HW"]
     height: int | None
@@ -77,9 +71,7 @@ def _layout(shape: tuple[int | None, ...]) -> Layout | None:
 
 
 def read_picture(path: InputFile) -> Image.Image:
-    """The decoded, upright picture as 8-bit RGB; `open_picture` without its notes. Raises
-    `FileError`.
-    """
+    """The picture of `open_picture` without the notes. Raises `FileError`."""
     return open_picture(path)[0]
 
 

@@ -166,9 +166,7 @@ def _objections(
 
 
 def metadata_scheme(metadata: TensorMetadata | None, channels: int) -> Normalization | None:
-    """The normalization of the metadata, named as in `--normalize`; None if there is none, or it
-    cannot be computed.
-    """
+    """The metadata's normalization, named as in `--normalize`; None if there is no usable one."""
     if metadata is None or metadata.normalization is None:
         return None
     mean, std = metadata.normalization
@@ -313,9 +311,7 @@ BEYOND: Final = 16.0
 PIXEL_STD: Final = 64.0
 NEIGHBOURS: Final = 0.95
 CHANNELS: Final = 0.9
-"""Standard deviation of 8-bit pixels in photographs, and the correlation of neighbours and
-channels.
-"""
+"""Standard deviation of photographs' pixels, and correlation of neighbours and channels."""
 
 LARGEST_KERNEL: Final = 1024
 """A larger kernel's response is not computed: its covariance has the square of its elements."""

@@ -35,9 +35,7 @@ STANDARDIZED: Final = (1.5, 8.0)
 
 LOUDEST: Final = 1.2
 LOUDEST_16_BIT: Final = (4000.0, 40000.0)
-"""Greatest magnitudes of a quantised input's range: for samples in [-1, 1), and for 16-bit
-samples.
-"""
+"""Greatest magnitudes of a quantised range: samples in [-1, 1), and 16-bit samples."""
 
 LEAST_SWING: Final = 0.2
 """The least share of the longer side of zero that a sound's range reaches on the shorter side."""
@@ -87,9 +85,7 @@ def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
 
 
 def amplitude(bounds: Bounds | None) -> float | None:
-    """The real value of full scale: 1, or 32768 for a range of 16-bit samples; None if the range is
-    no waveform's.
-    """
+    """The real value of full scale: 1, 32768 for 16-bit samples, None for no waveform."""
     if bounds is None:
         return 1.0
     shorter, longer = sorted((-bounds.low, bounds.high))

@@ -119,9 +119,7 @@ def read_sound(path: InputFile, slot: Slot, rate_taken: int | None = None) -> So
 
 
 def _doubt_of_rate(rate: int, frames: int, wanted: int) -> str:
-    """Why a sound at this rate may not fit a model without a stated rate, with the remedy; "" if it
-    does.
-    """
+    """Why this rate may not fit a model without a stated rate, with the remedy, or ""."""
     if rate != SPEECH_RATE:
         why = f"networks of speech mostly take {SPEECH_RATE}"
     elif frames == wanted or not wanted or not wanted % SPEECH_RATE:

@@ -169,9 +169,7 @@ CASTS: Final = "f16 f32 i32 q8 b8@4 q8s@4 q8y@4 pc@4 q16y@4 q16a@4"
 
 @lowers("CAST", level=3, form="x:S -> y:T", S=CASTS, T=CASTS)
 def cast(op: OperationLowering) -> None:
-    """Numbers beyond the range of unsigned 8-bit values saturate; scale and zero point do not
-    count.
-    """
+    """Numbers outside an unsigned 8-bit range saturate; scale and zero point do not count."""
     basic = {
         OperandType.TENSOR_FLOAT16,
         OperandType.TENSOR_FLOAT32,

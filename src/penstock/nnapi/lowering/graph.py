@@ -195,9 +195,7 @@ class SubgraphBuilder:
         return indexes
 
     def folded(self, index: int) -> int:
-        """The operand as a constant if its value is known; then its operation, the last one, is
-        dropped.
-        """
+        """The operand as a constant if its value is known; its operation is dropped then."""
         value = self._values.get(index)
         if value is None or not self.operations or self.operations[-1].outputs != (index,):
             return index
@@ -207,9 +205,7 @@ class SubgraphBuilder:
         return index
 
     def refine(self, index: int, declared: Shape, name: str) -> None:
-        """Joins the inferred shape with the declared one; `ShapeMismatch` if they contradict each
-        other.
-        """
+        """Joins the inferred shape with the declared one; `ShapeMismatch` if they differ."""
         operand = self.operands[index]
         shape = joined(operand.shape, declared)
         if shape != operand.shape or not operand.name:

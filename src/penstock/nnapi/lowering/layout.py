@@ -34,9 +34,7 @@ def reshape(op: OperationLowering) -> None:
 
 @lowers("SQUEEZE", level=2, form="x:T/1-4 dims:i32? -> y:T", same="x y", T=OLD)
 def squeeze(op: OperationLowering) -> None:
-    """The IR's dimensions are an attribute: if only the run determines them, the declared shape is
-    taken instead.
-    """
+    """The IR's dimensions are an attribute; if they are unknown, the declared shape counts."""
     x, dims = op.tensor("x"), op.constant("dims")
     if op.given("dims") and dims is None:
         declared = op.declared(0)

@@ -48,9 +48,7 @@ def if_else(op: OperationLowering) -> None:
 
 @lowers("WHILE", level=4, form="condition:model body:model arguments:any* -> results:any*")
 def while_loop(op: OperationLowering) -> None:
-    """What the body takes and does not give is passed through; state of the loop alone stays
-    inside.
-    """
+    """Inputs that the body does not return are passed through; local state stays inside."""
     arguments, outputs = op.arguments("arguments"), op.results()
     taken, given = op.interface("body")
     passed = len(taken) - len(given)

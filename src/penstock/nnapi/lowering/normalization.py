@@ -93,9 +93,7 @@ def top_k(op: OperationLowering) -> None:
 
 
 def along_last(op: OperationLowering, compute: Callable[[int], int]) -> None:
-    """Binds *compute* of the input with its `axis` (by default the last) moved to the end, moved
-    back.
-    """
+    """Binds *compute* of the input with its `axis` moved to the end, and moved back."""
     x, axis = op.tensor("x"), op.integer("axis", -1)
     rank = op.rank(x)
     if axis in {-1, None if rank is None else rank - 1}:

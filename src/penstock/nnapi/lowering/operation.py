@@ -302,9 +302,7 @@ class OperationLowering:
             self.require(alike, f"operand {place} that {name} {verb} is of another type")
 
     def check(self, same: Sequence[str]) -> None:
-        """Checks the form's ranks and signs, and that arguments and outputs *same* have one scale
-        and zero point.
-        """
+        """Checks the form's ranks and signs, and one quantisation for *same*."""
         if same:
             self.require_same_quantization(*same)
         for argument in self.match.form.inputs:
@@ -328,9 +326,7 @@ class OperationLowering:
             raise ShapeMismatch(f"{name} of {self.type} has rank {rank}, where {wanted} is needed")
 
     def require_numbers(self, name: str, of: str) -> None:
-        """An input is a vector with one number for each dimension of input *of*, if both are
-        known.
-        """
+        """Checks that input *name* is a vector with a number for each dimension of *of*."""
         self.require_rank(name, 1)
         shape, rank = self.shape_of(name), self.rank(self.tensor(of))
         if shape is not None and rank is not None and shape[0] not in {None, rank}:
@@ -339,9 +335,7 @@ class OperationLowering:
             )
 
     def require_same_quantization(self, *names: str) -> None:
-        """Inputs and outputs of these names have one scale and zero point, if their type has
-        any.
-        """
+        """Checks that inputs and outputs have one scale and zero point, if they have any."""
         found = [(n, o) for n in names for o in self._named(n)]
         if not found[0][1].type.is_quantized:
             return
@@ -379,8 +373,8 @@ class OperationLowering:
         /,
         **attributes: AttributeValue,
     ) -> int:
-        """Appends an IR operation of one output, by default of the first input's type, and returns
-        the output.
+        """Appends an IR operation, and returns its one output, by default of the first input's
+        type.
         """
         wanted = self.value_type(inputs[0]) if output is None else output
         return self.emit_many(kind, inputs, [wanted], **attributes)[0]
@@ -471,9 +465,7 @@ class OperationLowering:
         return self.graph.constant(np.array(value, self.dtype(like).numpy))
 
     def sizes(self, index: int, first: int, last: int) -> int:
-        """The dimensions *first* to *last* (excluded) of an operand as an int32 vector: a constant
-        if they are known.
-        """
+        """The dimensions *first* to *last* (excluded) as an int32 vector, constant if known."""
         shape = self.shape(index)
         known = None if shape is None else shape[first:last]
         if known is not None and None not in known:

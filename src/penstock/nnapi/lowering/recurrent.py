@@ -42,9 +42,7 @@ def arguments(
     kind: Callable[[str], str] = lambda _: "T",
     level: str = "",
 ) -> str:
-    """Weights, biases and norms as arguments of a form, with their ranks. All may be omitted but
-    `NEVER_OMITTED`.
-    """
+    """Weights as arguments of a form, with ranks; only `NEVER_OMITTED` are required."""
 
     def argument(name: str) -> str:
         matrix = name == "projection" or name.startswith(("input_to", "recurrent_to"))
@@ -299,9 +297,7 @@ def svdf(op: OperationLowering) -> None:
 
 
 def _shifted(op: OperationLowering, state: int, filters: int, memory: int, *, later: bool) -> int:
-    """*state* [batch, filters * memory] with each filter's values one place later or earlier; zero
-    enters.
-    """
+    """*state* [batch, filters * memory] with values one place later or earlier, zero-filled."""
     rows = op.reshape(state, (-1, memory))
     wide = op.emit("PAD", [rows, op.table([(0, 0), (1, 0) if later else (0, 1)])])
     start = op.integers([0, 0 if later else 1])

@@ -150,9 +150,7 @@ _ANYTHING: Final = Form(
 
 
 def _lower_extension(op: OperationLowering) -> None:
-    """One EXTENSION operation of the same operands. Raises `NotLowerable` for an operand that
-    stands for a model.
-    """
+    """One EXTENSION operation. Raises `NotLowerable` for an operand that is a model."""
     name, code = split_key(op.type) or ("", 0)
     if any(operand.type is OperandType.SUBGRAPH for operand in op.arguments("operands")):
         raise NotLowerable(f"{op.type} has an operand that stands for a model")

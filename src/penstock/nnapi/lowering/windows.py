@@ -156,9 +156,7 @@ def check_bias_scale(
 
 
 def needs_signed(op: OperationLowering) -> bool:
-    """Whether unsigned activations meet a filter with scales for channels: the IR has that for
-    signed ones only.
-    """
+    """Whether unsigned activations meet channel scales, which the IR has for signed ones."""
     weights = op.operand("filter").type
     return (
         weights is OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
