@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -48,23 +48,28 @@ class Results:
         )
 
 
-class Answer(Protocol):
+class Answer:
     """A task's answer: *data* for `--json`, *notes* on how it was read from the outputs.
     *mislabelled* says why labels do not fit the classes; "" if they do.
     """
 
-    task: str
+    task = ""
+    mislabelled = ""
     data: dict[str, Any]
-    notes: Sequence[str]
-    mislabelled: str
+    notes: Sequence[str] = ()
 
     def show(self, output: Output) -> None:
         """Prints the answer for people."""
-        ...
+        raise NotImplementedError
 
     def draw(self, picture: Image) -> Image | None:
         """A copy of *picture* with the answer drawn into it; None if there is nothing to draw."""
-        ...
+        return None
+
+
+def named(row: Mapping[str, Any]) -> tuple[int, str]:
+    """The class of *row* and its label, for a table."""
+    return row["index"], row["label"] or ""
 
 
 def squeezed(array: NDArray) -> NDArray:

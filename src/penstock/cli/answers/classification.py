@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from penstock.cli.answers.base import Results, finite
+from penstock.cli.answers.base import Answer, Results, finite, named
 from penstock.cli.output import percentage
 from penstock.errors import counted
 from penstock.ir import NDArray
 from penstock.ir.show import show_shape
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from penstock.cli.output import Output
 
 
@@ -24,7 +21,7 @@ ROUNDING: Final = 1e-3
 """How far outside [0, 1] rounding may put a probability."""
 
 
-class Classification:
+class Classification(Answer):
     """The best classes of the model's one output."""
 
     task = "classification"
@@ -34,22 +31,12 @@ class Classification:
         best = np.argsort(-finite(scores), kind="stable")[: results.top].tolist()
         self.mislabelled, results = checked_labels(results, scores.size)
         top = [{"index": i, "label": results.label(i), "score": float(scores[i])} for i in best]
-        self.data: dict[str, Any] = {"top": top}
-        self.notes: Sequence[str] = [n for n in (note, self.mislabelled) if n]
+        self.data = {"top": top}
+        self.notes = [n for n in (note, self.mislabelled) if n]
 
     def show(self, output: Output) -> None:
-        rows = [
-            (
-                row["index"],
-                "" if row["label"] is None else row["label"],
-                percentage(row["score"]),
-            )
-            for row in self.data["top"]
-        ]
+        rows = [(*named(row), percentage(row["score"])) for row in self.data["top"]]
         output.table(("class", "label", "probability"), rows)
-
-    def draw(self, picture: Image) -> Image | None:
-        return None
 
 
 def probabilities(values: NDArray) -> tuple[NDArray, str]:
@@ -137,21 +124,20 @@ SHOWN: Final = 8
 LONGEST: Final = 60
 
 
-class Summary:
+class Summary(Answer):
     """Least, mean and greatest real value of each output; of strings the first few."""
 
     task = "outputs"
-    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
-        self.data: dict[str, Any] = {
+        self.data = {
             "values": [
                 {"name": o.name, "dtype": o.dtype.value, "shape": list(a.shape)}
                 | _statistics(results, i)
                 for i, (o, a) in enumerate(zip(results.operands, results.arrays, strict=True))
             ]
         }
-        self.notes: Sequence[str] = [
+        self.notes = [
             f"{v['name']} holds {', '.join(map(repr, v['strings']))}"
             + (", ..." if np.prod(v["shape"]) > SHOWN else "")
             for v in self.data["values"]
@@ -168,9 +154,6 @@ class Summary:
             for v in self.data["values"]
         ]
         output.table(("output", "type", "least", "mean", "greatest"), rows)
-
-    def draw(self, picture: Image) -> Image | None:
-        return None
 
 
 def _statistics(results: Results, position: int) -> dict[str, Any]:

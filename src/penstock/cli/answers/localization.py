@@ -10,13 +10,13 @@ single person).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.cli.answers.base import COLOURS, Results, finite, squeezed
+from penstock.cli.answers.base import COLOURS, Answer, Results, finite, named, squeezed
 from penstock.errors import counted
 from penstock.ir import NDArray
 
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 OPERATION = "CUSTOM:TFLite_Detection_PostProcess"
 
 
-class Detection:
+class Detection(Answer):
     """Boxes [ymin, xmin, ymax, xmax] as shares of the picture's height and width, best first."""
 
     task = "detection"
-    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         order = detection_order(results)
@@ -56,19 +55,18 @@ class Detection:
             }
             for i in best[: results.top]
         ]
-        self.data: dict[str, Any] = {"boxes": self.boxes}
+        self.data = {"boxes": self.boxes}
         hidden = number - len(self.boxes)
         note = (
             f"{counted(hidden, 'more box', 'more boxes')} not shown: under {results.minimum:g} or "
             f"beyond the top {results.top}"
         )
-        self.notes: Sequence[str] = [note] if hidden > 0 else []
+        self.notes = [note] if hidden > 0 else []
 
     def show(self, output: Output) -> None:
         rows = [
             (
-                box["index"],
-                "" if box["label"] is None else box["label"],
+                *named(box),
                 f"{100 * box['score']:.1f} %",
                 ", ".join(f"{v:.3f}" for v in box["box"]),
             )
@@ -100,11 +98,10 @@ def detection_order(results: Results) -> tuple[int, int, int, int] | None:
     return (0, 1, 2, 3) if fits else None
 
 
-class Segmentation:
+class Segmentation(Answer):
     """The class of each pixel and each class's share of the picture, largest first."""
 
     task = "segmentation"
-    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         self.classes = class_map(results)
@@ -120,14 +117,12 @@ class Segmentation:
             }
             for i in largest_first
         ]
-        self.data: dict[str, Any] = {"mask": {"shape": [height, width], "classes": rows}}
-        self.notes: Sequence[str] = []
+        self.data = {"mask": {"shape": [height, width], "classes": rows}}
 
     def show(self, output: Output) -> None:
         rows = [
             (
-                row["index"],
-                "" if row["label"] is None else row["label"],
+                *named(row),
                 f"{100 * row['fraction']:.1f} %",
                 row["colour"] or "",
             )
@@ -192,11 +187,10 @@ KEY_POINTS: Final = (
 COUNT: Final = len(KEY_POINTS)
 
 
-class Pose:
+class Pose(Answer):
     """The key points, each with its position as shares of the picture's height and width."""
 
     task = "pose"
-    mislabelled = ""
 
     def __init__(self, results: Results) -> None:
         maps = heat_maps(results)
@@ -208,11 +202,11 @@ class Pose:
             for i, (name, (y, x, score)) in enumerate(zip(KEY_POINTS, rows, strict=True))
         ]
         self.minimum = results.minimum
-        self.data: dict[str, Any] = {"keypoints": self.points}
+        self.data = {"keypoints": self.points}
         low = [p["name"] for p in self.points if p["score"] < self.minimum]
         lost = [p["name"] for p in self.points if not is_somewhere(p) and p["name"] not in low]
         reasons = ((low, f"a score of {self.minimum:g} (--min-score)"), (lost, "a position"))
-        self.notes: Sequence[str] = [
+        self.notes = [
             f"not drawn, for want of {wanted}: {', '.join(names)}"
             for names, wanted in reasons
             if names
