@@ -144,9 +144,7 @@ def measure(
     seconds: float,
     warmup: int,
 ) -> tuple[list[int], Receipt]:
-    """Nanoseconds of each measured run, and the last run's receipt. There are *runs*, or fewer (at
-    least one) if *seconds* are over.
-    """
+    """Nanoseconds of each measured run (at most *runs*), and the last run's receipt."""
     durations: list[int] = []
     with output.progress() as progress:
         bar = progress.add_task("warm-up", total=warmup + runs)

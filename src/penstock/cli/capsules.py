@@ -138,9 +138,7 @@ def write_capsule(
     names: bool,
     seed: int | None,
 ) -> None:
-    """Writes the capsule *name*: of the last stored failure, or with *model* and *device* of a
-    failure that is reproduced now.
-    """
+    """Writes the capsule *name*, of the last stored failure or one reproduced now."""
     target = files.target("--capsule", name)
     if target is None:
         raise UsageError("--capsule needs the name of a file")
@@ -308,9 +306,7 @@ def describe_verdict(verdict: DriverVerdict) -> dict[str, Any]:
 
 
 def forget(output: Output, beginning: str) -> None:
-    """Removes the verdict whose key begins with *beginning*, or with "all" every one. Raises
-    `UsageError` unless exactly one matches.
-    """
+    """Removes the verdict with this beginning, or "all". Raises `UsageError` unless it is one."""
     from penstock.cache.verdicts import DriverVerdicts
 
     store = DriverVerdicts()

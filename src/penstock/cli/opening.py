@@ -177,9 +177,7 @@ def compile_model(
 
 
 def warn_of_settings(output: Output) -> None:
-    """Warns of drivers that the knob `isolate` names and that are not installed, and if there is no
-    directory for the cache.
-    """
+    """Warns of unknown drivers in the knob `isolate`, and of a missing cache directory."""
     from penstock.cli.settings import unknown_drivers, unknown_places
     from penstock.runtime.discovery import manager
 

@@ -141,9 +141,7 @@ def shapes_of(operands: Sequence[Operand], arrays: Sequence[NDArray]) -> dict[st
 def assumed_shapes(
     model: Model, signature: str | None, given: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """For each input with unknown dimensions and no *given* shape, the shape that `random` has.
-    Raises `UnknownSignature`.
-    """
+    """The shapes that `random` has for inputs without a *given* or known shape, by name."""
     from penstock.execution.interface import interface_of
     from penstock.ir.types import is_static
 
@@ -178,9 +176,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
 def shaped(
     operands: Sequence[Operand], given: Mapping[str, tuple[int, ...]]
 ) -> tuple[Operand, ...]:
-    """*operands* with the shapes *given*, by input name. Raises `UsageError` for an unknown name,
-    and for a shape that does not fit.
-    """
+    """*operands* with the shapes *given* by input name. Raises `UsageError`."""
     from msgspec.structs import replace
 
     from penstock.execution.interface import fits

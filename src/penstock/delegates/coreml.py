@@ -133,9 +133,7 @@ def core_ml_missing(host: Host, version: int) -> str:
 
 
 def missing(info: DeviceInfo, enabled: str, version: int, host: Host) -> str:
-    """Which requested feature the device lacks; "" for none. A simulated device declares its own
-    features; *host* does not count for it.
-    """
+    """The first requested feature that is missing, or "". A simulated device ignores *host*."""
     real = not info.capabilities.simulated
     if real and version != LATEST and (reason := core_ml_missing(host, version)):
         return reason

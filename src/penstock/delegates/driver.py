@@ -92,9 +92,7 @@ class CallerCache:
 
 
 class _Taken(threading.local):
-    """The nodes that the devices take of the graph to which one thread adds a delegate; another
-    thread may add it to another graph meanwhile.
-    """
+    """The nodes that the devices take of one thread's graph."""
 
     nodes: frozenset[int] = frozenset()
 

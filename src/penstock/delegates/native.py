@@ -212,9 +212,7 @@ class NativeDelegate(Delegate):
             shown.close()
 
     def runner(self, content: bytes, num_threads: int | None, graph_id: int) -> Runner:
-        """A LiteRT interpreter with this delegate for *content*, a part of graph *graph_id*. Raises
-        `GeneralFailure` with LiteRT's words, or the library's.
-        """
+        """A LiteRT interpreter of *content*. Raises `GeneralFailure` with LiteRT's words."""
         runner = Runner(self._litert, content, self._native(graph_id), num_threads)
         self._used.append((runner, graph_id))
         return runner

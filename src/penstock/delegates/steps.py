@@ -57,9 +57,7 @@ class DelegatedModel:
             raise
 
     def bind(self, given: Sequence[NDArray], out: Sequence[NDArray | None] | None) -> DelegatedRun:
-        """Binds runs to these arrays, the model's inputs and outputs in order; None for an output
-        without fixed memory.
-        """
+        """Binds runs to these arrays, in order; None for an output without fixed memory."""
         return DelegatedRun(self, given, out)
 
     def close(self) -> None:

@@ -137,9 +137,7 @@ class Tensors:
         return None if known is None else known.owner
 
     def set_handle(self, index: int, handle: int) -> None:
-        """Sets the buffer of a delegate's tensor. The previous buffer is freed when the delegate's
-        code returns, unless a tensor is in it then.
-        """
+        """Sets a tensor's buffer. The replaced one is freed later, if no tensor is in it then."""
         buffered = self._own(index)
         number = _checked(handle)
         if buffered.owner is not None and buffered.handle not in (NULL_BUFFER_HANDLE, number):

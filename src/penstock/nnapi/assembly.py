@@ -33,9 +33,7 @@ PER_CHANNEL: Final = OperandType.TENSOR_QUANT8_SYMM_PER_CHANNEL
 
 @dataclass(frozen=True, slots=True)
 class FinishedSubgraph:
-    """A finished model without those it refers to. Pool and subgraph numbers of its operands count
-    *pools* and *referenced*.
-    """
+    """A finished model; its pool and subgraph numbers count *pools* and *referenced*."""
 
     subgraph: NnapiSubgraph
     pools: tuple[ConstantPool, ...]

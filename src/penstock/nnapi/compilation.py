@@ -264,9 +264,7 @@ class Compilation(Closing, Ported):
         return port(kind, index, self.ports(kind))
 
     def compiled_without(self, omitted: frozenset[int]) -> CompiledModel:
-        """The compiled model for executions that omit these optional inputs; each such set is
-        compiled once. Raises BAD_DATA if an operation needs one of them.
-        """
+        """The model compiled without these optional inputs, once. Raises BAD_DATA."""
         whole = self.compiled
         if not omitted:
             return whole

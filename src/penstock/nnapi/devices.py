@@ -131,9 +131,7 @@ def is_supported(info: DeviceInfo, name: str) -> bool:
 
 
 def identifier(name: str, code: int) -> int:
-    """The identifier of operation or operand type *code* of an extension. Raises BAD_DATA if no
-    device offers the extension.
-    """
+    """The identifier of a type or operation. Raises BAD_DATA if no device offers it."""
     usable_offer(name)
     return registry.prefix_of(name) << TYPE_BITS | code
 

@@ -166,9 +166,7 @@ def _array_shape(memory: Memory) -> tuple[int, ...] | None:
 
 
 def usable_memory(memory: object) -> Memory:
-    """*memory*, if it is usable. Raises UNEXPECTED_NULL for None, BAD_DATA for another object,
-    BAD_STATE if it is closed.
-    """
+    """*memory*. Raises UNEXPECTED_NULL for None, BAD_DATA, and BAD_STATE if it is closed."""
     found = parameters.instance(memory, Memory, "the memory")
     _ = found.store
     return found

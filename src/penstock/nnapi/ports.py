@@ -113,9 +113,7 @@ def refined(port: Port, given: OperandDesc | None) -> Shape:
 
 
 def merged(one: Shape, other: Shape, what: str) -> Shape:
-    """NNAPI's merge rule: an unknown shape fits any, else ranks and known dimensions must be equal,
-    or BAD_DATA (NNAPI section 6.4).
-    """
+    """NNAPI's merge rule (section 6.4): the shape that both allow, or BAD_DATA."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other) or any(

@@ -42,9 +42,7 @@ def load_delegate(library: str, options: Mapping[Any, Any] | None = None) -> Del
 
 
 def every(given: object) -> list[delegates.Delegate]:
-    """The delegates of an interpreter's *experimental_delegates*. Raises as `checked`, and
-    `TypeError` for another object than a list.
-    """
+    """The delegates of a list. Raises as `checked`, and `TypeError` for no list."""
     try:
         listed: list[object] = list(given)  # type: ignore[call-overload]  # anything may be given
     except TypeError as error:

@@ -70,9 +70,7 @@ class Graph:
         self._model: tuple[tuple[tuple[int, ...], ...], Model] | None = None
 
     def tensor(self, index: int) -> TensorEntry:
-        """The tensor of that index, with its present type. Raises `ValueError` with LiteRT's words
-        if it does not exist.
-        """
+        """The tensor of that index, with its present type. Raises `ValueError`."""
         count = len(self.catalog.tensors)
         if not 0 <= index < count:
             raise ValueError(f"Invalid tensor index {index} exceeds max tensor index {count}")

@@ -29,9 +29,7 @@ ENTERING: Final = frozenset({"IF", "WHILE", "CALL_ONCE"})
 
 @dataclass(slots=True)
 class Holders:
-    """Tensors whose value something else holds: *tensors* another tensor, *variables* a variable
-    before the run, *dense* a sparse constant.
-    """
+    """By tensor: another tensor, a variable, or a sparse constant that holds its value."""
 
     tensors: dict[int, int] = field(default_factory=dict)
     variables: dict[int, str] = field(default_factory=dict)

@@ -31,9 +31,7 @@ class OpResolverType(enum.Enum):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """The placement of a set of kernels: *devices* (None: all), *policy* (None: the default), and a
-    *note* on a replacement.
-    """
+    """A placement: *devices* (None: all), *policy*, and a *note* on a replacement."""
 
     devices: tuple[str, ...] | None = None
     policy: Policy | None = None

@@ -129,9 +129,7 @@ class Session:
         return self.file.catalog
 
     def shaped(self, subgraph: int, shapes: Mapping[int, tuple[int, ...]]) -> Model:
-        """The model entered through *subgraph*, for full input shapes by position. Raises
-        `ModelError` if they do not fit.
-        """
+        """The model entered through *subgraph* with input shapes. Raises `ModelError`."""
         return with_input_shapes(entered(self.file.model, subgraph), shapes)
 
     def compile(self, model: Model) -> CompiledModel:

@@ -107,9 +107,7 @@ class Guests:
         self._guests.add(guest)
 
     def lend(self, memory: NDArray, dtype: type[np.generic]) -> Any:
-        """A counted view of *memory*, with elements of *dtype* (same width); of a scalar its value.
-        Arrays of objects are copied and not counted.
-        """
+        """A counted view of *memory* as *dtype*; scalars and objects are copied, uncounted."""
         if memory.dtype.hasobject:
             return memory.copy()
         loan = Loan(memory)

@@ -153,9 +153,7 @@ def _is_classifier(results: Results) -> bool:
 
 
 def may_be_classes(results: Results) -> bool:
-    """Whether the one output looks like scores of classes, [1, n]. It may also be an embedding:
-    only the caller can tell.
-    """
+    """Whether the output looks like scores of classes, [1, n]; it may also be an embedding."""
     if len(results.arrays) != 1:
         return False
     shape, operand = results.arrays[0].shape, results.operands[0]

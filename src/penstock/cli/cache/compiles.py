@@ -282,9 +282,7 @@ def prewarm(
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """The result for one *model*: the compiled *steps*, or the *error*; *notes* on assumptions, and
-    why nothing is cached.
-    """
+    """The result for one *model*: its compiled *steps* or the *error*, and *notes*."""
 
     model: str
     steps: tuple[StepReceipt, ...] = ()

@@ -34,8 +34,9 @@ def verify(
     ] = None,
     directory: options.CacheDirectory = None,
 ) -> None:
-    """Verify every entry against its driver's registry, and the seals of measured placements; fails
-    if one would be refused.
+    """Verify every entry against its driver's registry, and the seals of measured placements.
+
+    Fails if one would be refused.
     """
     output = output_of(context)
     cache = open_cache(directory)

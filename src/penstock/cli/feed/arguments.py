@@ -233,9 +233,7 @@ def _feed_picture(fed: Fed, path: InputFile, slot: Slot, wishes: Wishes) -> None
 
 
 def kind_of(path: InputFile) -> Kind:
-    """The kind by the file's suffix, else by its first bytes, else a picture. Raises `FileError` if
-    the file cannot be opened.
-    """
+    """The kind by suffix, else by first bytes, else a picture. Raises `FileError`."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(12)

@@ -1,6 +1,4 @@
-"""Reads INPUT files: regular files in place, pipes once into memory; arrays without pickles. Also
-draws seeded random values.
-"""
+"""Reads INPUT files: pipes into memory, arrays without pickles. Also draws random values."""
 
 from __future__ import annotations
 

@@ -306,9 +306,7 @@ _RULES: Final[Mapping[str, Callable[[_Path, Operation], bool]]] = MappingProxyTy
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One input of *model*: *operand* with the caller's name and shape, its *metadata*, and its
-    *index* among the entry subgraph's operands.
-    """
+    """One input of *model*, with the caller's name and shape, and its *metadata*."""
 
     operand: Operand
     model: Model

@@ -76,9 +76,7 @@ def read_picture(path: InputFile) -> Image.Image:
 
 
 def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
-    """The decoded, upright picture as 8-bit RGB, and notes on what is lost: transparency, further
-    frames. Raises `FileError`.
-    """
+    """The upright picture as 8-bit RGB, and notes on what is lost. Raises `FileError`."""
     with reading(path, "the picture cannot be decoded"), path.open("rb") as stream:
         # Pillow's own limit only warns, up to twice its size.
         warnings.simplefilter("error", Image.DecompressionBombWarning)

@@ -153,9 +153,7 @@ def _objections(
     first: FirstOperations,
     model: Model,
 ) -> list[tuple[Normalization, Source, str]]:
-    """Objections to a first quantization alone, which may be calibrated on wrong inputs: the
-    schemes that the rest of the file allows.
-    """
+    """The schemes that the file allows, if they exclude that of a first quantization alone."""
     if [source for _, source, _ in stated] != ["quantization"]:
         return []
     excluded = excluded_by_indications(model, first, channels)

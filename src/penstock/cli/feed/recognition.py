@@ -66,9 +66,7 @@ def no_picture(slot: Slot, layout: Layout | None, first: FirstOperations, *, ins
 
 
 def no_sound(slot: Slot, samples: int | None, first: FirstOperations) -> str:
-    """Why this input of *samples* values (None: no waveform's shape) is no sound, and what it looks
-    like; "" if it may be one.
-    """
+    """Why this input of *samples* values is no sound, and what it looks like, or ""."""
     operand, content = slot.operand, slot.content
     here = f"input {operand.name!r} is {show_operand(operand)}"
     if content in CONTENT and content != "audio":

@@ -79,9 +79,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """How operands fill a form: the first place of each given argument, how many operands the
-    repeated input has, and the types of the variables.
-    """
+    """How operands fill a form: first places, number of repeats, types of the variables."""
 
     form: Form
     inputs: Mapping[str, int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
@@ -31,6 +31,7 @@ from penstock.ir.operand import MAX_COPIED_VALUE, OMITTED
 from penstock.ir.operations import OPERATIONS
 from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
+from penstock.nnapi.description import NnapiOperand, NnapiSubgraph
 
 ValueType: TypeAlias = "tuple[DType, Quantization | None]"
 
@@ -226,6 +227,38 @@ class SubgraphBuilder:
         return Subgraph(
             tuple(self.operands), tuple(self.operations), tuple(inputs), tuple(outputs), name=name
         )
+
+
+class Scope(Protocol):
+    """The subgraph that an operation is part of (`lowering.model.SubgraphLowering`)."""
+
+    graph: SubgraphBuilder
+    feature_level: int
+    pools: tuple[ConstantPool, ...]
+
+    def operand(self, index: int) -> NnapiOperand:
+        """NNAPI operand *index*."""
+        ...
+
+    def is_omitted(self, index: int) -> bool:
+        """Whether NNAPI operand *index* has no value."""
+        ...
+
+    def value(self, index: int) -> int:
+        """The IR operand of NNAPI operand *index*."""
+        ...
+
+    def bind(self, index: int, result: int) -> None:
+        """Makes IR operand *result* NNAPI operand *index*."""
+        ...
+
+    def referenced(self, index: int | None) -> NnapiSubgraph:
+        """A referenced NNAPI subgraph."""
+        ...
+
+    def subgraph(self, index: int | None, passed: int) -> int:
+        """The IR index of a referenced subgraph; its last *passed* inputs are outputs too."""
+        ...
 
 
 def joined(inferred: Shape, declared: Shape) -> Shape:

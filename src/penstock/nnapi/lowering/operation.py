@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
@@ -15,11 +15,11 @@ from penstock.errors import (
     ShapeMismatch,
     ShapeOverflow,
 )
-from penstock.ir import AttributeValue, ConstantPool, DType, NDArray, Operand, Quantization
+from penstock.ir import AttributeValue, DType, NDArray, Operand, Quantization
 from penstock.ir.subgraph import constant_array
 from penstock.ir.types import Shape
-from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation, NnapiSubgraph
-from penstock.nnapi.lowering.graph import SubgraphBuilder, ValueType, show
+from penstock.nnapi.description import AnyType, NnapiOperand, NnapiOperation
+from penstock.nnapi.lowering.graph import Scope, SubgraphBuilder, ValueType, show
 from penstock.nnapi.lowering.validation import ir_operand, value_type
 
 if TYPE_CHECKING:
@@ -35,42 +35,8 @@ SCALARS: Final = frozenset({"i", "b", "f", "h", "real"})
 """Kinds of a form's arguments that are scalars."""
 
 
-class Scope(Protocol):
-    """The subgraph that an operation is part of (`lowering.model.SubgraphLowering`)."""
-
-    graph: SubgraphBuilder
-    feature_level: int
-    pools: tuple[ConstantPool, ...]
-
-    def operand(self, index: int) -> NnapiOperand:
-        """NNAPI operand *index*."""
-        ...
-
-    def is_omitted(self, index: int) -> bool:
-        """Whether NNAPI operand *index* has no value."""
-        ...
-
-    def value(self, index: int) -> int:
-        """The IR operand of NNAPI operand *index*."""
-        ...
-
-    def bind(self, index: int, result: int) -> None:
-        """Makes IR operand *result* NNAPI operand *index*."""
-        ...
-
-    def referenced(self, index: int | None) -> NnapiSubgraph:
-        """A referenced NNAPI subgraph."""
-        ...
-
-    def subgraph(self, index: int | None, passed: int) -> int:
-        """The IR index of a referenced subgraph; its last *passed* inputs are outputs too."""
-        ...
-
-
 class OperationLowering:
-    """One NNAPI operation being lowered. Arguments and outputs go by the names of its form; IR
-    operands are indexes of `graph`.
-    """
+    """One NNAPI operation being lowered; names are its form's, numbers IR operands."""
 
     def __init__(self, scope: Scope, operation: NnapiOperation, match: Match) -> None:
         self._scope, self.operation, self.match = scope, operation, match
@@ -94,9 +60,7 @@ class OperationLowering:
         return self._scope.operand(self.operation.inputs[self.match.inputs[name]])
 
     def tensor(self, name: str) -> int:
-        """The IR operand of an input, a scalar as a tensor without dimensions. An omitted input is
-        the operand that stands for omission.
-        """
+        """The IR operand of an input; an omitted one is the operand that stands for omission."""
         if not self.given(name):
             return self.graph.omitted()
         return self._scope.value(self.operation.inputs[self.match.inputs[name]])
@@ -272,9 +236,7 @@ class OperationLowering:
         )
 
     def subgraph(self, name: str, passed: int = 0) -> int:
-        """The IR index of the subgraph that a SUBGRAPH argument names; its last *passed* inputs
-        become further outputs.
-        """
+        """The IR index of an argument's subgraph; its last *passed* inputs are outputs, too."""
         return self._scope.subgraph(self.operand(name).subgraph, passed)
 
     def require_takes(self, name: str, arguments: Sequence[NnapiOperand]) -> None:

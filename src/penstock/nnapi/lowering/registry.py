@@ -126,9 +126,7 @@ def rules() -> Mapping[str, Rule]:
 
 
 def rule_of(name: str) -> Rule:
-    """The rule of one operation, of an extension's by its key; `UnknownOperator` if NNAPI has no
-    operation of that name.
-    """
+    """The rule of an operation, or an extension's key. Raises `UnknownOperator`."""
     if split_key(name) is not None:
         return Rule(name, _EXTENSION_LEVEL, (_ANYTHING,), {}, _lower_extension)
     found = _RULES.get(name) or rules().get(name)
