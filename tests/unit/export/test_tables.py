@@ -8,7 +8,7 @@ from penstock import loaders
 from penstock.errors import NotExportable
 from penstock.export.tflite import write
 from tests.support_runs import BUILT_IN, assert_same_runs
-from tests.unit.drivers.reference.test_hash_tables import (
+from tests.unit.drivers.reference.test_lookup import (
     KEYS,
     QUERIES,
     computed_table,

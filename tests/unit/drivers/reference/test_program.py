@@ -1,24 +1,33 @@
-"""Programs: order, freeing, interruption, and what becomes of errors."""
+"""Programs: errors, interruptions, memory limits, and kernels by module."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from penstock.drivers.reference import program
+import penstock
+from penstock import knobs
+from penstock.drivers.reference import ReferenceDevice, program
+from penstock.drivers.reference.index import MODULES
+from penstock.drivers.reference.kernel import KERNELS, kernel
 from penstock.drivers.reference.program import Instruction, Program, compile_subgraph
 from penstock.errors import (
     Cancelled,
     GeneralFailure,
     InvalidArgument,
+    LimitExceeded,
     MissedDeadlineTransient,
+    PlacementError,
     ResourceExhaustedTransient,
 )
 from penstock.hal import CancelToken, ExecutionConfig
-from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
+from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand, Quantization
+from penstock.memory.limits import MIB, check_bytes, most_bytes
 from tests.unit.ir_core.samples import branching_twice
 
 ONE = np.ones(2, np.float32)
@@ -93,3 +102,100 @@ def test_subgraphs_are_compiled_once_however_often_they_are_entered(
     monkeypatch.setattr(program, "compile_subgraph", compile_one)
     compile_one(branching_twice(12), 0)
     assert sorted(compiled) == list(range(13))
+
+
+STEP = Quantization((0.5,), (0,))
+
+
+def test_inconsistent_weights_are_a_reason_not_an_exception() -> None:
+    """An integer LSTM, the recurrent weights of three gates of which are vectors."""
+    builder = ModelBuilder()
+
+    def weights(*shape: int) -> int:
+        return builder.constant(np.zeros(shape, np.int8), "", STEP)
+
+    data = builder.input(DType.INT8, (2, 3), "data", STEP)
+    states = [
+        builder.input(DType.INT8, (2, 5), "output", STEP),
+        builder.input(DType.INT16, (2, 4), "cell", Quantization((2.0**-11,), (0,))),
+    ]
+    recurrent = [weights(5), weights(4, 5), weights(5), weights(5)]
+    biases = [builder.constant(np.zeros(4, np.int32)) for _ in range(4)]
+    inputs = [
+        *(data, *[weights(4, 3) for _ in range(4)], *recurrent, None, None, None, *biases),
+        *(weights(5, 4), None, *states, None, None, None, None),
+    ]
+    made = builder.operation(
+        "LSTM",
+        inputs,
+        [(DType.INT8, (2, 5), STEP)],
+        {"intermediate_scales": (0.1,) * 5, "intermediate_zero_points": (0,) * 5},
+    )
+    (support,) = ReferenceDevice().supported_operations(builder.build(outputs=made))
+    assert not support.supported
+    assert support.reason.startswith("not computable as it stands: ")
+
+
+def filled(shape: np.ndarray | None = None) -> Model:
+    """FILL to a constant *shape*, or to one that a run gives."""
+    builder = ModelBuilder()
+    dims = builder.input(DType.INT32, (2,)) if shape is None else builder.constant(shape)
+    value = builder.constant(np.array(1, np.float32))
+    return builder.build(builder.operation("FILL", [dims, value], [(DType.FLOAT32, None)]))
+
+
+def test_memory_limit_is_half_of_the_memory_by_default() -> None:
+    assert most_bytes() >= 256 * MIB
+    with knobs.override(tensor_limit_mib=3):
+        assert most_bytes() == 3 * MIB
+
+
+def test_memory_limit_error_names_the_knob() -> None:
+    with (
+        knobs.override(tensor_limit_mib=1),
+        pytest.raises(LimitExceeded, match=r"FILL takes 2097152 bytes.*tensor_limit_mib"),
+    ):
+        check_bytes(2 * MIB, "FILL")
+
+
+def test_a_large_output_is_refused_before_the_run() -> None:
+    model = filled(np.array([1 << 15, 1 << 15], np.int32))
+    with (
+        knobs.override(tensor_limit_mib=64),
+        pytest.raises(PlacementError, match="tensor_limit_mib"),
+    ):
+        penstock.compile(model, devices=["reference"])
+
+
+def test_a_large_output_of_unknown_shape_fails_the_run() -> None:
+    with (
+        knobs.override(tensor_limit_mib=64),
+        penstock.compile(filled(), devices=["reference"], isolate=False) as compiled,
+    ):
+        (small,) = compiled(np.array([2, 3], np.int32))
+        np.testing.assert_array_equal(small, np.ones((2, 3), np.float32))
+        with pytest.raises(GeneralFailure, match="tensor_limit_mib"):
+            compiled(np.array([1 << 15, 1 << 15], np.int32))
+
+
+def test_no_row_has_two_builders() -> None:
+    assert len(" ".join(MODULES.values()).split()) == len(KERNELS)
+    with pytest.raises(ValueError, match="ADD has a builder already"):
+        kernel("ADD")(KERNELS["ADD"])
+    assert KERNELS.get("NO_SUCH_OPERATION") is None
+
+
+def test_only_the_modules_of_a_models_operations_are_imported() -> None:
+    code = (
+        "import sys, numpy as np, penstock\n"
+        "from penstock.ir import DType, ModelBuilder\n"
+        "b = ModelBuilder()\n"
+        "x = b.input(DType.FLOAT32, (2, 2), 'x')\n"
+        "model = b.build(b.operation('RELU', [x], [(DType.FLOAT32, (2, 2))]))\n"
+        "penstock.compile(model, devices=['reference'], cache=False)(np.zeros((2, 2), np.float32))\n"
+        "from penstock.drivers.reference.index import MODULES\n"
+        "prefix = 'penstock.drivers.reference.'\n"
+        "print([m for m in MODULES if prefix + m in sys.modules], 'ml_dtypes' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['elements.relu'] False"

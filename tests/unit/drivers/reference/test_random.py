@@ -1,19 +1,24 @@
-"""Random numbers: LiteRT's, from run to run, where there are seeds."""
+"""Random numbers, TFLite's, NNAPI's and StableHLO's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 import pytest
 
 from penstock import knobs
 from penstock.drivers.reference import random
-from penstock.drivers.reference.random import words
-from penstock.errors import LimitExceeded, ShapeMismatch
+from penstock.drivers.reference.kernel import Unsupported
+from penstock.drivers.reference.random import philox, threefry, words
+from penstock.errors import InputError, LimitExceeded, PenstockError, ShapeMismatch
 from penstock.ir import DType, NDArray, Operand
 from tests.support_litert import Given, Wanted, kernel_of, single_operation
 from tests.support_runs import assert_same_runs, penstock_runs
+from tests.unit.drivers.reference.alone import alone
+from tests.unit.drivers.reference.single_models import check, computed, single
 from tests.unit.loaders.files import FileBuilder
 
 F32, I32, I64 = DType.FLOAT32, DType.INT32, DType.INT64
@@ -202,3 +207,111 @@ def test_random_operations_refuse_too_many_numbers() -> None:
         sample([np.zeros((2, 2), np.float32), np.array(2**30, np.int32)])
     with pytest.raises(ShapeMismatch):
         sample([np.zeros((2, 0), np.float32), np.array(1, np.int32)])
+
+
+LOGITS = np.log(np.array([[0.1, 0.2, 0.7], [0.5, 0.5, 1e-9]], np.float32))
+
+
+def drawn(logits: NDArray, samples: int, *seeds: int) -> NDArray:
+    inputs = [logits, np.array(seeds, np.int32)]
+    (got,) = alone("RANDOM_MULTINOMIAL", inputs, [DType.INT32], samples=samples)
+    return got
+
+
+def test_random_multinomial_draws_classes_by_probability() -> None:
+    got = drawn(LOGITS + 50, 100_000, 37, -42)
+    assert got.shape == (2, 100_000)
+    for row, logits in zip(got, LOGITS, strict=True):
+        shares = np.bincount(row, minlength=3) / row.size
+        np.testing.assert_allclose(shares, np.exp(logits), atol=0.01)
+
+
+def test_random_multinomial_repeats_with_equal_seeds() -> None:
+    once = drawn(LOGITS, 1000, 1, 2)
+    np.testing.assert_array_equal(drawn(LOGITS, 1000, 1, 2), once)
+    np.testing.assert_array_equal(drawn(LOGITS.astype(np.float16), 1000, 1, 2).shape, once.shape)
+    for other in ((2, 1), (1, 3), (-1, 2)):
+        assert (drawn(LOGITS, 1000, *other) != once).any()
+
+
+@pytest.mark.parametrize("seeds", [(37, 42), (-5, 0), (0, -(2**31))])
+def test_random_multinomial_equals_multinomial(seeds: tuple[int, int]) -> None:
+    inputs = [LOGITS, np.array(500, np.int32)]
+    (same, *_) = alone("MULTINOMIAL", inputs, [DType.INT32], seed=seeds[0], seed2=seeds[1])
+    np.testing.assert_array_equal(drawn(LOGITS, 500, *seeds), same)
+
+
+def test_random_multinomial_without_seeds_differs_between_runs() -> None:
+    assert (drawn(LOGITS, 1000, 0, 0) != drawn(LOGITS, 1000, 0, 0)).any()
+
+
+def test_random_multinomial_never_draws_infinite_logits() -> None:
+    logits = np.array([[math.inf, 1, math.nan, 1, -math.inf]], np.float32)
+    assert set(drawn(logits, 1000, 5, 6).reshape(-1).tolist()) == {1, 3}
+    with pytest.raises(InputError, match="no class"):
+        drawn(np.full((2, 3), -math.inf, np.float32), 4, 5, 6)
+    with pytest.raises(InputError, match="no class"):
+        drawn(np.empty((2, 0), np.float32), 4, 5, 6)
+
+
+def test_random_multinomial_of_no_samples_is_empty() -> None:
+    assert drawn(np.empty((0, 3), np.float32), 4, 5, 6).shape == (0, 4)
+
+
+def test_random_multinomial_refuses_wrong_shapes() -> None:
+    with pytest.raises(ShapeMismatch, match="seeds"):
+        drawn(LOGITS, 4, 1, 2, 3)
+    with pytest.raises(ShapeMismatch, match="RANDOM_MULTINOMIAL to the shape"):
+        drawn(LOGITS, 2**31 - 1, 1, 2)
+
+
+STATES: Final = {
+    "PHILOX": [[1, 2], [7, 2**64 - 2], [3, 2**32 - 1, 9], [5, 2**64 - 1, 2**64 - 1]],
+    "DEFAULT": [[2**63 + 5, 2**40], [1, 2, 3]],
+    "THREEFRY": [[1, 2], [2**64 - 1, 2**64 - 1], [2**35, 2**32 - 1]],
+}
+
+
+@pytest.mark.parametrize("algorithm", STATES)
+@pytest.mark.parametrize("dtype", [DType.INT32, DType.UINT32, DType.INT64, DType.UINT64])
+def test_rng_bit_generator_agrees_with_litert(algorithm: str, dtype: DType) -> None:
+    for numbers in STATES[algorithm]:
+        state = np.array(numbers, np.uint64)
+        for shape in ((), (3,), (2, 3, 5)):
+            outputs = [(DType.UINT64, state.shape), (dtype, shape)]
+            kind = "STABLEHLO_RNG_BIT_GENERATOR"
+            check(single(kind, [state], outputs, {"algorithm": algorithm}), [state])
+
+
+def test_random_generators_equal_their_known_answers() -> None:
+    """The zero and all-ones vectors of the Random123 distribution."""
+    zero, ones = np.zeros(1, np.uint64), np.full(1, 2**64 - 1, np.uint64)
+    words = [int(w[0]) for w in philox(zero[0], zero, zero)]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    words = [int(w[0]) for w in philox(ones[0], ones, ones)]
+    assert words == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    assert [int(w[0]) for w in threefry(zero[0], zero)] == [0x6B200159, 0x99BA4EFE]
+    assert [int(w[0]) for w in threefry(ones[0], ones)] == [0x1CB996FC, 0xBB002BE7]
+
+
+@pytest.mark.parametrize(("algorithm", "length"), [("PHILOX", 1), ("DEFAULT", 4), ("THREEFRY", 3)])
+def test_rng_bit_generator_refuses_states_of_another_length(algorithm: str, length: int) -> None:
+    state = np.zeros(length, np.uint64)
+    outputs = [(DType.UINT64, state.shape), (DType.UINT32, (2,))]
+    model = single("STABLEHLO_RNG_BIT_GENERATOR", [state], outputs, {"algorithm": algorithm})
+    with pytest.raises(PenstockError, match="state"):
+        computed(model, [state])
+
+
+def test_rng_bit_generator_refuses_other_types_and_unknown_sizes() -> None:
+    state = Operand(DType.UINT64, (2,))
+    for made in (Operand(DType.UINT8, (2,)), Operand(DType.UINT32, (None,))):
+        with pytest.raises(Unsupported):
+            kernel_of("STABLEHLO_RNG_BIT_GENERATOR", [state], [state, made], algorithm="PHILOX")
+    with pytest.raises(Unsupported):
+        kernel_of(
+            "STABLEHLO_RNG_BIT_GENERATOR",
+            [Operand(DType.INT64, (2,))],
+            [state, Operand(DType.UINT32, (2,))],
+            algorithm="PHILOX",
+        )
