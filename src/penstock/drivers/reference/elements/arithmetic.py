@@ -21,7 +21,7 @@ from penstock.drivers.reference.numerics.fixed_point import (
     rounding_divide_by_pot,
     saturating_rounding_doubling_high_mul,
 )
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.real_values import SHORT_FLOATS, by_parts
 from penstock.drivers.reference.numerics.requantize import activation_bounds, quantized_range
 from penstock.drivers.reference.numerics.tables import (
     QUANTIZED,
@@ -249,8 +249,6 @@ def _quantized_quotient(site: Site) -> Kernel:
 
     return with_pair(compute, whole=True)
 
-
-SHORT_FLOATS: Final = frozenset({DType.FLOAT16.numpy, DType.BFLOAT16.numpy})
 
 Pair = Callable[[NDArray, NDArray], NDArray]
 

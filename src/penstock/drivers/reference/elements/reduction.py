@@ -52,8 +52,7 @@ def _reduction(site: Site, reduce: Reduce) -> Kernel:
         axes = tuple(
             {normal_axis(axis, x.ndim) for axis in dimensions(inputs[1])} if x.ndim else ()
         )
-        with np.errstate(all="ignore"):
-            result = reduce(x, axes)
+        result = reduce(x, axes)
         return (result if keep else np.squeeze(result, axes),)
 
     return run

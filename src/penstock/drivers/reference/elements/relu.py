@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.drivers.reference.numerics.fixed_point import (
     round_half_away,
     rounding_divide_by_pot,
 )
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.real_values import elementwise, input_and_output
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.tables import (
     QUANTIZED,
@@ -39,7 +39,7 @@ def relu(site: Site) -> Kernel:
     """`x` clamped; a quantised input is rescaled to the output's scale first."""
     low, high = BOUNDS[site.operation.type]
     if site.input(0).dtype is DType.FLOAT32:
-        return _float_kernel(lambda x: np.clip(x, np.float32(low), np.float32(high)))
+        return elementwise(lambda x: np.clip(x, np.float32(low), np.float32(high)))
     given, made = _quantizations(site, QUANTIZED)
     multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
     least, greatest = integer_range(site.output().dtype)
@@ -61,8 +61,8 @@ def leaky_relu(site: Site) -> Kernel:
     alpha = np.float32(site.attributes.number("alpha"))
     if site.input(0).dtype is DType.FLOAT32:
         if 0 < alpha <= 1:
-            return _float_kernel(lambda x: np.maximum(x, x * alpha))
-        return _float_kernel(lambda x: np.where(x > 0, x, x * alpha))
+            return elementwise(lambda x: np.maximum(x, x * alpha))
+        return elementwise(lambda x: np.where(x > 0, x, x * alpha))
     given, made = _quantizations(site, QUANTIZED)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
     identity = quantize_multiplier(float(scale / out_scale))
@@ -109,15 +109,14 @@ def prelu(site: Site) -> Kernel:
 
 def _float_prelu(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
     x, alpha = (np.asarray(a) for a in inputs)
-    with np.errstate(all="ignore"):
-        return (np.where(x >= 0, x, x * alpha),)
+    return (np.where(x >= 0, x, x * alpha),)
 
 
 @kernel("HARD_SWISH")
 def hard_swish(site: Site) -> Kernel:
     """`x * relu6(x + 3) / 6`."""
     if site.input(0).dtype is DType.FLOAT32:
-        return _float_kernel(_hard_swish)
+        return elementwise(_hard_swish)
     given, made = _quantizations(site, QUANTIZED_8)
     fine = np.float32(1 / 128) * np.float32(given.scale)
     mantissa, exponent = quantize_multiplier(float(fine / np.float32(made.scale)))
@@ -177,20 +176,6 @@ def _steps(real: float, scale: float) -> int:
 
 
 def _quantizations(site: Site, types: frozenset[DType]) -> tuple[Quantization, Quantization]:
-    """Scales and zero points of the first input and the output. Raises `Unsupported` unless both
-    have one type out of *types*.
-    """
+    """As `input_and_output`. Raises `Unsupported` unless both have one type out of *types*."""
     site.require_types(site.input(0).dtype in types and site.input(0).dtype is site.output().dtype)
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
-    if site.input(0).dtype is DType.INT16:
-        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
-    return given, made
-
-
-def _float_kernel(function: Callable[[NDArray], NDArray]) -> Kernel:
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        with np.errstate(all="ignore"):
-            return (by_parts(function, np.asarray(inputs[0])),)
-
-    return run
+    return input_and_output(site)

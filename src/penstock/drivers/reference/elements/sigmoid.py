@@ -7,16 +7,15 @@ Mathematics of Computation 23 (1969): three rational functions, to about 1e-15 r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
-from penstock.drivers.reference.elements.arithmetic import SHORT_FLOATS
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.numerics.fixed_point import power_of_two
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.real_values import SHORT_FLOATS, by_parts
 from penstock.drivers.reference.numerics.tables import QUANTIZED_8, tabulated, tabulated_reals
 from penstock.ir import DType, NDArray
 
@@ -86,12 +85,7 @@ def _by_type(
         result: NDArray = function(x.astype(np.float32, copy=False)).astype(x.dtype, copy=False)
         return result
 
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        with np.errstate(all="ignore"):
-            return (by_parts(convert, x),)
-
-    return run
+    return lambda inputs: (by_parts(convert, np.asarray(inputs[0])),)
 
 
 def _rounded(function: RealFunction) -> RealFunction:

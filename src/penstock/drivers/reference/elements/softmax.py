@@ -83,8 +83,7 @@ def _rows(compute: Callable[[NDArray], NDArray]) -> Kernel:
         x = np.asarray(inputs[0])
         if x.size == 0:
             return (x,)
-        with np.errstate(all="ignore"):
-            return (by_rows(compute, x),)
+        return (by_rows(compute, x),)
 
     return run
 
@@ -297,8 +296,7 @@ def local_response_normalization(site: Site) -> Kernel:
         squares = np.pad(np.square(x), [*[(0, 0)] * (x.ndim - 1), (reach, reach)])
         windows = np.lib.stride_tricks.sliding_window_view(squares, 2 * reach + 1, axis=-1)
         total = windows.sum(axis=-1, dtype=np.float32)
-        with np.errstate(all="ignore"):
-            return (x * np.power(bias + alpha * total, -beta),)
+        return (x * np.power(bias + alpha * total, -beta),)
 
     return run
 

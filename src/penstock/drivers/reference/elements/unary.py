@@ -9,14 +9,13 @@ from typing import Final
 
 import numpy as np
 
-from penstock.drivers.reference.elements.arithmetic import SHORT_FLOATS
 from penstock.drivers.reference.kernel import Kernel, Site, kernel, require, tensor_quantization
 from penstock.drivers.reference.numerics.fixed_point import (
     inverse_square_root,
     multiply_by_quantized_multiplier,
     quantize_multiplier,
 )
-from penstock.drivers.reference.numerics.real_values import by_parts
+from penstock.drivers.reference.numerics.real_values import elementwise, input_and_output
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.tables import tabulated, tabulated_reals
 from penstock.errors import InvalidArgument, ShapeMismatch
@@ -34,7 +33,7 @@ NEGATED: Final = frozenset(
 def neg(site: Site) -> Kernel:
     """-x of the stored values, as TFLite computes it for quantised operands too."""
     site.require_types(site.input(0).dtype in NEGATED)
-    return _elementwise(np.negative)
+    return elementwise(np.negative)
 
 
 @kernel("ABS")
@@ -44,8 +43,8 @@ def absolute(site: Site) -> Kernel:
     quantized = dtype is DType.INT8 or (dtype is DType.INT16 and site.input(0).quantization)
     if not quantized:
         site.require_types(dtype in {DType.FLOAT32, DType.INT16, DType.INT32})
-        return _elementwise(np.abs)
-    given, made = _quantizations(site)
+        return elementwise(np.abs)
+    given, made = input_and_output(site)
     same = given.scale == made.scale
     multiplier = quantize_multiplier(float(np.float32(given.scale) / np.float32(made.scale)))
 
@@ -67,7 +66,7 @@ def exp(site: Site) -> Kernel:
 def log(site: Site) -> Kernel:
     """The natural logarithm. A quantised logarithm of zero or less is the output's least value."""
     if site.input(0).dtype is DType.FLOAT32:
-        return _elementwise(np.log)
+        return elementwise(np.log)
     made = tensor_quantization(site.output(), "the output")
     least = integer_range(site.output().dtype)[0] - made.zero_point
     floor = np.float32(least) * np.float32(made.scale)
@@ -79,9 +78,9 @@ def rsqrt(site: Site) -> Kernel:
     """1 / sqrt(x). Negative quantised values raise; for zero the result is the greatest value."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return _elementwise(lambda x: np.float32(1) / np.sqrt(x))
+        return elementwise(lambda x: np.float32(1) / np.sqrt(x))
     site.require_types(dtype in {DType.INT8, DType.INT16})
-    given, made = _quantizations(site)
+    given, made = input_and_output(site)
     greatest = np.float32(2**15 - 1) * np.float32(made.scale)
     if dtype is DType.INT16:
         inner = tabulated_reals(
@@ -117,9 +116,9 @@ def sqrt(site: Site) -> Kernel:
     """The square root. Quantised results are rounded down; negative quantised values raise."""
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return _elementwise(np.sqrt)
+        return elementwise(np.sqrt)
     site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
-    given, made = _quantizations(site)
+    given, made = input_and_output(site)
     scale, out_scale = np.float32(given.scale), np.float32(made.scale)
 
     def compute(stored: NDArray) -> NDArray:
@@ -135,14 +134,14 @@ def real_function(site: Site) -> Kernel:
     """Functions of floats."""
     name = site.operation.type
     site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
-    return _elementwise(_FUNCTIONS[name])
+    return elementwise(_FUNCTIONS[name])
 
 
 @kernel("SIGN")
 def sign(site: Site) -> Kernel:
     """-1, 0 or 1 by the sign of x."""
     site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
-    return _elementwise(np.sign)
+    return elementwise(np.sign)
 
 
 FLOATS_OF: Final = {
@@ -163,35 +162,16 @@ _FUNCTIONS: Final[dict[str, Function]] = {
 }
 
 
-def _elementwise(function: Function) -> Kernel:
-    def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
-        x = np.asarray(inputs[0])
-        with np.errstate(all="ignore"):
-            if x.dtype in SHORT_FLOATS:
-                return (by_parts(function, x.astype(np.float32)).astype(x.dtype),)
-            return (by_parts(function, x),)
-
-    return run
-
-
 def _real(site: Site, function: Function, rounded: Function) -> Kernel:
     dtype = site.input(0).dtype
     if dtype is DType.FLOAT32:
-        return _elementwise(function)
+        return elementwise(function)
     site.require_types(dtype in {DType.INT8, DType.INT16} and dtype is site.output().dtype)
     return tabulated_reals(site, rounded)
 
 
 def _in_double(function: Function) -> Function:
     return lambda x: function(x.astype(np.float64)).astype(np.float32)
-
-
-def _quantizations(site: Site) -> tuple[Quantization, Quantization]:
-    given = tensor_quantization(site.input(0), "the input")
-    made = tensor_quantization(site.output(), "the output")
-    if site.input(0).dtype is DType.INT16:
-        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
-    return given, made
 
 
 @kernel("RFFT2D")

@@ -7,12 +7,18 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from penstock.drivers.reference.kernel import Unsupported, tensor_quantization
+from penstock.drivers.reference.kernel import (
+    Kernel,
+    Site,
+    Unsupported,
+    require,
+    tensor_quantization,
+)
 from penstock.drivers.reference.numerics.fixed_point import round_half_away_from_zero
 from penstock.drivers.reference.numerics.requantize import integer_range
 from penstock.drivers.reference.numerics.weights import given
 from penstock.interrupts import watched
-from penstock.ir import DType, NDArray, Operand
+from penstock.ir import DType, NDArray, Operand, Quantization
 
 FLOATING: Final = frozenset({DType.FLOAT32, DType.FLOAT16})
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
@@ -130,3 +136,28 @@ def parts(shape: tuple[int, ...]) -> Iterator[Index]:
     for outer in watched(np.ndindex(shape[: axis - 1])):
         for start in watched(range(0, shape[axis - 1], step)):
             yield (*outer, slice(start, start + step))
+
+
+SHORT_FLOATS: Final = frozenset({DType.FLOAT16.numpy, DType.BFLOAT16.numpy})
+
+
+def elementwise(function: Callable[[NDArray], NDArray]) -> Kernel:
+    """The kernel of a function of each element of one operand. 16-bit floats are computed as
+    float32 and rounded.
+    """
+
+    def compute(x: NDArray) -> NDArray:
+        if x.dtype in SHORT_FLOATS:
+            return function(x.astype(np.float32)).astype(x.dtype)
+        return function(x)
+
+    return lambda inputs: (by_parts(compute, np.asarray(inputs[0])),)
+
+
+def input_and_output(site: Site) -> tuple[Quantization, Quantization]:
+    """The quantisation of the first input and the output; int16 must be symmetric."""
+    given = tensor_quantization(site.input(0), "the input")
+    made = tensor_quantization(site.output(), "the output")
+    if site.input(0).dtype is DType.INT16:
+        require(given.zero_point == made.zero_point == 0, "int16 with a zero point other than 0")
+    return given, made

@@ -159,10 +159,9 @@ def cast(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x = np.asarray(inputs[0])
         x = x.real if real else x
-        with np.errstate(all="ignore"):
-            if saturates:
-                return (by_parts(partial(_saturated, made=made), x),)
-            return (x.astype(made.numpy),)
+        if saturates:
+            return (by_parts(partial(_saturated, made=made), x),)
+        return (x.astype(made.numpy),)
 
     return run
 
