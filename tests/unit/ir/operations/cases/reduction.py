@@ -1,12 +1,19 @@
-"""Cases of reduction operations."""
+"""Cases of reductions, pooling and resizing."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.ir import DType
+import numpy as np
+
+from penstock.ir import DType, NDArray
 from tests.unit.ir.operations.cases.case import agreed, refused
 from tests.unit.ir.operations.single import INT, ints, scalar, x
+
+
+def longs(*values: int) -> NDArray:
+    return ints(*values, dtype=np.int64)
+
 
 CASES: Final = (
     agreed("MEAN", [x(2, 3, 4), ints(1)], (2, 4)),
@@ -28,4 +35,91 @@ CASES: Final = (
     refused("ARG_MAX", [x(2, 3, 4), scalar(3)], outputs=[INT], output_type="INT32"),
     agreed("CUMSUM", [x(2, 3), scalar(1)], (2, 3)),
     refused("CUMSUM", [x(2, 3), scalar(5)]),
+    agreed(
+        "AVERAGE_POOL_2D",
+        [x(1, 5, 5, 2)],
+        (1, 2, 2, 2),
+        padding="VALID",
+        stride_w=2,
+        stride_h=2,
+        filter_width=3,
+        filter_height=2,
+    ),
+    agreed(
+        "AVERAGE_POOL_2D",
+        [x(1, 5, 5, 2)],
+        (1, 3, 3, 2),
+        stride_w=2,
+        stride_h=2,
+        padding="SAME",
+        filter_width=3,
+        filter_height=2,
+    ),
+    agreed(
+        "MAX_POOL_2D",
+        [x(1, 5, 5, 2)],
+        (1, 1, 4, 2),
+        padding="VALID",
+        stride_w=1,
+        stride_h=1,
+        filter_width=2,
+        filter_height=5,
+    ),
+    agreed(
+        "MAX_POOL_2D",
+        [x(1, 5, 5, 2)],
+        (1, 0, 0, 2),
+        padding="VALID",
+        stride_w=2,
+        stride_h=2,
+        filter_width=8,
+        filter_height=8,
+    ),
+    refused(
+        "MAX_POOL_2D",
+        [x(5, 5, 2)],
+        padding="VALID",
+        stride_w=2,
+        stride_h=2,
+        filter_width=2,
+        filter_height=2,
+    ),
+    agreed(
+        "L2_POOL_2D",
+        [x(2, 6, 4, 1)],
+        (2, 3, 2, 1),
+        padding="VALID",
+        stride_w=2,
+        stride_h=2,
+        filter_width=2,
+        filter_height=2,
+    ),
+    agreed(
+        "REDUCE_WINDOW",
+        [x(4, 6), scalar(0, np.float32), longs(2, 2), longs(1, 2), longs(1, 1)],
+        (3, 3),
+        reduce_function="ADD",
+    ),
+    agreed(
+        "REDUCE_WINDOW",
+        [x(4, 6), scalar(0, np.float32), longs(3, 2), longs(1, 2), longs(2, 1)],
+        (0, 3),
+        reduce_function="ADD",
+    ),
+    agreed("RESIZE_BILINEAR", [x(1, 4, 5, 2), ints(7, 9)], (1, 7, 9, 2)),
+    refused("RESIZE_BILINEAR", [x(1, 4, 5, 2), ints(7, 0)]),
+    refused(
+        "RESIZE_BILINEAR", [x(1, 4, 5, 2), ints(7, 9)], align_corners=True, half_pixel_centers=True
+    ),
+    refused("RESIZE_BILINEAR", [x(1, 4, 5, 2), ints(7, 9, 1)]),
+    refused("RESIZE_BILINEAR", [x(1, 4, 5), ints(7, 9)]),
+    agreed(
+        "RESIZE_NEAREST_NEIGHBOR",
+        [x(1, 4, 5, 2), ints(7, 9)],
+        (1, 7, 9, 2),
+        align_corners=True,
+        half_pixel_centers=True,
+    ),
+    agreed("RESIZE_NEAREST_NEIGHBOR", [x(1, 4, 5, 2), ints(7, 0)], (1, 7, 0, 2)),
+    refused("RESIZE_NEAREST_NEIGHBOR", [x(1, 4, 5, 2), ints(-7, 9)]),
 )
