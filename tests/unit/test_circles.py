@@ -26,6 +26,7 @@ PACKAGES = (
     "memory",
     "nnapi",
     "sealed",
+    "testing",
 )
 """Packages without a circle. The list only grows."""
 

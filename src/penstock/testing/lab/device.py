@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ from penstock.testing.lab.prepared import LabPreparedModel
 from penstock.testing.lab.program import (
     Artefact,
     Bytes,
+    Compiled,
     MalformedProgram,
     Program,
     decode,
@@ -119,14 +120,6 @@ IMAGES_FROM_LEVEL: Final = 4
 
 LAYOUTS: Final[tuple[Layout, ...]] = ("rows", "tiles")
 MODES: Final[tuple[Mode, ...]] = ("now", "first_run", "staged")
-
-
-class Compiled(NamedTuple):
-    """A program, and the payloads of (model, data) files that it was deserialised from."""
-
-    program: Program
-    model: list[bytes]
-    data: list[bytes]
 
 
 class LabDevice(DeviceBase):

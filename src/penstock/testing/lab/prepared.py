@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, TypeGuard
+from typing import TYPE_CHECKING, Final, Protocol, TypeGuard
 
 import numpy as np
 from msgspec.structs import replace
@@ -49,13 +49,12 @@ from penstock.memory.domain import has_tokens
 from penstock.memory.hardware import map_image
 from penstock.memory.mapping import HARDWARE_BUFFER
 from penstock.testing.lab.compiler import interface
-from penstock.testing.lab.machine import ROWS, LaidOut, Machine, Tiled, Value
-from penstock.testing.lab.program import Program
+from penstock.testing.lab.machine import ROWS, LabDomain, LaidOut, Machine, Tiled, Value
+from penstock.testing.lab.program import Artefact, Bytes, Compiled, Program
 
 if TYPE_CHECKING:
     from penstock.memory.domain import Claim
     from penstock.sealed.late import LateWriter
-    from penstock.testing.lab.device import Compiled, LabDevice
 
 
 IMAGE_RANK: Final = 4
@@ -199,6 +198,20 @@ def _fitting(image: NDArray, operand: Operand) -> NDArray:
     return image
 
 
+class Engine(Protocol):
+    """What a prepared model needs of its device."""
+
+    uses: int
+    machine: Machine
+    domain: LabDomain | None
+
+    def compile(self, model: Model, form: Artefact) -> Compiled: ...
+    def improve(self, baseline: Program) -> Compiled: ...
+    def deserialise(self, model: Sequence[Bytes], data: Sequence[Bytes]) -> Program: ...
+    def engine(self, act: str) -> None: ...
+    def count(self, what: str) -> None: ...
+
+
 class LabPreparedModel(PreparedModelBase):
     """Executes *program*, which was deserialised from the payloads of an entry.
 
@@ -209,7 +222,7 @@ class LabPreparedModel(PreparedModelBase):
 
     def __init__(
         self,
-        device: LabDevice,
+        device: Engine,
         report: CacheReport,
         *,
         program: Program | None = None,
@@ -239,7 +252,7 @@ class LabPreparedModel(PreparedModelBase):
         return result
 
     @property
-    def device(self) -> LabDevice:
+    def device(self) -> Engine:
         """The device that prepared it."""
         return self._device
 

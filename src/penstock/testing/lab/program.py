@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, TypeAlias
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -107,6 +107,14 @@ class Program(msgspec.Struct, frozen=True):
         content = self.weights[begin : begin + slot.nbytes].toreadonly()
         array: NDArray = np.frombuffer(content, slot.dtype.numpy).reshape(slot.known_shape)
         return array
+
+
+class Compiled(NamedTuple):
+    """A program, and the payloads of (model, data) files that it was deserialised from."""
+
+    program: Program
+    model: list[bytes]
+    data: list[bytes]
 
 
 class _Stream(msgspec.Struct, array_like=True):
