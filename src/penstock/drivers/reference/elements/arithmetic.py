@@ -262,7 +262,7 @@ def with_pair(compute: Pair, *, whole: bool = False) -> Kernel:
 
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         a, b = np.asarray(inputs[0]), np.asarray(inputs[1])
-        if a.dtype not in SHORT_FLOATS:
+        if a.dtype.name not in SHORT_FLOATS:
             return (apply(compute, a, b),)
         result = apply(compute, a.astype(np.float32), b.astype(np.float32))
         return (result.astype(a.dtype) if result.dtype == np.float32 else result,)

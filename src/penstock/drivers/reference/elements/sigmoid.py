@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -68,7 +68,7 @@ def gelu(site: Site) -> Kernel:
 
 
 def _by_type(
-    site: Site, function: RealFunction, rounded: RealFunction, short: Collection[np.dtype[Any]] = ()
+    site: Site, function: RealFunction, rounded: RealFunction, short: Collection[str] = ()
 ) -> Kernel:
     """The kernel for float32, int8 and uint8, and for the *short* floats, which are computed as
     float32. *rounded* is *function* as C's mathematical library computes it: every step is rounded
@@ -78,7 +78,7 @@ def _by_type(
     site.require_types(given is site.output().dtype)
     if given in QUANTIZED_8:
         return tabulated_reals(site, rounded)
-    if given is not DType.FLOAT32 and given.numpy not in short:
+    if given is not DType.FLOAT32 and given.value not in short:
         raise site.unsupported_types()
 
     def convert(x: NDArray) -> NDArray:

@@ -138,7 +138,8 @@ def parts(shape: tuple[int, ...]) -> Iterator[Index]:
             yield (*outer, slice(start, start + step))
 
 
-SHORT_FLOATS: Final = frozenset({DType.FLOAT16.numpy, DType.BFLOAT16.numpy})
+SHORT_FLOATS: Final = frozenset({"float16", "bfloat16"})
+"""NumPy's names of the 16-bit floats: the types themselves would import ml_dtypes."""
 
 
 def elementwise(function: Callable[[NDArray], NDArray]) -> Kernel:
@@ -147,7 +148,7 @@ def elementwise(function: Callable[[NDArray], NDArray]) -> Kernel:
     """
 
     def compute(x: NDArray) -> NDArray:
-        if x.dtype in SHORT_FLOATS:
+        if x.dtype.name in SHORT_FLOATS:
             return function(x.astype(np.float32)).astype(x.dtype)
         return function(x)
 
