@@ -67,14 +67,14 @@ def test_closing_leaves_what_does_not_stop_and_closes_what_it_makes_later(
     assert stubborn.closed.is_set()
 
 
-def test_closing_waits_no_longer_than_it_is_told(stubborn: Stubborn) -> None:
+def test_stop_waits_at_most_until_its_deadline(stubborn: Stubborn) -> None:
     pending = PendingStep(stubborn, PrepareConfig(), "0-stubborn")
     pending.stop(time.monotonic() + 0.05)
     pending.stop(time.monotonic() + PATIENCE_S)
     assert takes(pending.close) < 5
 
 
-def test_what_was_made_is_closed_at_once(stubborn: Stubborn) -> None:
+def test_stop_closes_a_finished_step_at_once(stubborn: Stubborn) -> None:
     stubborn.go_on.set()
     pending = PendingStep(stubborn, PrepareConfig(), "0-stubborn")
     assert pending.wait(PATIENCE_S)

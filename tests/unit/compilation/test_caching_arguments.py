@@ -51,7 +51,7 @@ class TestLeastRecentlyUsed:
 
 class TestArguments:
     @pytest.mark.parametrize("cache", [3, 1.5, b"x", "", "a\0b"])
-    def test_what_is_no_cache(self, cache: Any) -> None:
+    def test_cache_of_a_wrong_type_is_refused(self, cache: Any) -> None:
         with pytest.raises(InputError, match="must be"):
             compiled(NumpyDevice("reference"), cache)
 
@@ -83,7 +83,7 @@ class TestArguments:
                 with pytest.raises(InputError, match=f"knob {name.lower()}"):
                     outcome(CachingDevice(), tmp_path / "c")
 
-    def test_a_trusted_token_that_is_not_there(self, tmp_path: Path) -> None:
+    def test_trust_token_needs_a_token(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="needs a token"):
             CacheInfo(tmp_path, trust_token=True)
 

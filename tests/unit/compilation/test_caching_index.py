@@ -80,7 +80,7 @@ def test_the_version_that_wrote_an_entry_is_in_its_index(tmp_path: Path) -> None
     assert record.penstock == penstock.__version__
 
 
-def test_where_an_index_cannot_be_written_the_file_says_when_it_was_used(tmp_path: Path) -> None:
+def test_file_time_replaces_an_unwritable_index(tmp_path: Path) -> None:
     """Somebody else reads the entry, so that nothing in it may be changed."""
     compiled(tmp_path)
     (index,) = tmp_path.glob("*.json")

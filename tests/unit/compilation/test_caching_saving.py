@@ -209,7 +209,7 @@ class TestGivenFiles:
         with pytest.raises(InputError, match="not open"):
             CacheInfo.from_fds([10**6], token=TOKEN)
 
-    def test_later_shapes_do_not_touch_them(self, tmp_path: Path) -> None:
+    def test_later_shapes_leave_given_files_alone(self, tmp_path: Path) -> None:
         net = Net()
         model = net.build([net.add("y", x := net.input(DType.FLOAT32, (None, 3), "x"), x)])
         device = CachingDevice()
@@ -247,7 +247,7 @@ class TestGivenFiles:
             os.close(fd)
 
     @pytest.mark.parametrize("given", [None, 3, "34", b"34", [None], ["3"], list(range(33))])
-    def test_what_is_no_list_of_descriptors(self, given: Any) -> None:
+    def test_given_files_refuse_wrong_descriptors(self, given: Any) -> None:
         with pytest.raises(InputError, match="cache file"):
             CacheInfo.from_fds(given, token=TOKEN)
 
@@ -255,7 +255,7 @@ class TestGivenFiles:
         with pytest.raises(InputError, match="need a token"):
             CacheInfo.from_fds(token=cast("bytes", None))
 
-    def test_several_steps_get_none(self, tmp_path: Path) -> None:
+    def test_given_files_are_unused_by_several_steps(self, tmp_path: Path) -> None:
         fds = self.files(tmp_path, 2)
         try:
             given = CacheInfo.from_fds(fds[:1], fds[1:], token=TOKEN)

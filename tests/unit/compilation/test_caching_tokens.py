@@ -141,7 +141,7 @@ class TestTheDerivedToken:
             "NoEntry: the entry lacks data file 0",
         )
 
-    def test_an_empty_cache_says_so(self, tmp_path: Path) -> None:
+    def test_empty_cache_is_a_miss_named_no_entry(self, tmp_path: Path) -> None:
         assert outcome(CachingDevice(), tmp_path / "c")[1].startswith("NoEntry: ")
 
 
@@ -190,11 +190,11 @@ class TestACallersToken:
         assert device.calls[0].token == hashlib.sha256(text).digest()
 
     @pytest.mark.parametrize("length", [0, 31, 33, 64])
-    def test_of_another_length_is_refused(self, tmp_path: Path, length: int) -> None:
+    def test_token_of_another_length_is_refused(self, tmp_path: Path, length: int) -> None:
         with pytest.raises(InputError, match=f"32 bytes, and {length} were given"):
             CacheInfo(tmp_path, bytes(length))
 
-    def test_the_binding_tells_models_apart(self, tmp_path: Path) -> None:
+    def test_binding_distinguishes_models_of_one_token(self, tmp_path: Path) -> None:
         device = CachingDevice()
         compiled(device, info(tmp_path), weighted(1.0)).close()
         compiled(device, info(tmp_path), weighted(2.0)).close()

@@ -165,7 +165,9 @@ class TestWhatIsClosed:
 
 
 class TestDeadline:
-    def test_a_compile_that_ends_late_has_missed_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compile_that_ends_late_misses_its_deadline(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         deadline = time.monotonic_ns() + 3600 * 10**9
 
         def pass_time() -> None:
@@ -227,7 +229,7 @@ class TestFallBack:
         with pytest.raises(GeneralFailure, match="no room"):
             compile_plan(plan, named, PrepareConfig(), CompileOptions())
 
-    def test_not_without_leave(self) -> None:
+    def test_failed_step_has_no_fallback_without_permission(self) -> None:
         with pytest.raises(GeneralFailure, match="no room"):
             compiled(broken(), spare=NumpyDevice("reference"), allow_fallback=False)
 
@@ -238,12 +240,12 @@ class TestFallBack:
             NumpyDevice("reference", accuracy="relaxed"),
         ],
     )
-    def test_not_on_one_that_cannot(self, spare: NumpyDevice) -> None:
+    def test_failed_step_has_no_fallback_on_an_unfit_device(self, spare: NumpyDevice) -> None:
         with pytest.raises(DriverError, match="no room"):
             compiled(broken(), spare=spare)
 
     @pytest.mark.parametrize("answer", [[], [True] * 3, None])
-    def test_not_on_one_whose_answer_is_none(
+    def test_failed_step_has_no_fallback_on_a_device_with_a_bad_answer(
         self, answer: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spare = NumpyDevice("reference")
@@ -251,7 +253,7 @@ class TestFallBack:
         with pytest.raises(GeneralFailure, match="no room"):
             compiled(broken(), spare=spare)
 
-    def test_the_plan_tells_what_really_runs(self) -> None:
+    def test_plan_shows_the_fallback_device(self) -> None:
         rest, spare = Recorder("rest", "RELU"), NumpyDevice("reference", accuracy="exact")
         result = compiled(broken("ADD"), rest, spare=spare)
         plan = result.plan

@@ -60,12 +60,12 @@ def message(policy: penstock.Policy, **arguments: Any) -> str:
         ),
     ],
 )
-def test_of_a_run(policy: penstock.Policy, why: str) -> None:
+def test_error_of_a_run_names_operation_and_device(policy: penstock.Policy, why: str) -> None:
     told = message(policy)
     assert told == f"operation 1 (RELU, 'relu') on relu: ValueError: no such shape; {why}"
 
 
-def test_of_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_compile_names_operation_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     device = NumpyDevice("both")
 
     def prepare(*_: object) -> Any:
@@ -81,7 +81,7 @@ def test_of_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         penstock.compile(add_relu(), devices=[device], cache=False)
 
 
-def test_an_error_with_more_than_words_keeps_it() -> None:
+def test_error_keeps_its_output_shapes() -> None:
     shapes = (((2, 3), False),)
 
     def refuse(_: Request, __: ExecutionConfig) -> None:
@@ -118,7 +118,7 @@ def test_one_error_raised_again_and_again_does_not_grow() -> None:
 NUMBERED = "GeneralFailure: operation 1 (RELU): ValueError: no such shape"
 
 
-def test_what_is_told_of_a_measured_device_has_the_models_numbers() -> None:
+def test_error_of_a_measured_device_has_operation_numbers_of_the_model() -> None:
     devices = [NumpyDevice("adder", only=["ADD"]), NumpyDevice("relu", only=["RELU"], before=fail)]
     one = f32([[1, 2, 3]] * 2)
     policy = penstock.Policy(allow_fallback=False)
@@ -131,7 +131,7 @@ def test_what_is_told_of_a_measured_device_has_the_models_numbers() -> None:
     assert driver_message(GeneralFailure("of its own")) == "GeneralFailure: of its own"
 
 
-def test_what_others_said_too_is_not_said_twice() -> None:
+def test_equal_errors_are_named_once() -> None:
     def refuse(_: Request, __: ExecutionConfig) -> None:
         raise GeneralFailure("the buffer is lost")
 
@@ -149,7 +149,7 @@ def test_what_others_said_too_is_not_said_twice() -> None:
 
 
 @pytest.mark.parametrize("fenced", [False, True], ids=["at once", "behind fences"])
-def test_of_every_device_that_failed_at_a_step(fenced: bool) -> None:
+def test_error_of_a_run_names_every_device_that_failed(fenced: bool) -> None:
     relus = [NumpyDevice(name, only=["RELU"], before=fail) for name in ("first", "second")]
     one = f32([[1, 2, 3]] * 2)
     with penstock.compile(
@@ -161,7 +161,7 @@ def test_of_every_device_that_failed_at_a_step(fenced: bool) -> None:
     assert {f.error for f in failures} == {NUMBERED}
 
 
-def test_of_every_device_that_failed_to_compile_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_compile_names_every_device_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     relus = [NumpyDevice(name, only=["RELU"]) for name in ("first", "second")]
 
     def prepare(*_: object) -> Any:

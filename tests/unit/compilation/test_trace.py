@@ -47,7 +47,7 @@ def rows_of(trace: dict[str, Any]) -> dict[str, set[str]]:
     return found
 
 
-def test_everything_has_its_place_on_one_clock() -> None:
+def test_trace_has_all_events_on_one_clock() -> None:
     compiled = Receipt(
         (StepReceipt("npu", (0, 1), 2 * MS, step=0, start_ns=12 * MS),),
         1,
@@ -120,7 +120,7 @@ class TestOfRealRuns:
             assert spans[inner][1] <= spans[outer][1] + 0.001
         assert spans["ADD sum"][1] <= spans["RELU relu"][0] + 0.001
 
-    def test_loading_is_told_where_compile_loads(self, tmp_path: Path) -> None:
+    def test_trace_has_the_load_of_a_compile(self, tmp_path: Path) -> None:
         from penstock.export.tflite import write
 
         path = tmp_path / "net.tflite"
@@ -145,7 +145,7 @@ class TestOfRealRuns:
         (step,) = [e for e in trace["traceEvents"] if e["name"] == "execute step 0"]
         assert step["args"]["operations"] == ["0 ADD sum", "1 RELU relu"]
 
-    def test_fused_operations_are_told_by_their_own_names(self) -> None:
+    def test_trace_names_fused_operations(self) -> None:
         from penstock.testing.lab import LabDevice
 
         device = LabDevice(mode="staged", uses=1)
@@ -185,7 +185,7 @@ class TestWhatDriversSay:
         assert steps[1].driver_ns == 10
         return steps[1].kernels
 
-    def test_is_told_by_the_plans_operations(self) -> None:
+    def test_kernel_times_name_operations_of_the_plan(self) -> None:
         (kernel,) = self.kernels((OperationTiming((0,), "clamp", 2, 3),))
         assert (kernel.kernel, kernel.operations, kernel.names) == ("clamp", (1,), ("RELU relu",))
         assert kernel.duration_ns == 3
@@ -221,7 +221,7 @@ class TestCopies:
         assert "copy 24 bytes, host -> b at step 1, operand 2" in receipt.show()
 
     @pytest.mark.parametrize("in_place", [False, True])
-    def test_what_the_device_writes_afterwards_reaches_nobody(self, in_place: bool) -> None:
+    def test_late_writes_of_a_device_reach_no_output(self, in_place: bool) -> None:
         kept: list[Any] = []
 
         def keep(request: Request, config: ExecutionConfig) -> None:

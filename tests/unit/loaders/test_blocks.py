@@ -34,7 +34,7 @@ def test_two_operators_share_scales() -> None:
     assert model.operations[0].inputs[2] == model.operations[1].inputs[2]
 
 
-def test_what_is_written_reads_back_equal() -> None:
+def test_written_model_loads_equal() -> None:
     model = load(block_scaled())
     assert loaders.load(write(model)) == model
 

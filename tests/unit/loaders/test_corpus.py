@@ -24,7 +24,7 @@ allocates: their shapes contradict what an operation needs, which shape inferenc
 
 
 @pytest.mark.parametrize("entry", parameters("network", "unit"))
-def test_a_file_loads_as_the_manifest_describes_it(entry: Entry) -> None:
+def test_corpus_file_loads_as_its_manifest_describes(entry: Entry) -> None:
     model = loaders.load(path_of(entry))
     for described, operands in ((entry["inputs"], model.inputs), (entry["outputs"], model.outputs)):
         assert [d["dtype"].lower() for d in described] == [o.dtype.value for o in operands]

@@ -115,7 +115,9 @@ def model() -> bytes:
 
 @pytest.mark.parametrize("wrap", [lambda f: f, io.BufferedReader], ids=["raw", "buffered"])
 class TestFileObjects:
-    def test_one_that_is_no_model_is_read_no_further(self, wrap: Callable[[Any], Any]) -> None:
+    def test_file_object_that_is_no_model_is_read_no_further(
+        self, wrap: Callable[[Any], Any]
+    ) -> None:
         endless = Endless(b"")
         with pytest.raises(NotAModel):
             loaders.load(wrap(endless))
@@ -145,11 +147,11 @@ def model_and_zeros(file: Any) -> None:
 
 @descriptors
 class TestPipes:
-    def test_one_that_is_no_model_is_refused_at_once(self) -> None:
+    def test_pipe_that_is_no_model_is_refused_at_once(self) -> None:
         with written(zeros) as path, pytest.raises(NotAModel):
             loaders.load(path)
 
-    def test_one_without_end_is_read_to_the_bound(self) -> None:
+    def test_endless_pipe_is_read_to_the_limit(self) -> None:
         with (
             written(model_and_zeros) as path,
             knobs.override(stream_limit_mib=1),
@@ -165,7 +167,7 @@ class TestPipes:
         ):
             Interpreter(path)
 
-    def test_a_model_comes_through_one(self) -> None:
+    def test_model_loads_from_a_pipe(self) -> None:
         with written(lambda file: file.write(model())) as path:
             found = loaders.load(path)
         assert found == loaders.load(model())

@@ -42,7 +42,7 @@ def tensor(**fields: Any) -> dict[str, Any]:
     }
 
 
-def test_without_metadata_there_is_none() -> None:
+def test_model_without_metadata_has_empty_metadata() -> None:
     assert loaders.load(relu().encode()).metadata == Metadata()
 
 
@@ -81,7 +81,7 @@ def test_labels_come_from_the_archive_behind_the_model(kind: int, compression: i
     assert set(metadata.files) == {"labels.txt"}
 
 
-def test_labels_that_are_not_there_are_none() -> None:
+def test_missing_label_files_give_no_labels() -> None:
     files = [{"name": "readme", "type": 1}, {"name": "labels.txt", "type": 2}]
     content = described(output_tensor_metadata=[tensor(associated_files=files)])
     metadata = loaders.load(with_entry("TFLITE_METADATA", content).encode()).metadata
@@ -104,7 +104,7 @@ def test_a_damaged_archive_is_named() -> None:
             loaders.load(relu().encode() + bad)
 
 
-def test_what_the_archive_may_take_is_a_knob() -> None:
+def test_knob_limits_the_bytes_of_the_metadata_archive() -> None:
     content = relu().encode() + archive({"a": bytes(1 << 20), "b": b"1"})
     with knobs.override(metadata_limit_mib=2):
         assert len(loaders.load(content).metadata.files["a"]) == 1 << 20
@@ -120,7 +120,7 @@ def test_unusual_compression_is_refused() -> None:
         loaders.load(relu().encode() + archive({"a": b"1"}, zipfile.ZIP_LZMA))
 
 
-def test_the_same_bytes_are_not_copied_again_and_again() -> None:
+def test_metadata_entries_share_one_buffer() -> None:
     file = with_entry("first", bytes(5000))
     buffer = file.root["metadata"][0]["buffer"]
     file.root["metadata"] = [{"name": str(i), "buffer": buffer} for i in range(10)]

@@ -50,7 +50,7 @@ def test_a_model_comes_from_paths_bytes_and_files(path: Path) -> None:
             assert loaders.load(source) == expected
 
 
-def test_the_same_file_has_the_same_digest(path: Path) -> None:
+def test_digest_of_a_file_is_the_same_by_every_way_of_loading(path: Path) -> None:
     assert (
         loaders.load(path).digest
         == loaders.load(path, map=True).digest
@@ -65,7 +65,7 @@ def test_a_file_rewritten_after_load_changes_nothing(path: Path) -> None:
     assert np.array_equal(model.constant(model.operands[1]), WEIGHTS)
 
 
-def test_a_file_truncated_after_load_changes_nothing_and_kills_nobody(path: Path) -> None:
+def test_truncating_a_loaded_file_changes_nothing(path: Path) -> None:
     program = (
         "import os, sys, numpy as np\n"
         "from penstock import loaders\n"
@@ -117,12 +117,12 @@ def test_a_dead_model_leaves_no_descriptor(path: Path) -> None:
 @pytest.mark.parametrize(
     "bad", [b"", b"TFL3", b"plain text, and long enough", b"\x08\0\0\0TFL2" + bytes(50)]
 )
-def test_what_is_no_model_is_named(bad: bytes) -> None:
+def test_bytes_that_are_no_model_are_refused(bad: bytes) -> None:
     with pytest.raises(NotAModel):
         loaders.load(bad)
 
 
-def test_what_is_no_source_is_the_callers_mistake() -> None:
+def test_source_of_a_wrong_type_is_an_input_error() -> None:
     with pytest.raises(InputError, match="int"):
         loaders.load(7)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="path"):
@@ -136,7 +136,7 @@ class Blocked:
         return None
 
 
-def test_what_does_not_give_bytes_is_the_callers_mistake(tmp_path: Path) -> None:
+def test_text_file_is_an_input_error(tmp_path: Path) -> None:
     text = tmp_path / "net.txt"
     text.write_text("net", "utf-8")
     with text.open(encoding="utf-8") as file:

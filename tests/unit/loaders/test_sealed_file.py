@@ -67,7 +67,7 @@ def test_bytes_are_used_as_they_are_and_bytearrays_copied() -> None:
 
 
 @linux
-def test_nobody_can_write_the_memory_through_its_descriptor(path: Path) -> None:
+def test_memory_of_a_sealed_file_cannot_be_written(path: Path) -> None:
     sealed = sealed_file.read_path(path)
     assert sealed.fd is not None
     with pytest.raises(PermissionError):

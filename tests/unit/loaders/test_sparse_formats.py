@@ -111,7 +111,7 @@ def test_every_format_becomes_the_tensor_it_was(drawn: tuple[NDArray, tuple[Any,
 
 @settings(max_examples=40)
 @given(formats(ascending=True))
-def test_litert_reads_them_alike(drawn: tuple[NDArray, tuple[Any, ...]]) -> None:
+def test_litert_reads_the_same_sparse_weights(drawn: tuple[NDArray, tuple[Any, ...]]) -> None:
     litert = pytest.importorskip(
         "ai_edge_litert.interpreter", reason="ai-edge-litert is not installed"
     )

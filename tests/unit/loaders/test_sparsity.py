@@ -139,7 +139,7 @@ def test_strings_and_packed_types_cannot_be_sparse() -> None:
             load_sparse(DENSE.shape, b"\0" * 16, broken(0), dtype)
 
 
-def test_what_densifying_may_take_is_a_knob() -> None:
+def test_knob_limits_the_bytes_of_densified_weights() -> None:
     sparsity = broken(0)
     with knobs.override(densify_limit_mib=1):
         load_sparse(DENSE.shape, DENSE[DENSE != 0], sparsity)

@@ -374,7 +374,7 @@ def second_initialiser(file: FileBuilder) -> int:
     return 2
 
 
-def test_two_initialisers_of_one_variable_run_in_turn() -> None:
+def test_two_initialisers_of_one_variable_run_in_order() -> None:
     file = accumulator()
     second_initialiser(file)
     model = load(file)
@@ -476,7 +476,7 @@ def test_branches_take_and_give_their_variables_in_one_order() -> None:
     assert otherwise.outputs[1:] == (otherwise.inputs[0],) * 2
 
 
-def test_state_inside_a_composite_is_carried_through_it() -> None:
+def test_composite_passes_state_through() -> None:
     file = accumulator()
     file.subgraphs.insert(0, {"tensors": [], "operators": [], "name": "main"})
     for subgraph in file.subgraphs[1:]:
@@ -523,7 +523,7 @@ def with_open_state(kind: str) -> FileBuilder:
 
 
 @pytest.mark.parametrize("kind", ["SVDF", "ADD", "UNIDIRECTIONAL_SEQUENCE_RNN"])
-def test_what_a_signature_leaves_open_of_a_variable_tensor_is_known(kind: str) -> None:
+def test_variable_tensor_of_open_batch_has_batch_1(kind: str) -> None:
     (variable,) = load(with_open_state(kind)).variables
     assert variable.shape is not None
     assert variable.shape[0] == 1

@@ -57,7 +57,7 @@ def test_a_table_that_is_only_measured() -> None:
     assert model.operations[-1].inputs == (model.entry.states[1].output,)
 
 
-def test_a_table_filled_in_a_subgraph_is_carried_out_of_it() -> None:
+def test_subgraph_passes_a_filled_table_to_its_caller() -> None:
     file = computed_table()
     entry = file.graph
     imports = entry["operators"].pop(1)

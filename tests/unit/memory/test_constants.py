@@ -106,7 +106,7 @@ def test_a_model_in_a_pool_is_equal_to_one_that_holds_its_constants() -> None:
 @pytest.mark.parametrize(
     ("offset", "shape"), [(-4, (8, 8)), (260, (8, 8)), (512, (1,)), (0, (2**61,))]
 )
-def test_what_is_not_in_the_pool_is_refused(offset: int, shape: tuple[int, ...]) -> None:
+def test_constant_outside_the_pool_is_refused(offset: int, shape: tuple[int, ...]) -> None:
     with MemoryPool.anonymous(512) as pool, pytest.raises(InvalidOperand, match="not in a pool"):
         ModelBuilder().located(pool.constants(), offset, F32, shape)
 

@@ -103,7 +103,7 @@ def test_without_heaps_udmabuf_makes_one_of_a_memfd() -> None:
 
 
 @pytest.mark.parametrize("present", [(), (dmabuf.UDMABUF,), (dmabuf.HEAPS[0], dmabuf.UDMABUF)])
-def test_where_nothing_gives_one_a_memfd_stands_in(present: tuple[str, ...]) -> None:
+def test_memfd_replaces_a_dma_buf_that_cannot_be_allocated(present: tuple[str, ...]) -> None:
     with Resources.unchanged("an allocation"):
         kernel = PlayedKernel(present, {"ioctl": [errno.ENOMEM] * 9})
         fd, backing = dmabuf.allocate(100, memfd, kernel)
@@ -128,7 +128,7 @@ def test_an_announcement_that_a_signal_interrupts_is_made_again() -> None:
     assert kernel.synced == [3]
 
 
-def test_what_is_no_dma_buf_needs_no_announcement() -> None:
+def test_memfd_needs_no_sync_call() -> None:
     kernel = PlayedKernel(failures={"sync": [errno.ENOTTY] * 2})
     assert not dmabuf.begin(0, write=True, kernel=kernel)
     assert not dmabuf.is_dma_buf(0, kernel)
@@ -299,7 +299,7 @@ def test_udmabuf_is_asked_where_no_heap_opens(
     os.close(made)
 
 
-def test_where_nothing_opens_a_memfd_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memfd_replaces_a_missing_dma_heap(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(monkeypatch, *[-errno.ENOENT] * len(dmabuf.HEAPS), -errno.EACCES)
     fd, backing = dmabuf.allocate(1, memfd)
     assert backing == "memfd"
@@ -308,7 +308,7 @@ def test_where_nothing_opens_a_memfd_is_all_there_is(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("write", [False, True])
-def test_the_use_by_the_cpu_is_told_by_these_bytes(
+def test_cpu_access_is_bracketed_by_sync_ioctls(
     monkeypatch: pytest.MonkeyPatch, write: bool
 ) -> None:
     with HardwareBuffer.allocate(8) as buffer:

@@ -86,7 +86,7 @@ def test_tokens_count_from_1_and_the_one_freed_last_comes_next() -> None:
     assert again == [1, 4, 2, 6]
 
 
-def test_what_an_execution_may_not_use_is_refused_and_nothing_changes() -> None:
+def test_claim_of_unusable_buffers_is_refused_without_change() -> None:
     prepared: Any = Prepared()
     other: Any = Prepared()
     domain = domain_of(prepared)
@@ -135,7 +135,7 @@ def test_an_execution_publishes_what_it_put_and_loses_what_it_did_not() -> None:
     assert not buffer.is_initialized
 
 
-def test_who_reads_keeps_his_value_while_others_write() -> None:
+def test_reader_keeps_its_value_while_others_write() -> None:
     prepared = Prepared((None, 3))
     domain = domain_of(prepared)
     token, buffer = domain.allocate(BufferDesc(), every_role(prepared))
@@ -198,7 +198,7 @@ def test_a_buffer_of_unknown_rank_needs_dimensions() -> None:
     assert np.array_equal(read(buffer), VALUE)
 
 
-def test_what_no_buffer_can_hold() -> None:
+def test_buffers_refuse_strings_and_unknown_sizes() -> None:
     b = ModelBuilder()
     x = b.input(DType.STRING, (2,), "x")
     model = b.build([x])

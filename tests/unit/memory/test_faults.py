@@ -139,7 +139,7 @@ def fail_at_each(
         (errno.EACCES, GeneralFailure),
     ],
 )
-def test_a_memory_that_cannot_be_mapped_keeps_nothing_of_who_maps_it(
+def test_failed_mapping_keeps_no_reference(
     number: int, kind: type[PenstockError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

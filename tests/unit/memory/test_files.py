@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_pool_of_a_path_shows_the_file_and_writes_into_it(path: Path) -> None:
+def test_pool_of_a_path_shares_the_file(path: Path) -> None:
     with MemoryPool.from_file(path) as pool:
         assert pool.memory.name == "mmap_fd"
         assert pool.nbytes == len(CONTENT)
@@ -68,7 +68,7 @@ def test_an_empty_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"path", None, 1.5, True])
-def test_what_is_neither_a_path_nor_a_descriptor_is_named(wrong: Any) -> None:
+def test_pool_of_neither_path_nor_descriptor_is_refused(wrong: Any) -> None:
     words = f"made of a path (str or PathLike) or a descriptor (int), not of {wrong!r}"
     with pytest.raises(InputError, match=re.escape(words)):
         MemoryPool.from_file(wrong)
@@ -108,7 +108,7 @@ def test_a_pool_of_a_read_only_descriptor_cannot_be_writable(path: Path) -> None
 @pytest.mark.parametrize(
     ("offset", "nbytes"), [(0, 0), (-1, 4), (0, -1), (0, len(CONTENT) + 1), (len(CONTENT), None)]
 )
-def test_what_is_not_in_the_file_is_refused(path: Path, offset: int, nbytes: int | None) -> None:
+def test_pool_outside_the_file_is_refused(path: Path, offset: int, nbytes: int | None) -> None:
     with Resources.unchanged("a refused pool"), pytest.raises(InputError, match="not in a file"):
         MemoryPool.from_file(path, offset, nbytes)
 
@@ -126,7 +126,7 @@ def test_other_protections_are_refused(path: Path, prot: Any) -> None:
 
 
 @pytest.mark.parametrize("file", [-1, 2**40, 3.5, None, b"bytes", True, object()])
-def test_what_is_no_file_is_refused(file: Any) -> None:
+def test_pool_of_a_bad_descriptor_is_refused(file: Any) -> None:
     with pytest.raises(InputError):
         MemoryPool.from_file(file)
 
@@ -167,7 +167,7 @@ def test_a_system_without_descriptors_is_resource_exhausted(path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_nothing_is_left_of_a_pool(path: Path) -> None:
+def test_closed_pool_leaves_nothing_open(path: Path) -> None:
     with does_not_raise(), Resources.unchanged("pools of files"):
         for _ in range(3):
             pool = MemoryPool.from_file(path, 5, 50)

@@ -37,7 +37,7 @@ def test_a_blob_is_bytes() -> None:
             assert pool.memory is buffer.memory
 
 
-def test_a_pool_of_a_buffer_outlives_it() -> None:
+def test_pool_outlives_its_hardware_buffer() -> None:
     with Resources.unchanged("a hardware buffer"):
         buffer = HardwareBuffer.allocate(64)
         pool = MemoryPool.from_hardware_buffer(buffer)
@@ -75,7 +75,7 @@ def test_an_image_is_no_pool_and_is_never_mapped() -> None:
             map_memory(buffer.memory)
 
 
-def test_who_locks_an_image_sees_its_bytes_for_that_time() -> None:
+def test_lock_maps_an_image_for_its_block() -> None:
     before = live_mappings()
     with HardwareBuffer.allocate(8, 8, format=Format.R8G8B8A8_UNORM) as buffer:
         with buffer.lock(write=True) as pixels:
@@ -106,7 +106,9 @@ def test_who_locks_an_image_sees_its_bytes_for_that_time() -> None:
         ({"width": 8, "height": 2.5, "format": Format.R8_UNORM}, "whole numbers, not 2.5"),
     ],
 )
-def test_what_cannot_be_allocated_is_refused(options: dict[str, Any], complaint: str) -> None:
+def test_hardware_buffer_of_wrong_options_is_refused(
+    options: dict[str, Any], complaint: str
+) -> None:
     with Resources.unchanged("a refused buffer"), pytest.raises(InputError, match=complaint):
         HardwareBuffer.allocate(**options)
 
@@ -153,7 +155,7 @@ def test_a_description_that_does_not_fit_is_refused(description: Any, complaint:
 
 
 @pytest.mark.parametrize("fd", [-1, 2**40, "3", None, True, 1.0])
-def test_what_is_no_descriptor_is_refused(fd: Any) -> None:
+def test_wrapping_a_bad_descriptor_is_refused(fd: Any) -> None:
     with pytest.raises(InputError):
         HardwareBuffer.wrap(fd, Description(Format.BLOB, 4))
 

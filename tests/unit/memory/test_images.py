@@ -54,7 +54,7 @@ def test_pixels_are_as_large_as_their_format_says() -> None:
         ("hardware_buffer", Description(Format.R8_UNORM, 4, 4), 1 << 40, "claims the bytes"),
     ],
 )
-def test_what_is_no_such_image_is_refused(
+def test_malformed_image_memory_is_refused(
     name: str, description: Any, size: int, complaint: str
 ) -> None:
     with HardwareBuffer.allocate(16) as buffer, Resources.unchanged("a refused image"):

@@ -15,7 +15,7 @@ from penstock.hal import Memory
 from penstock.memory import PROT_READ, PROT_WRITE, MappedFd, MemoryPool, live_mappings, map_memory
 
 
-def test_ashmem_shows_the_pool_and_writes_into_it() -> None:
+def test_ashmem_mapping_shares_the_pool() -> None:
     with MemoryPool.anonymous(100) as pool, map_memory(pool.memory) as mapping:
         pool.view(np.uint8, 100)[:] = np.arange(100)
         assert mapping.array.tolist() == list(range(100))

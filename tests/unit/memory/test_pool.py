@@ -20,7 +20,7 @@ from penstock.memory.shared import MAX_POOL_BYTES
 from penstock.testing.resources import Resources
 
 
-def test_a_pool_is_zero_and_its_views_share_it() -> None:
+def test_new_pool_is_zero_and_shared_by_its_views() -> None:
     with MemoryPool.anonymous(48) as pool:
         first = pool.view(np.float32, (3, 4))
         assert first.shape == (3, 4)
@@ -50,13 +50,13 @@ def test_a_view_that_does_not_fit_is_refused(shape: tuple[int, ...], offset: int
 @pytest.mark.parametrize(
     ("shape", "offset"), [((None, 3), 0), ((2.0,), 0), ((2,), "0"), (None, 0), ("23", 0)]
 )
-def test_what_is_no_shape_is_refused(shape: Any, offset: Any) -> None:
+def test_view_of_a_wrong_shape_is_refused(shape: Any, offset: Any) -> None:
     with MemoryPool.anonymous(48) as pool, pytest.raises(InputError, match="whole numbers"):
         pool.view(np.float32, shape, offset)
 
 
 @pytest.mark.parametrize("dtype", ["nope", 3, [1]])
-def test_what_is_no_dtype_is_refused(dtype: Any) -> None:
+def test_view_of_a_wrong_dtype_is_refused(dtype: Any) -> None:
     with (
         MemoryPool.anonymous(48) as pool,
         pytest.raises(InputError, match="a dtype of NumPy's, not"),
@@ -76,7 +76,7 @@ def test_sizes_out_of_range_are_refused(nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("nbytes", ["a", 1.5, None, True])
-def test_what_is_no_size_is_refused(nbytes: Any) -> None:
+def test_pool_of_a_wrong_size_is_refused(nbytes: Any) -> None:
     with pytest.raises(InputError, match="whole number of bytes"):
         MemoryPool.anonymous(nbytes)
 
@@ -121,7 +121,7 @@ def test_a_forgotten_pool_gives_its_descriptor_back() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="seals are Linux's")
-def test_nobody_can_resize_a_pool() -> None:
+def test_pool_cannot_be_resized() -> None:
     with MemoryPool.anonymous(8) as pool:
         for size in (0, 4, 9):
             with pytest.raises(PermissionError):
@@ -208,7 +208,7 @@ def test_a_system_without_memfds_has_files_that_nobody_else_finds(
         np.frombuffer(b"12345678", bfloat16),
     ],
 )
-def test_a_sealed_pool_holds_its_content_and_nobody_can_write_it(content: Any) -> None:
+def test_sealed_pool_cannot_be_written(content: Any) -> None:
     with Resources.unchanged("a sealed pool"):
         pool = MemoryPool.sealed(content)
         assert bytes(pool.buffer) == b"12345678"

@@ -32,7 +32,7 @@ def test_a_view_has_its_place_in_its_pool() -> None:
         assert row.offset == 8 + 12
 
 
-def test_what_is_not_contiguous_or_empty_has_no_place() -> None:
+def test_strided_or_empty_view_has_no_place_in_a_pool() -> None:
     with MemoryPool.anonymous(64) as pool:
         view = pool.view(np.uint8, (8, 8))
         assert pool_of(view[:, :4]) is None

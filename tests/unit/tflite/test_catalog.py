@@ -127,7 +127,7 @@ def _code(number: int) -> bytes:
         (FileBuilder().encode(subgraphs=[]), IndexOutOfRange),
     ],
 )
-def test_what_cannot_be_shown_is_refused(content: bytes, kind: type[ModelError]) -> None:
+def test_catalog_refuses_malformed_files(content: bytes, kind: type[ModelError]) -> None:
     with pytest.raises(kind):
         catalog(content)
 
@@ -148,7 +148,7 @@ def test_any_damage_is_a_catalogue_or_a_named_defect(sample: int, data: st.DataO
                 assert tensor.data.offset + tensor.data.length <= len(content)
 
 
-def test_every_file_of_the_corpus_that_loads_has_one(corpus: Path) -> None:
+def test_every_loadable_corpus_file_has_a_catalog(corpus: Path) -> None:
     paths = sorted((corpus / "models" / "units").glob("*.tflite"))[:40]
     assert paths
     for path in paths:

@@ -79,7 +79,7 @@ class TestOpening:
         one.set_tensor(0, X)
         np.testing.assert_array_equal(other.get_tensor(0), [[0, 0]])
 
-    def test_what_was_read_goes_with_the_last_interpreter(self) -> None:
+    def test_model_bytes_are_freed_with_the_last_interpreter(self) -> None:
         from penstock.tflite import loading
 
         content = models.typed("INT64", (5,))
@@ -91,7 +91,7 @@ class TestOpening:
         assert key not in loading._opened
 
     @pytest.mark.parametrize("content", [b"nothing", b"\x1c\0\0\0TFL3" + bytes(8), bytes(64)])
-    def test_what_is_no_model_is_a_value_error_with_its_cause(self, content: bytes) -> None:
+    def test_malformed_model_is_a_value_error_with_its_cause(self, content: bytes) -> None:
         with pytest.raises(ValueError, match="not a valid Flatbuffer buffer\n") as caught:
             tflite.Interpreter(model_content=content)
         assert isinstance(caught.value.__cause__, ModelError)
@@ -142,7 +142,7 @@ class TestMemory:
             np.testing.assert_array_equal(result(), [[-value - 1] * 2])
 
     @pytest.mark.parametrize("derive", [lambda v: v, lambda v: v[0], lambda v: v.T.reshape(-1)[1:]])
-    def test_whatever_refers_to_the_memory_is_counted(self, derive: Any) -> None:
+    def test_every_reference_to_tensor_memory_blocks_reallocation(self, derive: Any) -> None:
         interpreter = opened(models.chain())
         kept = derive(interpreter.tensor(0)())
         for call in (
@@ -216,7 +216,7 @@ class TestShapes:
         interpreter.allocate_tensors()
         assert run(interpreter, np.ones((3, 2), np.float32))[0].shape == (3, 2)
 
-    def test_a_fixed_dimension_is_resized_too(self) -> None:
+    def test_fixed_dimension_can_be_resized(self) -> None:
         interpreter = opened(models.chain())
         with pytest.raises(RuntimeError, match="only allows mutating unknown dimensions"):
             interpreter.resize_tensor_input(0, [1, 5], strict=True)
@@ -469,7 +469,7 @@ class TestLife:
             with pytest.raises(ClosedError):
                 call()
 
-    def test_what_was_compiled_is_closed_with_the_last_reference(self) -> None:
+    def test_last_reference_closes_the_compiled_model(self) -> None:
         device = NumpyDevice()
         interpreter = opened(relu().encode(), devices=[device])
         twin, view = copy.copy(interpreter), interpreter.tensor(0)
@@ -479,7 +479,7 @@ class TestLife:
         del view
         assert [p.closed for p in device.prepared] == [1]
 
-    def test_two_threads_at_once_are_told(self) -> None:
+    def test_concurrent_use_from_two_threads_is_refused(self) -> None:
         running, go_on = threading.Event(), threading.Event()
 
         def wait(*_: object) -> None:
@@ -518,7 +518,7 @@ class TestLife:
         np.testing.assert_array_equal(found[0], [3, 4])
         np.testing.assert_array_equal(run(interpreter, np.ones(2, np.float32))[0], [3, 4])
 
-    def test_what_is_no_delegate_is_refused_as_litert_does(self) -> None:
+    def test_object_that_is_no_delegate_is_refused_as_in_litert(self) -> None:
         interpreter = opened(models.chain())
         with pytest.raises(AttributeError):
             interpreter.modify_graph_with_delegate(object())
@@ -560,7 +560,7 @@ def test_equal_zero_points_are_shown_as_one_where_asked() -> None:
         ("x", AttributeError, "'str' object has no attribute .*: str is no delegate; load_deleg"),
     ],
 )
-def test_what_is_no_list_of_delegates_is_refused_with_the_remedy(
+def test_wrong_list_of_delegates_is_refused_with_the_remedy(
     given: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):

@@ -27,7 +27,7 @@ def wide(*shape: int, dtype: str = "FLOAT32", inputs: int = 1) -> bytes:
 @pytest.mark.parametrize(
     "content", [wide(MIB), wide(MIB, dtype="STRING"), wide(MIB // 4, inputs=4)]
 )
-def test_what_the_file_asks_for_is_refused_at_allocation(content: bytes) -> None:
+def test_allocation_refuses_tensors_beyond_the_limit(content: bytes) -> None:
     interpreter = opened(content)
     with (
         knobs.override(tensor_limit_mib=3),

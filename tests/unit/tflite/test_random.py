@@ -37,5 +37,5 @@ def walk(interpreter: type[Any]) -> list[Any]:
     return found
 
 
-def test_sequences_go_on_as_litert_lets_them() -> None:
+def test_random_call_sequences_behave_as_in_litert() -> None:
     assert walk(penstock.tflite.Interpreter) == walk(litert.Interpreter)

@@ -129,7 +129,7 @@ def test_two_names_of_one_tensor_hold_what_was_given_last() -> None:
 
 
 @pytest.mark.parametrize("preserve", [False, True])
-def test_what_an_operator_hands_over_last_counts(preserve: bool) -> None:
+def test_last_of_repeated_outputs_counts(preserve: bool) -> None:
     reference = tflite.OpResolverType.BUILTIN_REF
     options = {
         "experimental_preserve_all_tensors": preserve,

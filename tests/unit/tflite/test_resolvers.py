@@ -67,7 +67,7 @@ def test_quantised_results_are_those_of_litert_with_the_same_resolver(resolver: 
 
 
 @needs_litert
-def test_what_the_builtin_kernels_do_not_compute_runs_on_the_reference() -> None:
+def test_operations_without_builtin_kernel_run_on_the_reference() -> None:
     b = ModelBuilder()
     x = b.input(DType.STRING, (2,), "x")
     y = b.input(DType.STRING, (2,), "y")

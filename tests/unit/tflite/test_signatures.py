@@ -103,7 +103,7 @@ def test_wrong_inputs(
         interpreter.get_signature_runner("add")(**given)
 
 
-def test_which_runner(interpreter: tflite.Interpreter) -> None:
+def test_signature_runner_needs_a_known_name(interpreter: tflite.Interpreter) -> None:
     calls: tuple[tuple[Callable[[], object], str], ...] = (
         (interpreter.get_signature_runner, "model has 3 Signatures"),
         (lambda: interpreter.get_signature_runner("nope"), 'signature_key provided: "nope"'),

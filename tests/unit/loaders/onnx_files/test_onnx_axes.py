@@ -116,7 +116,7 @@ class TestNamedTwice:
 @pytest.mark.parametrize("is_constant", [False, True])
 class TestBatches:
     @pytest.mark.parametrize("batch", [-1, 2, 5])
-    def test_batch_dimensions_that_are_not_there(self, batch: int, is_constant: bool) -> None:
+    def test_missing_batch_dimensions_are_refused(self, batch: int, is_constant: bool) -> None:
         indices = np.zeros((2, 1), np.int64)
         told = refused(
             "GatherND", IMAGE, {"indices": indices}, is_constant=is_constant, batch_dims=batch
@@ -141,7 +141,7 @@ class TestBatches:
         ("Squeeze", -1, (1, 2)),
     ],
 )
-def test_what_is_in_range_is_taken(
+def test_axes_in_range_are_accepted(
     kind: str, axis: int, shape: tuple[int, ...], is_constant: bool
 ) -> None:
     if kind == "Squeeze":

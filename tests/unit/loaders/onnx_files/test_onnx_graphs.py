@@ -361,7 +361,7 @@ def test_maps_of_classes_are_given_as_a_matrix() -> None:
     np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-def test_operators_that_onnx_defines_by_others() -> None:
+def test_onnx_functions_are_expanded() -> None:
     q, k, v = (f(1, 2, 4, 8) for _ in range(3))
     attention = helper.make_node("Attention", ["q", "k", "v"], ["y"], name="attend", is_causal=1)
     model = model_of([attention], {"q": q, "k": k, "v": v}, ["y"], opset=23)
