@@ -1,6 +1,4 @@
-"""The client's end of a connection to a host process: calls and their answers, from any number of
-threads.
-"""
+"""The client's end of a connection to a host process, for calls from any number of threads."""
 
 from __future__ import annotations
 
@@ -288,9 +286,7 @@ class Session:
             self._read_or_wait(call, until)
 
     def _read_or_wait(self, call: _Call, until_ns: int | None) -> None:
-        """Returns when something was received for this call, or at that time. This thread reads for
-        every call unless another one does.
-        """
+        """Returns at that time, or when this call has received something; reads for every call."""
         with self._turn:
             if call.answer is not None or call.events or self._gone:
                 return
@@ -356,9 +352,7 @@ class Session:
             self._turn.notify_all()
 
     def _abandon(self, call: _Call) -> None:
-        """Gives up waiting. The host may still write to the call's memory, so that is reused only
-        once the answer has come.
-        """
+        """Stops waiting. The host may write to the call's memory until the answer has come."""
         with self._turn:
             if call.answer is not None or self._gone:
                 close_all(call.descriptors)
@@ -455,9 +449,7 @@ class _Table:
             self._progress(event)
 
     def returned(self, handles: tuple[object, ...]) -> tuple[object, ...]:
-        """The answer's handles. The outputs are copied back now, or once the answer's fence has
-        signalled.
-        """
+        """The answer's handles. Outputs are copied back now, or once its fence has signalled."""
         staged = self.staged
         if staged is None:
             return handles

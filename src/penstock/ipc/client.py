@@ -165,9 +165,7 @@ class RemoteDevice(Described):
         return reply.token, RemoteBuffer(self._channel, wire.Made(reply.buffer))
 
     def trim(self) -> None:
-        """Lets go of what is kept for the next runs; the device, and what was made on it, can be
-        used as before.
-        """
+        """Releases what is kept for the next runs; everything on the device stays usable."""
         self._rings.trim()
 
     def close(self) -> None:
@@ -195,9 +193,7 @@ class RemotePreparedModel(RemoteObject):
 
     @property
     def cache_report(self) -> CacheReport:
-        """What became of its cache files by now; once nothing is to be written any more that is
-        known here.
-        """
+        """What became of its cache files so far. The last report is kept here."""
         if self._report.later and self._close.alive:
             try:
                 told = ask(self.channel, lambda _: wire.Report(self.number), wire.Reported)[0]
@@ -288,9 +284,7 @@ class RemotePreparedModel(RemoteObject):
 
 
 class RemoteExecution(RemoteObject):
-    """A `ReusableExecution` of *prepared*; one of a *request* whose arrays are copied sends it with
-    each run.
-    """
+    """A `ReusableExecution` of *prepared*. If arrays are copied, each run sends *request* again."""
 
     def __init__(
         self,
@@ -327,9 +321,7 @@ class RemoteBuffer(RemoteObject):
         return self.channel.end_reason
 
     def carries(self, memory: Memory) -> bool:
-        """Whether copying to *memory*, or from it, takes one copy more: another process would not
-        map it.
-        """
+        """Whether a copy to or from *memory* needs a second copy: the host would not map it."""
         return self.channel.copies_arrays and may_shrink(memory)
 
     def copy_to(self, destination: Memory) -> None:

@@ -115,9 +115,7 @@ class Packer:
         return len(self.handles) - 1
 
     def model(self, model: Model) -> wire.ModelForm:
-        """The one form of *model*, large values of which travel as handles: equal contents give
-        equal bytes.
-        """
+        """The form of *model*, large values as handles. Equal contents give equal bytes."""
         model = pooled(model)
         return wire.ModelForm(
             model.subgraphs,
@@ -287,9 +285,7 @@ def encode(
     message: wire.Call | wire.Reply | wire.Notice | wire.ToHost | wire.ToClient | wire.RingRequest,
     encoder: msgspec.msgpack.Encoder | None = None,
 ) -> bytes:
-    """The bytes of *message*; raises `WireError` for what has no bytes, or more than `MAX_FRAME` of
-    them.
-    """
+    """The bytes of *message*; raises `WireError` if it has none, or more than `MAX_FRAME`."""
     try:
         data = (encoder or _ENCODER).encode(message)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:

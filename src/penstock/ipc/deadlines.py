@@ -14,9 +14,7 @@ from penstock.errors import DeadObject
 
 CHECK_NS: Final = 100_000_000
 SHORTEST_CHECK_NS: Final = 5_000_000
-"""The interval of checks while a call waits: an eighth of the time to the deadline, within these
-limits.
-"""
+"""The interval of checks during a call, an eighth of the time left, has these limits."""
 
 RESTART_NS: Final = 1_000_000_000
 """The least time that starting a new host process and asking it takes."""

@@ -239,9 +239,7 @@ class SharingDevice:
 
 
 class ClientDevice:
-    """A `SharingDevice` as one client has it: what it prepares twice is two, so that a buffer for
-    one is not one for the other.
-    """
+    """A `SharingDevice` for one client, which gets two models if it prepares one twice."""
 
     def __init__(self, shared: SharingDevice) -> None:
         self._shared = shared

@@ -318,9 +318,7 @@ class Dispatcher:
         nbytes: int,
         model: Model | None = None,
     ) -> wire.Made:
-        """The result of *prepare*, of *model* or of cache files, once the client's quota has room
-        for it and *nbytes*.
-        """
+        """The result of *prepare*, if the client's quota has room for the model and *nbytes*."""
         place = Lease(self._prepared.place(lease.account, num_threads, nbytes, model))
         with closing_unless_kept(place):
             prepared = prepare()

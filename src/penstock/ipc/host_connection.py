@@ -40,14 +40,10 @@ LINE_BYTES: Final = 4096
 """Bytes of one line of a host's output that enter the log."""
 
 MOST_CHUNKS: Final = 64
-"""Chunks of 64 KiB of a host's output that one look takes: who floods it must not keep its end from
-being seen.
-"""
+"""Chunks of 64 KiB of output read at a time, so that a flood cannot hide the host's end."""
 
 END_SECONDS: Final = 3.0
-"""How long closing the last connection waits for the host to end, where it is this
-process's child.
-"""
+"""How long closing the last connection waits for the end of a host that is a child."""
 
 
 class HostConnection:
@@ -225,9 +221,7 @@ class HostConnection:
             self.session.flush(time.monotonic_ns())
 
     def _patience(self) -> float:
-        """Seconds without a sign of life after which a host is hung. Settings that cannot be read
-        change nothing.
-        """
+        """Seconds without a heartbeat after which a host hangs. Invalid settings change nothing."""
         try:
             self._limit = knobs.driver_timeout_ms() / 1000
         except InputError:

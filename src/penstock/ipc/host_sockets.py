@@ -32,9 +32,7 @@ MOST_SOCKETS: Final = 64
 """Sockets in a directory before those are removed that nobody listens at any more."""
 
 MOST_DAYS: Final = 30
-"""Directories of other machines, and of times before this system was started, are removed after so
-many days.
-"""
+"""Directories of other machines, and from before this system's start, are removed after this."""
 
 LOCK_SECONDS: Final = 2.0
 """How long others may take to start processes, one after the other."""
@@ -50,9 +48,7 @@ class Taken(Exception):
 
 @contextmanager
 def meeting() -> Iterator[Meeting | None]:
-    """The directory of this user and machine; None where none can be had: a host is then its
-    client's alone.
-    """
+    """The directory of this user and machine; None if there is none: a host then has one client."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     try:
@@ -197,9 +193,7 @@ KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "PYTHON", "OMP_", "OPENBLAS_
 
 
 def prepare() -> None:
-    """Closes what was inherited but the three standard descriptors, and forgets the environment but
-    for what a driver needs.
-    """
+    """Closes inherited descriptors but 0 to 2, and drops variables that no driver needs."""
     os.closerange(3, 1 << 16)
     for name in list(os.environ):
         if name not in KEPT and not name.startswith(KEPT_PREFIXES):

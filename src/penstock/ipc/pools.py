@@ -168,9 +168,7 @@ def mapped(
 
 
 def _shared(fd: int, size: int, kind: str, offset: int) -> tuple[ConstantPool, ConstantPool]:
-    """A new pool of sealed memory, and the one of equal content that there is: itself, where there
-    was none.
-    """
+    """A new pool of sealed memory, and an equal one that exists: itself if there was none."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     # Before Linux 6.7 a write-sealed memfd can be mapped privately only.
@@ -196,9 +194,7 @@ def _read(fd: int, size: int, offset: int) -> memoryview:
 
 
 def _place_behind(pool: ConstantPool) -> SealedPlace | None:
-    """Where the owner of *pool* says that its bytes lie: a `SealedFile`, or the `SharedMemory` of a
-    memory pool.
-    """
+    """Where the bytes of *pool* lie, by its owner: a `SealedFile` or a pool's `SharedMemory`."""
     if isinstance(fd := getattr(pool.owner, "fd", None), int):
         return SealedPlace(fd, 0)
     memory = getattr(pool.owner, "memory", None)
@@ -220,9 +216,7 @@ WHOLE: Final = 1 << 62
 
 
 class Twin:
-    """A *memory* that may shrink, and a copy of it, as yet empty, that is given in its place:
-    `given`.
-    """
+    """A *memory* that may shrink, and `given`: an empty copy that is passed instead of it."""
 
     def __init__(self, memory: Memory, fd: int) -> None:
         self._fd, self._offset = fd, 0

@@ -54,9 +54,7 @@ class Charge:
         self._returned, self._parts = returned, list(parts)
 
     def release(self) -> None:
-        """They count no more; twice is harmless. A finalizer may call it in the middle of anything:
-        it waits for no lock.
-        """
+        """Ends the charge; twice is harmless. Safe in finalizers: it takes no lock."""
         while self._parts:
             try:
                 self._returned.append(self._parts.pop())
@@ -187,9 +185,7 @@ class Account:
         return self.memory(fd, max(0, offset) + max(0, memory.size))
 
     def own(self, nbytes: int) -> Charge:
-        """Counts bytes of the host's own memory. Raises `ResourceExhaustedTransient` where there is
-        no room for them.
-        """
+        """Charges bytes of the host's memory. Raises `ResourceExhaustedTransient` if over quota."""
         book = self.book
         with book.lock:
             book.settle()
@@ -204,9 +200,7 @@ class Account:
             self._within.pay(nbytes)
 
     def check(self, nbytes: int) -> None:
-        """Raises `ResourceExhaustedTransient` where there is no room for them here or around; under
-        the book's lock.
-        """
+        """Raises `ResourceExhaustedTransient` if over quota. The caller holds the book's lock."""
         if nbytes and self._used + nbytes > self._limit:
             raise ResourceExhaustedTransient(
                 f"{nbytes} bytes more than the {self._used} that {self._whose} to a driver's process may have "
@@ -273,9 +267,7 @@ class Lease:
         self._close()
 
     def charge(self, memory: Memory) -> Charge:
-        """Counts *memory* by itself. Raises `ResourceExhaustedTransient` where there is no room for
-        it.
-        """
+        """Charges *memory* alone. Raises `ResourceExhaustedTransient` if over quota."""
         return NOTHING if self.account is None else self.account.charge(memory)
 
     def of_own(self, nbytes: int) -> Lease:
@@ -298,9 +290,7 @@ class Lease:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While the block runs it is not closed. Raises `InvalidArgument` where it is closed
-        already.
-        """
+        """Keeps it open during the block. Raises `InvalidArgument` if it is closed already."""
         with self._lock:
             if self._over:
                 raise InvalidArgument("a reusable execution was used after it was closed")
@@ -347,16 +337,12 @@ BYTES_OF_FORM: Final = 16
 
 
 def form_bytes(message_bytes: int) -> int:
-    """What counts for the model of a message of that length; nothing for what is not counted as it
-    comes.
-    """
+    """The charge for the model in a message of that length; 0 for a message that is not charged."""
     return BYTES_OF_FORM * message_bytes if message_bytes > LEAST_COUNTED else 0
 
 
 class Preparations:
-    """Those of one client on one device: a host that has several devices counts for each by itself.
-    Thread-safe.
-    """
+    """The prepared models of one client on one device. Thread-safe."""
 
     def __init__(self) -> None:
         self._count = self._threads = 0
@@ -427,9 +413,7 @@ class Preparations:
 
 
 def constants_read(model: Model) -> dict[ConstantPool, int]:
-    """Bytes that the constants of *model* take, by the pool that they lie in; what several name
-    counts once.
-    """
+    """Bytes of the constants of *model* by pool; bytes that several operands name count once."""
     operands = chain.from_iterable(graph.operands for graph in model.subgraphs)
     items: Iterable[Operand | Variable] = chain(model.variables, operands)
     places = {item.location for item in items if item.location is not None}

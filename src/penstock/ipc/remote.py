@@ -53,9 +53,7 @@ class Channel:
         return ""
 
     def call(self, frame: Frame) -> Frame:
-        """The reply. Raises `DeadObject` if the other process has ended, `WireError` for a handle
-        that cannot be sent there.
-        """
+        """The reply. Raises `DeadObject` if the process ended, `WireError` for a bad handle."""
         raise NotImplementedError
 
     def drop(self, number: wire.ObjectId) -> None:
@@ -121,9 +119,7 @@ def open_ring(
     layout: Layout,
     deadline_ns: int | None = None,
 ) -> RemoteRing:
-    """Has a ring served on the side of the device behind *channel*, by the deadline; the
-    descriptors stay the caller's.
-    """
+    """Opens a ring to the device behind *channel*; the descriptors stay the caller's."""
 
     def call(pack: Packer) -> wire.Call:
         return wire.OpenRing(
@@ -138,9 +134,7 @@ def open_ring(
 
 
 def lend_pool(channel: Channel, memory: Memory, deadline_ns: int | None = None) -> RemotePool:
-    """Makes *memory* known on the device's side, by the deadline. Raises `InvalidArgument` for one
-    that it does not map.
-    """
+    """Lends *memory* to the device's side. Raises `InvalidArgument` if that does not map it."""
     if channel.copies_arrays and may_shrink(memory):
         raise InvalidArgument(f"a {memory.name} memory that may shrink is not lent")
 

@@ -57,9 +57,7 @@ T = TypeVar("T")
 M = TypeVar("M", bound="Burst | ReusableExecution")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
-"""Deaths in a row during runs of one prepared model, after which it is not run there for
-`QUARANTINE_SECONDS`.
-"""
+"""Deaths in a row during runs of a model, after which it is barred for `QUARANTINE_SECONDS`."""
 
 
 class IsolatedDevice(Described):
@@ -164,9 +162,7 @@ class IsolatedDevice(Described):
         call: Callable[[RemoteDevice], T],
         deadline_ns: int | None = None,
     ) -> T:
-        """Makes *call*, once more if the process was dead or died of it; a restart is recorded for
-        `collecting_restarts`.
-        """
+        """Makes *call*, and repeats it if the process dies; records a restart."""
         if deadline_ns is None:
             deadline_ns = current_deadline()
         host = self._host
@@ -260,9 +256,7 @@ class IsolatedPreparedModel:
     ) -> None:
         self.device = device
         self.ends_with_its_call = False
-        """Whether the process is killed if a run has not ended at its deadline: it may run on for
-        hours.
-        """
+        """Whether to kill the process if a run has not ended at its deadline."""
         self._remote, self._home = remote, (remote, session_of(remote))
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)

@@ -96,9 +96,7 @@ class Doorbell:
 
     @classmethod
     def create(cls) -> Self:
-        """A new one with both ends; raises `ResourceExhaustedTransient` where no descriptor is
-        left.
-        """
+        """A doorbell with both ends; raises `ResourceExhaustedTransient`."""
         if sys.platform == "win32":
             raise OSError(NOT_ON_WINDOWS)
         try:
@@ -110,9 +108,7 @@ class Doorbell:
         return cls(listener.detach(), ringer.detach())
 
     def ring(self) -> None:
-        """Wakes who listens. One that is full needs no more ringing; one whose listener is gone
-        gets none.
-        """
+        """Wakes the listener. Does nothing if the doorbell is full or its listener closed."""
         try:
             end = self._sockets.get(self.ring_fd)
             if end is not None:
@@ -178,9 +174,7 @@ class Listener:
         self._fds = fds if max(fds) < FD_SETSIZE else []
 
     def wait(self, timeout_ns: int | None) -> Heard:
-        """What happens first; ringing is forgotten once it is heard. A bell that nobody can ring
-        any more is a death.
-        """
+        """What happens first. A doorbell whose other end is closed counts as "dead"."""
         if timeout_ns is None:
             found = [fd for fd, _ in self._poll.poll()]
         elif self._fds:
@@ -252,9 +246,7 @@ EMPTY: Final = 0
 RUN: Final = 1
 """Runs the bound request of this number."""
 BIND: Final = 2
-"""Binds the payload, a `wire.RingRequest`, to this number, in the place of what was bound to it,
-and runs it.
-"""
+"""Binds the payload, a `wire.RingRequest`, to this number and runs it."""
 
 DONE: Final = 1
 """An execution that has nothing to report but its times."""
@@ -423,9 +415,7 @@ class Watch:
                     return value
 
     def sleep(self, seen: int, timeout_ns: int | None) -> tuple[int, Heard]:
-        """The word and what was heard, after at most *timeout_ns*; the word is *seen* where nothing
-        came.
-        """
+        """The word, *seen* if it has not changed after *timeout_ns*, and what was heard."""
         limit = SLEEP_NS if timeout_ns is None else min(timeout_ns, SLEEP_NS)
         words = self._words
         words[self._waits] = 1
@@ -466,9 +456,7 @@ def publish(
 
 
 def spin_budget_ns() -> int:
-    """How long one side looks before it sleeps: the knob `ring_spin_us`, and 0 where looking shows
-    nothing in order.
-    """
+    """How long one side spins before it sleeps: the knob `ring_spin_us`; 0 without store order."""
     return knobs.ring_spin_us() * 1000 if TOTAL_STORE_ORDER else 0
 
 
@@ -489,9 +477,7 @@ else:
 
 
 def due(value: int, last: int, newest: int, what: str) -> int:
-    """*value*, read once from shared memory, where it lies in [*last*, *newest*]; raises
-    `WireError` beyond.
-    """
+    """*value*, read once from shared memory; raises `WireError` outside of [*last*, *newest*]."""
     if not last <= value <= newest:
         raise WireError(f"{what} number {value} after {last} of {newest}")
     return value

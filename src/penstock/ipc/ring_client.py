@@ -168,9 +168,7 @@ class RingClient:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a request is under way that nobody waits for any more. One that breaks the rules
-        is broken by then.
-        """
+        """Whether a request runs that nobody waits for. Raises nothing: a bad ring is broken."""
         if self._answered == self._sent or self.broken is not None:
             return False
         with suppress(DeadObject):

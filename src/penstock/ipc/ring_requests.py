@@ -92,9 +92,7 @@ class BoundRequest:
         self._pools = request.pools
 
     def is_for(self, request: Request) -> bool:
-        """Whether it is bound, and *request* surely of the arguments of the one remembered: arrays
-        are the same objects.
-        """
+        """Whether it is bound and *request* has the same arguments as the remembered request."""
         known = self._request
         if known is None or not self.is_bound:
             return False
@@ -195,9 +193,7 @@ PAGE: Final = 4096
 
 
 class _Lent(NamedTuple):
-    """A memory that the device's side knows as *pool*; *watch* tells when nobody here has it any
-    more.
-    """
+    """A memory that the device's side knows as *pool*; *watch* finalizes it with the memory."""
 
     pool: RemotePool
     watch: weakref.finalize[..., Any]
@@ -330,9 +326,7 @@ class Ring:
             self._drop(key)
 
     def close(self) -> None:
-        """Lets go of everything; the device's side is told with the next message. A child made by
-        `fork` closes its copies alone.
-        """
+        """Releases everything. A child made by `fork` only closes its copies."""
         self._client.close()
         self._bound.clear()
         self._latest.clear()
@@ -403,9 +397,7 @@ class Ring:
         self._release(gone)
 
     def _drop(self, key: Any) -> None:
-        """Makes room for another binding, which takes this one's number. Its pools go where no
-        other binding uses them.
-        """
+        """Frees the number of a binding, and its pools that no other binding uses."""
         bound = self._bound.pop(key)
         if self._latest.get(key[0]) is bound:
             del self._latest[key[0]]

@@ -38,14 +38,10 @@ from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
 
 class LentPool:
-    """A memory that a client has made known, with a descriptor of its own. Mapped at most once, for
-    every request.
-    """
+    """A memory that a client has lent, by a descriptor of its own. Mapped once for all requests."""
 
     def __init__(self, memory: Memory) -> None:
-        """Duplicates the descriptor of *memory*; raises `InvalidArgument` for a memory that has
-        none.
-        """
+        """Duplicates the descriptor of *memory*; raises `InvalidArgument` if it has none."""
         match memory.handle:
             case MappedFd(fd, offset, protection):
                 handle: Any = MappedFd(fd := os.dup(fd), offset, protection)
@@ -177,14 +173,10 @@ MOST_FALSE_ALARMS: Final = 10_000
 """Times in a row that a client may ring for nothing."""
 
 CLOSING_SECONDS: Final = 1.0
-"""How long closing waits for a run under way; the thread ends after it whether or not anybody
-waits.
-"""
+"""How long closing waits for a run under way; the thread ends after that run in any case."""
 
 LINGER_SHARE: Final = 16
-"""The part of a long run's time for which its next one is looked for: who slept through it takes a
-while to be back.
-"""
+"""The part of a long run's time for which the thread spins for the next request."""
 
 MOST_LINGER_NS: Final = 1_000_000
 
@@ -198,18 +190,14 @@ Executor: TypeAlias = tuple[Callable[[Request, ExecutionConfig], ExecutionResult
 """What executes requests, and whether its runs may take long whatever their size."""
 
 FindExecutor: TypeAlias = Callable[[wire.ObjectId], Executor]
-"""That of a prepared model, or of a burst, by its number; raises `InvalidArgument` for what is
-neither.
-"""
+"""What executes a prepared model or burst by number; raises `InvalidArgument` for others."""
 
 UseTokens: TypeAlias = Callable[[tuple[int, ...]], AbstractContextManager[None]]
 """Keeps buffers open for the length of a run; raises `InvalidArgument` for those of others."""
 
 
 class RingCancel(CancelToken):
-    """A token that the client sets by a word in shared memory, unless *number* is `NEVER`, and by
-    leaving: *is_over*.
-    """
+    """A token set by a word in shared memory, unless *number* is `NEVER`, or once *is_over*."""
 
     __slots__ = ("_is_over", "_number", "_words")
 
@@ -423,9 +411,7 @@ class RingServer:
         return self._closed
 
     def _bind(self, bound: int, payload: bytes) -> Binding:
-        """The request that is bound from now on. Raises `InvalidArgument`, and what mapping its
-        pools raises.
-        """
+        """Binds the request. Raises `InvalidArgument`, and what mapping its pools raises."""
         if bound >= MAX_BOUND:
             raise InvalidArgument(f"bound request {bound}; a ring has {MAX_BOUND}")
         self._unbind(bound)

@@ -35,9 +35,7 @@ from penstock.memory import MemoryPool, pool_of
 from penstock.memory.mapping import region_behind
 
 ALIGNMENT: Final = 64
-"""Bytes that each array begins at a multiple of, and is padded to (NNAPI section 5.3), for a device
-that prefers no more.
-"""
+"""Alignment and padding of each array (NNAPI section 5.3) unless a device prefers more."""
 
 MOST_ALIGNMENT: Final = 4096
 """More is not to be had: memory begins with a page."""
@@ -47,15 +45,11 @@ MOST_FREE: Final = 4
 """Pools kept for the next calls."""
 
 Lender = Callable[[int, int, int, int | None], None]
-"""Tells the other side that it has memory: number, descriptor, size; raises `TimeoutError` at a
-deadline.
-"""
+"""Lends memory: number, descriptor, size, deadline; raises `TimeoutError` at the deadline."""
 
 
 def unit_of(preference: MemoryPreference) -> int:
-    """What arrays for a device of that *preference*, which a hostile one may have told, begin at
-    multiples of, and are padded to.
-    """
+    """The alignment and padding of arrays for a device of that *preference*, bounded."""
     wanted = max(preference.alignment, preference.padding, ALIGNMENT)
     return wanted if wanted <= MOST_ALIGNMENT and not wanted & (wanted - 1) else MOST_ALIGNMENT
 
@@ -67,9 +61,7 @@ class _Pool(NamedTuple):
 
 
 class _Lent(NamedTuple):
-    """Memory of the caller that the other side has, by its *number*: a pool lies there from byte
-    *begin* on.
-    """
+    """Memory of the caller that the other side has as *number*; the pool begins at byte *begin*."""
 
     number: wire.MemoryId
     begin: int
@@ -313,9 +305,7 @@ class Lent(NamedTuple):
 
 
 PlaceOf: TypeAlias = Callable[[NDArray], Any]
-"""`penstock.memory.pool_of`, or its like: the (memory, offset) of the live pool that holds an
-array, or None.
-"""
+"""As `penstock.memory.pool_of`: (memory, offset) of the live pool of an array, or None."""
 
 PoolFor: TypeAlias = Callable[[int], MemoryPool]
 """A pool of at least that many bytes, for arrays that lie in none."""
@@ -367,9 +357,7 @@ def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALI
 
 
 class Borrower:
-    """The device's side of lent arrays. *regions* give the flat bytes of each pool of the request,
-    asked once each.
-    """
+    """The device's side of lent arrays. *regions* return the bytes of each pool, called once."""
 
     def __init__(self, regions: Sequence[Callable[[], NDArray]]) -> None:
         self._regions = regions

@@ -1,6 +1,4 @@
-"""Finding the host of a driver, or starting one: processes of one user with equal settings share
-it.
-"""
+"""Finding or starting the host process of a driver; equal settings of one user share it."""
 
 from __future__ import annotations
 
@@ -53,9 +51,7 @@ to have there, so that none takes another's place.
 """
 
 ATTEMPTS: Final = 20
-"""How often a client meets a host that is just ending, or another client that is just starting one,
-before it gives up.
-"""
+"""How often a client retries while a host is ending, or another client is starting one."""
 
 END_SECONDS: Final = 3.0
 """How long a host that was killed may take to end."""
@@ -81,9 +77,7 @@ KEPT: Final = (
     "PYTHONPYCACHEPREFIX",
 )
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
-"""What a host gets of its client's environment: settings of Penstock and of numerical libraries,
-and where things are.
-"""
+"""The variables that a host inherits: settings of Penstock and numerical libraries, places."""
 
 TAIL_BYTES: Final = 16_384
 
@@ -175,9 +169,7 @@ def environment() -> dict[str, str]:
 
 
 def address_of(place: Place, settings: Mapping[str, str]) -> str:
-    """The name by which the host of *place* is found: the same for all processes of this user that
-    would start it alike.
-    """
+    """The socket name of the host of *place*: equal for all processes that would start it alike."""
     digest = hashlib.sha256()
     parts = [sys.executable, *place, str(wire.WIRE_VERSION)]
     parts += [f"{name}={value}" for name, value in sorted(settings.items())]
@@ -267,9 +259,7 @@ def _served(place: Place, path: str) -> Started:
 def _reach(
     found: Meeting | None, name: str, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket, int | None, int]:
-    """A socket to the host; and the process, and what it writes, where this call started it. Raises
-    `Taken`: try again.
-    """
+    """A socket to the host; its process and output if this call started it. `Taken`: try again."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if found is None:
@@ -357,9 +347,7 @@ def _known(started: Started, found: Meeting, name: str, place: Place) -> Started
 
 
 def _end(process: int, place: Place) -> bool:
-    """Kills a host of *place* that is of no use any more; False for what is none, or cannot be
-    killed.
-    """
+    """Kills a useless host of *place*; False if it is no such host, or cannot be killed."""
     try:
         pidfd = open_process(process)
     except OSError:
@@ -514,9 +502,7 @@ def how_ended(status: int | None) -> str:
 
 
 def wrote_last(output: str) -> str:
-    """What follows `how_ended` in a sentence: the last line of *output*, the end of what a host
-    wrote; empty without one.
-    """
+    """The end of a sentence with the last line of *output*; empty if there is none."""
     lines = output.splitlines()
     return f"; it wrote last: {lines[-1].strip()[:MAX_SHOWN]}" if lines else ""
 

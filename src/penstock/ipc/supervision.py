@@ -1,6 +1,4 @@
-"""The owner of a driver's host in a client: starts it, and starts it again when it has died, less
-and less often.
-"""
+"""Owns a driver's host process in a client: starts it, and restarts it with backoff."""
 
 from __future__ import annotations
 
@@ -23,19 +21,13 @@ log = Log("penstock.ipc")
 
 FIRST_PAUSE: Final = 0.2
 MOST_PAUSE: Final = 10.0
-"""Seconds before the process is started again, from the second death in a row on: doubled each
-time.
-"""
+"""Seconds before a restart, from the second death in a row on; doubled each time."""
 
 MOST_WAITED: Final = 2.0
-"""Seconds of such a pause that a call waits for; where it is longer, or ends after the call's
-deadline, the call fails at once.
-"""
+"""Seconds of backoff that a call waits for; it fails at once if that is longer."""
 
 MOST_DEATHS: Final = 6
-"""Deaths in a row, without a call that succeeded in between, after which the driver is
-quarantined.
-"""
+"""Deaths in a row, without a successful call between them, until the driver is quarantined."""
 
 QUARANTINE_SECONDS: Final = 600.0
 
@@ -153,9 +145,7 @@ class Supervisor:
         return start.host
 
     def _begin(self, start: _Start) -> None:
-        """Starts the host in a thread of its own: it is there for later calls, whoever gave up
-        waiting for it.
-        """
+        """Starts the host in its own thread, so that later calls find it if this one gives up."""
         late = None
         try:
             host = self.running or self._started()
@@ -244,9 +234,7 @@ class Supervisor:
             self.underway.pop(key, None)
 
     def close(self) -> None:
-        """Leaves the host for good; twice is harmless. One that is still being started is left as
-        soon as it is there.
-        """
+        """Leaves the host for good, also one that is still starting; twice is harmless."""
         with self._forgiven:
             self._closed = True
             start = self._start

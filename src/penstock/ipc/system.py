@@ -46,9 +46,7 @@ def memory_file(name: str, *, sealable: bool = False) -> int:
 
 
 def is_memory(fd: int) -> bool:
-    """Whether a descriptor is of memory, rather than of a file, a pipe or a device: reading it
-    waits for nobody.
-    """
+    """Whether a descriptor is of memory, so that reading it never blocks."""
     if sys.platform != "linux":
         return False
     import fcntl
@@ -75,9 +73,7 @@ def filesystem_of(fd: int) -> int:
 
 
 def connect_within(sock: socket.socket, address: str | bytes, seconds: float) -> None:
-    """Connects a Unix socket. Raises `TimeoutError` where whoever listens takes nobody on for that
-    long, and what connecting raises.
-    """
+    """Connects a Unix socket. Raises `TimeoutError` if nobody accepts, and `OSError`."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     whole = int(seconds)
@@ -132,9 +128,7 @@ def signal_event(fd: int) -> None:
 
 
 def open_process(pid: int) -> int:
-    """A descriptor of a process, which no later process of its number can take over; see
-    pidfd_open(2).
-    """
+    """A descriptor of a process, safe if its number is reused; see pidfd_open(2)."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     return os.pidfd_open(pid)
@@ -150,9 +144,7 @@ def kill_process(pidfd: int) -> None:
 
 
 def peer(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a Unix socket: of a listening one, those that
-    called `listen`.
-    """
+    """The peer's process and user; for a listening socket, those that called `listen`."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
@@ -332,9 +324,7 @@ DMA_BUF_MAGIC: Final = 0x444D4142
 
 
 def cannot_shrink(fd: int) -> bool:
-    """Whether no process can truncate the memory of *fd*: a memfd sealed against shrinking, or a
-    dma-buf.
-    """
+    """Whether the memory of *fd* cannot be truncated: it is sealed against that, or a dma-buf."""
     return is_sealed(fd, SHRINK) or filesystem_of(fd) == DMA_BUF_MAGIC
 
 
@@ -409,9 +399,7 @@ def accepted(fd: int) -> int:
 
 
 def may_block(fd: int) -> bool:
-    """Whether calls on *fd* may block on another program's file system. False if that cannot be
-    found out.
-    """
+    """Whether calls on *fd* may block on another program's file system. False if unknown."""
     if sys.platform != "linux" or is_memory(fd):
         return False
     try:

@@ -272,9 +272,7 @@ class Connection:
                 raise ResourceExhaustedTransient(f"no descriptor can be sent: {error}") from None
 
     def _pull(self, nbytes: int, deadline_ns: int | None) -> bytes:
-        """Some bytes, at most *nbytes*. Descriptors that come with them have no receiver: the
-        kernel closes them.
-        """
+        """Up to *nbytes* bytes. The kernel closes descriptors that come with them."""
         if sys.platform == "win32":
             raise OSError(LINUX_ONLY)
         while True:

@@ -79,9 +79,7 @@ class ModelForm(Form, frozen=True):
 
 
 class MemoryForm(Form, frozen=True):
-    """A `Memory`; *window* is the (offset, protection) of an `mmap_fd`, *buffer* what a hardware
-    buffer holds.
-    """
+    """A `Memory`; *window* is the offset and protection of an `mmap_fd`."""
 
     name: str
     handle: Handle
@@ -170,9 +168,7 @@ class Allocate(Form, frozen=True, tag="allocate"):
 
 
 class Execute(Form, frozen=True, tag="execute"):
-    """`execute` of a prepared model, of a burst, or (without *request*) of a reusable execution:
-    answered by `Executed`.
-    """
+    """`execute` of a prepared model or burst, or of a reusable execution without *request*."""
 
     target: ObjectId
     request: RequestForm | None
@@ -327,9 +323,7 @@ class Done(Form, frozen=True, tag="done"):
 
 
 class Failure(Form, frozen=True, tag="failure"):
-    """A `DriverError`: the class of *status*, its message, and the shapes of
-    `OutputInsufficientSize`.
-    """
+    """A `DriverError`: the class of *status*, its message, shapes of `OutputInsufficientSize`."""
 
     status: ErrorStatus
     message: str

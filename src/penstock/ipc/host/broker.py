@@ -105,9 +105,7 @@ def _nothing() -> None:
 
 
 def _launched(told: int) -> Launched | str:
-    """The first process in the namespaces, once the driver's is set up; else the reason why there
-    is none.
-    """
+    """The first process in the namespaces once the driver's is set up; else why there is none."""
     process, reason, said = 0, b"the process that tried them ended", b""
     while part := os.read(told, 1 << 12):
         said += part
@@ -129,9 +127,7 @@ def _launched(told: int) -> Launched | str:
 def _enter(
     tell: int, heard: int, parent: int, drive: Callable[[Measure, Callable[[], None]], NoReturn]
 ) -> NoReturn:
-    """In the process that the parent started: it ends as soon as there is one in the namespaces,
-    which is then the parent's.
-    """
+    """In the first child: enters the namespaces, starts a process there, and ends."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     try:
@@ -175,9 +171,7 @@ def _refuse(tell: int, error: OSError) -> NoReturn:
 
 
 def _wait_for(driver: int, tell: int) -> NoReturn:
-    """As the first process of the namespaces, which is every orphan's parent too: until the driver
-    ends, how it does is told.
-    """
+    """In the first process of the namespaces: reaps orphans and reports how the driver ended."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     os.closerange(0, tell)
@@ -205,14 +199,10 @@ def status_of(launched: Launched) -> int:
 
 
 PARTING_SECONDS: Final = 3.0
-"""How long a driver may take to close its devices once its last client is gone, before it is
-killed.
-"""
+"""How long a driver may take to close its devices after its last client, before it is killed."""
 
 ACCEPT_PAUSE: Final = 0.1
-"""Seconds before a client is taken on again, after that could not be: there was no descriptor for
-it, most likely.
-"""
+"""The pause before another attempt to accept a client, usually for lack of descriptors."""
 
 BACKLOG: Final = 128
 
@@ -270,9 +260,7 @@ class Met:
 
 
 class Broker:
-    """Keeps the driver's process, which is given its clients by *guests*, and asks at the other end
-    of *asked* for what takes the key.
-    """
+    """Keeps the driver's process: passes it clients by *guests*, seals for it by *asked*."""
 
     def __init__(
         self, launched: Launched, guests: Any, asked: socket.socket, wanted: Wanted
@@ -430,9 +418,7 @@ class Broker:
 
 
 def end_as(status: int) -> NoReturn:
-    """Ends this process as a child did whose status `os.waitpid` gave: whoever waits for it sees no
-    difference.
-    """
+    """Ends this process as a child with that `os.waitpid` status did."""
     if sys.platform != "win32" and os.WIFSIGNALED(status):
         import resource
 
@@ -466,9 +452,7 @@ def _raise_limit() -> None:
 
 
 def give(guests: Any, descriptor: int, user: int = 0, number: int = 0) -> None:
-    """Sends a descriptor to the process at the other end: a client's socket, with its user, and its
-    *number* here. Raises `OSError`.
-    """
+    """Sends a client's socket with its user and its *number* here. Raises `OSError`."""
     rights = (socket.SOL_SOCKET, SCM_RIGHTS, array.array("i", [descriptor]))
     guests.sendmsg([GUEST.pack(user, number)], [rights])
 

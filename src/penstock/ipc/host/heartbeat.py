@@ -106,9 +106,7 @@ def trim_output() -> None:
 
 
 class Pulse:
-    """A client's view of a host's page. Raises `WireError` for what is no such page, or could
-    shrink under its reader.
-    """
+    """A client's view of the page. Raises `WireError` if it is not such a page, or may shrink."""
 
     def __init__(self, fd: int) -> None:
         try:

@@ -49,9 +49,7 @@ MAX_CLIENTS_OF_USER: Final = 256
 
 
 class Guest:
-    """Whoever has connected. *gone* is called once, when the connection is over, whoever finds it
-    first.
-    """
+    """A connection that is not yet a client. *gone* is called once, when it is over."""
 
     def __init__(self, sock: socket.socket, user: int, gone: Callable[[Guest], None]) -> None:
         # Nothing has descriptors before `welcome`.
@@ -73,9 +71,7 @@ class Guest:
             self._is_greeted = True
 
     def serve(self, dispatchers: list[Dispatcher], account: Account) -> None:
-        """Begins to serve it as a client. Raises `RuntimeError` or `MemoryError` where there is no
-        room for that.
-        """
+        """Serves it as a client. Raises `RuntimeError` or `MemoryError` if there is no room."""
         self._client = client = Client(self.connection, dispatchers, self.leave, account)
         client.start()
 
@@ -258,9 +254,7 @@ class Host:
             guest.refuse()
 
     def _admit(self, guest: Guest) -> None:
-        """Counts a client. Raises `WireError` where there are too many, which it is told,
-        `EOFError` where it has left.
-        """
+        """Counts a client. Raises `WireError` if there are too many, `EOFError` if it has left."""
         told = ""
         with self._lock:
             if guest.is_gone:

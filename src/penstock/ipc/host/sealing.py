@@ -139,9 +139,7 @@ def send(sock: socket.socket, value: Any) -> None:
 
 
 def receive(sock: socket.socket, most: int) -> bytes:
-    """The next message. Raises `EOFError` at the end, `WireError` for one of more than *most*
-    bytes, and `OSError`.
-    """
+    """The next message. Raises `EOFError`, `OSError`, or `WireError` beyond *most* bytes."""
     (length,) = LENGTH.unpack(_exactly(sock, LENGTH.size))
     if length > most:
         raise WireError(f"a message of {length} bytes announced; the limit is {most}")
@@ -164,9 +162,7 @@ MOST_OWNERS: Final = 16
 """Names and versions that one host seals for: each has a registry, which is a file."""
 
 ANSWER_SECONDS: Final = 60.0
-"""How long the parent may take for an answer: it waits for locks, and perhaps for the system's key
-store.
-"""
+"""How long the broker may take for an answer: it waits for locks and for the key store."""
 
 NO_MESSAGE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 """What decoding raises: text that is no UTF-8 is a `ValueError`."""
@@ -184,9 +180,7 @@ class Sealer:
         self._decoder = msgspec.msgpack.Decoder(Asked)
 
     def serve(self) -> None:
-        """Until the driver's end is closed, or says what is no question: it is told nothing more
-        then.
-        """
+        """Until the driver's end is closed, or sends something that is no question."""
         try:
             while True:
                 question = self._decoder.decode(receive(self._sock, MOST_ASKED))
@@ -258,9 +252,7 @@ def _done(asked: Asked, owner: Owner, registry: Registry, signer: Signer) -> Tol
 
 
 def _header(content: bytes, owner: Owner) -> Header:
-    """The header to seal. Raises `Unreadable` for one that says another driver, version or origin
-    than *owner*'s.
-    """
+    """The header to sign. Raises `Unreadable` for another driver, version or origin."""
     header = Header.unpack(content)
     if header is None:
         raise WireError("what is to be sealed is no header")

@@ -45,9 +45,7 @@ MAX_MEMORIES: Final = 4096
 """Memories that one client may lend at a time."""
 
 MAX_DESCRIPTORS: Final = wire.MAX_HANDLES
-"""Descriptors that one client may have the host keep at a time, for calls under way and for what
-they made.
-"""
+"""Descriptors that one client may have the host keep at a time, for calls and their objects."""
 
 
 class _Job(NamedTuple):
@@ -72,9 +70,7 @@ class Client:
         ended: Callable[[], None],
         account: Account | None = None,
     ) -> None:
-        """What the client has the host keep and map counts in *account*, until it has been given
-        back.
-        """
+        """*account* is charged for what the client makes the host keep and map."""
         self._connection, self._dispatchers, self._ended = connection, dispatchers, ended
         self._lock = threading.Lock()
         self._turn = threading.Lock()
@@ -415,9 +411,7 @@ def _access(fd: int) -> int:
 
 
 def _mapped(fd: int, size: int, account: Account | None) -> NDArray:
-    """*size* bytes of a memory that its owner cannot take away: one that shrank would kill who
-    reads it.
-    """
+    """*size* bytes of a memory that cannot shrink: a truncated mapping would kill this process."""
     charge = NOTHING
     try:
         available = os.fstat(fd).st_size

@@ -50,9 +50,7 @@ class Leaving:
 
 
 class ClientFence:
-    """A fence that is the descriptor *fd* of a client, and fails with `DeadObject` when that
-    leaves.
-    """
+    """A fence by a client's descriptor *fd*; it fails with `DeadObject` when the client leaves."""
 
     def __init__(self, fd: int, leaving: Leaving) -> None:
         self._fence, self._leaving = DescriptorFence(fd), leaving

@@ -338,9 +338,7 @@ def detect_landlock() -> Measure:
 
 
 def apply_landlock(policy: SandboxPolicy) -> Measure:
-    """Takes the file system from the calling thread, and from threads that it starts later; not to
-    be undone.
-    """
+    """Denies files to the calling thread and threads that it starts later; permanent."""
     found = landlock_version()
     if not found:
         return detect_landlock()

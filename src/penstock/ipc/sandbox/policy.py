@@ -90,9 +90,7 @@ def _unlink(directory: int, name: str) -> int:
 
 
 def _lift(inner: int, name: str, directory: int, numbers: count[int]) -> int:
-    """Moves the directory *name* of *inner* to *directory*, by a name that is free there; 1 where
-    that can be.
-    """
+    """Moves *name* of *inner* to *directory* under a free name; 1 if that is possible."""
     with suppress(OSError):
         os.rmdir(name, dir_fd=inner)
         return 1
@@ -153,9 +151,7 @@ def scratch_directory() -> str | None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes *directory* unless its process lives, as much as a start may take time for; the rest
-    is left, and named.
-    """
+    """Removes *directory* unless its process runs, up to a limit of entries; logs what is left."""
     if sys.platform != "linux":
         return
     import fcntl
@@ -258,9 +254,7 @@ MOST_MODULES: Final = 4096
 """Names that are looked at in a directory of which modules alone are shown."""
 
 DEFAULT_DESCRIPTORS: Final = 65_536
-"""More than twice what one client may have a host hold: descriptors of calls, fences, pools, and
-what it maps.
-"""
+"""Over twice the descriptors that one client may have a host hold."""
 
 
 class SandboxPolicy(NamedTuple):
@@ -287,9 +281,7 @@ class SandboxPolicy(NamedTuple):
         return [*self._read(), *DEVICE_FILES, *self._matching()]
 
     def readable(self) -> list[str]:
-        """Every path that exists and may be read: the system's, Python's and its packages', and
-        *read*.
-        """
+        """Every existing path that may be read: of the system, Python, its packages, and *read*."""
         return _existing(self._read())
 
     def usable(self) -> list[str]:
@@ -368,17 +360,13 @@ def _modules(directory: str, private: list[str]) -> list[str]:
 
 
 def host_policy() -> SandboxPolicy:
-    """That of a host: beside what is open it writes temporary files in a directory of its own, made
-    now.
-    """
+    """The policy of a host, with a new temporary directory that it may write."""
     scratch = scratch_directory()
     return SandboxPolicy(write=() if scratch is None else (scratch,))
 
 
 def _installed() -> list[str]:
-    """Where packages are, which need not lie below the prefix; and where editable ones point to is
-    in `sys.path`.
-    """
+    """Where packages are installed; `sys.path` has the editable ones."""
     import importlib.util
 
     paths = list(sysconfig.get_paths().values())

@@ -67,9 +67,7 @@ class _Program(ctypes.Structure):
 def instructions(
     architecture: Architecture, pid: int, *, listed: bool = False
 ) -> list[Instruction]:
-    """The filter for a process *pid* of that architecture; what it refuses is told to another where
-    it is *listed*.
-    """
+    """The filter for process *pid*; a *listed* one reports what it rejects to another process."""
     refused, absent = _answer(ERRNO | errno.EPERM), _answer(ERRNO | errno.ENOSYS)
     if listed:
         refused = _answer(USER_NOTIF)

@@ -260,9 +260,7 @@ OF_ITSELF: Final[dict[str, Numbers]] = {
     "getsid": (124, 156),
     "move_pages": (279, 239),
 }
-"""Allowed where the first argument is the process itself, or 0, which stands for the thread that
-calls.
-"""
+"""Allowed if the first argument is the process itself, or 0 for the calling thread."""
 
 CLONE_THREAD: Final = 0x0001_0000 | 0x0000_0800 | 0x0000_0100
 """With CLONE_SIGHAND and CLONE_VM, without which there is no thread."""

@@ -120,9 +120,7 @@ class _View:
 
 
 def _mounts() -> list[str]:
-    """Where something is mounted in this namespace (proc(5), `mountinfo`: blanks and backslashes
-    are octal escapes).
-    """
+    """Mount points of this namespace (proc(5), `mountinfo`, with octal escapes)."""
     lines = Path("/proc/self/mountinfo").read_text("utf-8", "surrogateescape").splitlines()
     return [
         re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4])
@@ -196,9 +194,7 @@ def _mount_point(paths: Iterable[str]) -> str:
 
 
 def _show_system(view: _View, root: str) -> None:
-    """Processes and devices as the namespaces have them: of others where the system shows them only
-    so.
-    """
+    """Mounts /proc and /sys of the namespaces, or shows the system's if that is not allowed."""
     for path, kind in ((PROCESSES, "proc"), (DEVICES, "sysfs")):
         os.mkdir(root + path)
         try:
