@@ -211,9 +211,7 @@ def fill(buffer: Buffer | None, value: bytes) -> bool:
 
 
 def fill_allocated(allocate: Callable[[int], B | None], value: bytes) -> B | None:
-    """A buffer from *allocate* with *value* in it, or None. Raises `InputError` when it is too
-    small.
-    """
+    """*value* in a buffer from *allocate*, or None. Raises `InputError` if that is too small."""
     buffer = allocate(len(value))
     if buffer is not None and not fill(buffer, value):
         raise InputError(f"the allocator gave too small a buffer for {len(value)} bytes")

@@ -62,9 +62,7 @@ _OWNER_ONLY: Final = 0o600
 
 
 class Files(Protocol):
-    """Operations on files; each raises `OSError` where the system does. Descriptors are never
-    inherited.
-    """
+    """Operations on files; they raise `OSError`. Children do not inherit descriptors."""
 
     def open_read(self, path: Path) -> int:
         """A descriptor for reading an existing regular file; a symbolic link is not followed."""
@@ -151,9 +149,7 @@ class OsFiles:
     if sys.platform == "win32":
 
         def replace(self, source: Path, target: Path) -> None:
-            """As the contract; tried for a second, since no file is replaced while somebody reads
-            it.
-            """
+            """As the contract; retried for a second, since open files are not replaced."""
             for _ in range(50):
                 try:
                     source.replace(target)

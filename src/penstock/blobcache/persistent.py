@@ -138,9 +138,7 @@ class PersistentBlobCache:
         return None if self._store is None else self._store.path
 
     def set_path(self, path: str | os.PathLike[str] | None) -> None:
-        """Says where the file is. `StateError` once it has been read, until `terminate`;
-        `InputError` for no path.
-        """
+        """Sets the file. `StateError` once it has been read, until `terminate`."""
         with self._lock:
             if self._loaded:
                 raise StateError("the path of a blob cache in use; call terminate() first")
@@ -156,9 +154,7 @@ class PersistentBlobCache:
         return self._problem
 
     def initialize(self, limits: Limits | None = None, policy: Policy | None = None) -> None:
-        """Starts an empty cache; what the file has is there at the first use. `StateError` when
-        started.
-        """
+        """Starts an empty cache; the file is read at the first use. `StateError` if started."""
         with self._saving, self._lock:
             if self._cache is not None:
                 raise StateError("this blob cache is initialized; call terminate() first")
@@ -325,9 +321,7 @@ class PersistentBlobCache:
         return cache
 
     def _believe(self, file: bytes | None, limits: Limits) -> list[tuple[bytes, bytes]] | None:
-        """The entries of a file; None when there is none of this version, or it is not to be
-        believed.
-        """
+        """The entries of a file; None if it has another version, or fails a check."""
         if file is None:
             return None
         try:

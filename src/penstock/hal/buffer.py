@@ -50,9 +50,7 @@ class BufferDesc(msgspec.Struct, frozen=True):
 
 
 class BufferRole(msgspec.Struct, frozen=True):
-    """One use the buffer must serve: input or output *index* of *prepared*, with a hint of how
-    often, 0 < *frequency* <= 1.
-    """
+    """One use of a buffer: input or output *index* of *prepared*, 0 < *frequency* <= 1."""
 
     prepared: PreparedModel
     kind: Literal["input", "output"]
@@ -94,24 +92,18 @@ class OutOfProcessBuffer(Protocol):
         ...
 
     def carries(self, memory: Memory) -> bool:
-        """Whether copying to *memory*, or from it, takes one copy more: the other process would not
-        map it.
-        """
+        """Whether a copy to or from *memory* needs a second copy: the process would not map it."""
         ...
 
 
 def loss_of(buffer: object) -> str:
-    """How the process ended that had *buffer*; empty while it runs, and for a buffer of this
-    process.
-    """
+    """How the process of *buffer* ended; empty while it runs, and for this process."""
     told: str = getattr(buffer, "lost", "")
     return told
 
 
 def needs_copy(buffer: Any, memory: Memory) -> bool:
-    """Whether copying between *buffer* and *memory* takes one copy more; never for a buffer of this
-    process.
-    """
+    """Whether a copy between *buffer* and *memory* needs a second copy, for another process."""
     carries = getattr(buffer, "carries", None)
     return carries is not None and bool(carries(memory))
 
@@ -133,9 +125,7 @@ class ManagedRole(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """What a buffer for *roles* holds: elements of *dtype*, in a *shape* that all of them and the
-    description fit.
-    """
+    """What a buffer for *roles* holds: elements of *dtype* in a *shape* that fits all of them."""
 
     dtype: DType
     quantization: Quantization | None
@@ -164,9 +154,7 @@ def validate_allocate(
 
 
 def agreed(desc: BufferDesc, roles: Sequence[ManagedRole]) -> Allocation:
-    """What serves all of *roles*, each of which is possible by itself; raises as
-    `validate_allocate`.
-    """
+    """What serves all of *roles*, each possible by itself; raises as `validate_allocate`."""
     if not roles:
         raise InvalidArgument("a buffer needs at least one role")
     first = roles[0].operand
@@ -193,9 +181,7 @@ def check_frequency(frequency: object, place: int) -> None:
 
 
 def merged(one: Shape, other: Shape, where: str) -> Shape:
-    """The shape that says what both say; `InvalidArgument` naming *where* they contradict each
-    other.
-    """
+    """The shape that satisfies both; `InvalidArgument` with *where* if they contradict."""
     if one is None or other is None:
         return other if one is None else one
     if len(one) != len(other):

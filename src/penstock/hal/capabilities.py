@@ -61,9 +61,7 @@ class ExtensionAttribute(msgspec.Struct, frozen=True):
 
 
 def fault_of_extensions(extensions: Sequence[Extension]) -> str | None:
-    """Which extension, with fields of the right types, nobody can work with, and why; None where
-    there is none.
-    """
+    """Which well-typed extension is invalid, and why; None if none is."""
     if len(extensions) > MAX_EXTENSIONS:
         return f"{len(extensions)} extensions are offered; {MAX_EXTENSIONS} are possible"
     names = set[str]()
@@ -176,9 +174,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     alignment: int = 64
     """Preferred alignment of arguments in bytes, a power of two."""
     padding: int = 64
-    """Preferred multiple of argument lengths in bytes, a power of two; below feature level 5 it
-    counts as 1.
-    """
+    """Preferred multiple of argument lengths in bytes, a power of two; 1 below level 5."""
     dispatch_ns: int = 5_000
     """What one execution of a prepared model costs beside its operations."""
     transfer_bytes_per_second: float = 4e9
@@ -198,9 +194,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     accuracy_basis: str = ""
-    """Which version of the engine the declared accuracy classes were derived with, and how, in
-    words.
-    """
+    """Which version of the engine the declared accuracy classes were derived with, and how."""
     accuracy_doubt: str = ""
     """Why the declared classes may not hold here: another version of the engine is installed. Empty
     where it is the one that they were derived with. `penstock doctor`, plans and receipts quote it.
@@ -261,9 +255,7 @@ def checked(capabilities: Capabilities) -> Capabilities:
 
 
 def fault_of(capabilities: Capabilities) -> str | None:
-    """Which claim, of the right type, nobody can work with, and what it has to be; None where there
-    is none.
-    """
+    """Which well-typed claim is invalid, and what it has to be; None if none is."""
     for name, cost in _costs(capabilities):
         for part in PerformanceInfo.__struct_fields__:
             if not (value := getattr(cost, part)) > 0:

@@ -25,9 +25,7 @@ NO_TOKEN: Final = bytes(BYTE_SIZE_OF_CACHE_TOKEN)
 
 
 class CancelToken:
-    """A flag that one thread sets and running work looks at. Setting it twice is harmless; it
-    cannot be cleared.
-    """
+    """A flag for running work to check. Setting it twice is harmless; it cannot be cleared."""
 
     __slots__ = ("_event",)
 

@@ -38,16 +38,12 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among the devices of a process; stable across runs; one line of characters that
-        print.
-        """
+        """Unique in a process, stable across runs, one line of printable characters."""
         ...
 
     @property
     def version(self) -> str:
-        """Not empty, and one line of characters that print; changes whenever compiled artefacts
-        could change.
-        """
+        """One printable line, not empty; changes if compiled artefacts could change."""
         ...
 
     @property
@@ -186,9 +182,7 @@ def preferred_memory(device: Device) -> MemoryPreference:
 
 
 def mappable_kinds(device: Device) -> tuple[str, ...]:
-    """The kinds of memory that may be given to *device*: those it claims, and below feature level 3
-    no hardware buffer.
-    """
+    """The kinds of memory *device* accepts: no hardware buffer below feature level 3."""
     kinds = device.capabilities.memory_kinds
     if device.feature_level >= HARDWARE_BUFFERS_FROM_LEVEL:
         return kinds

@@ -45,9 +45,7 @@ CANCEL_POLL_NS: Final = 10_000_000
 
 
 class FenceStatus(enum.Enum):
-    """What a look at a fence says (NNAPI section 7.2). UNKNOWN is that of a descriptor that is
-    none, or closed.
-    """
+    """The state of a fence (NNAPI section 7.2); UNKNOWN if its descriptor is none, or closed."""
 
     ACTIVE = "active"
     SIGNALLED = "signalled"
@@ -77,9 +75,7 @@ class EventFence:
         self._waiting: list[Callable[[], None]] = []
 
     def signal(self, error: DriverError | None = None) -> None:
-        """Signals once; later calls change nothing. Raises `InputError` for an error that is no
-        `DriverError`.
-        """
+        """Signals once. Raises `InputError` for an error that is no `DriverError`."""
         check_kind(
             error, (DriverError, NoneType), "a fence fails with a DriverError, or None for success"
         )
@@ -158,9 +154,7 @@ def check_wait(timeout_ns: object) -> None:
 
 
 def signals_in_time(fence: Fence, config: ExecutionConfig) -> bool:
-    """Whether *fence* signalled before the deadline; raises `Cancelled` when the token is set
-    first.
-    """
+    """Whether *fence* signalled before the deadline; raises `Cancelled` if the token is set."""
     if config.cancel is None:
         return fence.wait(remaining_ns(config.deadline_ns))
     while True:
@@ -184,9 +178,7 @@ def remaining_seconds(deadline_ns: int | None) -> float | None:
 
 
 MARK: Final = b"penstock.fence\0"
-"""What a message of `FenceSignal` begins with; a status follows (2 bytes, little-endian), then a
-sentence.
-"""
+"""The start of a `FenceSignal` message; a status (2 bytes, little-endian) and text follow."""
 MAX_MESSAGE: Final = 1024
 
 MOST_MS: Final = (1 << 31) - 1
@@ -269,9 +261,7 @@ class DescriptorFence:
 
 
 class FenceSignal:
-    """The end that signals a `DescriptorFence`. Closed or forgotten unsignalled, the fence fails
-    with `DeadObject`.
-    """
+    """The end that signals a `DescriptorFence`; closed unsignalled, that fails `DeadObject`."""
 
     def __init__(self, end: socket.socket) -> None:
         self._fd = -1

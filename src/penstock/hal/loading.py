@@ -105,9 +105,7 @@ def is_device(value: object) -> bool:
 
 
 def describe(value: object) -> str:
-    """The start of a driver's value or exception in Python's notation, whatever its own `repr`
-    does.
-    """
+    """The start of a driver's value or exception in Python's notation; never raises."""
     try:
         return repr(value)[:MAX_SHOWN]
     except FOREIGN:  # as above

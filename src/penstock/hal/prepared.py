@@ -115,9 +115,7 @@ class PreparedModelBase:
     """The optional methods of `PreparedModel`; a driver's class inherits it and adds `execute`."""
 
     model: Model
-    """The model it was prepared from. Optional; the default `execute_fenced` looks at its
-    outputs.
-    """
+    """The model it was prepared from. Optional; `execute_fenced` checks its outputs."""
 
     cache_report: CacheReport = NO_CACHE_REPORT
     """Optional. The default says nothing."""
@@ -139,9 +137,7 @@ class PreparedModelBase:
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        """Optional. The default waits in the calling thread, executes, and returns a signalled
-        fence.
-        """
+        """Optional. The default waits in this thread, executes, and returns a signalled fence."""
         return execute_fenced(self, request, wait_for, config, timeout_after_fence_ns)
 
     def configure_burst(self) -> Burst:

@@ -37,9 +37,7 @@ from penstock.ir.types import is_static
 from penstock.ir.validate import subgraph_references
 
 IMAGE: Final = "hardware_buffer"
-"""The memory whose layout only its driver knows: it has no bytes to point into (NNAPI
-section 6.3).
-"""
+"""The memory whose layout only its driver knows, without bytes to point into."""
 
 
 def refuse_unmapped(
@@ -160,9 +158,7 @@ def validate_prepare(
 
 
 def validate_support(model: Model, answers: Sequence[Support]) -> None:
-    """Raises `GeneralFailure` with the reason for the first operation of *model* that a device's
-    own *answers* refuse.
-    """
+    """Raises `GeneralFailure` for the first operation of *model* that *answers* reject."""
     for index, answer in enumerate(answers):
         if not answer.supported:
             kind = model.operations[index].key
@@ -227,9 +223,7 @@ def validate_request(model: Model, request: Request, config: ExecutionConfig) ->
 
 
 def validate_fenced(model: Model) -> None:
-    """Checks that *model* may be executed fenced: the shapes of its outputs are known (NNAPI
-    section 5.2).
-    """
+    """Checks that the shapes of *model*'s outputs are known (NNAPI section 5.2)."""
     entry = model.entry
     for position, index in enumerate(entry.outputs):
         operand = entry.operands[index]

@@ -1,6 +1,4 @@
-"""Bytes and who owns them: client-managed pools, hardware buffers, and mapping them on the driver's
-side.
-"""
+"""Client-managed pools, hardware buffers, and mapping them on the driver's side."""
 
 from typing import TYPE_CHECKING
 

@@ -60,9 +60,7 @@ class BoundMemory:
 
     @property
     def array(self) -> NDArray | None:
-        """The value where it lies, to be read or written there; None where the host does not see
-        it, or its shape is not known.
-        """
+        """The value in place; None if the host cannot map it, or its shape is not known."""
         return None
 
     @property
@@ -91,9 +89,7 @@ class BoundMemory:
         raise GeneralFailure(f"{self.name} cannot be read by the host")
 
     def stage(self, shape: tuple[int, ...], operand: Operand) -> NDArray | None:
-        """Memory of the host from which `write` copies soonest; None where there is nothing better
-        than any.
-        """
+        """Host memory from which `write` copies fastest; None if any serves as well."""
         return None
 
     def write(self, value: NDArray) -> None:
@@ -142,9 +138,7 @@ class BoundPool(BoundMemory):
         position: int,
         pools: list[Memory],
     ) -> RequestArgument | None:
-        """As `BoundMemory.argument`; `GeneralFailure` where the device does not map this kind of
-        memory.
-        """
+        """As `BoundMemory.argument`; `GeneralFailure` if the device does not map this memory."""
         self.check(device)
         if self._memory in pools:
             at = pools.index(self._memory)

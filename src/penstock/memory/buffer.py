@@ -32,9 +32,7 @@ T = TypeVar("T")
 ASKED: Final = "the caller copies the value of a device buffer"
 
 OFTEN: Final = 3
-"""After so many runs that all were followed, or preceded, by a copy of the host's, a receipt
-remarks on it.
-"""
+"""Runs in a row with a copy by the host before or after them until a receipt says so."""
 
 
 class DeviceBuffer(Closing):
@@ -162,9 +160,7 @@ class DeviceBuffer(Closing):
         return value
 
     def value_shape(self) -> tuple[int, ...]:
-        """The shape of its value. Raises `StateError` without one, `DeadObject` where it is lost
-        with its device.
-        """
+        """The value's shape. Raises `StateError` without one, `DeadObject` if its device ended."""
         if (gone := self.gone()) is not None:
             raise gone
         return self._initialized()

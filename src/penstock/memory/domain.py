@@ -48,9 +48,7 @@ ALIGNMENT: Final = 64
 
 
 class Stored(Struct, eq=False):
-    """One value of a buffer: *content* in the driver's form, the *shape* it has, and how many use
-    it now.
-    """
+    """A value of a buffer: *content* in the driver's form, *shape*, and its number of users."""
 
     content: Any
     shape: tuple[int, ...]
@@ -119,9 +117,7 @@ class MemoryDomain:
         return array
 
     def reserve(self, nbytes: int, instead_of: int = 0) -> None:
-        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient` where there is no
-        room.
-        """
+        """Counts *nbytes* instead of others; raises `ResourceExhaustedTransient`."""
         try:
             check_bytes(nbytes, "a device buffer")
         except LimitExceeded as error:
@@ -322,9 +318,7 @@ class Claim:
         self._hold(request)
 
     def put(self, position: int, content: Any, shape: tuple[int, ...]) -> None:
-        """*content*, in the driver's form and not to be changed any more, becomes output
-        *position*.
-        """
+        """Makes *content*, in the driver's form and final from now on, output *position*."""
         self._written[position].check_fits(shape)
         self._results[position] = content, shape
 
@@ -394,9 +388,7 @@ def has_tokens(request: Request) -> bool:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray:
-    """Fresh memory that starts at a multiple of `ALIGNMENT`; `ResourceExhaustedTransient` when
-    there is none.
-    """
+    """New memory at a multiple of `ALIGNMENT`; raises `ResourceExhaustedTransient`."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     try:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)

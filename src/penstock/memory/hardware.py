@@ -152,9 +152,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def memory(self) -> Memory:
-        """The buffer as drivers get it; its descriptor is good until `close`, and while a pool or
-        view of it lives.
-        """
+        """The buffer for drivers; its descriptor is valid until `close` and while views live."""
         return self.shared.memory
 
     @property
@@ -164,9 +162,7 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @property
     def backing(self) -> str:
-        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped" for what
-        others made.
-        """
+        """What holds the bytes: "dma_heap", "udmabuf", "memfd" (a stand-in), or "wrapped"."""
         return self._backing
 
     @property

@@ -154,9 +154,7 @@ def _check(request: ArenaRequest) -> None:
 
 
 PLAIN = MemoryPreference()
-"""What holds where nobody prefers anything: the strictest alignment of a scalar in C, and no
-padding.
-"""
+"""The preference without any device: the strictest alignment of a C scalar, no padding."""
 
 
 class Preferring(Protocol):
@@ -259,9 +257,7 @@ class PoolLayout:
 
 
 def strictest(preferences: Iterable[MemoryPreference]) -> MemoryPreference:
-    """What satisfies all of them: the greatest alignment and the greatest padding, 16 and 1 at
-    least.
-    """
+    """The greatest alignment and padding of all of them, at least 16 and 1."""
     alignment, padding = PLAIN.alignment, PLAIN.padding
     for preference in preferences:
         alignment = max(alignment, preference.alignment)

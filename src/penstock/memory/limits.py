@@ -41,9 +41,7 @@ def check_bytes(size: int, what: str) -> None:
 
 
 def explained(error: OSError) -> OSError:
-    """*error* of memory that the system keeps as a file; where its size has met the limit of files,
-    with words that say so.
-    """
+    """*error* of memory that the system keeps as a file; names the file limit if that is met."""
     return OSError(errno.EFBIG, BEYOND_FILE_LIMIT) if error.errno == errno.EFBIG else error
 
 

@@ -35,9 +35,7 @@ from penstock.ir import NDArray
 
 
 class HardwareBufferFormat(enum.IntEnum):
-    """Layouts of a hardware buffer, with Android's numbers (`AHardwareBuffer_Format`); a buffer may
-    have others.
-    """
+    """Layouts of hardware buffers by Android's numbers (`AHardwareBuffer_Format`), not all."""
 
     R8G8B8A8_UNORM = 0x1
     R8G8B8X8_UNORM = 0x2
@@ -171,9 +169,7 @@ def pool_of(array: NDArray) -> PoolPlace | None:
 
 
 def region_behind(array: NDArray) -> Region | None:
-    """The mapping that *array* lies in, where `pool_of` knows its place: the same for all views,
-    however they were made.
-    """
+    """The mapping that *array* lies in, the same for all views, if `pool_of` finds its place."""
     found = _placed(array)
     return None if found is None else found[0].region()
 
@@ -207,9 +203,7 @@ class Region(mmap.mmap):
 
     @property
     def array(self) -> NDArray:
-        """The bytes that were asked for, flat uint8. The region lives for as long as any view of
-        it.
-        """
+        """The requested bytes, flat uint8. The region lives while any view of it does."""
         array: NDArray = np.frombuffer(self, np.uint8)[self.skipped :]
         if not self.writable:
             array.flags.writeable = False
@@ -355,9 +349,7 @@ def _end(fd: int, write: bool) -> None:
 
 
 def size_of(fd: int) -> int:
-    """How many bytes *fd* has: a file's, a memfd's, or a dma-buf's. Raises `OSError` and
-    `OverflowError`.
-    """
+    """The size of a file, memfd or dma-buf. Raises `OSError` and `OverflowError`."""
     if size := os.fstat(fd).st_size:
         return size
     try:
@@ -384,9 +376,7 @@ def _check_blob(memory: Memory) -> None:
 
 
 def region_of(memory: Memory, fd: int) -> NDArray:
-    """All bytes of *memory*, which begin where *fd* does, writable where that can be; raises as
-    `map_memory`.
-    """
+    """All bytes of *memory* from the start of *fd*, writable if possible; as `map_memory`."""
     return _region(memory, fd, 0, PROT_READ | PROT_WRITE, fall_back=True)
 
 

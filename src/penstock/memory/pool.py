@@ -133,9 +133,7 @@ class MemoryPool(Closing):
 
     @property
     def memory(self) -> Memory:
-        """The pool as drivers get it; its descriptor is good until `close`, and while any view
-        lives.
-        """
+        """The pool for drivers; its descriptor is valid until `close` and while views live."""
         return self._open().memory
 
     @property

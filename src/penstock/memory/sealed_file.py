@@ -39,9 +39,7 @@ _lock = threading.Lock()
 _open: set[int] = set()
 
 _DESCRIPTORS = ("/dev/", "/proc/")
-"""Where descriptors that are open already have a path: `/dev/stdin`, `/dev/fd/N`,
-`/proc/self/fd/N`.
-"""
+"""Paths of descriptors that are open already: `/dev/stdin`, `/dev/fd/N`, `/proc/self/fd/N`."""
 
 
 def open_file(name: str) -> io.FileIO:
@@ -159,9 +157,7 @@ def read_file(file: BinaryIO, judge: Judge = _takes_all) -> SealedFile:
 
 
 def seal_bytes(content: bytes | bytearray | memoryview, judge: Judge = _takes_all) -> SealedFile:
-    """*content* as a sealed file, where *judge* lets it; `bytes`, which nobody can change, are used
-    as they are.
-    """
+    """*content* as a sealed file if *judge* accepts it; `bytes` are used without a copy."""
     flat = memoryview(content).cast("B")
     judge(bytes(flat[:HEAD]), flat.nbytes)
     if isinstance(content, bytes):

@@ -1,6 +1,4 @@
-"""A descriptor of shareable memory and what it stands for, kept for as long as anything of it is
-used.
-"""
+"""A descriptor of shareable memory and its `Memory`, kept while any part of it is used."""
 
 from __future__ import annotations
 
@@ -76,9 +74,7 @@ class SharedMemory:
             return region.array
 
     def flush(self) -> None:
-        """Writes what was changed through views to the file behind, and waits for it. Raises
-        `OSError`.
-        """
+        """Writes changes through views to the file and waits for it. Raises `OSError`."""
         region = None if self._region is None else self._region()
         if region is not None and region.writable:
             region.flush()
@@ -166,9 +162,7 @@ def sealed_fd(content: memoryview, name: str) -> int:
 
 
 def write_all(fd: int, content: memoryview) -> None:
-    """Writes the bytes of *content* to *fd*. Raises `OSError`: EFAULT where they lie in a mapping
-    that lost its memory.
-    """
+    """Writes *content* to *fd*. Raises `OSError`, EFAULT if its mapping lost its memory."""
     rest = content.cast("B")
     while rest.nbytes:
         rest = rest[os.write(fd, rest[:MOST_WRITTEN]) :]

@@ -1,6 +1,4 @@
-"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool where no device would have
-it.
-"""
+"""Where the value of a `DeviceBuffer` lies: on a device, or in a pool if no device can."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ log = Log("penstock.memory")
 
 
 class StepUse(Struct, frozen=True, eq=False):
-    """A step of a compiled model that reads or writes a value: input or output *position* of
-    *prepared*, on *device*.
-    """
+    """Input or output *position* of *prepared* on *device*, a step that uses the value."""
 
     device: Device
     prepared: PreparedModel
@@ -244,9 +240,7 @@ class InPool:
 
 
 def is_or_holds(prepared: object, one: PreparedModel) -> bool:
-    """Whether *prepared* is *one*, or something around it: a burst of it, or what waits for its
-    turn.
-    """
+    """Whether *prepared* is *one* or wraps it, as a burst or a queue does."""
     while prepared is not None:
         if prepared is one:
             return True
@@ -263,9 +257,7 @@ def staging(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Iterator[tuple[Memo
 
 
 def place_of(array: NDArray) -> Memory | None:
-    """The bytes of *array* as memory of their own, where they lie in a pool that may be given in
-    part.
-    """
+    """The bytes of *array* as a memory, if they lie in a pool that may be passed in part."""
     place = pool_of(array)
     if place is None:
         return None

@@ -69,18 +69,14 @@ class LoadedEntry(Struct, frozen=True):
 
 
 class Signer(Protocol):
-    """Seals headers with the user's key, and tells which were. Thread-safe. Each raises
-    `Unreadable` where there can be no key.
-    """
+    """Signs headers with the user's key and verifies them. Thread-safe. Raises `Unreadable`."""
 
     def sign(self, header: Header) -> bytes:
         """The 256 bytes of *header*, sealed with the key of now."""
         ...
 
     def is_sealed(self, content: bytes) -> bool:
-        """Whether the user's key sealed these 256 bytes, even one that another process stored
-        meanwhile.
-        """
+        """Whether the user's key signed these 256 bytes, even a key stored meanwhile."""
         ...
 
 
@@ -133,9 +129,7 @@ def keeper() -> Keeper | None:
 # Plain classes from here on: making a named tuple takes longer than importing all the rest of this
 # module.
 class Trust:
-    """What the entries of one driver version are sealed and verified with. *needed* counts its
-    model and data files.
-    """
+    """The key and registry of one driver version; *needed* counts its model and data files."""
 
     __slots__ = ("files", "needed", "owner", "registry", "signer")
 
@@ -202,9 +196,7 @@ class Lent:
 
 
 def read_header(handle: Handle, *, file_system: FileSystem = SYSTEM_FILES) -> Header | None:
-    """What an open cache file says of itself, unverified; None when it has no header. `OSError` as
-    reading.
-    """
+    """The unverified header of an open cache file; None if it has none. Raises `OSError`."""
     content = bytearray(HEADER_BYTES)
     with memoryview(content) as view:
         read_exactly(file_system, handle.fd, view, 0)
@@ -228,9 +220,7 @@ def read_first(files: FileSystem, file: CacheFile, *, whole: bool = True) -> tup
 
 
 def entry_of(trust: Trust, file: CacheFile, token: bytes) -> bytes | None:
-    """The id of the entry of *token* that *file* was sealed as part of; None if of none. Raises
-    `Unreadable`.
-    """
+    """The id of the entry of *token* that *file* belongs to; None if none. `Unreadable`."""
     content = read_first(trust.files, file, whole=False)[0]
     header = Header.unpack(content)
     if header is None or header.token != token or not trust.signer.is_sealed(content):
@@ -300,9 +290,7 @@ def _check_written(trust: Trust, files: Sequence[CacheFile]) -> None:
 
 
 def _verified(trust: Trust, file: CacheFile, content: bytes, token: bytes) -> Header:
-    """What the header says, if the key's holder said it and it is of this driver version, token and
-    place.
-    """
+    """The header, if it is authentic and of this driver version, token and place."""
     header = Header.unpack(content)
     if header is None or not trust.signer.is_sealed(content):
         if trust.registry.state() is None:

@@ -175,9 +175,7 @@ class FileRegistry:
         return contents
 
     def _read(self, key: bytes) -> Contents | None:
-        """What stands in the file, if *key* authenticates all of it. Raises `OSError`,
-        `SealBroken`, `OtherVersion`.
-        """
+        """The contents that *key* authenticates. `OSError`, `SealBroken`, `OtherVersion`."""
         files, known = self._files, self._known
         if (fd := self._opened()) is None:
             return None

@@ -24,9 +24,7 @@ _BINARY: Final[int] = getattr(os, "O_BINARY", 0)
 _CLOEXEC: Final[int] = getattr(os, "O_CLOEXEC", 0)
 _NOFOLLOW: Final[int] = getattr(os, "O_NOFOLLOW", 0)
 READ_ONLY: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-"""What the system says of a file on a read-only mount, and of one whose permissions do not let it
-be written.
-"""
+"""Errors of files on a read-only mount, and of files without write permission."""
 _LETTERS: Final = 64
 """How many letters of a token a cache file's name begins with (NNAPI section 2.3)."""
 
@@ -100,9 +98,7 @@ class FileSystem(Locking, Protocol):
         ...
 
     def open(self, path: StrPath, flags: int, mode: int = 0o600) -> int:
-        """A descriptor that child processes do not inherit. A symbolic link is not followed
-        (ELOOP).
-        """
+        """A descriptor that children do not inherit. A symbolic link is rejected (ELOOP)."""
         ...
 
     def duplicate(self, fd: int) -> int:
@@ -124,9 +120,7 @@ class FileSystem(Locking, Protocol):
         ...
 
     def identity_of(self, path: StrPath) -> tuple[int, int]:
-        """Device and number of what *path* names, links followed: equal for all paths of one
-        directory.
-        """
+        """Device and inode of *path*, links followed: equal for all paths of one directory."""
         ...
 
     def names(self, directory: StrPath, most: int | None = None) -> list[str]:
@@ -140,9 +134,7 @@ class FileSystem(Locking, Protocol):
         ...
 
     def sync_directory(self, path: StrPath) -> None:
-        """Returns once the names in *path* would survive a loss of power, where the platform can
-        say so.
-        """
+        """Returns once the names in *path* are durable, if the platform can tell."""
         ...
 
 
@@ -224,9 +216,7 @@ class SystemFiles(SystemLocks):
 
 
 def is_private(status: FileStatus) -> bool:
-    """Whether it is a regular file of this user's that nobody else can read or write (0600, or
-    0400).
-    """
+    """Whether it is a regular file that only this user can read or write (0600 or 0400)."""
     if sys.platform == "win32":
         return status.regular
     return status.regular and status.owner == os.geteuid() and status.mode in {0o600, 0o400}

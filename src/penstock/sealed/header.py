@@ -112,9 +112,7 @@ class Header(Struct, frozen=True):
 
 
 def is_sealed(content: bytes, key: bytes) -> bool:
-    """Whether the 256 bytes *content* were sealed with *key*. The seal stands at the same place in
-    every format.
-    """
+    """Whether *key* sealed the 256 bytes *content*; the seal's place is fixed in all formats."""
     return hmac.compare_digest(content[_SIGNED:], _seal(content[:_SIGNED], key))
 
 
@@ -129,9 +127,7 @@ def identity(text: str) -> bytes:
 
 
 def driver_identity(name: str, origin: str) -> bytes:
-    """The 32-byte digest that stands for a driver of that name, of *origin*
-    (`penstock.distribution`).
-    """
+    """The 32-byte digest of a driver's name and *origin* (`penstock.distribution`)."""
     return hashlib.sha256(identity(name) + identity(origin)).digest()
 
 

@@ -95,9 +95,7 @@ class KeyringStore:
                 self._ask(self._set, f"count {registry}", str(count))
 
     def _first_key(self) -> bytes:
-        """The stored key, or a new one that the store has confirmed. Raises `TimeoutError`, or what
-        the backend does.
-        """
+        """The stored key, or a new confirmed one. Raises `TimeoutError`, and as the backend."""
         if (key := _key(within(self._limit_s, self._get, _KEY_NAME))) is not None:
             return key
         within(self._limit_s, self._set, _KEY_NAME, os.urandom(KEY_BYTES).hex())
@@ -163,9 +161,7 @@ def quiet_backend() -> Backend | None:
 
 
 def may_be_there() -> bool:
-    """Whether a store that is used at all can be running: `keyring` takes long to import, to say
-    that none is.
-    """
+    """Whether a store may be running, to avoid the slow import of `keyring` if none is."""
     return sys.platform == "win32" or "DBUS_SESSION_BUS_ADDRESS" in os.environ
 
 
@@ -249,9 +245,7 @@ class KeyStore(Protocol):
         ...
 
     def count(self, registry: str) -> int | None:
-        """The highest count stored for *registry*: 0 where none was, None when this store holds
-        none.
-        """
+        """The highest count stored for *registry*, 0 if none; None if this store keeps none."""
         ...
 
     def store_count(self, registry: str, count: int) -> None:

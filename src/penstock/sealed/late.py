@@ -1,6 +1,4 @@
-"""Writing and reading a published entry after the preparation: just-in-time and multi-stage
-compilation.
-"""
+"""Writing a published entry again after the preparation, for late and staged compiling."""
 
 from __future__ import annotations
 
@@ -54,9 +52,7 @@ class Sealing(Protocol):
         model: Sequence[Payload],
         data: Sequence[Payload],
     ) -> SaveReport:
-        """Writes the entry if the files still hold the entry *expected*, under *guard*; never
-        raises.
-        """
+        """Writes the entry if the files hold *expected*, under *guard*; never raises."""
         ...
 
     def load(
@@ -229,9 +225,7 @@ class LateWriter:
             yield
 
     def _check_published(self, handle: _Duplicate) -> None:
-        """Raises `NoEntry` for a file that has no name any more: nobody would find what is written
-        there.
-        """
+        """Raises `NoEntry` for a file without a name: nobody would find what is written there."""
         try:
             links = self._files.status(handle.fd).links
         except OSError as error:

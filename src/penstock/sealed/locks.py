@@ -33,9 +33,7 @@ _WINDOWS_BYTE: Final = (1 << 31) - 2
 
 
 class Locking(Protocol):
-    """The two operations on a descriptor that locks are made of. Each raises `OSError` as the
-    system does.
-    """
+    """The two operations that locks need. Each raises `OSError` as the system does."""
 
     def try_lock(self, fd: int, *, exclusive: bool) -> bool:
         """Takes the lock at once; False while somebody else has one that excludes it.
@@ -129,9 +127,7 @@ def locked(
 
 
 _MOST_FORK_SECONDS: Final = 10.0
-"""How long a fork waits for changes of registries; a child of one that waited in vain uses none of
-their locks.
-"""
+"""How long a fork waits for changes of registries; a later child uses no locks of theirs."""
 
 
 class ForkGate:

@@ -30,18 +30,14 @@ FILE_RECORD_BYTES: Final = _RECORD.size
 
 
 class FileRecord(Struct, frozen=True):
-    """What one file was sealed as: *digest* is `file_digest` of its header, *length* its payload's
-    bytes.
-    """
+    """What one file was sealed as: `file_digest` of its header, and its payload's length."""
 
     digest: bytes
     length: int
 
 
 class Row(Struct, frozen=True):
-    """One entry: *models* and *datas* list its files in order. *sequence* is the registry's count
-    when the row was inserted.
-    """
+    """One entry: its files in order, and the registry's count at its insertion."""
 
     token: bytes
     entry: bytes
@@ -51,9 +47,7 @@ class Row(Struct, frozen=True):
 
 
 class RegistryState(Struct, frozen=True):
-    """*registry* (16 random bytes) names this registry since it was last emptied; *changes* counts
-    what was done to it.
-    """
+    """*registry*, 16 random bytes since it was last emptied, and the number of *changes*."""
 
     registry: bytes
     changes: int
@@ -114,9 +108,7 @@ class Registry(Protocol):
         ...
 
     def publish(self, token: bytes, entry: bytes, replaced: Sequence[bytes] = ()) -> None:
-        """*entry*'s files stand where they are found; the rows of *replaced* entries of the token
-        go.
-        """
+        """Removes the rows of *replaced* entries of the token: *entry*'s files are in place."""
         ...
 
     def find(self, token: bytes, entry: bytes) -> Row | None:
@@ -153,15 +145,11 @@ class Measures:
         self._highest: dict[bytes, int] = {}
 
     def now(self) -> Measure:
-        """To be asked before the registry is read, so that the count cannot be too high. Raises
-        `Unreadable`.
-        """
+        """Call it before the registry is read, so the count is not too high. `Unreadable`."""
         return self._of(self._keys.key())
 
     def renewed(self) -> Measure:
-        """By the key as the store holds it now, for a registry that is about to be made. Raises
-        `Unreadable`.
-        """
+        """With the key that is stored now, for a new registry. Raises `Unreadable`."""
         return self._of(self._keys.refresh())
 
     def other_than(self, used: Measure) -> Measure | None:
@@ -188,9 +176,7 @@ class Measures:
 
 
 def pack_records(row: Row) -> bytes:
-    """The files of *row*, model files first: 32 bytes of digest and 8 of length each,
-    little-endian.
-    """
+    """The files of *row*, model files first: digest (32) and length (8, little-endian)."""
     return b"".join(_RECORD.pack(f.digest, f.length) for f in (*row.models, *row.datas))
 
 
@@ -310,9 +296,7 @@ class Contents:
         return tuple(found)
 
     def with_row(self, row: Row) -> Contents:
-        """With *row* in place of one of its token and entry; the oldest rows make room. Raises
-        `InputError`.
-        """
+        """With *row* instead of one of its token and entry, without the oldest. `InputError`."""
         if (len(row.token), len(row.entry)) != (32, 16):
             raise InputError("a registry's row has a token of 32 bytes and an entry id of 16")
         if max(len(row.models), len(row.datas)) > MOST_FILES:

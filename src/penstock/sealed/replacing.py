@@ -1,6 +1,4 @@
-"""Files that are only ever replaced whole, and the locks of who replaces them, in directories of
-the user's alone.
-"""
+"""Private files that are only replaced whole, and the locks of those who replace them."""
 
 from __future__ import annotations
 
@@ -145,9 +143,7 @@ def _release(fd: int, files: FileSystem) -> None:
 
 
 def _open_lock(name: str, files: FileSystem) -> int:
-    """A descriptor of the lock file *name*. What is no private file of the user's in its place is
-    removed.
-    """
+    """A descriptor of the lock file *name*; anything but a private file there is removed."""
     with suppress(OSError):
         status = files.status_of(name)
         usable = is_private(status) and (sys.platform == "win32" or status.mode == 0o600)

@@ -170,9 +170,7 @@ def _headers(
 def _write(
     trust: Trust, files: Sequence[CacheFile], headers: Sequence[bytes], payloads: Sequence[Payload]
 ) -> None:
-    """Writes every payload before the first seal, so that a file under way is never taken for
-    whole.
-    """
+    """Writes every payload before the first seal, so a partial file is never valid."""
     for file, payload in zip(files, payloads, strict=True):
         with naming(file, "written"):
             trust.files.truncate(file.fd, 0)
@@ -186,9 +184,7 @@ def _write(
 
 
 def _check_length(trust: Trust, file: CacheFile, payload: Payload) -> None:
-    """Raises `WrongLength` where the payload is not where it was written: the file was opened to
-    append.
-    """
+    """Raises `WrongLength` if the payload is misplaced: the file was opened to append."""
     with memoryview(payload) as view:
         wanted = HEADER_BYTES + view.nbytes if view.nbytes else 0
     if (size := trust.files.status(file.fd).size) != wanted:
