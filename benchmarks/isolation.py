@@ -76,7 +76,7 @@ def every_processor() -> Iterator[None]:
 @contextmanager
 def isolated(name: str, value: str) -> Iterator[hal.Device]:
     """The first device of a driver in a process that nobody else has."""
-    from penstock.ipc.starting import Place
+    from penstock.ipc.host_sockets import Place
     from penstock.ipc.supervision import Supervisor
 
     supervisor = Supervisor(Place(name, value))

@@ -26,10 +26,10 @@ from penstock.hal import (
     PrepareConfig,
     Request,
 )
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
 from penstock.ipc.resilient import IsolatedDevice, IsolatedPreparedModel
 from penstock.ipc.ring_pool import Rings
-from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor
 from penstock.memory import MemoryPool
 from tests import support_isolated as support

@@ -25,7 +25,8 @@ import numpy as np
 import penstock
 from penstock.ipc import wire
 from penstock.ipc.codec import encode
-from penstock.ipc.starting import Place, connect
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import connect
 from penstock.ipc.transport import close_all
 from penstock.memory import live_mappings
 from penstock.runtime import isolation

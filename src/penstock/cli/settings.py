@@ -194,7 +194,7 @@ def without_nonsense() -> Iterator[None]:
 
 
 def _check_isolation(name: str) -> None:
-    from penstock.ipc.starting import services
+    from penstock.ipc.host_sockets import services
     from penstock.runtime.isolation import isolated_names
 
     (isolated_names if name == "isolate" else services)()

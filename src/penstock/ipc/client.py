@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.errors import (
+    ClosedError,
     GeneralFailure,
     InvalidArgument,
     PenstockError,
@@ -57,6 +58,8 @@ from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
 from penstock.ipc.system import may_shrink
 from penstock.ir import Model
+
+M = TypeVar("M", bound=Burst | ReusableExecution)
 
 MOST_CHARACTERS: Final = 1024
 """Characters that the name, or the version, of a device may have."""
@@ -310,6 +313,67 @@ class RemoteExecution(RemoteObject):
 
         call = wire.Execute(self.number, None, config)
         return ask(self.channel, lambda _: call, wire.Executed)[0].result
+
+
+class Repeating(Protocol):
+    """A prepared model whose runs are repeated when its process dies."""
+
+    def current(self) -> RemotePreparedModel:
+        """The one in the running process."""
+        ...
+
+    def run(
+        self,
+        call: Callable[[RemotePreparedModel], ExecutionResult],
+        request: Request,
+        config: ExecutionConfig,
+    ) -> ExecutionResult:
+        """The result of *call*, which executes *request*, with the current model."""
+        ...
+
+
+class _Remade(Generic[M]):
+    """What *make* makes of a prepared model: made again when that has been prepared again."""
+
+    def __init__(
+        self,
+        prepared: Repeating,
+        make: Callable[[RemotePreparedModel, int | None], M],
+        name: str,
+    ) -> None:
+        self._prepared, self._make, self._name = prepared, make, name
+        self._of = prepared.current()
+        self._made: M = make(self._of, None)
+        self._closed = False
+
+    def run(
+        self, execute: Callable[[M], ExecutionResult], request: Request, config: ExecutionConfig
+    ) -> ExecutionResult:
+        if self._closed:
+            raise ClosedError(f"a {self._name} was used after close()")
+
+        def call(remote: RemotePreparedModel) -> ExecutionResult:
+            if remote is not self._of:
+                self._of, self._made = remote, self._make(remote, config.deadline_ns)
+            return execute(self._made)
+
+        return self._prepared.run(call, request, config)
+
+    def close(self) -> None:
+        self._closed = True
+        self._made.close()
+
+
+class RemadeBurst(_Remade[Burst]):
+    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
+        return self.run(lambda burst: burst.execute(request, config), request, config)
+
+
+class RemadeExecution(_Remade[ReusableExecution]):
+    request: Request
+
+    def execute(self, config: ExecutionConfig) -> ExecutionResult:
+        return self.run(lambda execution: execution.execute(config), self.request, config)
 
 
 class RemoteBuffer(RemoteObject):

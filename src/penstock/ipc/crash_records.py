@@ -1,8 +1,11 @@
-"""Records of host processes that crashed; `penstock doctor --last-crash` shows the newest."""
+"""How host processes ended: their last output, and records of crashes, the newest of which
+`penstock doctor --last-crash` shows.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,9 +14,10 @@ from typing import Final, NamedTuple
 import msgspec
 
 from penstock.errors import PenstockError, Unreadable
-from penstock.ipc.starting import Place
+from penstock.hal.loading import MAX_SHOWN
+from penstock.ipc.host_sockets import Place
 from penstock.ir import Model
-from penstock.logs import Log
+from penstock.logs import Log, printable
 from penstock.processes import Process, this_process
 from penstock.sealed.places import make_private_directory, state_directory
 
@@ -28,6 +32,9 @@ MOST_OPERATIONS: Final = 64
 SUFFIX: Final = ".crash.json"
 
 DIGITS: Final = 13
+
+
+TAIL_BYTES: Final = 16_384
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -168,3 +175,35 @@ def _names(directory: str) -> list[str]:
         return sorted(n for n in os.listdir(directory) if n.endswith(SUFFIX))
     except OSError:
         return []
+
+
+def how_ended(status: int | None) -> str:
+    """In words, from what `os.waitpid` gives; None where that is not known."""
+    if status is None or sys.platform == "win32":
+        return "ended"
+    import signal
+
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        with suppress(ValueError):
+            return f"was ended by {signal.Signals(number).name}"
+        return f"was ended by signal {number}"
+    return f"ended with exit status {os.WEXITSTATUS(status)}"
+
+
+def wrote_last(output: str) -> str:
+    """The end of a sentence with the last line of *output*; empty if there is none."""
+    lines = output.splitlines()
+    return f"; it wrote last: {lines[-1].strip()[:MAX_SHOWN]}" if lines else ""
+
+
+def tail(output: int, most: int = TAIL_BYTES) -> str:
+    """The end of what a host wrote, without what would command a terminal."""
+    if sys.platform == "win32":
+        return ""
+    try:
+        size = os.fstat(output).st_size
+        content = os.pread(output, most, max(0, size - most))
+    except OSError:
+        return ""
+    return printable(content.lstrip(b"\0").decode("utf-8", "replace"))

@@ -16,9 +16,11 @@ from penstock import knobs
 from penstock.errors import DeviceUnavailable, InputError, WireError
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
+from penstock.ipc.crash_records import how_ended, tail
 from penstock.ipc.deadlines import StoppedProcess
 from penstock.ipc.host.heartbeat import Pulse
-from penstock.ipc.starting import Place, Started, connect, how_ended, tail
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import Started, connect
 from penstock.ipc.system import (
     LINUX_ONLY,
     PatientThread,

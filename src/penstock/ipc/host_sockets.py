@@ -18,8 +18,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
+from penstock import knobs
+from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import DeviceUnavailable, InputError, Unreadable
 from penstock.ipc.sandbox.policy import empty
 from penstock.ipc.system import LINUX_ONLY, connect_within, peer
@@ -40,6 +42,28 @@ LOCK_SECONDS: Final = 2.0
 BACKLOG: Final = 128
 
 _NAMESPACES: Final = ("pid", "mnt", "net", "user")
+
+
+class Place(NamedTuple):
+    """The driver of one entry point, *name* = *value*, of *origin* (`penstock.distribution`)."""
+
+    name: str
+    value: str
+    origin: str = BY_THE_PROGRAM
+
+
+def services() -> dict[str, str]:
+    """The sockets of services, by the name of their driver: the knob `services`.
+
+    Raises `InputError` where it makes no sense.
+    """
+    found = {}
+    for part in filter(None, map(str.strip, knobs.services().split(","))):
+        name, equals, path = map(str.strip, part.partition("="))
+        if not equals or not path.startswith("/"):
+            raise InputError(f"the knob services has {part!r}: NAME=/PATH/OF/A/SOCKET is needed")
+        found[name] = path
+    return found
 
 
 class Taken(Exception):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, TypeVar
 from weakref import WeakSet
 
 from msgspec.structs import replace
@@ -44,7 +44,13 @@ from penstock.hal import (
 from penstock.hal.fence import remaining_seconds
 from penstock.ipc import wire
 from penstock.ipc.channel import UNANSWERED, DeviceChannel, Session
-from penstock.ipc.client import Described, RemoteDevice, RemotePreparedModel
+from penstock.ipc.client import (
+    Described,
+    RemadeBurst,
+    RemadeExecution,
+    RemoteDevice,
+    RemotePreparedModel,
+)
 from penstock.ipc.crash_records import Underway
 from penstock.ipc.deadlines import current_deadline, deadline_context, halfway_to, record_restart
 from penstock.ipc.host_connection import HostConnection
@@ -54,17 +60,15 @@ from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ir import Model
 
 T = TypeVar("T")
-M = TypeVar("M", bound="Burst | ReusableExecution")
 
 MOST_DEATHS_OF_A_MODEL: Final = 3
 """Deaths in a row during runs of a model, after which it is barred for `QUARANTINE_SECONDS`."""
 
 
 class IsolatedDevice(Described):
-    """One device of the driver in the host process of *supervisor*.
-
-    A call that finds the process dead is retried once on the restarted process. If the restarted
-    device has another name, version or capabilities, every call raises `GeneralFailure`.
+    """One device of the driver in the host process of *supervisor*. A call that finds the process
+    dead is retried once on the restarted process. If the restarted device has another name, version
+    or capabilities, every call raises `GeneralFailure`.
     """
 
     isolated: Final = True
@@ -122,9 +126,7 @@ class IsolatedDevice(Described):
         return self._retrying("allocate", None, call)
 
     def close(self) -> None:
-        """Releases what is kept for the next runs. Every `IsolatedDevice` of this driver shares one
-        connection, so what was made on the device lives until it is closed itself.
-        """
+        """Releases what is kept for the next runs; what was made on the device stays open."""
         if not self._host.session.end_reason:
             self._remote.trim()
 
@@ -135,9 +137,8 @@ class IsolatedDevice(Described):
         self._host.kill(why)
 
     def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:
-        """A call that no driver needs long for. A process that does not answer within the knob
-        `driver_timeout_ms` is killed, even if its heartbeat continues: raises `DeadObject`. Raises
-        `MissedDeadlineTransient` if half of the time of the compile is over before that.
+        """A call that no driver needs long for. Without an answer within `driver_timeout_ms` the
+        process is killed: `DeadObject`. `MissedDeadlineTransient` at half of the compile's time.
         """
         limit_ms = knobs.driver_timeout_ms()
         limit_ns = time.monotonic_ns() + limit_ms * 1_000_000
@@ -184,8 +185,8 @@ class IsolatedDevice(Described):
         return result
 
     def remote(self, deadline_ns: int | None = None) -> RemoteDevice:
-        """The device in the running process, which is started if need be. Raises `DeadObject` if it
-        cannot be, `GeneralFailure` if the device has changed.
+        """The device in the running, or newly started, process. Raises `DeadObject` if there is
+        none, `GeneralFailure` if the device has changed.
         """
         if not self._host.session.end_reason:
             return self._remote
@@ -216,19 +217,19 @@ class IsolatedDevice(Described):
         return self.supervisor.recording(underway, deadline_ns)
 
     def _same(self, host: HostConnection, deadline_ns: int | None) -> RemoteDevice:
-        if self._index >= host.devices:
-            self._change(f"its driver has {host.devices} devices now")
-        again = RemoteDevice(host.session.channel(self._index), deadline_ns)
-        for what in ("name", "version", "capabilities", "feature_level"):
-            was, now = getattr(self._remote, what), getattr(again, what)
-            if was != now:
-                self._change(
-                    f"after its process died its {what} is {now!r}, and was {was!r}; "
-                    "a program that is started now takes it as it is"
-                )
-        return again
-
-    def _change(self, how: str) -> NoReturn:
+        how = f"its driver has {host.devices} devices now"
+        if self._index < host.devices:
+            again = RemoteDevice(host.session.channel(self._index), deadline_ns)
+            for what in ("name", "version", "capabilities", "feature_level"):
+                was, now = getattr(self._remote, what), getattr(again, what)
+                if was != now:
+                    how = (
+                        f"after its process died its {what} is {now!r}, and was {was!r}; "
+                        "a program that is started now takes it as it is"
+                    )
+                    break
+            else:
+                return again
         self._changed = f"device {self._remote.name} is not what it was: {how}"
         raise GeneralFailure(self._changed)
 
@@ -240,11 +241,8 @@ class IsolatedDevice(Described):
 
 
 class IsolatedPreparedModel:
-    """A prepared model that is prepared again after its process has died, from the model that it
-    retained.
-
-    A model that was loaded from a cache has to be given to `retain`; without that the first death is
-    final.
+    """A prepared model that is prepared again, from the model that it retained, after its process
+    has died. A model from a cache has to be given to `retain`; without it the first death is final.
     """
 
     def __init__(
@@ -255,8 +253,8 @@ class IsolatedPreparedModel:
         config: PrepareConfig,
     ) -> None:
         self.device = device
+        # Whether to kill the process if a run has not ended at its deadline.
         self.ends_with_its_call = False
-        """Whether to kill the process if a run has not ended at its deadline."""
         self._remote, self._home = remote, (remote, session_of(remote))
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)
@@ -289,10 +287,6 @@ class IsolatedPreparedModel:
         self._call = self._call._replace(model=model)
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
     def model(self) -> Model | None:
         """The model that it was prepared from, if known."""
         return self._model
@@ -312,10 +306,12 @@ class IsolatedPreparedModel:
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        def call(remote: RemotePreparedModel) -> Fence:
-            return remote.execute_fenced(request, wait_for, config, timeout_after_fence_ns)
-
-        fence, incidents, copies = self._retrying("execute_fenced", call, request, config)
+        fence, incidents, copies = self._retrying(
+            "execute_fenced",
+            lambda r: r.execute_fenced(request, wait_for, config, timeout_after_fence_ns),
+            request,
+            config,
+        )
         if not incidents and not copies:
             return fence
         carried = fence if isinstance(fence, CarriedFence) else CarriedFence(fence, request)
@@ -323,13 +319,13 @@ class IsolatedPreparedModel:
         return carried
 
     def configure_burst(self) -> Burst:
-        return _IsolatedBurst(self, RemotePreparedModel.configure_burst, "burst")
+        return RemadeBurst(self, RemotePreparedModel.configure_burst, "burst")
 
     def create_reusable_execution(self, request: Request) -> ReusableExecution:
         def make(remote: RemotePreparedModel, deadline_ns: int | None) -> ReusableExecution:
             return remote.create_reusable_execution(request, deadline_ns)
 
-        execution = _IsolatedExecution(self, make, "reusable execution")
+        execution = RemadeExecution(self, make, "reusable execution")
         execution.request = request
         return execution
 
@@ -426,9 +422,7 @@ class IsolatedPreparedModel:
         config: ExecutionConfig,
         record_ns: int | None,
     ) -> tuple[T, str]:
-        """*call* in the running process, started if need be, and what happened to the process
-        before. Waits for the record of a death until *record_ns*.
-        """
+        """*call* in the running process, and what happened to the process before it."""
         device, supervisor = self.device, self.device.supervisor
         if self._deaths >= MOST_DEATHS_OF_A_MODEL and time.monotonic() < self._barred_until:
             raise DeadObject(
@@ -455,9 +449,7 @@ class IsolatedPreparedModel:
     def _may_repeat(
         self, session: Session, request: Request, deadline_ns: int | None = None
     ) -> bool:
-        """Whether a run of *request* that the process of *session* did not answer may be repeated in
-        another process; counts the death, if it is one.
-        """
+        """Whether that run may be repeated in another process; counts the death, if it is one."""
         if not session.end_reason:
             return False
         self._count_death(session)
@@ -474,9 +466,7 @@ class IsolatedPreparedModel:
     def current(
         self, deadline_ns: int | None = None, config: ExecutionConfig | None = None
     ) -> RemotePreparedModel:
-        """The prepared model in the running process, prepared again if need be. Raises `DeadObject`
-        if another thread still prepares it at the deadline.
-        """
+        """The one in the running process. `DeadObject` if it is not prepared by the deadline."""
         left = remaining_seconds(deadline_ns)
         if not self._lock.acquire(timeout=-1 if left is None else left):
             raise DeadObject(
@@ -500,52 +490,8 @@ class IsolatedPreparedModel:
             self._lock.release()
 
 
-class _Remade(Generic[M]):
-    """What *make* makes of a prepared model: made again when that has been prepared again."""
-
-    def __init__(
-        self,
-        prepared: IsolatedPreparedModel,
-        make: Callable[[RemotePreparedModel, int | None], M],
-        name: str,
-    ) -> None:
-        self._prepared, self._make, self._name = prepared, make, name
-        self._of = prepared.current()
-        self._made: M = make(self._of, None)
-        self._closed = False
-
-    def run(
-        self, execute: Callable[[M], ExecutionResult], request: Request, config: ExecutionConfig
-    ) -> ExecutionResult:
-        if self._closed:
-            raise ClosedError(f"a {self._name} was used after close()")
-
-        def call(remote: RemotePreparedModel) -> ExecutionResult:
-            if remote is not self._of:
-                self._of, self._made = remote, self._make(remote, config.deadline_ns)
-            return execute(self._made)
-
-        return self._prepared.run(call, request, config)
-
-    def close(self) -> None:
-        self._closed = True
-        self._made.close()
-
-
-class _IsolatedBurst(_Remade[Burst]):
-    def execute(self, request: Request, config: ExecutionConfig) -> ExecutionResult:
-        return self.run(lambda burst: burst.execute(request, config), request, config)
-
-
-class _IsolatedExecution(_Remade[ReusableExecution]):
-    request: Request
-
-    def execute(self, config: ExecutionConfig) -> ExecutionResult:
-        return self.run(lambda execution: execution.execute(config), self.request, config)
-
-
 def names_buffers(request: Request) -> bool:
-    """Whether *request* names memory of the process that it is made to."""
+    """Whether *request* names driver-managed buffers, which end with their process."""
     return any(isinstance(a, TokenArgument) for a in (*request.inputs, *request.outputs))
 
 

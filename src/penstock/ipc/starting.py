@@ -13,21 +13,27 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from penstock import knobs
-from penstock.distribution import BY_THE_PROGRAM
 from penstock.errors import (
     NO_DESCRIPTOR,
     NO_DESCRIPTOR_LEFT,
     DeadObject,
     DeviceUnavailable,
-    InputError,
     NotAvailable,
     WireError,
 )
-from penstock.hal.loading import MAX_DEVICES, MAX_SHOWN
+from penstock.hal.loading import MAX_DEVICES
 from penstock.ipc import wire
 from penstock.ipc.codec import decode_to_client, encode
+from penstock.ipc.crash_records import how_ended, tail, wrote_last
 from penstock.ipc.host.broker import PARTING_SECONDS
-from penstock.ipc.host_sockets import Meeting, Taken, meeting
+from penstock.ipc.host_sockets import (
+    Meeting,
+    Place,
+    Taken,
+    connect_service,
+    meeting,
+    services,
+)
 from penstock.ipc.system import (
     LINUX_ONLY,
     below,
@@ -78,16 +84,6 @@ KEPT: Final = (
 )
 KEPT_PREFIXES: Final = ("LC_", "XDG_", "PENSTOCK_", "OMP_", "OPENBLAS_", "MKL_")
 """The variables that a host inherits: settings of Penstock and numerical libraries, places."""
-
-TAIL_BYTES: Final = 16_384
-
-
-class Place(NamedTuple):
-    """The driver of one entry point, *name* = *value*, of *origin* (`penstock.distribution`)."""
-
-    name: str
-    value: str
-    origin: str = BY_THE_PROGRAM
 
 
 class NotStarted(DeviceUnavailable):
@@ -141,20 +137,6 @@ def unavailable() -> str | None:
             f"drivers in processes of their own need {', '.join(missing)} of the operating system"
         )
     return None
-
-
-def services() -> dict[str, str]:
-    """The sockets of services, by the name of their driver: the knob `services`.
-
-    Raises `InputError` where it makes no sense.
-    """
-    found = {}
-    for part in filter(None, map(str.strip, knobs.services().split(","))):
-        name, equals, path = map(str.strip, part.partition("="))
-        if not equals or not path.startswith("/"):
-            raise InputError(f"the knob services has {part!r}: NAME=/PATH/OF/A/SOCKET is needed")
-        found[name] = path
-    return found
 
 
 def environment() -> dict[str, str]:
@@ -245,8 +227,6 @@ def _connected(place: Place, found: Meeting | None) -> Started:
 
 def _served(place: Place, path: str) -> Started:
     """A connection to the service at *path*, whose process is not this client's to start."""
-    from penstock.ipc.host_sockets import connect_service
-
     try:
         return _enter(connect_service(place.name, path), place, None)
     except EOFError as error:
@@ -487,37 +467,5 @@ def _reap(pid: int) -> int | None:
         return None
 
 
-def how_ended(status: int | None) -> str:
-    """In words, from what `os.waitpid` gives; None where that is not known."""
-    if status is None or sys.platform == "win32":
-        return "ended"
-    import signal
-
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        with suppress(ValueError):
-            return f"was ended by {signal.Signals(number).name}"
-        return f"was ended by signal {number}"
-    return f"ended with exit status {os.WEXITSTATUS(status)}"
-
-
-def wrote_last(output: str) -> str:
-    """The end of a sentence with the last line of *output*; empty if there is none."""
-    lines = output.splitlines()
-    return f"; it wrote last: {lines[-1].strip()[:MAX_SHOWN]}" if lines else ""
-
-
 def _tail(output: int) -> str:
     return tail(output).strip() if output >= 0 else ""
-
-
-def tail(output: int, most: int = TAIL_BYTES) -> str:
-    """The end of what a host wrote, without what would command a terminal."""
-    if sys.platform == "win32":
-        return ""
-    try:
-        size = os.fstat(output).st_size
-        content = os.pread(output, most, max(0, size - most))
-    except OSError:
-        return ""
-    return printable(content.lstrip(b"\0").decode("utf-8", "replace"))

@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 from penstock.errors import DeadObject, DriverError, StateError
 from penstock.hal.fence import remaining_seconds
-from penstock.ipc.crash_records import Crash, Underway
+from penstock.ipc.crash_records import Crash, Underway, wrote_last
 from penstock.ipc.host_connection import END_SECONDS, HostConnection
-from penstock.ipc.starting import NotStarted, Place, wrote_last
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import NotStarted
 from penstock.ipc.system import PatientThread
 from penstock.logs import Log
 

@@ -158,7 +158,7 @@ def is_isolated(entry: DriverEntry, isolate: bool | None) -> bool:
         return False
     wanted = True if isolate else isolated_names().get(entry.name)
     if wanted is None and knobs.services():
-        from penstock.ipc.starting import services
+        from penstock.ipc.host_sockets import services
 
         wanted = entry.name in services() or None
     if wanted is None:
@@ -178,7 +178,7 @@ def check_settings() -> None:
     """Raises `InputError` for a knob that says nothing sensible of which drivers run elsewhere."""
     isolated_names()
     if knobs.services():
-        from penstock.ipc.starting import services
+        from penstock.ipc.host_sockets import services
 
         services()
 
@@ -269,7 +269,7 @@ def present(found: Found) -> Found:
 
 def supervisor_of(name: str, value: str, origin: str = BY_THE_PROGRAM) -> Supervisor:
     """The owner, in this process, of the host of the entry point *name* = *value* of *origin*."""
-    from penstock.ipc.starting import Place
+    from penstock.ipc.host_sockets import Place
     from penstock.ipc.supervision import Supervisor
 
     place = Place(name, value, origin)

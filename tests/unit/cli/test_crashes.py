@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.ipc.crash_records import MOST_KEPT, Crash, Underway, crash_directory, last_crash
-from penstock.ipc.starting import Place
+from penstock.ipc.host_sockets import Place
 from penstock.processes import this_process
 from tests.support_isolated import add_one
 

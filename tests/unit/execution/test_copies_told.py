@@ -34,8 +34,9 @@ from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteBuffer, RemoteDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.serving import Client
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.resilient import IsolatedDevice
-from penstock.ipc.starting import Place, unavailable
+from penstock.ipc.starting import unavailable
 from penstock.ipc.supervision import Supervisor
 from penstock.ipc.transport import Connection
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand

@@ -15,8 +15,8 @@ from penstock import Policy
 from penstock.errors import DeadObject, MissedDeadlineTransient
 from penstock.ipc.crash_records import last_crash
 from penstock.ipc.deadlines import deadline_context
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.resilient import IsolatedDevice
-from penstock.ipc.starting import Place
 from penstock.ipc.supervision import Supervisor
 from penstock.runtime import isolation
 from penstock.runtime.discovery import Manager

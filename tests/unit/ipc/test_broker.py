@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.ipc.crash_records import how_ended
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.sandbox import kernel
-from penstock.ipc.starting import NotStarted, Place, Started, connect, how_ended
+from penstock.ipc.starting import NotStarted, Started, connect
 from penstock.ipc.system import children_of, open_process, wait_for_end
 from penstock.ipc.transport import close_all
 
@@ -27,7 +29,8 @@ SECONDS = 30.0
 CLIENT = """
 import sys
 from penstock.ipc.sandbox import kernel
-from penstock.ipc.starting import Place, connect
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import connect
 connect(Place(*sys.argv[1:]))
 """
 

@@ -34,8 +34,9 @@ from penstock.ipc import wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import decode_reply, decode_to_client, encode
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import lend_pool
-from penstock.ipc.starting import Place, Started, connect
+from penstock.ipc.starting import Started, connect
 from penstock.ipc.transport import close_all
 from penstock.ir import DType
 from penstock.memory import MemoryPool
@@ -406,7 +407,8 @@ def test_random_bodies_and_messages(data: bytes, kind: int) -> None:
 
 CLIENT: Final = """
 import sys, time
-from penstock.ipc.starting import Place, connect
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import connect
 started = connect(Place("lonely", "penstock.drivers.null:create"))
 print(started.pid, flush=True)
 time.sleep(600)

@@ -46,11 +46,13 @@ from penstock.ipc.codec import (
     encode,
     error_of,
 )
+from penstock.ipc.crash_records import tail
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.heartbeat import PAGE, Pulse
 from penstock.ipc.host_connection import HostConnection
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
-from penstock.ipc.starting import Place, _enter, tail
+from penstock.ipc.starting import _enter
 from penstock.ipc.transport import HEADER, Connection, close_all
 from penstock.ir.validate import MAX_RANK
 from tests.unit.ipc.test_hostile_sizes import Local

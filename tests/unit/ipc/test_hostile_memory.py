@@ -32,8 +32,9 @@ from penstock.ipc import system, wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.codec import Frame
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
-from penstock.ipc.starting import Place, Started, connect
+from penstock.ipc.starting import Started, connect
 from penstock.ipc.system import SHRINK, check_cannot_shrink, filesystem_of, is_sealed
 from penstock.ipc.transport import close_all
 from penstock.ir import DataLocation

@@ -19,7 +19,8 @@ from penstock.ipc import system, wire
 from penstock.ipc.codec import encode
 from penstock.ipc.host import heartbeat
 from penstock.ipc.host.process import Guest
-from penstock.ipc.starting import Place, Started, connect
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import Started, connect
 from penstock.ipc.transport import close_all
 
 resource = pytest.importorskip("resource", reason="limits of resources are Unix's")

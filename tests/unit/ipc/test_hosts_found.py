@@ -21,8 +21,8 @@ import pytest
 from penstock.errors import DeviceUnavailable
 from penstock.ipc import host_sockets, starting, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.host_sockets import meeting
-from penstock.ipc.starting import Place, Started, address_of, connect, environment
+from penstock.ipc.host_sockets import Place, meeting
+from penstock.ipc.starting import Started, address_of, connect, environment
 from penstock.ipc.system import command_of, connect_within, is_stopped, memory_file, wait_for_end
 from penstock.ipc.transport import Connection, close_all
 

@@ -40,8 +40,9 @@ from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host import process, serving
 from penstock.ipc.host.process import Guest, Host
+from penstock.ipc.host_sockets import Place
 from penstock.ipc.quotas import PAGE_TABLE_SHARE, Account, Accounts, Charge
-from penstock.ipc.starting import Place, connect
+from penstock.ipc.starting import connect
 from penstock.ipc.system import check_cannot_shrink
 from penstock.ipc.transport import CHUNK, Connection, close_all
 from penstock.ir import DataLocation, DType, Model, ModelBuilder

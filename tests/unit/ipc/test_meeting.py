@@ -17,8 +17,8 @@ if sys.platform != "linux":
     pytest.skip("isolation is Linux's", allow_module_level=True)
 
 from penstock.ipc import host_sockets as places
-from penstock.ipc.host_sockets import Meeting, Taken, meeting
-from penstock.ipc.starting import Place, connect
+from penstock.ipc.host_sockets import Meeting, Place, Taken, meeting
+from penstock.ipc.starting import connect
 from penstock.ipc.system import is_stopped
 from penstock.ipc.transport import close_all
 

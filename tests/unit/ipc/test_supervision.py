@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import DeadObject, DeviceUnavailable
 from penstock.ipc import supervision
 from penstock.ipc.crash_records import Underway, last_crash
-from penstock.ipc.starting import NotStarted, Place
+from penstock.ipc.host_sockets import Place
+from penstock.ipc.starting import NotStarted
 from penstock.ipc.supervision import Supervisor
 
 PLACE = Place("slow", "slow:create")
