@@ -37,7 +37,7 @@ from penstock.ipc.deadlines import StoppedProcess
 from penstock.ipc.pools import CopyingFence, sealed_place
 from penstock.ipc.remote import Channel
 from penstock.ipc.shared_arrays import ALIGNMENT, Staged, Staging, unit_of
-from penstock.ipc.system import FUSE_DESCRIPTOR
+from penstock.ipc.system import FUSE_DESCRIPTOR, is_open
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import ConstantPool
 from penstock.logs import printable
@@ -69,12 +69,12 @@ class _Call:
 
 
 class Session:
-    """Calls over *connection*, whose host has accepted this client. Unusable after `fork`.
+    """Calls from any thread over *connection*, whose host has accepted this client. Unusable after
+    `fork`.
 
-    Calls may come from any thread. One of the threads that wait reads for all of them; there is no
-    reader thread. *ended* is called once, by whoever finds that the host has gone. *life_fd*, which
-    stays the caller's, becomes readable then. *watching* checks the host until a deadline, for
-    calls that may end early.
+    One of the waiting threads reads for all of them. *ended* is called once when the host has ended;
+    *life_fd*, the caller's, becomes readable then. *watching* checks the host during calls that may
+    end early.
     """
 
     def __init__(
@@ -96,7 +96,10 @@ class Session:
         self._closed = False
         self._then: Callable[[], None] = lambda: None
         self._later: deque[wire.Drop | wire.Release | wire.Cancel] = deque()
-        self.staging = Staging(self._lend, self._release)
+        self.staging = Staging(
+            lambda number, fd, size, end_ns: self._tell(wire.Lend(number, size), (fd,), end_ns),
+            lambda number: self._later.append(wire.Release(number)),
+        )
 
     @property
     def end_reason(self) -> str:
@@ -104,9 +107,8 @@ class Session:
         return self._gone
 
     def exit_fd(self) -> int | None:
-        """A descriptor, the caller's to close, that becomes readable when the host has ended; None
-        if there is none. Raises `DeadObject` once the session is closed,
-        `ResourceExhaustedTransient` if no descriptor is left.
+        """See `Channel.exit_fd`. Raises `DeadObject` once the session is closed, and
+        `ResourceExhaustedTransient`.
         """
         with self._turn:
             if self._closed:
@@ -117,15 +119,13 @@ class Session:
                 raise ResourceExhaustedTransient(f"no descriptor for a burst: {error}") from error
 
     def channel(self, device: int) -> DeviceChannel:
-        """The calls to one device of the host."""
         return DeviceChannel(self, device)
 
     def call(self, device: int, frame: Frame, unit: int = ALIGNMENT) -> Frame:
         """The answer of the device with that index. Copied arrays lie at multiples of *unit*.
 
-        Raises `DeadObject` if the host has gone, `MissedDeadlineTransient` if it has not answered
-        by the frame's deadline, `Cancelled` if it does not stop soon after the frame's token was
-        set, `WireError` for handles that no process can be sent.
+        Raises `DeadObject`, `MissedDeadlineTransient` at the frame's deadline, `Cancelled` soon
+        after its token was set, `WireError` for handles that cannot be sent.
         """
         self._enter()
         try:
@@ -156,9 +156,7 @@ class Session:
                 table.give_back()
 
     def drop(self, device: int, number: wire.ObjectId) -> None:
-        """Closes an object that nobody has any more, with the next message: finalizers call this,
-        and may run at any time.
-        """
+        """See `Channel.drop`: the object is closed with the next message."""
         self._later.append(wire.Drop(device, number))
 
     def flush(self, deadline_ns: int | None = None) -> None:
@@ -175,9 +173,7 @@ class Session:
                 return
 
     def end(self, reason: str, *, certain: bool = False) -> None:
-        """Fails every call, also those under way, with `DeadObject` and *reason*. The first reason
-        stays, unless a later one is *certain*. From any thread.
-        """
+        """Fails every call with `DeadObject` and the first *reason*, or one that is *certain*."""
         with self._turn:
             first, self._gone = not self._gone, reason if certain else self._gone or reason
             self._turn.notify_all()
@@ -190,9 +186,7 @@ class Session:
                 self._exit()
 
     def close(self, then: Callable[[], None] = lambda: None) -> None:
-        """Ends the session. When the calls under way have returned, it closes its resources and
-        calls *then*. Call it once.
-        """
+        """Ends the session, and calls *then* once the calls under way have returned. Call it once."""
         self.end("the connection to the driver's process is closed")
         with self._turn:
             self._closed, self._then = True, then
@@ -200,12 +194,12 @@ class Session:
         self._exit()
 
     def leave(self) -> None:
-        """In a child process: closes the inherited descriptors without a message to the host."""
+        """In a child process: closes the inherited descriptors, and sends nothing."""
         self._gone = "made before a fork"
         self._connection.close()
 
     def _enter(self) -> None:
-        """Keeps the descriptors open until `_exit`: after a close their numbers may be reused."""
+        # Keeps the descriptors open until `_exit`: after a close their numbers may be reused.
         if self._process != os.getpid():
             raise StateError("a connection to a driver's process cannot be used after a fork")
         with self._turn:
@@ -243,17 +237,10 @@ class Session:
     def _tell(
         self, message: wire.ToHost, descriptors: Sequence[int] = (), deadline_ns: int | None = None
     ) -> None:
-        """Sends a message that has no answer, unless the host has gone."""
         if self._gone or self._process != os.getpid():
             return
         with suppress(EOFError):
             self._connection.send(encode(message), descriptors, deadline_ns)
-
-    def _lend(self, number: wire.MemoryId, fd: int, size: int, deadline_ns: int | None) -> None:
-        self._tell(wire.Lend(number, size), (fd,), deadline_ns)
-
-    def _release(self, number: wire.MemoryId) -> None:
-        self._later.append(wire.Release(number))
 
     def _wait(self, call: _Call, frame: Frame) -> wire.Answer:
         deadline_ns, cancel = frame.deadline_ns, call.table.cancel
@@ -286,7 +273,6 @@ class Session:
             self._read_or_wait(call, until)
 
     def _read_or_wait(self, call: _Call, until_ns: int | None) -> None:
-        """Returns at that time, or when this call has received something; reads for every call."""
         with self._turn:
             if call.answer is not None or call.events or self._gone:
                 return
@@ -449,7 +435,7 @@ class _Table:
             self._progress(event)
 
     def returned(self, handles: tuple[object, ...]) -> tuple[object, ...]:
-        """The answer's handles. Outputs are copied back now, or once its fence has signalled."""
+        """The answer's handles. Copies outputs back now, or once its fence has signalled."""
         staged = self.staged
         if staged is None:
             return handles
@@ -468,7 +454,7 @@ class _Table:
     def _form(self, handle: object) -> wire.HandleForm:
         match handle:
             case Descriptor(fd):
-                return wire.DescriptorForm(self._place(fd) if _is_open(fd) else None)
+                return wire.DescriptorForm(self._place(fd) if is_open(fd) else None)
             case ConstantPool(view=view):
                 fd, offset = sealed_place(handle)
                 return wire.ConstantsForm(self._place(fd), view.nbytes, handle.kind, offset)
@@ -494,14 +480,6 @@ class _Table:
     def _place(self, fd: int) -> int:
         self.descriptors.append(fd)
         return len(self.descriptors) - 1
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except (OSError, OverflowError):
-        return False
-    return True
 
 
 def _fence(form: wire.HandleForm, descriptors: Sequence[int]) -> _HostFence:

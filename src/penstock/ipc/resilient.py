@@ -23,7 +23,6 @@ from penstock.errors import (
     MissedDeadlineTransient,
 )
 from penstock.hal import (
-    NO_TOKEN,
     ArgumentCopy,
     Buffer,
     BufferDesc,
@@ -212,7 +211,7 @@ class IsolatedDevice(Described):
     def recording(
         self, call: str, model: Model | None, deadline_ns: int | None = None
     ) -> AbstractContextManager[None]:
-        """A block in which a crash record of the process names *call*; see `Supervisor.recording`."""
+        """See `Supervisor.recording`."""
         underway = Underway(call, self.name, self.version, model)
         return self.supervisor.recording(underway, deadline_ns)
 
@@ -259,16 +258,13 @@ class IsolatedPreparedModel:
         self._model = model
         self._call = Underway("execute", device.name, device.version, model)
         # Without what belongs to the one call.
-        self._config = replace(
-            config,
-            deadline_ns=None,
-            token=NO_TOKEN,
-            binding=NO_TOKEN,
-            model_cache=(),
-            data_cache=(),
-            lock=None,
-            progress=None,
-            cancel=None,
+        self._config = PrepareConfig(
+            preference=config.preference,
+            priority=config.priority,
+            accuracy=config.accuracy,
+            num_threads=config.num_threads,
+            options=config.options,
+            attributes=config.attributes,
         )
         self._lock = threading.Lock()
         self._deaths = 0
@@ -282,7 +278,7 @@ class IsolatedPreparedModel:
         return self._remote.cache_report
 
     def retain(self, model: Model) -> None:
-        """Keeps *model*, which it was prepared from, to prepare it again."""
+        """Keeps *model*, which it was prepared from."""
         self._model = model
         self._call = self._call._replace(model=model)
 

@@ -334,12 +334,17 @@ def descriptor_in(memory: Memory) -> int | None:
         case bool():
             return None
         case int(fd) | (int(fd), *_):
-            try:
-                os.fstat(fd)
-            except (OSError, OverflowError):
-                return None
-            return fd
+            return fd if is_open(fd) else None
     return None
+
+
+def is_open(fd: int) -> bool:
+    """Whether *fd* is an open descriptor of this process."""
+    try:
+        os.fstat(fd)
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def may_shrink(memory: Memory) -> bool:

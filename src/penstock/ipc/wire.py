@@ -220,12 +220,10 @@ class Report(Form, frozen=True, tag="report"):
 
 
 class OpenRing(Form, frozen=True, tag="open_ring"):
-    """Shared memory through which executions go, of any prepared model and burst of the device:
-    answered by `Made`, and over with `Close`.
+    """Opens a ring for executions on the device: answered by `Made`, ended by `Close`.
 
-    *memory* is the descriptor of the region, `penstock.ipc.ring.Layout` of *slots* and
-    *slot_bytes*; *to_device* and *to_client* are the ends of the two doorbells that the device's
-    side needs.
+    *memory* is the region of that layout (`penstock.ipc.ring.Layout`), *to_device* and *to_client*
+    are the device's ends of the doorbells.
     """
 
     memory: Handle
@@ -354,7 +352,7 @@ Reply: TypeAlias = (
 
 
 class Progress(Form, frozen=True, tag="progress"):
-    """Sent while a call is under way: an event for its progress callback."""
+    """An event for the progress callback of a call under way."""
 
     event: ProgressEvent
     call: CallId = 0
@@ -369,8 +367,7 @@ class Signalled(Form, frozen=True, tag="signalled"):
 Notice: TypeAlias = Progress | Signalled
 
 
-# What a table of handles is on a stream between processes. Only descriptors really travel, beside
-# the frame, and a form holds its place among them.
+# The forms of handles on a stream. Descriptors travel beside the frame; a form has their place.
 
 
 class DescriptorForm(Form, frozen=True, tag="fd"):
@@ -380,9 +377,8 @@ class DescriptorForm(Form, frozen=True, tag="fd"):
 
 
 class ConstantsForm(Form, frozen=True, tag="constants"):
-    """A pool of constants: the *size* bytes of a memfd from byte *offset* on, which its receiver
-    maps where it is sealed and copies where it is not. *kind* names the memory that they lie in on
-    the sender's side.
+    """A pool of constants: *size* bytes of a memfd from byte *offset* on. The receiver maps a sealed
+    one and copies others. *kind* is the sender's name of the memory.
     """
 
     place: int
@@ -418,7 +414,7 @@ class FenceForm(Form, frozen=True, tag="fence"):
 
 
 class ValueForm(Form, frozen=True, tag="value"):
-    """The handle of a memory that has no descriptor, for the driver to reject."""
+    """The handle of a memory without a descriptor, for the driver to reject."""
 
 
 HandleForm: TypeAlias = (
@@ -472,12 +468,9 @@ class Release(Form, frozen=True, tag="release"):
 
 
 class Welcome(Form, frozen=True, tag="welcome"):
-    """The host takes the client on: it has *devices* devices, and is the process *pid*, a child of
-    *broker*, which ends as it does. Beside it travel the page in which the host's heart beats, and
-    what the process writes to its standard output and error, both read-only.
-
-    *refused* are devices that could not be made, and why. *sandbox* says for each measure what
-    became of it.
+    """The host accepts the client. It has *devices* devices and is the process *pid*, a child of
+    *broker*, which ends as it does. Beside it travel the heartbeat's page and the process's output,
+    both read-only. *refused* devices could not be made; *sandbox* has the result of each measure.
     """
 
     wire_version: int
