@@ -23,11 +23,10 @@ from penstock.hal.device import preferred_memory
 from penstock.ir import DType, NDArray, Operand, Shape
 from penstock.ir.types import static_shape
 from penstock.memory.allocation import InputRole, OutputRole, RoleUse, allocate
-from penstock.memory.bound import BoundMemory, Kind
+from penstock.memory.bound import BoundMemory, Kind, StepUse
 from penstock.memory.buffer import BoundBuffer, DeviceBuffer, fetch_value, put_value
 from penstock.memory.copies import STAGED, CopyReceipt
 from penstock.memory.layout import strictest
-from penstock.memory.storage import StepUse
 
 if TYPE_CHECKING:
     from penstock.execution.run import Run

@@ -26,6 +26,7 @@ from penstock.hal.device import mappable_kinds, preferred_memory
 from penstock.ir import DataLocation, DType, NDArray, Operand
 from penstock.ir.types import static_shape
 from penstock.memory import MemoryPool, pool_of
+from penstock.memory.bound import StepUse
 from penstock.memory.layout import lay_out
 from penstock.partitioning.plan import Ports
 
@@ -219,7 +220,7 @@ class Buffers:
         for position, (index, _) in enumerate(ports.inputs):
             if index not in bound or index in values:
                 continue
-            found = bound[index].argument(device, model, "input", position, self.pools)
+            found = bound[index].argument(StepUse(device, model, "input", position), self.pools)
             if found is not None:
                 self.inputs[index] = found
             else:
@@ -227,7 +228,7 @@ class Buffers:
         for position, (index, operand) in enumerate(ports.outputs):
             if index not in bound:
                 continue
-            found = bound[index].argument(device, model, "output", position, self.pools)
+            found = bound[index].argument(StepUse(device, model, "output", position), self.pools)
             if found is not None:
                 self.outputs[index] = found
                 # What was staged for a device that failed is not the value.

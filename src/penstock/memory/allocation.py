@@ -19,9 +19,9 @@ from penstock.hal.buffer import Allocation, BufferDesc, BufferRole, ManagedRole,
 from penstock.hal.capabilities import DOMAINS_FROM_LEVEL
 from penstock.ir import Operand
 from penstock.logs import Log
-from penstock.memory.bound import Kind
+from penstock.memory.bound import Kind, StepUse
 from penstock.memory.buffer import DeviceBuffer
-from penstock.memory.storage import InPool, OnDevice, StepUse, Storage
+from penstock.memory.storage import InPool, OnDevice, Storage
 
 if TYPE_CHECKING:
     from penstock.hal import Buffer, Device

@@ -7,6 +7,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+from msgspec import Struct
+
 from penstock.errors import GeneralFailure, InputError
 from penstock.hal import HostMemory, PoolArgument
 from penstock.hal.device import is_isolated, mappable_kinds
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
 
 
 Kind: TypeAlias = Literal["input", "output"]
+
+
+class StepUse(Struct, frozen=True, eq=False):
+    """Input or output *position* of *prepared* on *device*, a step that uses the value."""
+
+    device: Device
+    prepared: PreparedModel
+    kind: Kind
+    position: int
 
 
 @runtime_checkable
@@ -68,19 +79,9 @@ class BoundMemory:
         """What the caller gets for an output."""
         return self.owner
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
-        """How *prepared* gets it as its *position*-th input or output; None where it has to be
-        copied.
-
-        Pools that the argument needs are added to *pools*, those of the request. Raises
-        `DriverError` where the device can neither take it nor the host copy it.
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
+        """How *use* gets it; None if it has to be copied. Pools that it needs are added to *pools*,
+        those of the request. Raises `DriverError` if the device cannot take it nor the host copy it.
         """
         return None
 
@@ -130,16 +131,9 @@ class BoundPool(BoundMemory):
         self._memory, self._dtype, self._offset = memory, dtype, offset
         self._nbytes = memory.size - offset if nbytes is None else nbytes
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         """As `BoundMemory.argument`; `GeneralFailure` if the device does not map this memory."""
-        self.check(device)
+        self.check(use.device)
         if self._memory in pools:
             at = pools.index(self._memory)
         else:
@@ -208,25 +202,18 @@ class LentPool(BoundPool):
         """What the caller gets for an output: an array over the pool."""
         return self.array
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
-        self.check(device)
-        capabilities = device.capabilities
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
+        self.check(use.device)
+        capabilities = use.device.capabilities
         # Memory that may shrink is lent to another process by what it is, not by where it is mapped
         # here.
-        elsewhere = self._memory.name != ASHMEM and is_isolated(device)
+        elsewhere = self._memory.name != ASHMEM and is_isolated(use.device)
         if elsewhere or not (capabilities.accepts_host_memory and capabilities.shares_host_memory):
-            return super().argument(device, prepared, kind, position, pools)
+            return super().argument(use, pools)
         if self.shape is None:
             return HostMemory(self._pool.view("u1", self._nbytes))
         array = self._pool.view(self._dtype.numpy, self.shape)
-        if kind == "input":
+        if use.kind == "input":
             array.flags.writeable = False
         return HostMemory(array)
 

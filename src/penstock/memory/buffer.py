@@ -19,13 +19,13 @@ from penstock.hal import Memory
 from penstock.hal.buffer import Allocation, merged
 from penstock.ir import NDArray, Operand
 from penstock.ir.types import is_masked, is_static, static_shape
-from penstock.memory.bound import BoundMemory, Kind
+from penstock.memory.bound import BoundMemory, Kind, StepUse
 from penstock.memory.copies import STAGED, CopyReceipt
 from penstock.memory.pool import MemoryPool
 from penstock.memory.storage import Storage, memory_of, place_of, staging, viewed
 
 if TYPE_CHECKING:
-    from penstock.hal import Device, PreparedModel, RequestArgument
+    from penstock.hal import RequestArgument
 
 T = TypeVar("T")
 
@@ -391,18 +391,11 @@ class BoundBuffer(BoundMemory):
     __slots__ = ()
     owner: DeviceBuffer
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         storage = self.owner._storage
-        found = self.owner._asked(lambda: storage.argument(device, prepared, kind, position, pools))
+        found = self.owner._asked(lambda: storage.argument(use, pools))
         if found is not None:
-            self.owner._used(kind)
+            self.owner._used(use.kind)
         return found
 
     def read(self) -> NDArray:

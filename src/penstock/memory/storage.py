@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from msgspec import Struct
 
 from penstock.errors import (
     FOREIGN,
@@ -25,7 +24,7 @@ from penstock.hal.device import mappable_kinds
 from penstock.ir import DataLocation, NDArray
 from penstock.ir.types import static_shape
 from penstock.logs import Log
-from penstock.memory.bound import Kind
+from penstock.memory.bound import StepUse
 from penstock.memory.mapping import ASHMEM, HARDWARE_BUFFER, MMAP_FD, MappedFd, map_memory, pool_of
 from penstock.memory.pool import MemoryPool
 
@@ -35,15 +34,6 @@ if TYPE_CHECKING:
 
 
 log = Log("penstock.memory")
-
-
-class StepUse(Struct, frozen=True, eq=False):
-    """Input or output *position* of *prepared* on *device*, a step that uses the value."""
-
-    device: Device
-    prepared: PreparedModel
-    kind: Kind
-    position: int
 
 
 class Storage(Protocol):
@@ -57,14 +47,7 @@ class Storage(Protocol):
         """How the process that it was in ended; empty while it is there."""
         ...
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         """As `BoundMemory.argument`; `DeadObject` where the device that had the value is gone."""
         ...
 
@@ -94,22 +77,13 @@ class OnDevice:
     def lost(self) -> str:
         return loss_of(self._buffer)
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
         # Its token may be another buffer's where the driver's process is another one.
         if self.lost:
             raise DeadObject(self.lost)
-        for use in self._uses:
-            if (
-                use.kind == kind
-                and use.position == position
-                and is_or_holds(prepared, use.prepared)
+        for declared in self._uses:
+            if (declared.kind, declared.position) == (use.kind, use.position) and is_or_holds(
+                use.prepared, declared.prepared
             ):
                 return TokenArgument(self._token)
         return None
@@ -177,22 +151,15 @@ class InPool:
         if self._known is not None:
             self._held = self._made(self._known)
 
-    def argument(
-        self,
-        device: Device,
-        prepared: PreparedModel,
-        kind: Kind,
-        position: int,
-        pools: list[Memory],
-    ) -> RequestArgument | None:
-        if self._known is None and kind == "output":
+    def argument(self, use: StepUse, pools: list[Memory]) -> RequestArgument | None:
+        if self._known is None and use.kind == "output":
             return None
         pool, array = self._content()
-        claims = device.capabilities
+        claims = use.device.capabilities
         if claims.accepts_host_memory:
             if not claims.shares_host_memory:
                 return None
-            if kind == "input":
+            if use.kind == "input":
                 array = array.view()
                 array.flags.writeable = False
             return HostMemory(array)

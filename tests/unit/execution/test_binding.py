@@ -13,10 +13,10 @@ import pytest
 import penstock
 from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure, InputError
-from penstock.hal import Device, Memory, PreparedModel, RequestArgument, TokenArgument
+from penstock.hal import Memory, RequestArgument, TokenArgument
 from penstock.ir import DType, Model, ModelBuilder, NDArray, Operand
 from penstock.memory import MemoryPool
-from penstock.memory.bound import BoundMemory, BoundPool, Kind
+from penstock.memory.bound import BoundMemory, BoundPool, Kind, StepUse
 from penstock.testing.doubles import FaultyDevice
 
 F32 = DType.FLOAT32
@@ -135,15 +135,8 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
     class Held(Remembered):
         losses = 0
 
-        def argument(
-            self,
-            device: Device,
-            prepared: PreparedModel,
-            kind: Kind,
-            position: int,
-            pools: list[Any],
-        ) -> RequestArgument | None:
-            return TokenArgument(1) if device.name == "first" else None
+        def argument(self, use: StepUse, pools: list[Any]) -> RequestArgument | None:
+            return TokenArgument(1) if use.device.name == "first" else None
 
         def lost(self) -> None:
             Held.losses += 1
