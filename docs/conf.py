@@ -49,6 +49,7 @@ autodoc_preserve_defaults = True
 
 html_theme = "furo"
 html_title = "Penstock"
+html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
 
