@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.execution import CompiledModel, Outputs, State
     from penstock.hal import CancelToken, ProgressEvent
     from penstock.ir import Model
-    from penstock.loaders.registry import load
+    from penstock.loaders import load
     from penstock.partitioning.plan import ExecutionPlan
     from penstock.partitioning.policy import Policy
     from penstock.runtime.discovery import DeviceInfo, devices
@@ -60,7 +60,7 @@ _HOMES = {
     "State": "penstock.execution",
     "compile": "penstock.runtime.session:compile_model",
     "devices": "penstock.runtime.discovery",
-    "load": "penstock.loaders.registry",
+    "load": "penstock.loaders",
 }
 
 _SUBMODULES: Final = frozenset(

@@ -72,7 +72,7 @@ UNWANTED: Final = (
         for name in ["blocks", "bodies", "calls", "catalog", "sparsity"]
     ),
     *("penstock.loaders.tflite.states", "penstock.loaders.tflite.states", "penstock.loaders.onnx"),
-    *("penstock.ir.builder", "penstock.ir.show", "penstock.export.tflite.writer"),
+    *("penstock.ir.builder", "penstock.ir.model", "penstock.export.tflite.writer"),
     *(f"penstock.hal.{name}" for name in ["buffer", "defaults", "descriptors", "fence", "invalid"]),
     # Other ways to run than once.
     *(

@@ -15,7 +15,7 @@ from penstock.drivers.reference.driver import ReferenceDevice
 from penstock.errors import PlacementError
 from penstock.hal import Capabilities, PerformanceInfo, Support
 from penstock.ir import Model, Operation
-from penstock.loaders.registry import load
+from penstock.loaders import load
 from penstock.partitioning import ExecutionPlan, Policy, place
 from penstock.partitioning.policy import PlacementRule
 from penstock.runtime import compile_model

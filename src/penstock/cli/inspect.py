@@ -124,7 +124,7 @@ def _rows(
     kind: str, operands: tuple[Operand, ...], metadata: tuple[TensorMetadata, ...]
 ) -> list[tuple[str, str, str, str]]:
     from penstock.ir import TensorMetadata
-    from penstock.ir.show import show_operand
+    from penstock.ir.model import show_operand
 
     rows = []
     for position, operand in enumerate(operands):

@@ -180,7 +180,7 @@ def shaped(
     from msgspec.structs import replace
 
     from penstock.execution.interface import fits
-    from penstock.ir.show import show_operand
+    from penstock.ir.model import show_operand
 
     known = {o.name: o for o in operands}
     for name, shape in given.items():

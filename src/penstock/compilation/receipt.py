@@ -95,7 +95,7 @@ def show_receipt(receipt: Receipt) -> str:
 
 def html_of_receipt(receipt: Receipt) -> str:
     """The receipt as an HTML table: its steps, then its notes, then its copies."""
-    from penstock.ir.show import html_table
+    from penstock.ir.model import html_table
 
     rows: list[Sequence[str]] = [("step", "device", "operations", "ms", "cache", "fell back from")]
     for place, step in enumerate(receipt.steps):

@@ -184,7 +184,7 @@ class Outputs(Sequence[NDArray]):
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows: type, shape and first values of each output."""
-        from penstock.ir.show import html_table
+        from penstock.ir.model import html_table
 
         rows = [("output", "type", "shape", "first values")]
         for name, array in zip(self._names, self._arrays, strict=True):

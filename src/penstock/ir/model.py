@@ -1,34 +1,40 @@
 """`Model`: the frozen value that the load stage ends in and every later stage reads.
 
 A model is a list of subgraphs over shared constant pools. Network state is explicit: a `Variable`
-holds the initial value, and each entry subgraph that uses it has a `StatePort`, a state input that
-brings the value before a run and a state output that carries the value after it. Whoever runs the
-model feeds one back as the other; nothing inside keeps state.
+holds the initial value, and each entry subgraph that uses it has a `StatePort`, a state input with
+the value before a run and a state output with the value after it. Whoever runs the model passes one
+on as the other; nothing inside keeps state.
+
+For people a model is a listing that can be compared line by line, one line, or an HTML table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct, field
 from msgspec.structs import force_setattr, replace
 
 from penstock.arguments import check_kind
-from penstock.errors import UnknownSignature
-from penstock.ir.operand import Operand
-from penstock.ir.operation import Operation
+from penstock.errors import UnknownSignature, counted
+from penstock.ir.operand import ExtensionType, Lifetime, Operand, plain_dimensions
+from penstock.ir.operation import AttributeValue, Operation
 from penstock.ir.subgraph import (
     NO_METADATA,
     ConstantPool,
     Metadata,
+    ModelParts,
     Signature,
     Subgraph,
     Variable,
     constant_array,
 )
-from penstock.ir.types import NDArray
+from penstock.ir.types import NDArray, Shape
 
 if TYPE_CHECKING:
     from penstock.ir.digest import Digest
@@ -116,19 +122,13 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
 
     def show(self) -> str:
         """A readable listing of the model, stable enough to diff."""
-        from penstock.ir.show import show_model
-
         return show_model(self, self.digest.structure.hex()[:16])
 
     def __repr__(self) -> str:
-        from penstock.ir.show import line_of
-
         return line_of(self)
 
     def _repr_html_(self) -> str:
         """The table that a notebook shows."""
-        from penstock.ir.show import html_of
-
         return html_of(self)
 
     def __eq__(self, other: object) -> bool:
@@ -147,3 +147,142 @@ class Model(Struct, frozen=True, eq=False, dict=True, weakref=True):
             self.main,
         )
         return Model, fields
+
+
+def show_model(model: ModelParts, digest: str) -> str:
+    """The listing: variables, then each subgraph with its operations; constants by shape, not
+    value.
+    """
+    lines = [f"model {digest}"]
+    for index, variable in enumerate(model.variables):
+        lines.append(
+            f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"
+            + ("" if variable.assigned else ", unassigned")
+        )
+    for name, signature in model.signatures.items():
+        lines.append(f"  signature {name!r}: subgraph {signature.subgraph}")
+    for index, subgraph in enumerate(model.subgraphs):
+        mark = " (main)" if index == model.main else ""
+        lines.append(f"subgraph {index} {subgraph.name!r}{mark}")
+        lines += _subgraph(subgraph)
+    return "\n".join(lines) + "\n"
+
+
+MAX_LINE: Final = 120
+"""Characters of the line that `repr(model)` is."""
+MAX_CELL: Final = 200
+"""Characters of one cell of an HTML table."""
+MAX_ROWS: Final = 50
+"""Rows of an HTML table."""
+
+
+def line_of(model: ModelParts) -> str:
+    """The model in one line: `<Model 'net': 66 operations, float32[1, 3] -> float32[1, 10]>`."""
+    entry = model.subgraphs[model.main]
+    ends = [
+        ", ".join(show_operand(entry.operands[i]) for i in islice(indexes, MAX_LINE)) or "nothing"
+        for indexes in (entry.ordinary_inputs, entry.ordinary_outputs)
+    ]
+    operations = counted(len(entry.operations), "operation")
+    text = f"<Model {entry.name[:MAX_LINE]!r}: {operations}, {ends[0]} -> {ends[1]}"
+    return shortened(text, MAX_LINE - 1) + ">"
+
+
+def html_of(model: ModelParts) -> str:
+    """The model as an HTML table: inputs, outputs, and its operations counted by type."""
+    entry = model.subgraphs[model.main]
+    types = Counter(operation.key for operation in entry.operations)
+    ends = (("input", entry.ordinary_inputs), ("output", entry.ordinary_outputs))
+    rows = [
+        (f"{kind} {at}", f"{entry.operands[index].name} {show_operand(entry.operands[index])}")
+        for kind, indexes in ends
+        for at, index in enumerate(indexes[:MAX_ROWS])
+    ]
+    rows += [(key, f"{count} x") for key, count in types.most_common()]
+    operations = counted(len(entry.operations), "operation")
+    return html_table(f"Model {entry.name!r}: {operations}", rows)
+
+
+def html_table(title: str, rows: Sequence[Iterable[str]]) -> str:
+    """An HTML table for notebooks. Every text is escaped; long texts and tables are cut."""
+    lines = [f"<caption>{_cell(title)}</caption>"]
+    for row in rows[:MAX_ROWS]:
+        first, *rest = map(_cell, row)
+        lines.append(f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in rest)}</tr>")
+    if len(rows) > MAX_ROWS:
+        lines.append(f"<tr><th>and {len(rows) - MAX_ROWS} more</th></tr>")
+    return "<table>" + "".join(lines) + "</table>"
+
+
+def shortened(text: str, length: int) -> str:
+    """*text* with at most *length* characters, "..." at the end where it is cut."""
+    return text if len(text) <= length else text[: length - 3] + "..."
+
+
+def _cell(text: str) -> str:
+    printable = "".join(c if c.isprintable() else "\ufffd" for c in text[: 2 * MAX_CELL])
+    return escape(shortened(printable, MAX_CELL))
+
+
+def show_shape(shape: Shape) -> str:
+    """`[1, ?, 3]`; `[...]` for an unknown rank."""
+    if shape is None:
+        return "[...]"
+    return "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+def show_operand(operand: Operand) -> str:
+    """`float32[1, ?, 3]`, with the scale and zero point of a quantised operand."""
+    if operand.extension is not None:
+        return _show_extension(operand, operand.extension)
+    text = operand.dtype.value + show_shape(operand.shape)
+    q = operand.quantization
+    if q is None:
+        return text
+    if q.dimension is not None:
+        return f"{text} per channel {q.dimension}"
+    return f"{text} ({q.scale:.6g}, {q.zero_point})"
+
+
+def _show_extension(operand: Operand, kind: ExtensionType) -> str:
+    """`com.example.fibonacci:1[10] of 8 bytes, data <16 bytes>`."""
+    data = f", data <{len(kind.data)} bytes>" if kind.data else ""
+    return f"{kind.name}{show_shape(plain_dimensions(operand))} of {kind.byte_size} bytes{data}"
+
+
+def _subgraph(subgraph: Subgraph) -> list[str]:
+    operands = subgraph.operands
+    lines = [
+        f"  input  %{i} {operands[i].name!r}: {show_operand(operands[i])}"
+        for i in subgraph.ordinary_inputs
+    ]
+    for port in subgraph.states:
+        ends = " -> ".join("-" if i is None else f"%{i}" for i in (port.input, port.output))
+        lines.append(f"  state  variable {port.variable}: {ends}")
+    lines += [_operation(subgraph, operation) for operation in subgraph.operations]
+    lines += [
+        f"  output %{i} {operands[i].name!r}: {show_operand(operands[i])}"
+        for i in subgraph.ordinary_outputs
+    ]
+    return lines
+
+
+def _operation(subgraph: Subgraph, operation: Operation) -> str:
+    def reference(index: int) -> str:
+        operand = subgraph.operands[index]
+        if operand.lifetime is Lifetime.NO_VALUE:
+            return "-"
+        return f"{show_operand(operand)}" if operand.is_constant else f"%{index}"
+
+    results = ", ".join(f"%{i}: {show_operand(subgraph.operands[i])}" for i in operation.outputs)
+    arguments = ", ".join(reference(i) for i in operation.inputs)
+    attributes = ", ".join(f"{k}={_value(v)}" for k, v in operation.attributes.items())
+    return f"  {results} = {operation.type}({arguments})" + (
+        f" {{{attributes}}}" if attributes else ""
+    )
+
+
+def _value(value: AttributeValue) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    return str(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from penstock.ir.show import show_operand
+from penstock.ir.model import show_operand
 
 if TYPE_CHECKING:
     from penstock.partitioning.plan import ExecutionPlan

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from penstock.errors import counted
 from penstock.hal import ACCURACY_RANK, AccuracyClass
-from penstock.ir.show import MAX_LINE, MAX_ROWS, html_table, shortened
+from penstock.ir.model import MAX_LINE, MAX_ROWS, html_table, shortened
 from penstock.partitioning.plan import PREDICTED
 
 if TYPE_CHECKING:

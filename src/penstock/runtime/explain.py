@@ -14,7 +14,7 @@ from penstock.compilation.entry import why_not_cached
 from penstock.execution.interface import interface_of
 from penstock.hal import Device, Preference, PrepareConfig, Priority
 from penstock.ir import Model, infer_shapes
-from penstock.loaders.registry import Source, load
+from penstock.loaders import Source, load
 from penstock.partitioning.plan import ExecutionPlan, ExecutionStep
 from penstock.partitioning.policy import Policy
 from penstock.runtime.compile_arguments import Shapes, shapes_by_position

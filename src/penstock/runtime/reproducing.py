@@ -30,7 +30,7 @@ from penstock.execution.interface import fits
 from penstock.execution.state import State
 from penstock.hal import AccuracyClass, Device
 from penstock.ir import Model, NDArray
-from penstock.loaders.registry import load
+from penstock.loaders import load
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy
 from penstock.runtime.comparison import Comparison, compare

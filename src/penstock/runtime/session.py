@@ -35,7 +35,7 @@ from penstock.hal.config import ProgressCallback
 from penstock.hal.device import is_isolated, is_placeholder
 from penstock.interrupts import interruptible, punctual
 from penstock.ir import Model, infer_shapes
-from penstock.loaders.registry import Source, load
+from penstock.loaders import Source, load
 from penstock.logs import Log
 from penstock.partitioning.plan import ExecutionPlan
 from penstock.partitioning.policy import Policy

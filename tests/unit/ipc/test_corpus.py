@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import ModelError
 from penstock.ipc import wire
 from penstock.ipc.codec import Packer, Unpacker, decode_call
-from penstock.loaders.registry import load
+from penstock.loaders import load
 
 
 @pytest.mark.parametrize("kind", ["network", "unit"])

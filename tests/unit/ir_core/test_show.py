@@ -16,7 +16,7 @@ from penstock.ir import (
     Shape,
     Signature,
 )
-from penstock.ir.show import MAX_ROWS, show_operand, show_shape
+from penstock.ir.model import MAX_ROWS, show_operand, show_shape
 from tests.unit.ir_core.samples import F32, branching, counter, small
 
 

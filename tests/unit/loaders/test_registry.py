@@ -11,7 +11,7 @@ import pytest
 
 from penstock import loaders
 from penstock.errors import InputError, NotAModel
-from penstock.loaders.registry import Source
+from penstock.loaders import Source
 from penstock.memory import sealed_file
 from tests.conftest import open_descriptors
 from tests.unit.loaders.files import FileBuilder

@@ -11,7 +11,7 @@ from penstock.cli.answers.base import Answer, Results, finite, named
 from penstock.cli.output import percentage
 from penstock.errors import counted
 from penstock.ir import NDArray
-from penstock.ir.show import show_shape
+from penstock.ir.model import show_shape
 
 if TYPE_CHECKING:
     from penstock.cli.output import Output

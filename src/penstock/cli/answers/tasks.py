@@ -18,7 +18,7 @@ from penstock.cli.answers.localization import (
     is_pose,
 )
 from penstock.cli.failures import UsageError
-from penstock.ir.show import show_shape
+from penstock.ir.model import show_shape
 
 
 def misfit(results: Results, task: str) -> str:

@@ -17,7 +17,7 @@ from penstock.cli.feed.preparation import Preparation, prepare
 from penstock.cli.feed.sound import read_sound
 from penstock.errors import counted
 from penstock.ir import NDArray, Operand
-from penstock.ir.show import show_operand
+from penstock.ir.model import show_operand
 from penstock.ir.types import is_static
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from penstock.cli.options import assumed
 from penstock.errors import LimitExceeded
 from penstock.execution.interface import fits
 from penstock.ir import DType, NDArray, Operand
-from penstock.ir.show import show_operand, show_shape
+from penstock.ir.model import show_operand, show_shape
 from penstock.ir.types import dtype_of
 from penstock.memory.sealed_file import SealedFile, read_path
 

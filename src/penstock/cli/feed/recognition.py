@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli.feed.preparation import range_scheme
-from penstock.ir.show import show_operand, show_shape
+from penstock.ir.model import show_operand, show_shape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from penstock.cli.feed.files import InputFile
 from penstock.cli.feed.recognition import amplitude, no_sound
 from penstock.execution.inputs import quantize
 from penstock.ir import DType, NDArray, Operand
-from penstock.ir.show import show_operand
+from penstock.ir.model import show_operand
 
 if TYPE_CHECKING:
     from penstock.cli.feed.model_inputs import Slot

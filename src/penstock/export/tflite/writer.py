@@ -11,9 +11,8 @@ from typing import Any, Final
 from penstock.errors import NotExportable
 from penstock.export.tflite.encoding import Buffers, encode
 from penstock.export.tflite.fields import TFLITE
-from penstock.export.tflite.options import OperatorCodes
 from penstock.export.tflite.state import ports_by_variable
-from penstock.export.tflite.subgraphs import SubgraphWriter, Values, initial_values
+from penstock.export.tflite.subgraphs import OperatorCodes, SubgraphWriter, Values, initial_values
 from penstock.interrupts import polled
 from penstock.ir.model import Model
 from penstock.ir.validate import subgraph_references

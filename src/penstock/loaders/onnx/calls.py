@@ -16,8 +16,8 @@ from penstock.ir.operand import Operand
 from penstock.ir.operation import AttributeValue
 from penstock.ir.types import DType, NDArray, Shape, is_static, static_shape
 from penstock.loaders.onnx.emitter import Emitter
+from penstock.loaders.onnx.engine import Budget
 from penstock.loaders.onnx.graph import Graph, Node
-from penstock.loaders.onnx.tensors import Budget
 from penstock.loaders.onnx.values import Layout, Value, identity
 
 

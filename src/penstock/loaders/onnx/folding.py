@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from penstock.errors import InvalidAttribute, ModelError
 from penstock.ir.types import DType, NDArray, dtype_of
-from penstock.loaders.onnx.engine import evaluate
+from penstock.loaders.onnx.engine import MAX_RANK, TYPES, Budget, evaluate
 from penstock.loaders.onnx.graph import Node
-from penstock.loaders.onnx.tensors import MAX_RANK, TYPES, Budget
 from penstock.loaders.onnx.values import Value, is_uniform, reshaped, uniform
 
 MAX_FOLDED: Final = 1 << 16

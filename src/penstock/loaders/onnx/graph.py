@@ -18,8 +18,8 @@ from penstock.errors import (
 )
 from penstock.interrupts import checkpoint
 from penstock.ir.types import DType, NDArray, Shape
-from penstock.loaders.onnx.tensors import Budget, dtype_of, read_sparse, read_tensor
-from penstock.loaders.registry import MAX_NAME
+from penstock.loaders import MAX_NAME
+from penstock.loaders.onnx.engine import Budget, dtype_of, read_sparse, read_tensor
 
 Attribute: TypeAlias = Any
 """int, float, bytes, array, `Graph`, or a list of them."""

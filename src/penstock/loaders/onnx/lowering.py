@@ -23,11 +23,10 @@ from penstock.ir.subgraph import Subgraph
 from penstock.ir.types import DType, NDArray, dtype_of
 from penstock.loaders.onnx.calls import Call
 from penstock.loaders.onnx.emitter import Emitter, Shared
-from penstock.loaders.onnx.engine import definition
+from penstock.loaders.onnx.engine import TYPES, Budget, definition
 from penstock.loaders.onnx.folding import fold
 from penstock.loaders.onnx.graph import DOMAINS, MAX_NODES, Function, Graph, GraphReader, Node
 from penstock.loaders.onnx.operators import OPERATORS
-from penstock.loaders.onnx.tensors import TYPES, Budget
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64

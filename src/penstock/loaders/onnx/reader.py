@@ -26,6 +26,7 @@ def load(pool: ConstantPool) -> Model:
 
 def lower(proto: Any, size: int) -> Model:
     """The model of a parsed file of *size* bytes."""
+    from penstock.loaders.onnx.engine import Budget
     from penstock.loaders.onnx.graph import (
         AI_ONNX,
         DOMAINS,
@@ -36,7 +37,6 @@ def lower(proto: Any, size: int) -> Model:
         GraphReader,
     )
     from penstock.loaders.onnx.lowering import Lowering
-    from penstock.loaders.onnx.tensors import Budget
 
     if not proto.HasField("graph"):
         raise NotAModel("the file holds no graph")

@@ -16,7 +16,7 @@ from penstock.ir.builder import pack
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, Subgraph
 from penstock.ir.types import PACKED, DType, NDArray, Quantization, Shape, byte_size, dtype_of
-from penstock.loaders.onnx.tensors import Budget
+from penstock.loaders.onnx.engine import Budget
 
 Layout: TypeAlias = "tuple[int, ...]"
 

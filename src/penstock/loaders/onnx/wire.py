@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.errors import LimitExceeded, TruncatedModel
 from penstock.interrupts import checkpoint
-from penstock.loaders.registry import MAX_NAME, MIB, room_for
+from penstock.loaders import MAX_NAME, MIB, room_for
 
 MAX_DEPTH: Final = 33
 """How deep graphs may stand in graphs."""

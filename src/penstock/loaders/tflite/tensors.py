@@ -27,6 +27,7 @@ from penstock.export.tflite.fields import TFLITE
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
 from penstock.ir.subgraph import ConstantPool
 from penstock.ir.types import DType, NDArray, Quantization, Shape, byte_size, element_count
+from penstock.loaders import MAX_NAME, MIB, room_for
 from penstock.loaders.flatbuffer import (
     MEMORY_ALLOWANCE,
     MEMORY_PER_BYTE,
@@ -34,7 +35,6 @@ from penstock.loaders.flatbuffer import (
     Reader,
     Values,
 )
-from penstock.loaders.registry import MAX_NAME, MIB, room_for
 
 SCHEMA_VERSION: Final = 3
 BUFFER_MEMORY: Final = 160

@@ -11,9 +11,9 @@ import numpy as np
 
 from penstock.ir.types import PACKED, DType
 from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.operators import Lower, operator
 from penstock.loaders.onnx.operators.recipes import with_activation
-from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import Value, constant, reshaped
 
 HALVES: Final = frozenset({DType.FLOAT32, DType.FLOAT16})

@@ -15,11 +15,11 @@ import numpy as np
 
 from penstock.ir.types import DType, NDArray, Quantization
 from penstock.loaders.onnx.calls import Call, Tensor
+from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.operators import operator
 from penstock.loaders.onnx.operators.convolution import convolution
 from penstock.loaders.onnx.operators.matmul import multiplied, product
 from penstock.loaders.onnx.operators.recipes import Source
-from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import Value, constant
 
 RANGES: Final = {

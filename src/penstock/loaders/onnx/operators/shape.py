@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.ir.types import DType, static_shape
 from penstock.loaders.onnx.calls import FAR, Call, Tensor
+from penstock.loaders.onnx.engine import dtype_of
 from penstock.loaders.onnx.folding import axes_of
 from penstock.loaders.onnx.operators import operator
-from penstock.loaders.onnx.tensors import dtype_of
 from penstock.loaders.onnx.values import (
     Value,
     axis_in,
