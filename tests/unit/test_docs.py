@@ -106,6 +106,30 @@ def test_every_name_of_penstock_that_a_page_quotes_exists(page: str) -> None:
     assert [name for name in sorted(named - LOGS) if not resolves(name)] == []
 
 
+def glossary_names() -> list[str]:
+    """Every name of the first column of the glossary's tables of names."""
+    cells = re.findall(r"(?m)^\| ([^|]+) \|", read("docs/glossary.md").partition("## Names")[2])
+    pattern = r"`([a-z_]+(?:\.\w+)+|[a-z]+|[A-Z]\w+)`"
+    names = {name for cell in cells for name in re.findall(pattern, cell)}
+    return sorted(names - {"None", "penstock.drivers", "reference"})
+
+
+@pytest.mark.parametrize("name", glossary_names())
+def test_every_name_of_the_glossary_exists(name: str) -> None:
+    assert resolves(f"penstock.{name}")
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.stem
+)
+def test_every_decision_record_has_its_parts(page: Path) -> None:
+    text = page.read_text("utf-8")
+    number = page.name.partition("-")[0]
+    assert text.startswith(f"# {number if number != '0000' else 'NNNN'}: ")
+    for part in ("Status: ", "Date: ", "## Question", "## Decision"):
+        assert f"\n{part}" in text, part
+
+
 def test_diagrams_are_those_of_their_tables(capsys: pytest.CaptureFixture[str]) -> None:
     assert diagrams.main(["--check"]) == 0, capsys.readouterr().out
     for name in diagrams.DIAGRAMS:
