@@ -89,7 +89,7 @@ def names(run: Any) -> list[tuple[str, str]]:
     return [(c.source, c.destination) for c in run.receipt.copies]
 
 
-def test_what_the_device_takes_is_not_copied(compiled: penstock.CompiledModel) -> None:
+def test_memory_that_the_device_maps_is_not_copied(compiled: penstock.CompiledModel) -> None:
     given, y, z = Pool((2, 3), VALUE), Pool((2, 3)), Pool((2, 3))
     outputs = compiled.run([given], out=[y, z, None])
     assert [*outputs][:2] == [y, z]
@@ -100,7 +100,7 @@ def test_what_the_device_takes_is_not_copied(compiled: penstock.CompiledModel) -
     assert names(outputs) == [("ashmem pool", "host")]
 
 
-def test_what_no_device_takes_is_copied_both_ways(compiled: penstock.CompiledModel) -> None:
+def test_memory_that_no_device_maps_is_copied_both_ways(compiled: penstock.CompiledModel) -> None:
     given, y, x = Foreign(VALUE), Foreign(), Foreign()
     outputs = compiled.run([given], out=[y, None, x])
     assert list(outputs)[0::2] == [y, x]
@@ -157,7 +157,7 @@ def test_a_step_that_falls_back_copies_both_ways() -> None:
     assert names(outputs) == [("foreign", "host"), ("host", "foreign")]
 
 
-def test_what_is_written_is_used_once(compiled: penstock.CompiledModel) -> None:
+def test_output_memory_is_used_once(compiled: penstock.CompiledModel) -> None:
     foreign = Foreign(VALUE)
     with pytest.raises(InputError, match="two outputs"):
         compiled.run([VALUE], out=[foreign, foreign, None])

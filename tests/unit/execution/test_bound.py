@@ -99,7 +99,7 @@ class TestReuse:
             bound.run(None)
             np.testing.assert_array_equal(target, x + y)
 
-    def test_a_driver_that_binds_nothing_executes_as_ever(self) -> None:
+    def test_driver_without_reusable_executions_executes_requests(self) -> None:
         device = FaultyDevice(NumpyDevice(), {"create_reusable_execution": 1})
         x, target = f32([[1, -2, 3]] * 2), [np.empty((2, 3), np.float32) for _ in range(2)]
         with penstock.compile(add_relu(), devices=[device], cache=False) as compiled:

@@ -130,7 +130,7 @@ def test_what_a_device_without_shared_memory_scribbles_reaches_nobody(
             assert len([c for c in outputs.receipt.copies if c.nbytes]) >= entering
 
 
-def test_nothing_is_copied_between_devices_that_share_host_memory() -> None:
+def test_devices_that_share_host_memory_copy_nothing() -> None:
     devices = [NumpyDevice("guest", {"ADD"}, other=(0.01, 0.01)), NumpyDevice("reference")]
     with penstock.compile(several_readers(), devices=devices, cache=False) as compiled:
         assert len(compiled.plan.steps) > 2
@@ -187,7 +187,7 @@ def test_a_dynamic_temporary_without_elements_goes_to_the_reference(rule: Placem
         assert outputs.receipt.steps[-1].device == "reference"
 
 
-def test_dynamic_temporaries_only_of_devices_that_take_them() -> None:
+def test_dynamic_temporaries_need_devices_that_support_them() -> None:
     """As below HAL 1.2: the device that would write it does not get the operation."""
     with penstock.compile(
         picking(), devices=pickers(dynamic_outputs=False), cache=False

@@ -77,7 +77,7 @@ class TestValues:
                 burst.run(X, Y.astype(np.float64))
 
     @pytest.mark.parametrize("make", [two_steps, None], ids=["two steps", "one step"])
-    def test_the_same_arrays_are_read_anew(
+    def test_burst_reads_its_arrays_anew(
         self, compiled: penstock.CompiledModel, make: Callable[[], penstock.CompiledModel] | None
     ) -> None:
         chosen = compiled if make is None else make()
@@ -149,7 +149,7 @@ class TestValues:
                 burst.run(target, Y, out=[None, target])
             np.testing.assert_array_equal(burst.run(x, Y, out=[None, target])[1], SUM)
 
-    def test_nothing_is_allocated_for_a_run(self) -> None:
+    def test_burst_run_allocates_no_output(self) -> None:
         seen: list[tuple[int, ...]] = []
 
         def note(request: Request, config: ExecutionConfig) -> None:

@@ -29,7 +29,7 @@ def isolated() -> Iterator[penstock.CompiledModel]:
         yield compiled
 
 
-def test_outputs_lie_where_the_other_process_writes_them(isolated: penstock.CompiledModel) -> None:
+def test_burst_outputs_lie_in_memory_shared_with_the_host(isolated: penstock.CompiledModel) -> None:
     with isolated.burst() as burst:
         for k in range(3):
             outputs = burst.run(X * k, Y)
@@ -39,7 +39,7 @@ def test_outputs_lie_where_the_other_process_writes_them(isolated: penstock.Comp
             assert [c.nbytes for c in outputs.receipt.copies] == [X.nbytes, Y.nbytes]
 
 
-def test_nothing_is_copied_where_the_inputs_lie_in_a_pool(isolated: penstock.CompiledModel) -> None:
+def test_burst_copies_no_input_in_a_pool(isolated: penstock.CompiledModel) -> None:
     with MemoryPool.anonymous(4096) as pool, isolated.burst() as burst:
         x = pool.view(np.float32, (2, 3))
         y = pool.view(np.float32, (2, 3), 64)
@@ -64,7 +64,7 @@ def test_a_process_that_dies_between_runs_changes_no_answer(
             np.testing.assert_array_equal(burst.run(X * k, Y)["sum"], X * k + Y)
 
 
-def test_outputs_in_a_pool_are_like_any_others() -> None:
+def test_burst_outputs_in_a_pool_are_ordinary_arrays() -> None:
     with (
         penstock.compile(add_relu(), devices=[Elsewhere()], cache=False) as compiled,
         compiled.burst() as burst,
@@ -86,7 +86,7 @@ def test_outputs_in_a_pool_are_like_any_others() -> None:
     np.testing.assert_array_equal(kept, X + Y)
 
 
-def test_what_lies_between_steps_does_so_in_a_pool_too() -> None:
+def test_burst_temporaries_lie_in_a_pool() -> None:
     seen: list[bool] = []
 
     def look(request: object, config: object) -> None:

@@ -97,7 +97,7 @@ def test_close_returns_and_the_run_releases_the_rest(
     np.testing.assert_array_equal(out[1], X + X)
 
 
-def test_what_was_submitted_and_has_not_begun_is_refused(stuck: Stuck) -> None:
+def test_closed_model_refuses_waiting_runs(stuck: Stuck) -> None:
     compiled, closed = compile_on(stuck)
     futures = [compiled.submit(X, X) for _ in range(40)]
     stuck.await_begun()
@@ -193,7 +193,7 @@ def close_while_others_enter() -> None:
     assert (inside, released) == ([], [1])
 
 
-def test_nobody_is_inside_a_gate_once_it_closed() -> None:
+def test_closed_gate_has_no_one_inside() -> None:
     """Threads go in and out as fast as they can, and change hands at every step."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -100,7 +100,7 @@ class TestInputs:
             ([X, "y"], r"input 1 .* not str; make one with numpy.array$"),
         ],
     )
-    def test_what_does_not_fit_is_named(
+    def test_input_that_does_not_fit_is_refused_by_name(
         self, compiled: penstock.CompiledModel, inputs: Any, message: str
     ) -> None:
         with pytest.raises(InputError, match=message) as caught:
@@ -242,7 +242,7 @@ class TestOutputs:
 
 
 class TestReceipts:
-    def test_of_the_compile(self, compiled: penstock.CompiledModel) -> None:
+    def test_receipt_of_a_compile_names_devices(self, compiled: penstock.CompiledModel) -> None:
         receipt = compiled.receipt
         assert receipt.compiles == 1
         assert [s.device for s in receipt.steps] == ["numpy"]
@@ -250,7 +250,7 @@ class TestReceipts:
         assert receipt.steps[0].cache.outcome == "off"
         assert receipt.wall_ns >= receipt.steps[0].wall_ns > 0
 
-    def test_of_a_run_belongs_to_that_run(self, compiled: penstock.CompiledModel) -> None:
+    def test_receipt_of_a_run_counts_only_that_run(self, compiled: penstock.CompiledModel) -> None:
         first, second = compiled(X, Y), compiled(np.asfortranarray(X), Y)
         assert len(first.receipt.copies) == 0
         assert len(second.receipt.copies) == 1
@@ -499,7 +499,7 @@ class TestFallback:
         np.testing.assert_array_equal(outputs[0], RELU)
         assert outputs.receipt.steps[0].device == "reference"
 
-    def test_whatever_a_driver_raises_is_a_driver_error(self) -> None:
+    def test_foreign_error_of_a_driver_is_a_driver_error(self) -> None:
         def before(request: Request, config: ExecutionConfig) -> None:
             raise ZeroDivisionError("vendor bug")
 
@@ -689,7 +689,9 @@ class TestNotAvailable:
             penstock.compile(add_relu(), devices=[device], isolate=True)
 
     @pytest.mark.parametrize("arguments", [{"cache": True}, {"cache": False}, {"isolate": None}])
-    def test_their_defaults_are_taken(self, device: NumpyDevice, arguments: Any) -> None:
+    def test_device_without_options_gets_defaults(
+        self, device: NumpyDevice, arguments: Any
+    ) -> None:
         with penstock.compile(add_relu(), devices=[device], **arguments) as compiled:
             assert [step.device for step in compiled.plan.steps] == [device.name]
 
@@ -702,7 +704,7 @@ def test_arguments_that_are_not_in_the_vocabulary(device: NumpyDevice, arguments
         penstock.compile(add_relu(), devices=[device], **arguments)
 
 
-def test_progress_is_told_step_by_step(device: NumpyDevice) -> None:
+def test_progress_is_reported_step_by_step(device: NumpyDevice) -> None:
     events: list[penstock.ProgressEvent] = []
     penstock.compile(add_relu(), devices=[device], progress=events.append).close()
     assert [(e.stage, e.done, e.total) for e in events] == [("compile", 0, 1), ("compile", 1, 1)]

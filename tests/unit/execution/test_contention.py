@@ -249,7 +249,7 @@ def test_state_is_bound_once_and_before_bursts() -> None:
         compiled.bind_state({"total_out": "total_in"})
 
 
-def test_what_is_written_between_runs_of_another_thread_is_not_lost() -> None:
+def test_state_written_between_runs_of_another_thread_is_kept() -> None:
     with compiled_on(summing(), ReferenceDevice()) as compiled:
         bound = compiled.bind_state({"total_out": "total_in"})
         zeros, stop = np.zeros(3, np.float32), threading.Event()

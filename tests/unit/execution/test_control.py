@@ -255,7 +255,7 @@ class TestWhile:
         np.testing.assert_array_equal(k, f32([10, 20]))
         assert X.tolist() == [1, -2]
 
-    def test_past_its_timeout_nothing_repeats_it(self) -> None:
+    def test_while_past_its_timeout_has_no_fallback(self) -> None:
         with (
             running(looping(), "WHILE", LOOP, only(*ADDER)) as variant,
             pytest.raises(MissedDeadlineTransient, match="a WHILE ran longer than its timeout"),
@@ -271,9 +271,7 @@ class TestWhile:
             (n, _, _), _ = loop(variant)
         assert n.tolist() == [3]
 
-    def test_its_copies_are_folded_where_they_are_many(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_receipt_of_a_loop_sums_many_copies(self, monkeypatch: pytest.MonkeyPatch) -> None:
         class Pooled(Cheap):
             @property
             def capabilities(self) -> Capabilities:
@@ -307,7 +305,7 @@ class TestWhile:
         assert sorted(runs for part, _, runs in parts(trace) if part == "body") == [1, 2]
 
 
-def test_the_receipts_tell_of_the_branches(tmp_path: Path) -> None:
+def test_receipts_have_the_steps_of_branches(tmp_path: Path) -> None:
     with running(looping(), "WHILE", LOOP, only(*ADDER)) as variant:
         compiled = variant.compilation.receipt
         _, trace = loop(variant)

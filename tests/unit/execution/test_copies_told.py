@@ -152,7 +152,7 @@ def check(copies: Counted, told: Sequence[CopyReceipt]) -> None:
 
 
 @pytest.mark.parametrize("given", ["plain", "strided", "file"])
-def test_a_run_tells_of_every_copy(
+def test_receipt_of_a_run_has_every_copy(
     device: Device, copies: Counted, given: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x").write_bytes(X.tobytes())
@@ -170,7 +170,7 @@ def test_a_run_tells_of_every_copy(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_execution_of_nnapi_tells_of_every_copy(
+def test_receipt_of_an_nnapi_execution_has_every_copy(
     device: Device, copies: Counted, mode: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "both"
@@ -215,7 +215,7 @@ class Buffers:
 
 
 @pytest.mark.parametrize("where", ["isolated", "lab", "pool"])
-def test_copying_a_buffer_tells_of_every_copy(
+def test_buffer_copy_reports_every_copy(
     where: str, isolated: Device, copies: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = {"isolated": isolated, "lab": LabDevice(), "pool": private()}[where]
@@ -250,7 +250,7 @@ def test_copying_a_buffer_tells_of_every_copy(
 
 
 @pytest.mark.parametrize("where", ["lab", "pool"])
-def test_a_bound_state_tells_of_every_copy(
+def test_bound_state_reports_every_copy(
     where: str, copies: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device: Any = LabDevice() if where == "lab" else private()
@@ -270,7 +270,7 @@ def test_a_bound_state_tells_of_every_copy(
         check(copies, compiled.run([X]).receipt.copies)
 
 
-def test_copying_memories_of_nnapi_tells_of_every_copy(copies: Counted, tmp_path: Path) -> None:
+def test_nnapi_memory_copy_reports_every_copy(copies: Counted, tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(X.tobytes() * 2)
     with (tmp_path / "x").open("r+b") as file, MemoryPool.anonymous(X.nbytes) as pool:
         one = nnapi.Memory.create_from_fd(X.nbytes, 3, file.fileno())
@@ -312,9 +312,7 @@ class Failing(InterceptingDevice):
 
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("way", ["run", "burst", "fenced"])
-def test_what_was_copied_for_a_run_that_fails_is_told_too(
-    copies: Counted, way: str, dies: bool
-) -> None:
+def test_failed_run_reports_its_copies(copies: Counted, way: str, dies: bool) -> None:
     inner = Failing(ReferenceDevice(), "failing")
     with (
         served(inner) as (device, theirs),
@@ -348,7 +346,7 @@ def test_a_reusable_execution_tells_of_what_was_copied_when_it_was_made(copies: 
         assert len(told) == len(copies), copies.places
 
 
-def test_a_run_that_was_repeated_tells_of_both(
+def test_repeated_run_reports_copies_of_both_attempts(
     copies: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if (reason := unavailable()) is not None:

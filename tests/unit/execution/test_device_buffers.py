@@ -228,7 +228,7 @@ def test_a_buffer_that_is_written_serves_one_argument(device: Device) -> None:
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
 @pytest.mark.parametrize("given", ["x", 0, None])
-def test_what_is_no_list_of_names_is_refused_with_the_remedy(
+def test_buffer_names_of_a_wrong_type_are_refused_with_the_remedy(
     compiled: penstock.CompiledModel, kind: str, given: Any
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -493,7 +493,7 @@ def test_a_buffer_is_of_this_process_and_does_not_pickle(compiled: penstock.Comp
         assert "float32" in repr(buffer)
 
 
-def test_what_is_forwarded_is_copied(device: Device) -> None:
+def test_forwarded_value_is_copied_to_its_buffer(device: Device) -> None:
     """An input that is an output, too, is written by no step."""
     b = ModelBuilder()
     x = b.input(F32, (2, 3), "x")

@@ -95,7 +95,7 @@ def test_a_value_that_was_handed_out_is_never_written_over() -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])
-def test_a_value_that_is_taken_during_a_run_does_not_undo_it(timeout: float | None) -> None:
+def test_reading_state_during_a_run_keeps_the_run(timeout: float | None) -> None:
     seen: list[NDArray] = []
     device = NumpyDevice(before=lambda *_: seen.append(state.get(0)))
     with alone(device) as compiled:

@@ -72,7 +72,7 @@ def test_buffers_come_in_and_are_written_where_they_lie(compiled: penstock.Compi
     assert y.tolist() == [0, 2, 0, 4]
 
 
-def test_what_is_read_only_is_read_and_never_written(compiled: penstock.CompiledModel) -> None:
+def test_read_only_arrays_are_inputs_only(compiled: penstock.CompiledModel) -> None:
     fixed = values()
     fixed.flags.writeable = False
     with assert_no_copies():
@@ -86,7 +86,7 @@ def test_what_is_read_only_is_read_and_never_written(compiled: penstock.Compiled
 
 
 @pytest.mark.parametrize("device", ["reference", "xnnpack"])
-def test_device_buffers_are_copied_to_and_from_arrays_of_others(device: str) -> None:
+def test_device_buffers_copy_to_and_from_foreign_arrays(device: str) -> None:
     """Each copy of the value stands beside the buffer, whether it is on the device or in a pool."""
     if device == "xnnpack" and find_spec("ai_edge_litert") is None:
         pytest.skip("LiteRT is not installed")

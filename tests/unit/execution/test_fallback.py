@@ -127,7 +127,7 @@ class TestTheNextNamedDevice:
         np.testing.assert_array_equal(outputs[1], X + X)
         assert chain_of(outputs.receipt) == [("reference", ["a", "b"])]
 
-    def test_one_that_cannot_is_not_asked_to(self) -> None:
+    def test_fallback_skips_devices_that_cannot_run_the_step(self) -> None:
         first = faulty(NumpyDevice("a"), "execute")
         second = RecordingDevice(NumpyDevice("b", only=["ADD"]))
         with compiled(add_relu(), first, second) as model:
@@ -143,7 +143,7 @@ class TestTheNextNamedDevice:
             assert chain_of(model(X, X).receipt) == [("reference", ["a"])]
 
     @pytest.mark.parametrize("lie", ["output_count", "output_shapes", "insufficient"])
-    def test_one_that_lies_has_failed(self, lie: Any) -> None:
+    def test_device_with_a_wrong_answer_falls_back(self, lie: Any) -> None:
         with compiled(add_relu(), LyingDevice(NumpyDevice("a"), lie), NumpyDevice("b")) as model:
             outputs = model(X, X)
         np.testing.assert_array_equal(outputs[1], X + X)
@@ -177,7 +177,7 @@ class TestACompileWithinARun:
         assert config.deadline_ns is not None
         assert 0 < config.deadline_ns - began - 60_000_000_000 < 30_000_000_000
 
-    def test_without_any_it_gets_none(self) -> None:
+    def test_fallback_compile_without_deadline_has_none(self) -> None:
         with penstock.compile(
             add_relu(), devices=self.devices(), cache=False, policy=NNAPI, timeout=60
         ) as model:
@@ -218,7 +218,7 @@ class TestWhatDoesNotFallBack:
                 X, X
             )
 
-    def test_its_plan_names_nobody(self) -> None:
+    def test_plan_without_fallback_names_no_device(self) -> None:
         alone = penstock.Policy(allow_fallback=False)
         with compiled(add_relu(), NumpyDevice("a"), NumpyDevice("b"), policy=alone) as model:
             assert [s.fallbacks for s in model.plan.steps] == [()]
@@ -385,7 +385,7 @@ class TestTheWholeModel:
             totals = [model(f32([1, 2]))[0].tolist() for _ in range(3)]
         assert totals == [[11, 22], [12, 24], [13, 26]]
 
-    def test_not_where_the_policy_keeps_one_step_off_it(self) -> None:
+    def test_whole_model_has_no_fallback_on_a_forbidden_device(self) -> None:
         policy = penstock.Policy(placement="nnapi", forbid={"ADD": "reference"})
         with (
             compiled(three_steps(), *self.devices("MUL"), WholeOnly(3), policy=policy) as model,
@@ -393,7 +393,7 @@ class TestTheWholeModel:
         ):
             model(X)
 
-    def test_not_where_it_fails_as_well(self) -> None:
+    def test_failing_whole_model_fallback_raises_the_first_error(self) -> None:
         with (
             compiled(three_steps(), *self.devices("MUL"), WholeOnly(4)) as model,
             pytest.raises(GeneralFailure, match="mul: execute fails"),
@@ -443,7 +443,7 @@ class TestLearnedShapes:
         assert none[0].shape == (0, 2)
         assert chain_of(none.receipt) == [("finder", []), ("adder", [])]
 
-    def test_a_fall_back_that_needs_more_room_gets_it(self) -> None:
+    def test_fallback_gets_the_memory_that_it_needs(self) -> None:
         tight = Tight(only("tight", "WHERE"), "tight")
         first = faulty(only("first", "WHERE"), "execute")
         with compiled(found_positions(), first, tight, only("adder", "ADD")) as model:
@@ -489,7 +489,7 @@ def test_no_memory_for_an_output_is_a_failure_of_the_step(
 @pytest.mark.parametrize(
     ("method", "verb"), [("prepare_model", "compile"), ("execute", "run")], ids=["compile", "run"]
 )
-def test_it_is_logged_once(caplog: pytest.LogCaptureFixture, method: str, verb: str) -> None:
+def test_fallback_is_logged_once(caplog: pytest.LogCaptureFixture, method: str, verb: str) -> None:
     with (
         caplog.at_level(logging.WARNING, "penstock"),
         compiled(add_relu(), faulty(NumpyDevice("a"), method)) as model,
@@ -533,7 +533,7 @@ def test_the_receipt_names_a_device_that_could_not_be_asked(
 
 
 @pytest.mark.parametrize("method", ["prepare_model", "execute"])
-def test_what_a_driver_here_says_commands_no_terminal(method: str) -> None:
+def test_error_of_a_driver_commands_no_terminal(method: str) -> None:
     said = "hot\x1b[2J\x00 and\nbroken\x9b"
     device = FaultyDevice(
         only("a", "ADD", "RELU"), {method: "always"}, lambda _: GeneralFailure(said)

@@ -62,7 +62,7 @@ def compiled(device: Device) -> Iterator[penstock.CompiledModel]:
         yield made
 
 
-def test_what_is_bound_goes_round_and_is_neither_taken_nor_given(
+def test_bound_state_is_neither_input_nor_output(
     compiled: penstock.CompiledModel, device: Device
 ) -> None:
     bound = compiled.bind_state({"total_out": "total_in"})
@@ -119,7 +119,7 @@ def test_a_value_that_another_model_has_on_its_device_is_fetched_and_it_shows(
         assert told == [(device.name, 12)]
 
 
-def test_nothing_is_copied_between_runs(compiled: penstock.CompiledModel) -> None:
+def test_bound_runs_copy_nothing(compiled: penstock.CompiledModel) -> None:
     with (
         compiled.allocate(inputs=["x"]) as given,
         compiled.allocate(outputs=["seen"]) as seen,
@@ -265,7 +265,7 @@ def test_a_state_of_unknown_size_grows() -> None:
         assert bound.device("past") == "reference"
 
 
-def test_what_is_bound_is_freed_with_the_model(device: Any) -> None:
+def test_closed_model_frees_its_bound_state(device: Any) -> None:
     with penstock.compile(summing(), devices=[device], cache=None) as compiled:
         compiled.bind_state({"total_out": "total_in"})
         compiled(X)
@@ -306,12 +306,12 @@ def test_a_buffer_that_is_forgotten_is_freed(device: Any, compiled: penstock.Com
     assert device.domain.live == 0
 
 
-def test_arrays_of_ones_own_are_as_before(compiled: penstock.CompiledModel) -> None:
+def test_unbound_runs_take_arrays_of_the_caller(compiled: penstock.CompiledModel) -> None:
     result: NDArray = compiled.run({"x": X, "total_in": X})["seen"]
     assert np.array_equal(result, np.maximum(X * 2, 0))
 
 
-def test_what_is_lost_with_a_process_is_said_and_begins_again() -> None:
+def test_state_lost_with_its_process_is_reported_and_reset() -> None:
     """Memory of a driver's process ends with it; no other call does."""
     with (
         penstock.compile(summing(), devices=["sample"], isolate=True, cache=None) as compiled,
@@ -379,12 +379,12 @@ def test_a_run_finds_the_buffer_lost_with_the_process() -> None:
         assert str(caught.value).endswith("; no other device can repeat it without that buffer")
 
 
-def test_what_is_no_binding_is_refused(compiled: penstock.CompiledModel) -> None:
+def test_wrong_binding_is_refused(compiled: penstock.CompiledModel) -> None:
     with pytest.raises(InputError, match="takes a mapping of outputs to inputs, not list"):
         compiled.bind_state(["total_out"])  # type: ignore[arg-type]
 
 
-def test_what_is_bound_begins_again(compiled: penstock.CompiledModel) -> None:
+def test_bound_state_can_be_reset(compiled: penstock.CompiledModel) -> None:
     bound = compiled.bind_state({"total_out": "total_in"})
     other = compiled.new_state()
     for state in (None, other):

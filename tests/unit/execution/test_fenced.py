@@ -114,7 +114,7 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[penstock.CompiledModel]
 
 
 class TestRuns:
-    def test_without_fences_and_behind_signalled_ones(
+    def test_fenced_run_without_or_behind_signalled_fences_runs(
         self, compiled: penstock.CompiledModel
     ) -> None:
         for count in range(3):
@@ -404,7 +404,7 @@ class TestChains:
             assert isinstance(run.fence.error(), GeneralFailure)
 
     @pytest.mark.parametrize("answer", [None, 3, ZeroDivisionError("!")])
-    def test_whatever_a_driver_answers_is_a_failure_of_it(self, answer: Any) -> None:
+    def test_wrong_answer_of_a_fenced_driver_is_its_failure(self, answer: Any) -> None:
         class Prepared(NumpyPrepared):
             def execute_fenced(self, *arguments: Any, **named: Any) -> Any:
                 if isinstance(answer, Exception):
@@ -420,7 +420,7 @@ class TestChains:
             np.testing.assert_array_equal(outputs[0], RELU)
             assert outputs.receipt.steps[-1].fallback_from == "numpy"
 
-    def test_nothing_is_left_that_writes_to_the_callers_arrays(self) -> None:
+    def test_failed_chain_writes_no_array_of_the_caller_later(self) -> None:
         """A driver that heeds neither deadline nor cancellation does not keep the run, and writes
         elsewhere.
         """

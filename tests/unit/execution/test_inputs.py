@@ -127,7 +127,7 @@ class TestQuantize:
         )
 
     @pytest.mark.parametrize("dtype", STORED)
-    def test_what_has_no_stored_value(self, dtype: DType) -> None:
+    def test_nan_and_infinity_are_quantised_to_limits(self, dtype: DType) -> None:
         values = f32([np.nan, np.inf, -np.inf])
         stored = quantize(values, Quantization((0.5,), (1,)), dtype)
         assert [int(v) for v in stored] == [1, *reversed(limits(dtype))]
@@ -210,7 +210,7 @@ def pixels(shape: Shape = (2,), q: Quantization | None = None) -> Operand:
 
 class TestRealValues:
     @pytest.mark.parametrize("wrap", [np.asarray, OnlyDLPack, OnlyArray, memoryview])
-    def test_come_in_whatever_arrays_come_in(self, wrap: Any) -> None:
+    def test_real_values_come_in_any_kind_of_array(self, wrap: Any) -> None:
         copies: list[CopyReceipt] = []
         stored = to_stored(wrap(f32([0.5, -1])), pixels(), 3, copies)
         assert stored.dtype == np.uint8
@@ -254,7 +254,7 @@ class TestRealValues:
                 to_stored(np.zeros(shape, np.float32), per_channel, 0, [])
 
     @pytest.mark.parametrize("shape", [None, (None, None)])
-    def test_of_unknown_shape_need_one_index_a_scale(self, shape: Shape) -> None:
+    def test_real_values_of_unknown_shape_need_one_index_a_scale(self, shape: Shape) -> None:
         operand = pixels(shape, Quantization((0.5, 0.25, 1), (0, 0, 0), 1))
         assert to_stored(np.ones((1, 3), np.float32), operand, 0, []).tolist() == [[2, 4, 1]]
         with pytest.raises(InputError, match="3 scales along dimension 1"):

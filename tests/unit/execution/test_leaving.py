@@ -81,7 +81,7 @@ def test_a_driver_that_leaves_has_failed(method: str) -> None:
     assert device.left
 
 
-def test_it_is_a_driver_error_where_nobody_repeats_it() -> None:
+def test_system_exit_of_a_driver_is_a_driver_error_without_fallback() -> None:
     policy = penstock.Policy(allow_fallback=False)
     with (
         penstock.compile(relu(), devices=[Leaving("execute")], policy=policy) as compiled,

@@ -162,7 +162,7 @@ def test_strings_are_packed_for_the_device_and_it_shows() -> None:
         ]
 
 
-def test_assert_no_copies_tells_every_copy() -> None:
+def test_assert_no_copies_lists_every_copy() -> None:
     b = ModelBuilder()
     x = b.input(F32, (2, 3), "x")
     (y,) = b.operation("RELU", [x], [(F32, (2, 3))])

@@ -105,7 +105,7 @@ NO_SHAPES: Any = [3]
     "answer",
     [DONE, OutputInsufficientSize("small"), OutputInsufficientSize("small", NO_SHAPES)],
 )
-def test_shapes_that_are_not_told_are_failures(answer: Any) -> None:
+def test_missing_output_shapes_are_a_failure(answer: Any) -> None:
     with (
         penstock.compile(where(), devices=[Answering(answer)], policy=ALONE) as compiled,
         pytest.raises(GeneralFailure),
@@ -265,7 +265,7 @@ class TestOut:
         ):
             compiled.run([x, X], out=cases[case])
 
-    def test_a_result_of_another_shape_is_not_spread_over_it(self) -> None:
+    def test_result_of_another_shape_is_not_broadcast_into_out(self) -> None:
         with penstock.compile(where(), devices=["reference"]) as compiled:
             mask = np.eye(1, 3, dtype=bool).repeat(2, axis=0)
             target = np.zeros((6, 2), np.int64)
@@ -368,7 +368,7 @@ def test_closing_from_a_futures_callback() -> None:
         compiled(X, X)
 
 
-def test_a_driver_that_overruns_the_deadline_misses_it() -> None:
+def test_driver_that_overruns_the_deadline_misses_the_deadline() -> None:
     import time
 
     def before(request: Request, config: ExecutionConfig) -> None:
@@ -427,7 +427,7 @@ def test_compile_arguments_of_the_wrong_type_are_named(arguments: dict[str, Any]
         penstock.compile(add_relu(), devices=[NumpyDevice()], **arguments)
 
 
-def test_an_infinite_timeout_is_none() -> None:
+def test_infinite_timeout_is_no_timeout() -> None:
     with penstock.compile(add_relu(), devices=[NumpyDevice()], timeout=float("inf")) as compiled:
         compiled.run([X, X], timeout=float("inf"))
 
@@ -467,7 +467,7 @@ def test_the_null_device_answers_zeros() -> None:
         {"allow_fallback": False},
     ],
 )
-def test_a_run_falls_back_only_where_the_policy_lets_it(policy: dict[str, Any]) -> None:
+def test_run_falls_back_only_if_the_policy_allows(policy: dict[str, Any]) -> None:
     broken = Answering(GeneralFailure("broken"))
     with (
         penstock.compile(

@@ -39,7 +39,9 @@ def check(compiled: penstock.CompiledModel, kind: Kind, *, shared: bool) -> None
 
 @pytest.mark.parametrize(("kind", "depth", "shared"), CASES)
 @pytest.mark.parametrize("isolate", [False, True])
-def test_reference_runs_it(kind: Kind, depth: int, shared: bool, isolate: bool) -> None:
+def test_reference_runs_nested_control_flow(
+    kind: Kind, depth: int, shared: bool, isolate: bool
+) -> None:
     model = penstock.load(write(nested(kind, depth, shared=shared)))
     with penstock.compile(model, devices=["reference"], cache=False, isolate=isolate) as compiled:
         check(compiled, kind, shared=shared)
@@ -60,7 +62,7 @@ def test_loops_within_loops_have_a_declared_cost(kind: Kind) -> None:
 
 @pytest.mark.parametrize(("depth", "shared"), [(60, False), (14, True)])
 @pytest.mark.parametrize("delegated", [False, True])
-def test_the_interpreter_runs_it(depth: int, shared: bool, delegated: bool) -> None:
+def test_interpreter_runs_nested_control_flow(depth: int, shared: bool, delegated: bool) -> None:
     delegates = [Recorder("ADD")] if delegated else []
     interpreter = Interpreter(
         model_content=write(nested("IF", depth, shared=shared)), experimental_delegates=delegates

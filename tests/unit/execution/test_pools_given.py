@@ -89,7 +89,7 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[penstock.CompiledModel]
 
 
 @KINDS
-def test_nothing_is_copied(compiled: penstock.CompiledModel, make: Make, tmp_path: Path) -> None:
+def test_pools_are_not_copied(compiled: penstock.CompiledModel, make: Make, tmp_path: Path) -> None:
     with make(tmp_path / "x", 24) as x, make(tmp_path / "y", 24) as y:
         content(x)[:] = VALUE
         with assert_no_copies():
@@ -111,7 +111,7 @@ def test_a_pool_may_be_longer_than_the_value(
 
 
 @KINDS
-def test_views_of_pools_are_not_copied_either(
+def test_views_of_pools_are_not_copied(
     compiled: penstock.CompiledModel, make: Make, tmp_path: Path
 ) -> None:
     with make(tmp_path / "x", 24) as x, make(tmp_path / "y", 24) as y:

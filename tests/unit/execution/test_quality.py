@@ -80,7 +80,7 @@ class TestDeadlines:
             assert np.array_equal(found[1], X + X)
 
     @pytest.mark.parametrize("timeout", ["1", float("nan"), True])
-    def test_what_is_no_timeout(self, timeout: Any) -> None:
+    def test_timeout_of_a_wrong_type_is_refused(self, timeout: Any) -> None:
         with (
             penstock.compile(add_relu(), devices=[NumpyDevice()], cache=False) as compiled,
             pytest.raises(InputError, match="timeout"),
@@ -110,7 +110,7 @@ class TestDeadlines:
                 run([X, X])
 
     @pytest.mark.parametrize("timeout", [2.1e6, 3e9, 1e300, 10**400, float("inf")])
-    def test_one_longer_than_the_system_waits_is_none(self, timeout: float) -> None:
+    def test_timeout_beyond_the_system_limit_is_no_timeout(self, timeout: float) -> None:
         seen: list[int | None] = []
         device = NumpyDevice(before=lambda _, config: seen.append(config.deadline_ns))
         with penstock.compile(
@@ -158,7 +158,7 @@ class TestStates:
 
 class TestLoops:
     @pytest.mark.parametrize("way", ["run", "burst"])
-    def test_one_that_never_ends_does(self, way: str) -> None:
+    def test_endless_loop_ends_at_its_timeout(self, way: str) -> None:
         counter, x = np.zeros(1, np.float32), np.zeros((2, 2), np.float32)
         with (
             penstock.compile(looping(0), devices=["reference"], cache=False) as compiled,
@@ -195,7 +195,7 @@ class TestRoom:
             with pytest.raises(InputError, match=r"has shape \(4, 2\), the result \(3, 2\)"):
                 compiled.run([MASK], out=[np.empty((4, 2), np.int64)])
 
-    def test_likewise_in_a_burst(self) -> None:
+    def test_burst_output_too_small_gets_its_shape(self) -> None:
         with (
             penstock.compile(where(), devices=["reference"], cache=False) as compiled,
             compiled.burst() as burst,

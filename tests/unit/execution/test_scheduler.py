@@ -185,7 +185,7 @@ def test_a_high_run_overtakes_those_of_before_that_wait_for_a_thread(slow: Slow)
             future.result(PATIENCE_S)
 
 
-def test_runs_of_one_priority_wait_for_nobody(slow: Slow) -> None:
+def test_runs_of_one_priority_do_not_wait(slow: Slow) -> None:
     device = Held(slow)
     made = [
         penstock.compile(add_relu(), devices=[device], cache=False, priority="low")
@@ -300,7 +300,7 @@ def test_a_device_that_says_nothing_takes_as_many_as_the_knob_says(slow: Slow) -
         assert len(scheduler_of(said)._slots) == 3
 
 
-def test_bursts_and_fall_backs_take_turns_too(slow: Slow) -> None:
+def test_bursts_and_fallbacks_wait_by_priority(slow: Slow) -> None:
     device = NumpyDevice(before=slow, capabilities=ONE)
     with compiled_for(device, "low") as low, compiled_for(device, "high") as high:
         running = low.submit(X, X)
@@ -317,7 +317,7 @@ def test_bursts_and_fall_backs_take_turns_too(slow: Slow) -> None:
     assert slow.most == 1
 
 
-def test_who_gives_up_leaves_the_queue(slow: Slow) -> None:
+def test_cancelled_run_leaves_the_queue(slow: Slow) -> None:
     device = NumpyDevice(before=slow, capabilities=ONE)
     with compiled_for(device) as compiled:
         running = compiled.submit(X, X)
@@ -501,7 +501,7 @@ class TestSubmit:
                 future.result(PATIENCE_S)
         assert len(slow.began) == pool_size
 
-    def test_a_run_under_way_is_told_to_stop(self) -> None:
+    def test_running_run_can_be_cancelled(self) -> None:
         inside = threading.Event()
 
         def watch(request: Request, config: ExecutionConfig) -> None:
@@ -559,7 +559,7 @@ class TestSubmit:
         assert before + 59 * 10**9 < seen[0] <= after + 60 * 10**9
         assert seen[1] is None
 
-    def test_what_is_watched_is_not_kept(self) -> None:
+    def test_finished_runs_are_not_kept(self) -> None:
         with compiled_for(NumpyDevice()) as compiled:
             for _ in range(300):
                 compiled.submit(X, X, timeout=600).result(PATIENCE_S)

@@ -86,7 +86,7 @@ def test_a_variable_read_before_it_is_assigned_is_named() -> None:
         compiled(X)
 
 
-def test_another_entry_may_assign_it() -> None:
+def test_another_signature_may_assign_a_variable() -> None:
     model = setter_and_getter()
     with (
         penstock.compile(model, signature="get", cache=None) as getter,
@@ -104,14 +104,14 @@ def test_another_entry_may_assign_it() -> None:
             getter.run([], state=state)
 
 
-def test_a_branch_may_assign_it() -> None:
+def test_branch_may_assign_a_variable() -> None:
     with penstock.compile(assigned_in_a_branch(), cache=None) as compiled:
         assert compiled(np.array([True]), X)[0].tolist() == [1, 2]
         assert compiled(np.array([False]), X * 3)[0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("make", [read_then_assign, setter_and_getter])
-def test_the_writer_gives_it_no_value_either(make: object) -> None:
+def test_writer_leaves_unassigned_variables_without_value(make: object) -> None:
     model = make()  # type: ignore[operator]  # one of the functions above
     assert loaders.load(write(model)) == model
 

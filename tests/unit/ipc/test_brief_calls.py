@@ -53,7 +53,9 @@ def stick(call: str) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_one_that_does_not_return_costs_the_process(call: str, supervisor: Supervisor) -> None:
+def test_brief_call_that_does_not_return_ends_the_process(
+    call: str, supervisor: Supervisor
+) -> None:
     device = IsolatedDevice(supervisor, 0)
     CALLS[call](device)
     stick(call)

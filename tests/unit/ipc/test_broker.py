@@ -80,7 +80,7 @@ def test_the_driver_has_no_socket_that_others_connect_to(host: Started) -> None:
 
 
 @pytest.mark.parametrize("ends", ["broker", "driver"])
-def test_neither_process_outlives_the_other(host: Started, ends: str) -> None:
+def test_broker_and_driver_end_together(host: Started, ends: str) -> None:
     driver = open_process(host.pid)
     os.kill(host.broker if ends == "broker" else host.pid, signal.SIGKILL)
     assert wait_for_end(driver, SECONDS)
@@ -141,7 +141,7 @@ def test_a_client_that_was_killed_is_gone_though_a_child_of_it_has_its_socket(
 @pytest.mark.parametrize(
     ("driver", "how"), [("exits", "ended with exit status 7"), ("aborts", "was ended by SIGABRT")]
 )
-def test_the_end_of_the_driver_is_told_as_it_was(driver: str, how: str) -> None:
+def test_broker_reports_how_the_driver_ended(driver: str, how: str) -> None:
     with pytest.raises(NotStarted, match=how):
         connect(Place("short", f"tests.support_isolated:{driver}"))
 

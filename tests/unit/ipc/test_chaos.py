@@ -86,7 +86,7 @@ def test_a_fault_at_a_message(rig: Rig, point: Point) -> None:
     assert chaos.round_of(rig, point) == []
 
 
-def test_what_is_wrong_is_found(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chaos_finds_leaks_and_wrong_outcomes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that is wrong, late, and leaves things behind, and a fault that never came."""
     kept: list[Any] = []
 

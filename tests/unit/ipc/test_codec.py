@@ -106,7 +106,7 @@ def test_equal_models_have_equal_bytes(case: Case) -> None:
     assert sent(case.model) == sent(by_wire(case.model))
 
 
-def test_that_a_file_left_out_a_shape_is_told() -> None:
+def test_codec_keeps_undeclared_shapes() -> None:
     model = CASES[0].model
     operands = tuple(
         o if o.is_constant else replace(o, shape_declared=False) for o in model.operands

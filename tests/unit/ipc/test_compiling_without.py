@@ -326,7 +326,7 @@ def test_how_a_process_ended_that_took_nobody_on_is_kept(
     assert bool(wrote) == bool(crash.output)
 
 
-def test_a_name_to_isolate_that_no_driver_has_is_told_once(
+def test_unknown_name_to_isolate_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", "reference-2, fragil, other=no, fragile")

@@ -74,7 +74,7 @@ def test_equal_contents_are_mapped_once() -> None:
     assert one.view.readonly
 
 
-def test_what_can_be_changed_is_copied() -> None:
+def test_changeable_constants_are_copied() -> None:
     fd = os.memfd_create("open", os.MFD_CLOEXEC)
     os.write(fd, b"before")
     made = mapped(fd, 6)
@@ -276,7 +276,7 @@ def test_constants_that_may_be_changed_are_copied_once_and_the_receipt_says_why(
         check_runs(compiled)
 
 
-def test_what_is_written_later_changes_no_model_of_another_process() -> None:
+def test_later_writes_change_no_model_of_another_process() -> None:
     with MemoryPool.anonymous(NBYTES) as made:
         made.view(np.float32, COUNT)[:] = WEIGHTS
         with compiled_apart(in_memory(made.constants())) as compiled:
@@ -284,7 +284,7 @@ def test_what_is_written_later_changes_no_model_of_another_process() -> None:
             check_runs(compiled)
 
 
-def test_a_file_that_became_shorter_is_an_error_and_ends_nobody(tmp_path: Path) -> None:
+def test_truncated_constant_file_is_an_error_without_a_crash(tmp_path: Path) -> None:
     file = tmp_path / "weights"
     file.write_bytes(WEIGHTS.tobytes())
     with MemoryPool.from_file(file, prot=PROT_READ) as made:
@@ -304,7 +304,7 @@ def test_the_descriptor_is_that_of_the_callers_memory() -> None:
 
 
 @pytest.mark.parametrize("memory", ["ashmem", "mmap_fd"])
-def test_inputs_in_sealed_memory_are_not_copied_either(memory: str) -> None:
+def test_inputs_in_sealed_memory_are_not_copied(memory: str) -> None:
     fd = sealed_memfd(bytes(AT) + WEIGHTS.tobytes())
     sealed: dict[str, Callable[[], MemoryPool]] = {
         "ashmem": lambda: MemoryPool.sealed(WEIGHTS),

@@ -37,11 +37,11 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 @needs_fuse
-def test_a_stuck_file_is_told_without_asking_its_program(stuck: int) -> None:
+def test_fuse_file_is_recognised_without_asking_its_program(stuck: int) -> None:
     assert may_block(stuck)
 
 
-def test_what_the_kernel_answers_itself_is_taken(tmp_path: Path) -> None:
+def test_descriptors_of_the_kernel_are_accepted(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     fds = [*os.pipe(), os.open(os.devnull, os.O_RDONLY), os.eventfd(0)]
     fds.append(os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT))

@@ -153,12 +153,12 @@ def array(memory: int, offset: int, shape: tuple[int, ...], dtype: DType = DType
         encode(wire.Done()),
     ],
 )
-def test_what_is_no_message_of_a_client_ends_its_connection(raw: Raw, data: bytes) -> None:
+def test_malformed_message_ends_the_connection(raw: Raw, data: bytes) -> None:
     raw.send(data)
     assert raw.is_cut_off()
 
 
-def test_descriptors_beside_a_message_without_any_end_it(raw: Raw) -> None:
+def test_unexpected_descriptors_end_the_connection(raw: Raw) -> None:
     raw.send(wire.Cancel(1), [0])
     assert raw.is_cut_off()
 
@@ -290,7 +290,7 @@ def test_memory_lent_twice_ends_the_connection(raw: Raw) -> None:
         assert raw.is_cut_off()
 
 
-def test_memory_taken_back_is_not_there(raw: Raw) -> None:
+def test_released_memory_is_unavailable(raw: Raw) -> None:
     with MemoryPool.anonymous(SIZE) as pool:
         raw.send(wire.Lend(1, SIZE), [pool.memory.handle])
         raw.send(wire.Release(1))
@@ -445,7 +445,7 @@ def _is_zombie(pid: int) -> bool:
         return True
 
 
-def test_refusals_are_named_as_any_driver_names_them() -> None:
+def test_host_refuses_requests_as_drivers_do() -> None:
     with client() as (device, _):
         prepared = device.prepare_model(MODEL, PrepareConfig())
         strided = np.zeros((8, 4), np.float32)[::2]

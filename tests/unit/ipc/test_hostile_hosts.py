@@ -92,7 +92,7 @@ def _missed(session: Session, body: bytes, handles: tuple[object, ...]) -> None:
         session.call(0, Frame(body, handles, soon(0.005)))
 
 
-def test_what_comes_for_others_without_end_holds_no_call(
+def test_endless_messages_for_other_calls_block_no_call(
     pair: tuple[Session, socket.socket],
 ) -> None:
     session, theirs = pair
@@ -152,7 +152,7 @@ def test_more_devices_than_a_driver_may_have_are_not_asked_for(devices: int) -> 
     close_all([readable, writable])
 
 
-def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
+def test_output_of_a_host_is_read_only_from_memory() -> None:
     ours, theirs = socket.socketpair()
     readable, writable = os.pipe()
 
@@ -175,7 +175,7 @@ def test_what_is_no_memory_is_not_read_as_a_hosts_output() -> None:
         close_all([readable, writable, started.page, started.output])
 
 
-def test_what_a_host_says_commands_no_terminal(
+def test_output_of_a_host_commands_no_terminal(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     nasty, shown = "a\x1b[2Jb\x07\x9bc\ttab", "a\\x1b[2Jb\\x07\\x9bc\ttab"

@@ -271,7 +271,7 @@ def from_cache(client: Served) -> wire.ObjectId:
     return made.target
 
 
-def test_what_was_loaded_from_a_cache_stops_when_its_client_leaves() -> None:
+def test_run_of_a_cached_model_stops_when_its_client_leaves() -> None:
     """Only its driver knows whether it has loops."""
     device = Caching()
     with Served(device) as client:
@@ -306,7 +306,7 @@ def test_a_fenced_run_is_told_when_its_client_leaves_after_the_answer() -> None:
     assert soon(lambda: not client.host._tokens)
 
 
-def test_a_preparation_is_told_when_its_client_leaves() -> None:
+def test_preparation_is_cancelled_when_its_client_leaves() -> None:
     class Slow(HeldDevice):
         stopped = False
 
@@ -349,7 +349,7 @@ def test_memories_of_a_client_have_a_limit_that_ends_no_connection(
         assert not use(4)
 
 
-def test_a_clients_fence_says_what_became_of_it() -> None:
+def test_fence_of_a_client_carries_its_outcome() -> None:
     leaving = Leaving()
     signal, theirs = fence_pair()
     failing, failed = fence_pair()
@@ -463,7 +463,7 @@ def test_pools_lent_to_rings_have_a_limit(
         lent.pop().close()
 
 
-def test_what_is_still_being_closed_counts_among_the_objects(
+def test_closing_objects_count_towards_the_limit(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_objects, "MAX_OBJECTS", 2)

@@ -193,7 +193,7 @@ def test_a_pool_that_shrinks_between_runs_ends_no_host(rude: RemoteDevice, fd: i
 
 
 @pytest.mark.parametrize("way", ["execute", "reusable", "burst", "fenced"])
-def test_a_pool_in_a_file_is_copied_and_the_result_tells(
+def test_pool_in_a_file_is_copied_and_reported(
     polite: RemoteDevice, tmp_path: Path, way: str
 ) -> None:
     file = tmp_path / "frames"

@@ -159,7 +159,7 @@ def test_a_machine_is_not_asked_for_more_threads_than_it_has_processors(
     assert asked == [None, 1, MOST_THREADS]
 
 
-def test_what_an_error_repeats_is_cut() -> None:
+def test_long_error_text_is_cut() -> None:
     long = failure_of(InvalidArgument("\0" * 10_000_000))
     assert len(long.message) < 20_000
     assert failure_of(InvalidArgument("short")).message == "short"
@@ -304,7 +304,7 @@ def test_a_greeting_is_short() -> None:
         guest.connection.close()
 
 
-def test_a_flood_of_clients_that_leave_holds_nobody() -> None:
+def test_flood_of_leaving_clients_blocks_no_client() -> None:
     given, guests = socket.socketpair()
     host = Host(("none", "none:none", "none"), guests, (os.getpid(), os.getppid()))
     guest = cast("Guest", type("Gone", (), {"is_admitted": False}))
@@ -430,7 +430,7 @@ def test_a_user_seals_nothing_for_another(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("kind", [DType.BOOL, DType.INT32, DType.UINT8, DType.FLOAT32])
-def test_what_may_be_an_index_is_read_once(kind: DType) -> None:
+def test_indexes_in_shared_memory_are_read_once(kind: DType) -> None:
     """NumPy checks indices, and counts what a mask has, before it goes by them: who lent them
     changes them in between.
     """

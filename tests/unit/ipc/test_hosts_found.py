@@ -94,7 +94,7 @@ def test_a_stopped_host_without_clients_is_replaced() -> None:
     close_all([first.page, first.output, first.pidfd])
 
 
-def test_who_holds_the_address_and_takes_nobody_on_is_left_alone() -> None:
+def test_process_that_accepts_no_connection_is_left_alone() -> None:
     with listening(0) as listener:
         taken = fill(listener.getsockname())
         with found() as started:
@@ -103,7 +103,7 @@ def test_who_holds_the_address_and_takes_nobody_on_is_left_alone() -> None:
             sock.close()
 
 
-def test_who_is_stopped_and_no_host_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_process_that_is_no_host_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starting, "is_stopped", lambda process: process == os.getpid())
     with listening(8), found() as started:
         assert started.child
@@ -173,7 +173,7 @@ def test_a_service_without_room_is_named(tmp_path: Path, monkeypatch: pytest.Mon
             sock.close()
 
 
-def test_what_a_process_is() -> None:
+def test_command_and_state_of_a_process_are_read() -> None:
     assert command_of(os.getpid())
     assert not is_stopped(os.getpid())
     child = os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
@@ -191,7 +191,7 @@ def test_what_a_process_is() -> None:
     assert not is_stopped(child)
 
 
-def test_connecting_to_nobody_says_so() -> None:
+def test_connecting_without_a_listener_is_refused() -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock,
         pytest.raises(ConnectionRefusedError),

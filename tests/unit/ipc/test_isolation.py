@@ -228,7 +228,7 @@ def test_a_driver_that_dies_once_answers_in_the_same_call() -> None:
         assert "run repeated" in outputs.receipt.notes[0]
 
 
-def test_one_death_is_one_death_however_many_runs_found_it() -> None:
+def test_death_found_by_several_runs_counts_once() -> None:
     with compiled(ALONE) as model, ThreadPoolExecutor(8) as threads:
         check(model(X))
         pid = host()
@@ -340,7 +340,7 @@ def test_a_thread_that_hangs_is_left_at_the_deadline_and_at_a_cancellation() -> 
         check(model(X))
 
 
-def test_what_is_said_of_a_death_is_how_it_ended(caplog: pytest.LogCaptureFixture) -> None:
+def test_note_of_a_death_says_how_the_process_ended(caplog: pytest.LogCaptureFixture) -> None:
     """And no number of an error of the socket."""
     with compiled(ALONE) as model:
         check(model(X))
@@ -369,7 +369,7 @@ def test_garbage_in_the_stream_ends_the_process_and_not_the_call() -> None:
         check(model(X))
 
 
-def test_what_a_driver_writes_enters_the_log(
+def test_output_of_a_driver_is_logged(
     caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with caplog.at_level(logging.INFO, "penstock.ipc"), compiled() as model:
@@ -518,7 +518,7 @@ def test_arrays_in_pools_are_not_copied() -> None:
         del x, out, outputs
 
 
-def test_what_dlpack_made_of_a_pool_is_not_copied_and_is_that_pool() -> None:
+def test_dlpack_view_of_a_pool_is_not_copied() -> None:
     """Each array has an owner of its own, which may lie where the one of another pool lay."""
     with compiled(ALONE) as model:
         for turn in range(20):
@@ -565,7 +565,7 @@ def test_values_between_isolated_devices_are_not_copied() -> None:
         assert len(outputs.receipt.copies) == 2
 
 
-def test_nothing_is_left_when_hosts_are_closed() -> None:
+def test_closed_hosts_leave_nothing_open() -> None:
     with compiled() as model:
         check(model(X))
         pid = host()

@@ -77,7 +77,7 @@ def sealed_here(origin: str) -> Seal:
         return Seal("d", "1", files=(1, 0))
 
 
-def test_what_the_parent_sealed_is_read_there_and_in_process(
+def test_entry_sealed_by_the_parent_loads_in_both_processes(
     started: Callable[[str], ParentKeeper], handle: Held
 ) -> None:
     keepers.kept_by(started(OWN))
@@ -92,7 +92,7 @@ def test_what_the_parent_sealed_is_read_there_and_in_process(
         sealed_here(OTHER).load([handle], [], TOKEN, BINDING)
 
 
-def test_the_parent_seals_for_its_origin_whatever_the_driver_says(
+def test_parent_seals_for_the_origin_of_the_driver(
     started: Callable[[str], ParentKeeper], handle: Held
 ) -> None:
     genuine = sealed_here(OWN)
@@ -109,7 +109,7 @@ def test_the_parent_seals_for_its_origin_whatever_the_driver_says(
     assert genuine.load([handle], [], TOKEN, BINDING).entry == header.entry
 
 
-def test_a_driver_that_calls_itself_another_cannot_be_taken_for_it(
+def test_driver_cannot_take_the_name_of_another(
     started: Callable[[str], ParentKeeper], handle: Held
 ) -> None:
     keepers.kept_by(started(OTHER))

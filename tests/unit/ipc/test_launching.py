@@ -67,7 +67,7 @@ def test_in_namespaces_the_driver_is_the_second_process() -> None:
 
 
 @pytest.mark.parametrize("how", ["on", "off", "refused"])
-def test_a_signal_that_ends_the_driver_is_told_as_it_was(how: str) -> None:
+def test_launcher_reports_the_signal_that_ended_the_driver(how: str) -> None:
     _, (signalled, status) = launched(how, "kill")
     assert signalled
     assert os.WTERMSIG(status) == 9
@@ -82,7 +82,7 @@ def test_a_signal_that_ends_the_driver_is_told_as_it_was(how: str) -> None:
         ("off", "switched off by the knob namespaces"),
     ],
 )
-def test_where_they_cannot_be_had_the_driver_is_started_without(how: str, reason: str) -> None:
+def test_driver_starts_without_unavailable_namespaces(how: str, reason: str) -> None:
     (holds, detail, pid), (_, status) = launched(how)
     assert not holds
     assert pid > 2

@@ -95,7 +95,7 @@ def test_bytes_beyond_the_limit_are_refused_by_name() -> None:
     assert account.used == 0
 
 
-def test_several_connections_share_what_is_around_them() -> None:
+def test_accounts_of_connections_share_a_total() -> None:
     around = Account(150, "all connections")
     one, two = (Account(100, "one connection", around) for _ in range(2))
     kept = one.own(100)
@@ -126,7 +126,7 @@ def test_memory_counts_once_and_its_further_mappings_as_page_tables(memory: int)
     assert (one.used, two.used, around.used) == (0, 0, 0)
 
 
-def test_what_may_grow_counts_as_it_is_claimed() -> None:
+def test_growing_memory_counts_with_its_claimed_size() -> None:
     """It is mapped later than it is counted."""
     account = Account(16 * LIMIT, "one connection")
     fd = os.memfd_create("grows", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -151,7 +151,7 @@ def test_no_more_counts_than_there_is(memory: int) -> None:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3 * LIMIT), st.booleans()), max_size=30)
 )
 @settings(max_examples=30, deadline=None)
-def test_whatever_is_released_counts_no_more(steps: list[tuple[int, int, bool]]) -> None:
+def test_released_memory_counts_no_more(steps: list[tuple[int, int, bool]]) -> None:
     total = Account(6 * LIMIT, "all connections")
     accounts = [Account(4 * LIMIT, "one connection", total) for _ in range(2)]
     fds = [os.memfd_create("counted") for _ in range(2)]
@@ -305,7 +305,7 @@ WAYS: Final = ("execute", "reusable", "fenced", "ring", "copied", "model")
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_too_much_is_refused_and_not_mapped(memory: int, way: str) -> None:
+def test_memory_beyond_the_limit_is_refused_unmapped(memory: int, way: str) -> None:
     served = Served()
     with served.client() as (device, account):
         before = account.used
@@ -319,7 +319,7 @@ def test_what_is_too_much_is_refused_and_not_mapped(memory: int, way: str) -> No
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "copied"])
-def test_what_fits_is_counted_while_it_is_used_and_given_back(memory: int, way: str) -> None:
+def test_lent_memory_counts_until_its_release(memory: int, way: str) -> None:
     served = Served()
     with served.client() as (device, _):
         for _ in range(3):
@@ -416,7 +416,7 @@ def test_messages_count_while_their_calls_are_under_way() -> None:
 
 
 @pytest.mark.parametrize("service", [False, True])
-def test_connections_beyond_the_limit_are_told_why(
+def test_connections_beyond_the_limit_get_the_reason(
     monkeypatch: pytest.MonkeyPatch, service: bool
 ) -> None:
     monkeypatch.setattr(process, "MAX_CLIENTS", 3)

@@ -39,14 +39,14 @@ def machine(state: Path) -> Path:
     return found
 
 
-def test_nobody_else_can_enter_it(state: Path) -> None:
+def test_meeting_folder_is_private(state: Path) -> None:
     with meeting() as found:
         assert found is not None
     assert machine(state).stat().st_mode & 0o777 == 0o700
     assert (state / places.NAME).stat().st_mode & 0o777 == 0o700
 
 
-def test_who_listens_is_found_and_who_has_ended_is_replaced() -> None:
+def test_listener_is_found_and_replaced_after_its_end() -> None:
     with meeting() as found:
         assert found is not None
         assert found.connect(NAME, 1) is None
@@ -62,7 +62,7 @@ def test_who_listens_is_found_and_who_has_ended_is_replaced() -> None:
             pass
 
 
-def test_of_many_at_a_time_one_listens() -> None:
+def test_one_of_many_starting_processes_listens() -> None:
     made: list[socket.socket] = []
     go_on = threading.Event()
 
@@ -133,7 +133,7 @@ def test_without_a_directory_each_client_has_a_host_of_its_own(
         close_all([each.page, each.output, each.pidfd])
 
 
-def test_abstract_addresses_that_others_hold_stop_nobody() -> None:
+def test_foreign_abstract_addresses_block_no_start() -> None:
     """There is no address that another user could be first at."""
     first = connect(PLACE)
     names = Path("/proc/net/unix").read_text("utf-8", "replace")

@@ -81,7 +81,7 @@ def with_constants(pool: ConstantPool, *places: tuple[int, int]) -> Model:
     return Model((graph,), (pool,))
 
 
-def test_what_models_read_of_constants_counts_beyond_the_pool() -> None:
+def test_constants_of_models_count_after_the_pool_is_closed() -> None:
     mine = Account(1 << 20, "one connection")
     fd = os.memfd_create("constants", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(fd, 4096)

@@ -285,7 +285,7 @@ def test_a_burst_is_one_run_at_a_time_and_none_after_close(slow: ChildChannel) -
         burst.execute(host(four(), four()), PLAIN)
 
 
-def test_nothing_stays_open(alone: ChildChannel) -> None:
+def test_ring_leaves_nothing_open(alone: ChildChannel) -> None:
     def counts() -> tuple[int, int]:
         # What was dropped is told with the next message.
         RemoteDevice(alone).check()
@@ -351,7 +351,7 @@ def test_after_a_long_run_the_next_request_is_looked_for_longer(
         channel.close()
 
 
-def test_the_other_sides_death_is_noticed_by_whatever_tells_of_it(here: InProcess) -> None:
+def test_ring_notices_the_death_of_the_other_side(here: InProcess) -> None:
     burst = opened(here)
     timer = threading.Timer(0.05, here.die)
     timer.start()

@@ -215,7 +215,7 @@ def test_a_binding_that_makes_no_sense_is_refused_and_the_ring_goes_on(
     ),
     st.integers(0, 6),
 )
-def test_whatever_is_written_the_server_answers_or_ends(
+def test_ring_server_answers_or_ends_for_any_bytes(
     writes: list[tuple[int, bytes]], newest: int
 ) -> None:
     rig = Rig()
@@ -406,7 +406,7 @@ def test_a_doorbell_whose_other_end_is_closed_is_a_death() -> None:
 
 
 @pytest.mark.parametrize("make", [os.memfd_create, lambda _: os.eventfd(0), lambda _: udp()])
-def test_what_is_no_doorbell_is_refused_and_closed(make: Callable[[str], int]) -> None:
+def test_doorbell_that_is_no_pipe_is_refused_and_closed(make: Callable[[str], int]) -> None:
     fd = make("none")
     with pytest.raises(InvalidArgument, match="a doorbell is a pipe"):
         Doorbell(fd, -1)
@@ -512,7 +512,7 @@ def test_a_pools_region_is_mapped_once_and_its_descriptor_is_its_own() -> None:
         LentPool(Memory("ashmem", None, 16))
 
 
-def test_a_ring_that_cannot_tell_of_its_end_gives_back_its_place(
+def test_ring_that_cannot_report_its_end_frees_its_place(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = rig.serve()

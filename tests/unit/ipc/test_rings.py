@@ -215,7 +215,7 @@ def test_a_run_that_nobody_waits_for_keeps_no_other(here: Counting) -> None:
     np.testing.assert_array_equal(late, four(9.0))
 
 
-def test_what_a_late_run_writes_is_not_read_by_the_next() -> None:
+def test_next_run_ignores_writes_of_a_late_run() -> None:
     """One ring: a run that missed its deadline writes where it was told to, after the next run's
     input was copied in.
     """
@@ -261,7 +261,7 @@ def test_memory_in_a_pool_is_lent_when_it_comes_again_and_no_longer_than_it_is_t
     check(prepared)
 
 
-def test_a_pool_in_the_place_of_another_is_not_taken_for_it(here: Counting) -> None:
+def test_new_pool_with_an_old_descriptor_is_told_apart(here: Counting) -> None:
     prepared = prepared_on(here)
     for turn in range(30):
         with MemoryPool.anonymous(4096) as pool:
@@ -289,7 +289,7 @@ def test_more_pools_than_a_ring_keeps_bound(here: Counting, way: str) -> None:
     assert len(here.dispatcher._lent) <= MOST_BOUND + 1
 
 
-def test_what_is_bound_to_a_model_that_is_closed_goes_with_it(here: Counting) -> None:
+def test_closed_model_frees_its_bindings(here: Counting) -> None:
     device = RemoteDevice(here)
     kept, closed = (device.prepare_model(slow_model(), PrepareConfig()) for _ in range(2))
     with MemoryPool.anonymous(4096) as pool:
@@ -369,9 +369,7 @@ def test_the_death_of_the_other_side_ends_a_run_and_all_rings(here: Counting) ->
     assert rings_of(prepared)._count == 0
 
 
-def test_a_ring_is_over_where_the_connection_says_that_nobody_is_there(
-    here: Counting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ring_ends_with_its_connection(here: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host of a service may hang, and nobody here can end it."""
     channel: Any = here
     reasons = [""]
@@ -448,7 +446,7 @@ class TestTheDevicesSide:
         with pytest.raises(InvalidArgument, match="no prepared model or burst"):
             call(ring.RUN)
 
-    def test_a_pool_that_is_closed_unbinds_what_uses_it(self, here: Counting) -> None:
+    def test_closed_pool_is_unbound(self, here: Counting) -> None:
         from penstock.ipc.remote import lend_pool
 
         prepared = prepared_on(here)

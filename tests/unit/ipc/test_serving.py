@@ -61,7 +61,7 @@ class _Slow:
         """Nothing is kept."""
 
 
-def test_what_a_client_drops_is_closed_in_one_thread() -> None:
+def test_dropped_objects_are_closed_in_one_thread() -> None:
     ours, theirs = map(Connection, socket.socketpair())
     dispatcher, ended = _Slow(), threading.Event()
     Client(theirs, [cast("Dispatcher", dispatcher)], ended.set).start()
@@ -113,7 +113,7 @@ class _Choosy(InterceptingDevice):
     ("alignment", "padding", "unit"),
     [(16, 1, 64), (256, 64, 256), (64, 1024, 1024), (1 << 40, 1, 4096), (-5, 96, 4096)],
 )
-def test_what_is_copied_for_a_device_lies_as_it_prefers(
+def test_copies_for_a_device_have_its_preferred_layout(
     way: str, alignment: int, padding: int, unit: int
 ) -> None:
     device, over = _Choosy(alignment, padding), threading.Event()
@@ -141,7 +141,7 @@ def test_what_is_copied_for_a_device_lies_as_it_prefers(
     assert over.wait(10)
 
 
-def test_progress_told_after_the_answer_is_dropped() -> None:
+def test_progress_after_the_answer_is_dropped() -> None:
     ours, theirs = map(Connection, socket.socketpair())
     session = Session(ours)
 

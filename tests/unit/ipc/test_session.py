@@ -73,7 +73,7 @@ def test_a_life_is_the_callers_own_and_ends_with_the_session() -> None:
             session.call(0, CALL)
 
 
-def test_whoever_finds_the_end_tells_of_it_before_the_descriptors_close() -> None:
+def test_end_of_a_session_is_reported_before_descriptors_close() -> None:
     ours, theirs = socket.socketpair()
     telling, told, closed = threading.Event(), threading.Event(), []
 
@@ -95,7 +95,7 @@ def test_whoever_finds_the_end_tells_of_it_before_the_descriptors_close() -> Non
         session.call(0, CALL)
 
 
-def test_what_an_abandoned_call_was_given_goes_with_the_session() -> None:
+def test_session_frees_the_arguments_of_abandoned_calls() -> None:
     ours, theirs = socket.socketpair()
     gc.collect()
     before = live_mappings()
@@ -142,7 +142,7 @@ def test_memory_of_a_call_that_failed_is_lent_anew() -> None:
 @pytest.mark.parametrize(
     ("made", "dropped"), [(wire.Made(7), 7), (wire.Reported(NO_CACHE_REPORT), None)]
 )
-def test_what_an_abandoned_call_made_is_dropped_and_nothing_else(
+def test_session_drops_only_the_results_of_abandoned_calls(
     made: wire.Made | wire.Reported, dropped: int | None
 ) -> None:
     ours, theirs = socket.socketpair()

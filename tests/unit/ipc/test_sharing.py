@@ -61,7 +61,7 @@ def test_equal_preparations_are_one_and_closed_by_the_last() -> None:
     ],
     ids=str,
 )
-def test_other_configurations_are_others(other: PrepareConfig) -> None:
+def test_other_configurations_prepare_anew(other: PrepareConfig) -> None:
     device = Counting()
     shared = SharingDevice(device)
     one, two = (
@@ -74,7 +74,7 @@ def test_other_configurations_are_others(other: PrepareConfig) -> None:
     assert device.closed == 2
 
 
-def test_other_models_are_others() -> None:
+def test_other_models_prepare_anew() -> None:
     device = Counting()
     shared = SharingDevice(device)
     for case in every_case()[:4]:
@@ -82,7 +82,7 @@ def test_other_models_are_others() -> None:
     assert device.made == 4
 
 
-def test_what_one_client_prepares_twice_is_two() -> None:
+def test_client_that_prepares_twice_gets_two_models() -> None:
     device = Counting()
     shared = SharingDevice(device)
     one, other = ClientDevice(shared), ClientDevice(shared)

@@ -48,11 +48,11 @@ def test_the_fall_back_has_the_other_half(deadline: float) -> None:
 
 
 @pytest.mark.parametrize("deadline", [6.5, 8, 60])
-def test_one_that_is_found_to_hang_in_time_is_waited_for(deadline: float) -> None:
+def test_process_that_resumes_in_time_is_kept(deadline: float) -> None:
     assert Process(0).given_up_at(deadline) is None
 
 
-def test_what_is_said_of_it_is_so_before_it_is_killed() -> None:
+def test_stopped_process_is_reported_before_it_is_killed() -> None:
     process = Process(0)
     clock = StoppedProcess(process.is_stopped, "it", LIMIT, SECOND, lambda: process.now)
     told = ""
@@ -68,7 +68,7 @@ def test_what_is_said_of_it_is_so_before_it_is_killed() -> None:
     )
 
 
-def test_one_that_stops_late_is_not_waited_for() -> None:
+def test_process_that_stops_late_is_given_up() -> None:
     given_up = Process(17).given_up_at(20)
     assert given_up is not None
     assert 17 < given_up < 17.5

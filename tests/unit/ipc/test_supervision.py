@@ -87,7 +87,7 @@ def test_everybody_who_waits_gets_the_one_that_is_started(links: type[_Link]) ->
     supervisor.close()
 
 
-def test_a_start_that_fails_is_told_and_counted(links: type[_Link]) -> None:
+def test_failed_start_is_reported_and_counted(links: type[_Link]) -> None:
     links.failure = DeviceUnavailable("no such driver")
     links.ready.set()
     supervisor = Supervisor(PLACE)
@@ -97,7 +97,7 @@ def test_a_start_that_fails_is_told_and_counted(links: type[_Link]) -> None:
     supervisor.close()
 
 
-def test_one_that_is_there_after_close_is_left(
+def test_process_started_after_close_is_ended(
     links: type[_Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervision, "END_SECONDS", 0.05, raising=False)

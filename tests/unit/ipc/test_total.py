@@ -296,7 +296,7 @@ def test_attributes_of_the_right_form_are_taken() -> None:
     assert dict(received) == {"a": None, "b": (1, 2.5)}
 
 
-def test_what_has_no_bytes_cannot_be_sent() -> None:
+def test_value_without_an_encoding_cannot_be_sent() -> None:
     model = every_case()[0].model
     from msgspec.structs import replace
 

@@ -147,7 +147,7 @@ def test_more_descriptors_than_are_taken_are_no_frame(pair: tuple[Connection, Co
         right.receive(soon())
 
 
-def test_who_takes_no_descriptors_gets_none() -> None:
+def test_connection_without_descriptors_receives_none() -> None:
     with Resources.unchanged("a pair of connections"):
         left, theirs = socket.socketpair()
         right = Connection(theirs, 0)
@@ -238,7 +238,9 @@ def test_an_end_in_the_middle_of_a_frame(pair: tuple[Connection, Connection]) ->
         right.receive(soon())
 
 
-def test_too_much_cannot_be_sent(pair: tuple[Connection, Connection]) -> None:
+def test_message_with_too_many_descriptors_cannot_be_sent(
+    pair: tuple[Connection, Connection],
+) -> None:
     left, _ = pair
     with pytest.raises(WireError, match="descriptors beside one message"):
         left.send(b"", [0] * (wire.MAX_HANDLES + 1), soon())

@@ -137,7 +137,7 @@ def test_runs_of_several_programs_go_one_after_another_as_they_came(way: str) ->
     assert device.most == 1
 
 
-def test_who_waits_for_another_program_keeps_to_his_deadline() -> None:
+def test_run_waiting_for_another_program_keeps_its_deadline() -> None:
     device = Narrow()
     shared = SharingDevice(device)
     with client(shared) as one, client(shared) as other:

@@ -51,7 +51,7 @@ def opened(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_of_any_depth(tmp_path: Path, opened: int) -> None:
+def test_removal_empties_folders_of_any_depth(tmp_path: Path, opened: int) -> None:
     nest(tmp_path / "scratch", DEPTH)
     assert empty(opened)
     assert not list((tmp_path / "scratch").iterdir())

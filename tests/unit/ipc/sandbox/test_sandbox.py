@@ -106,7 +106,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_a_driver_needs_is_left_to_it() -> None:
+def test_sandbox_allows_what_a_driver_needs() -> None:
     assert tried()["allowed"] == dict.fromkeys(tried()["allowed"], "done")
 
 
@@ -116,7 +116,7 @@ def test_threads_that_start_later_are_held() -> None:
     assert tried()["in a thread"] == "EACCES"
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandbox_reports_missing_protection(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise OSError(38, "Function not implemented")
 
