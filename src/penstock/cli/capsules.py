@@ -179,7 +179,7 @@ def describe(capsule: Capsule) -> dict[str, Any]:
     """The capsule for `--json`: its manifest without plan and receipt."""
     import msgspec
 
-    # Neither is decoded: a capsule may come from anywhere, and they from whoever made it.
+    # Neither is decoded: a capsule may come from an untrusted source.
     left_out = dict.fromkeys(("plan", "receipt"), msgspec.Raw(b"null"))
     manifest = msgspec.structs.replace(capsule.manifest, **left_out)
     data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(manifest))

@@ -166,7 +166,7 @@ def svg(console: Console, title: str) -> str:
 
 
 def _cell(value: object) -> str:
-    # The end of a line in a name would begin a row that is none.
+    # A line break in a name would look like a new row.
     return "" if value is None else printable(str(value)).replace("\n", "\\n")
 
 

@@ -41,7 +41,7 @@ def cut_into_subsets(
     if not cluster:
         found = _consecutive(plan, wanted)
     else:
-        # Nodes of the other kind that are ready too are what makes a difference.
+        # The order differs only if nodes of the other kind are ready, too.
         first = next((n in wanted for n in plan), False)
         found = _alternating(plan, wanted, depends, first)
         if any((n in wanted) is not first and not depends[n] for n in plan):

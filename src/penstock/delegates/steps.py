@@ -260,7 +260,7 @@ class KernelStep:
         delegate, node = kernel.delegate, kernel.node
         changing = {t: np.array(values[before]) for t, (before, _) in self._changed.items()}
         writable = (*self._written, *changing, *node.temporaries)
-        # Strings are new objects in each run, so that nobody's array changes under him.
+        # Strings are new objects in each run, so that a caller's array does not change.
         for operand in self._strings:
             held = self._graph.model.operands[operand]
             values[operand] = blank(held.dtype, static_shape(held.shape) or ())

@@ -141,7 +141,7 @@ class Started(Ending):
     def __init__(self, work: Callable[[], object], *, fenced: bool) -> None:
         self._work, self._fenced = work, fenced
         self._done = EventFence()
-        # A fence that nobody signals must not keep the process from ending.
+        # A fence that is never signalled must not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="penstock-nnapi", daemon=True)
         self._thread.start()
 

@@ -111,7 +111,7 @@ def extension_bytes(data: object, length: object, what: str) -> bytes:
             raise unexpected_null(f"{what} of {size} bytes")
         return b""
     try:
-        # A number is no buffer, though `bytes` would take it for a count.
+        # `bytes` would accept a number as a count; `memoryview` rejects it.
         view = memoryview(data)  # type: ignore[arg-type]  # anything may be passed
         content = view.tobytes()
     except TypeError:

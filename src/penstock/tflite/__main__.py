@@ -58,8 +58,7 @@ def _run(program: str) -> None:
         _put_first(str(path))
         runpy.run_path(program, run_name="__main__")
         return
-    # Read before anything is changed, as python does; the frames of a defect in it are the
-    # program's alone.
+    # Read before anything is changed, as python does. A traceback then has the program's frames.
     try:
         with io.open_code(str(path.absolute())) as file:
             source = file.read()

@@ -66,7 +66,7 @@ class _InterpreterLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         from penstock import tflite
 
-        # The import system takes what stands in sys.modules afterwards, and binds it in the parent.
+        # The import system then uses the module in sys.modules, also for the parent's attribute.
         sys.modules[module.__name__] = tflite
 
 

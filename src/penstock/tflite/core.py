@@ -103,7 +103,7 @@ class Core:
         self._entered: dict[int, int] = {}
         self._busy = threading.Lock()
         self._closed = False
-        # A program written for LiteRT closes nothing: drivers' models go with the last reference.
+        # Programs for LiteRT close nothing: the last reference frees the drivers' models.
         weakref.finalize(self, _close, self._graphs).atexit = False
 
     @property

@@ -405,8 +405,7 @@ class Graph:
             return self._session.compile(self._shaped())
         from penstock.delegates.steps import DelegatedModel
 
-        # Kernels are prepared for one set of shapes, and a delegate may have left with the last
-        # one.
+        # Kernels are prepared for one set of shapes, and a delegate may have been removed.
         self._drop_programs()
         graph.at(self._shaped())
         return DelegatedModel(graph, self._session.compile)

@@ -165,7 +165,7 @@ class Interpreter(Closing):
             fuse_nodes=not experimental_disable_delegate_node_fusion,
         )
         self._core = Core(session)
-        # LiteRT's name, by which its programs reach the delegates that an interpreter was given.
+        # Programs for LiteRT find the interpreter's delegates under this name.
         self._delegates = added
         try:
             for delegate in added:

@@ -94,7 +94,7 @@ def open_path(path: str | bytes | os.PathLike[Any]) -> LoadedFile:
     except (OSError, ValueError) as error:
         raise ValueError(f"Could not open '{name}'.{NULL_MODEL}\n{error}") from error
     if not stat.S_ISREG(stamp.st_mode):
-        # What a pipe gives is nobody else's, and may be waited for.
+        # A pipe's content cannot be shared, and reading it may block.
         return _made(lambda: _read(name), None)
     key = (
         "path",

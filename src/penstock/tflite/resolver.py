@@ -50,7 +50,7 @@ def placed_by(resolver: object) -> Placed:
     if (reason := _unusable(BUILTIN_DEVICE)) is not None:
         told = texts.NO_BUILTIN_KERNELS.format(reason=reason)
         return Placed((FALLBACK_DEVICE,), Policy(accuracy="exact"), told)
-    # By NNAPI's rule the device gets whatever it takes, also where the reference would be faster.
+    # NNAPI's rule gives the device all that it supports, even if the reference is faster.
     return Placed((BUILTIN_DEVICE, FALLBACK_DEVICE), Policy(placement="nnapi"))
 
 

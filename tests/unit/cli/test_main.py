@@ -725,7 +725,7 @@ def test_bench_tunes_and_a_later_one_remembers(
         "measuring.BUDGET_NS",
         "measuring.WARM_NS",
         "measuring.SAMPLE_NS",
-        "rest.WINDOW_NS",
+        "measuring.WINDOW_NS",
     ):
         monkeypatch.setattr(f"penstock.runtime.{name}", 1)
     given = ("bench", model, "-d", "sample", "-d", "reference", "--runs", "2", "--json")

@@ -95,7 +95,7 @@ def draw_mask(
 ) -> Image.Image:
     """A copy of *picture* with every class but 0 tinted, and the lines of *legend* that fit."""
     palette = np.array([colour.rgb for colour in COLOURS], np.uint8)
-    # One more than the colours, so that a class whose colour is the first one is told from class 0.
+    # Class 0 gets a number beyond the colours, so that it differs from the first colour.
     small = np.where(classes == 0, len(COLOURS), classes % len(COLOURS)).astype(np.uint8)
     mask = np.asarray(Image.fromarray(small).resize(picture.size, Image.Resampling.NEAREST))
     base = np.asarray(picture.convert("RGB"), np.float32)

@@ -145,7 +145,7 @@ def _is_classifier(results: Results) -> bool:
     numeric = dtype.is_float or dtype.is_integer
     if not numeric or array.ndim == 0:
         return False
-    # What is convolved down to one place keeps that place's height and width, [1, classes, 1, 1].
+    # A convolution down to one place keeps its height and width: [1, classes, 1, 1].
     classes = array.shape[1] if array.ndim == 4 and array.shape[2:] == (1, 1) else array.shape[-1]
     if classes < 2 or array.size != classes:
         return False

@@ -150,7 +150,7 @@ def explain(
     )
     for each in steps:
         nearest = each.explanation.nearest
-        # Against another model's entry everything differs, and none of it helps.
+        # Compared with another model's entry everything differs, which does not help.
         if nearest is not None and "structure" not in each.explanation.changed:
             output.line(f"step {each.step.index}, against entry {nearest.token[:SHORT]}:")
             rows = [readable(*change) for change in changes(each)]
@@ -256,7 +256,7 @@ def prewarm(
         signature=signature,
         shapes=shape,
     )
-    # Without a place to keep anything the compiles would be in vain.
+    # Without a cache directory the compiles would be useless.
     arguments["cache"] = default_directory() if directory is None else named_directory(directory)
     opening.warn_of_settings(output)
     warmed = [compile_one(output, path, arguments) for path in models]

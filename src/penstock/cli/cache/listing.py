@@ -157,4 +157,4 @@ def file_size(path: Path) -> str:
     try:
         return counted(path.lstat().st_size, "byte")
     except OSError:
-        return "gone"
+        return "removed"

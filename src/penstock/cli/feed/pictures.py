@@ -98,7 +98,7 @@ def open_picture(path: InputFile) -> tuple[Image.Image, list[str]]:
 
 def _left_out(picture: Image.Image) -> list[str]:
     notes = []
-    # Photographs of telephones hold a preview or a map of brightness beside the picture.
+    # Telephones store a preview or a brightness map beside a photograph.
     if picture.format == "PNG" and (number := getattr(picture, "n_frames", 1)) > 1:
         notes.append(f"the file is an animation of {number} pictures; the first is fed")
     if picture.has_transparency_data and _least_alpha(picture) < 255:

@@ -124,7 +124,7 @@ def _other_than_waveform(first: FirstOperations, model: Model) -> str:
     operation, shape = first.operation, first.value.shape or ()
     if operation is None:
         return ""
-    # A first dimension that is unknown is that of a batch.
+    # An unknown first dimension is a batch.
     long = [d for d in (shape[1:] if len(shape) > 1 and shape[0] is None else shape) if d != 1]
     if operation.type in PRODUCTS and len(long) == 1 and shape[-1] == long[0]:
         return (

@@ -69,7 +69,7 @@ def while_loop(op: OperationLowering) -> None:
         body_subgraph_index=op.subgraph("body", passed),
     )
     for value, result in zip(values, results, strict=True):
-        # Of what stays inside the loop nothing else says so.
+        # Values that stay inside the loop have no other source of their extension type.
         op.graph.annotate(result, op.ir(value).extension)
     for place in range(len(outputs)):
         op.bind(place, results[place])
