@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from penstock.driverkit.site import Site, require
-from penstock.driverkit.types import F32, activation
+from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.types import ACTIVATIONS, F32, activation, activations, one_scale_a_channel
 from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations.custom_options import transpose_conv_bias
@@ -50,6 +50,44 @@ def require_rows(site: Site) -> None:
     require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
     site.shape(), site.output_shape()
     require(len(site.shape(1)) == 2, "weights of another rank than 2")
+
+
+def check_layer(
+    site: Site, quantized: AccuracyClass, *, data: int = 0, weights: int = 1, bias: int = 2
+) -> AccuracyClass:
+    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
+    int32 bias, which is *quantized*; or float32 data with constant 8-bit weights, where TFLite
+    quantises the data as it runs and engines do not.
+    """
+    activation(site, ACTIVATIONS)
+    accuracy = activations(site, [data], quantized)
+    is_quantized = site.input(data).dtype is not F32
+    if not is_quantized:
+        is_real = not site.has(bias) or site.input(bias).dtype is F32
+        require(is_real, "a bias that is not float32")
+        if site.input(weights).dtype is F32:
+            return accuracy
+    site.value(weights, "its quantised filter")
+    if site.input(weights).dtype not in QUANTIZED:
+        site.refuse_types()
+    require(site.input(weights).quantization is not None, "quantised weights without a scale")
+    one_scale_a_channel(site, weights)
+    if is_quantized and site.has(bias):
+        site.value(bias, "its quantised bias")
+        require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
+    return accuracy if is_quantized else "relaxed"
+
+
+def check_transposed(site: Site) -> None:
+    """Refuses a TRANSPOSE_CONV whose filter does not suit its image."""
+    site.integers(0, "its output shape")
+    windows(site, site.output_shape()[1:3], site.shape(1)[1:3])
+    require(site.shape(1)[3] == site.shape(2)[3], "filter and image of different channels")
+
+
+def require_floats(site: Site) -> None:
+    """Refuses an operation of anything but float32."""
+    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
 
 
 def check_l2(site: Site) -> AccuracyClass:

@@ -60,36 +60,20 @@ class Provider(msgspec.Struct, frozen=True):
 
 CPU: Final = Provider("CPUExecutionProvider", "cpu", DeviceType.CPU)
 
-OTHERS: Final = (
-    (Provider("CUDAExecutionProvider", "cuda", DeviceType.GPU, ("cuda",)), "cuda", "", ""),
-    (
-        Provider("TensorrtExecutionProvider", "tensorrt", DeviceType.GPU, ("cuda", "tensorrt")),
-        "tensorrt", "", "",
-    ),
-    (Provider("MIGraphXExecutionProvider", "migraphx", DeviceType.GPU, ("rocm",)), "migraphx", "", ""),
-    (Provider("ROCMExecutionProvider", "rocm", DeviceType.GPU, ("rocm",)), "rocm", "", ""),
-    (
-        Provider("OpenVINOExecutionProvider", "openvino", DeviceType.ACCELERATOR, ("openvino",)),
-        "openvino", "onnxruntime-openvino", "",
-    ),
-    (
-        Provider("QNNExecutionProvider", "qnn", DeviceType.ACCELERATOR, ("hexagon", "qnn")),
-        "qnn", "onnxruntime-qnn", "",
-    ),
-    (
-        Provider("DmlExecutionProvider", "directml", DeviceType.GPU, ("directml",)),
-        "", "onnxruntime-directml", "",
-    ),
-    (
-        Provider("WebGpuExecutionProvider", "webgpu", DeviceType.GPU, ("webgpu",)),
-        "webgpu", "onnxruntime-webgpu", "",
-    ),
-    (
-        Provider(
-            "CoreMLExecutionProvider", "coreml", DeviceType.ACCELERATOR, ("coreml", "neural_engine")
-        ),
-        "", "", "darwin",
-    ),
+GPU, ANY = DeviceType.GPU, DeviceType.ACCELERATOR
+OTHERS: Final = tuple(
+    (Provider(f"{name}ExecutionProvider", suffix, kind, tuple(known.split())), library, package, system)
+    for name, suffix, kind, known, library, package, system in (
+        ("CUDA", "cuda", GPU, "cuda", "cuda", "", ""),
+        ("Tensorrt", "tensorrt", GPU, "cuda tensorrt", "tensorrt", "", ""),
+        ("MIGraphX", "migraphx", GPU, "rocm", "migraphx", "", ""),
+        ("ROCM", "rocm", GPU, "rocm", "rocm", "", ""),
+        ("OpenVINO", "openvino", ANY, "openvino", "openvino", "onnxruntime-openvino", ""),
+        ("QNN", "qnn", ANY, "hexagon qnn", "qnn", "onnxruntime-qnn", ""),
+        ("Dml", "directml", GPU, "directml", "", "onnxruntime-directml", ""),
+        ("WebGpu", "webgpu", GPU, "webgpu", "webgpu", "onnxruntime-webgpu", ""),
+        ("CoreML", "coreml", ANY, "coreml neural_engine", "", "", "darwin"),
+    )
 )  # fmt: skip
 """Each provider beside the CPU's, and what shows that a build has it: the name of its shared
 library, the name of the package, or the platform whose every build has it.

@@ -9,7 +9,10 @@ import numpy as np
 
 from penstock.driverkit.checks import (
     Windows,
+    check_layer,
+    check_transposed,
     cut_windows,
+    require_floats,
     require_rows,
     transposed_windows,
     windows,
@@ -22,7 +25,6 @@ from penstock.driverkit.types import (
     activation,
     activations,
     one_scale,
-    one_scale_a_channel,
     require_shares,
 )
 from penstock.drivers.onnxruntime.graph import MICROSOFT, Graph, Value, raised
@@ -31,43 +33,15 @@ from penstock.hal import AccuracyClass
 from penstock.ir import DType, NDArray
 
 
-def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
-    int32 bias; or float32 data with constant 8-bit weights, which are dequantised where TFLite
-    quantises the data as it runs.
-    """
-    activation(site, ACTIVATIONS)
-    accuracy = activations(site, [data])
-    kind = site.input(weights).dtype
-    if site.input(data).dtype is not F32:
-        _check_quantized(site, data, weights, bias)
-        return accuracy
-    if site.has(bias):
-        require(site.input(bias).dtype is F32, "a bias that is not float32")
-        require(len(site.input(bias).shape or ()) == 1, "a bias of another rank than 1")
-    if kind is F32:
-        return accuracy
-    require(kind in QUANTIZED, f"{kind.value} weights beside float32 values are not computed here")
-    site.value(weights, "its quantised filter")
-    require(site.input(weights).quantization is not None, "quantised weights without a scale")
-    one_scale_a_channel(site, weights)
-    return "relaxed"
-
-
-def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
-    site.value(weights, "its quantised filter")
-    operand = site.input(weights)
-    if operand.dtype not in QUANTIZED:
-        site.refuse_types()
-    quantization = operand.quantization
-    require(quantization is not None, "quantised weights without a scale")
-    if quantization is not None:
+def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
+    accuracy = check_layer(site, "stepwise", data=data, bias=bias)
+    quantization = site.input(1).quantization
+    if site.input(data).dtype is not F32 and quantization is not None:
         require(min(quantization.scales) > 0, "a filter with a scale of zero")
-    one_scale_a_channel(site, weights)
-    one_scale(site.input(data))
-    if site.has(bias):
-        site.value(bias, "its quantised bias")
-        require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
+        one_scale(site.input(data))
+    elif site.has(bias):
+        require(len(site.input(bias).shape or ()) == 1, "a bias of another rank than 1")
+    return accuracy
 
 
 def real_weights(
@@ -188,7 +162,7 @@ def _check_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(0), site.shape(1)
     site.output_shape()
     windows(site, image[1:3], filters[1:3])
-    return check_layer(site)
+    return _check_layer(site)
 
 
 @rule("CONV_2D", check=_check_conv, layout=first_if_real)
@@ -247,16 +221,13 @@ def attributes(w: Windows, extents: Sequence[int], groups: int = 1) -> dict[str,
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    site.integers(0, "its output shape")
-    image, filters = site.shape(2), site.shape(1)
-    windows(site, site.output_shape()[1:3], filters[1:3])
-    require(filters[3] == image[3], "filter and image of different channels")
+    check_transposed(site)
     w, beyond = transposed_windows(site)
     require(
         all(b < s or b == 0 for b, s in zip(beyond, w.strides, strict=True)),
         "an output that goes beyond what its input reaches",
     )
-    return check_layer(site, data=2, weights=1, bias=3)
+    return _check_layer(site, data=2, bias=3)
 
 
 def _transposed_layout(site: Site, _: Values) -> Layout:
@@ -286,7 +257,7 @@ def _transposed(
 
 
 def _check_transpose_bias(site: Site) -> AccuracyClass:
-    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    require_floats(site)
     site.shape(0), site.shape(1), site.shape(2), site.output_shape()
     return "faithful"
 
@@ -300,7 +271,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
 
 
 def _check_conv_3d(site: Site) -> AccuracyClass:
-    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    require_floats(site)
     activation(site, ACTIVATIONS)
     filters = site.shape(1)
     windows(site, site.shape()[1:4], filters[:3], "dhw")
@@ -323,7 +294,7 @@ def emit_conv_3d(graph: Graph, site: Site) -> None:
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
     require_rows(site)
-    return check_layer(site)
+    return _check_layer(site)
 
 
 @rule("FULLY_CONNECTED", check=_check_fully_connected)

@@ -10,20 +10,22 @@ import numpy as np
 
 from penstock.driverkit.checks import (
     Windows,
+    check_layer,
+    check_transposed,
     cut_windows,
+    require_floats,
     require_rows,
     transposed_windows,
     windows,
 )
 from penstock.driverkit.layout import Values, channels_first, layout_of
-from penstock.driverkit.site import QUANTIZED, Layout, Site, require
+from penstock.driverkit.site import Layout, Site, require
 from penstock.driverkit.types import (
     ACTIVATIONS,
     F32,
     activation,
     activations,
     one_scale,
-    one_scale_a_channel,
     require_shares,
 )
 from penstock.drivers.openvino.graph import Graph, Node, is_above_zero
@@ -37,47 +39,19 @@ MUCH: Final = 1 << 30
 """A bias from which on it is looked at whether sums fit into 32 bits."""
 
 
-def check_layer(site: Site, *, data: int = 0, weights: int = 1, bias: int = 2) -> AccuracyClass:
-    """The class of a layer: all float32; 8-bit data with constant 8-bit weights and a constant
-    int32 bias; or constant 8-bit weights beside float32 values, which TFLite would quantise as it
-    runs and OpenVINO leaves as they are.
-    """
-    activation(site, ACTIVATIONS)
-    accuracy = activations(site, [data], "faithful")
-    if site.is_quantized:
-        _check_quantized(site, data, weights, bias)
-        # Weights with a zero point are added up as float32, which rounds sums.
-        signed = site.input(weights).dtype is DType.INT8
-        return accuracy if signed else "stepwise"
-    if site.has(bias):
-        require(site.input(bias).dtype is F32, "a bias that is not float32")
-    if site.input(weights).dtype is F32:
+def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
+    accuracy = check_layer(site, "faithful", data=data, bias=bias)
+    if not site.is_quantized:
         return accuracy
-    _check_weights(site, weights)
-    return "relaxed"
-
-
-def _check_weights(site: Site, weights: int) -> None:
-    site.value(weights, "its quantised filter")
-    operand = site.input(weights)
-    if operand.dtype not in QUANTIZED:
-        site.refuse_types()
-    require(operand.quantization is not None, "quantised weights without a scale")
-    one_scale_a_channel(site, weights)
-
-
-def _check_quantized(site: Site, data: int, weights: int, bias: int) -> None:
-    _check_weights(site, weights)
     one_scale(site.input(data))
     if site.has(bias):
-        values = site.value(bias, "its quantised bias")
-        require(site.input(bias).dtype is DType.INT32, "a bias that is not int32")
-        largest = int(np.abs(values.astype(np.int64)).max(initial=0))
+        largest = int(np.abs(site.value(bias, "its bias").astype(np.int64)).max(initial=0))
         if largest >= MUCH:
-            products = np.abs(site.value(weights, "its filter").astype(np.int64)).sum() * 255
-            require(
-                largest + products < 1 << 31, "sums of more than 32 bits, which TFLite wraps around"
-            )
+            products = np.abs(site.value(1, "its filter").astype(np.int64)).sum() * 255
+            wraps = largest + products >= 1 << 31
+            require(not wraps, "sums of more than 32 bits, which TFLite wraps around")
+    # Weights with a zero point are added up as float32, which rounds sums.
+    return accuracy if site.input(1).dtype is DType.INT8 else "stepwise"
 
 
 def add_bias(
@@ -162,7 +136,7 @@ def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[
 def _check_conv(site: Site) -> AccuracyClass:
     image, filters = site.shape(0), site.shape(1)
     windows(site, image[1:3], filters[1:3])
-    accuracy = check_layer(site)
+    accuracy = _check_layer(site)
     if site.is_quantized:
         known = site.input(1).quantization
         unsigned = (
@@ -213,12 +187,8 @@ def emit_depthwise_conv_2d(graph: Graph, site: Site) -> None:
 
 
 def _check_transpose_conv(site: Site) -> AccuracyClass:
-    site.integers(0, "its output shape")
-    image, filters = site.shape(2), site.shape(1)
-    output = site.output_shape()
-    windows(site, output[1:3], filters[1:3])
-    require(filters[3] == image[3], "filter and image of different channels")
-    accuracy = check_layer(site, data=2, weights=1, bias=3)
+    check_transposed(site)
+    accuracy = _check_layer(site, data=2, bias=3)
     # Its kernel for whole numbers, which it takes of such images alone, is wrong by hundreds of
     # steps here and there.
     bare = site.is_quantized and one_scale(site.input(2))[1] == 0
@@ -256,7 +226,7 @@ def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequenc
 
 
 def _check_transpose_bias(site: Site) -> AccuracyClass:
-    require(all(o.dtype is F32 for o in (*site.inputs, *site.outputs) if o), "only float32")
+    require_floats(site)
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
     options = transpose_conv_bias(site.attributes)
     require(filters[3] == image[3], "filter and image of different channels")
@@ -276,7 +246,7 @@ def emit_transpose_conv_bias(graph: Graph, site: Site) -> None:
 
 def _check_fully_connected(site: Site) -> AccuracyClass:
     require_rows(site)
-    return check_layer(site)
+    return _check_layer(site)
 
 
 @rule("FULLY_CONNECTED", check=_check_fully_connected)
