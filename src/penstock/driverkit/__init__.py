@@ -10,9 +10,8 @@ The shortest driver is a class with a Python function for each operation:
             return np.maximum(x, 0)
 
 `KernelDevice` keeps every promise of `penstock.hal`: it answers what is supported, checks and binds
-memory, reports shapes, stops when it is asked to, and names the operation that failed. A driver that
-compiles whole models implements `penstock.hal.Device` itself; docs/writing-a-driver.md says which
-modules of the kit it starts from.
+memory, reports shapes, stops when it is asked to, and names the operation that failed. A driver
+over an engine starts from `engine.EngineDevice`; docs/writing-a-driver.md has one.
 """
 
 from typing import TYPE_CHECKING

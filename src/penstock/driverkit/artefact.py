@@ -20,9 +20,7 @@ _LENGTH: Final = struct.Struct("<I")
 
 
 class Interface(msgspec.Struct, frozen=True):
-    """The inputs and outputs of a model, in the place of the model: what requests are checked
-    against.
-    """
+    """The inputs and outputs of a model, for checking requests where there is no model."""
 
     entry: Subgraph
 
@@ -36,7 +34,7 @@ class Port(msgspec.Struct, frozen=True, array_like=True):
     quantization: Quantization | None = None
 
     def operand(self, lifetime: Lifetime) -> Operand:
-        """Raises `GeneralFailure` for an element type that there is not."""
+        """Raises `GeneralFailure` for an unknown element type."""
         try:
             return Operand(DType(self.dtype), self.shape, lifetime, self.name, self.quantization)
         except ValueError:
@@ -56,7 +54,7 @@ class Ports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(Protocol):
-    """What an artefact says of itself."""
+    """What a manifest has at least."""
 
     @property
     def schema(self) -> int: ...
@@ -89,14 +87,14 @@ def ports_of(model: Model) -> Ports:
 
 
 def framed(manifest: Manifest, *parts: bytes | memoryview) -> bytes:
-    """*manifest*, and *parts* behind it."""
+    """The payload of *manifest* followed by *parts*."""
     encoded = msgspec.msgpack.encode(manifest)
     return b"".join([_LENGTH.pack(len(encoded)), encoded, *parts])
 
 
 def unframed(content: memoryview, kind: type[M], schema: int) -> tuple[M, memoryview]:
-    """The manifest, of this *schema*, and what follows it. Raises `GeneralFailure` for what
-    `framed` never makes.
+    """The manifest, of this *schema*, and the bytes behind it. Raises `GeneralFailure` for anything
+    that `framed` never makes.
     """
     if content.nbytes < _LENGTH.size:
         raise GeneralFailure("the artefact has no manifest")

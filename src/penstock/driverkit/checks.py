@@ -1,4 +1,4 @@
-"""What the rules of any engine check: axes, bounds, padding, windows and types of an operation."""
+"""Checks that the rules of any engine share: axes, bounds, padding, windows, layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.ir import DType, NDArray, Operand
 from penstock.ir.operations.custom_options import transpose_conv_bias
 
 LEAST_LENGTH: Final = 1e-6
-"""What L2_NORMALIZATION divides by at least."""
+"""The least divisor of L2_NORMALIZATION."""
 
 
 def check_logic(site: Site) -> AccuracyClass:
@@ -27,7 +27,7 @@ def check_logic(site: Site) -> AccuracyClass:
 
 
 def require_choice(site: Site) -> None:
-    """The shapes of a SELECT do not broadcast, save that one truth value may choose a row."""
+    """Refuses a SELECT that broadcasts; a vector of truth values may choose rows."""
     shapes = [site.shape(p) for p in range(3)]
     site.output_shape()
     if site.operation.type == "SELECT":
@@ -36,7 +36,7 @@ def require_choice(site: Site) -> None:
 
 
 def reduced_axes(site: Site) -> list[int]:
-    """The constant axes of a reduction, each once, none negative."""
+    """The constant axes of a reduction: sorted, unique, not negative."""
     rank = len(site.shape())
     axes = [a + rank if a < 0 else a for a in site.integers(1, "its axes")]
     require(all(0 <= a < rank for a in axes), f"axes {axes} of {rank} dimensions")
@@ -44,7 +44,7 @@ def reduced_axes(site: Site) -> list[int]:
 
 
 def require_rows(site: Site) -> None:
-    """A FULLY_CONNECTED has plain weights [units, depth], and known shapes."""
+    """Refuses a FULLY_CONNECTED without plain weights [units, depth] or known shapes."""
     attributes = site.attributes
     require(attributes.text("weights_format") == "DEFAULT", "shuffled weights are not read")
     require(not site.has(3) and len(site.outputs) == 1, "weights scaled by blocks are not read")
@@ -107,11 +107,11 @@ def check_local(site: Site) -> AccuracyClass:
 
 
 MAX_PIECES: Final = 1024
-"""Inputs or outputs of one join or split."""
+"""Most inputs of a join, and outputs of a split."""
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """*axis* of *rank* dimensions, counted from the front."""
+    """*axis* of *rank* dimensions, not negative."""
     require(-rank <= axis < rank, f"axis {axis} of {rank} dimensions")
     return axis % rank
 
@@ -185,7 +185,7 @@ def moved_operands(site: Site) -> list[Operand]:
 
 
 def pads_of(site: Site) -> tuple[list[int], list[int]]:
-    """The constant padding before and after each dimension, none of it negative."""
+    """The constant padding before and after each dimension, not negative."""
     pads = site.integers(1, "its padding")
     require(len(pads) == 2 * len(site.shape()), "a padding of another rank")
     require(min(pads, default=0) >= 0, "a negative padding")
@@ -193,7 +193,7 @@ def pads_of(site: Site) -> tuple[list[int], list[int]]:
 
 
 def require_mirrored(site: Site) -> None:
-    """A MIRROR_PAD mirrors no more than there is."""
+    """Refuses a MIRROR_PAD that is longer than what it mirrors."""
     before, after = pads_of(site)
     reflect = site.attributes.text("mode") == "REFLECT"
     for size, b, a in zip(site.shape(), before, after, strict=True):
@@ -206,8 +206,8 @@ def gather_axis(site: Site) -> int:
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """For each dimension the first position, where to stop, and the step, which may be negative:
-    the stop before the first element is then below any size.
+    """For each dimension the start, the stop and the step. The step may be negative; a stop before
+    the first element is then below -size.
     """
 
     begin: list[int]
@@ -216,7 +216,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
 
 def bounds_of(site: Site) -> Bounds:
-    """The constant bounds of a SLICE or STRIDED_SLICE, which has elements."""
+    """The constant bounds of a SLICE or STRIDED_SLICE. Refuses an empty slice."""
     return _slice(site) if site.operation.type == "SLICE" else _strided(site)
 
 
@@ -251,7 +251,7 @@ def _strided(site: Site) -> Bounds:
 def _along(
     site: Site, axis: int, size: int, begin: int, end: int, stride: int
 ) -> tuple[int, int, int]:
-    """First position, stop and step along one axis."""
+    """Start, stop and step along one axis."""
     masks = site.attributes
     require(stride != 0, "a slice in steps of nothing")
     open_begin = masks.integer("begin_mask") >> axis & 1
@@ -266,7 +266,7 @@ def _along(
 
 
 def require_resizable(site: Site) -> None:
-    """The picture has a known shape, and its positions are computed in a way that TFLite has."""
+    """Refuses a resize of unknown shape, or with coordinates that TFLite does not have."""
     attributes = site.attributes
     site.shape()
     both = attributes.flag("align_corners") and attributes.flag("half_pixel_centers")
@@ -275,7 +275,7 @@ def require_resizable(site: Site) -> None:
 
 
 def coordinates(site: Site) -> str:
-    """How positions are computed, in ONNX's words, which OpenVINO has too."""
+    """The coordinate transformation of a resize, by the name that ONNX and OpenVINO share."""
     attributes = site.attributes
     if attributes.flag("align_corners"):
         return "align_corners"
@@ -283,7 +283,7 @@ def coordinates(site: Site) -> str:
 
 
 def nearest(size: int, out: int, *, align: bool, half: bool) -> NDArray:
-    """The position in *size* that each of *out* positions falls on: int64."""
+    """The source position of each of *out* positions in *size*: int64."""
     scale = np.float32(size) / np.float32(out)
     if align and out > 1:
         scale = np.float32(size - 1) / np.float32(out - 1)
@@ -304,11 +304,11 @@ class Windows(msgspec.Struct, frozen=True):
 
 
 def windows(site: Site, sizes: Sequence[int], extents: Sequence[int], axes: str = "hw") -> Windows:
-    """The windows of *extents* over an image of *sizes* (height, width), as the attributes of
-    *site* say.
+    """The windows of *extents* over an image of *sizes* (height, width), by the attributes of
+    *site*.
 
-    SAME pads so that there are ceil(size / stride) positions, the odd element behind; VALID not at
-    all (NNAPI section 8.1).
+    SAME pads to ceil(size / stride) positions, the odd element at the end; VALID does not pad
+    (NNAPI section 8.1).
     """
     attributes = site.attributes
     require(
@@ -338,9 +338,8 @@ def pool_extents(site: Site) -> tuple[int, int]:
 
 
 def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
-    """The windows of a TRANSPOSE_CONV, of an image at input 2 and a filter [out, height, width, in]
-    at input 1, whose end padding is what the output's size leaves; and how much the output goes
-    beyond what they reach.
+    """The windows of a TRANSPOSE_CONV of the image at input 2 and the filter [out, height, width,
+    in] at input 1, and the output padding.
     """
     image, filters, output = site.shape(2), site.shape(1), site.output_shape()
     w = windows(site, output[1:3], filters[1:3])
@@ -354,9 +353,7 @@ def transposed_windows(site: Site) -> tuple[Windows, list[int]]:
 
 
 def cut_windows(site: Site) -> Windows:
-    """The windows of MediaPipe's Convolution2DTransposeBias: what goes beyond its output is cut off
-    both sides.
-    """
+    """The windows of MediaPipe's Convolution2DTransposeBias, which crops its output."""
     image, filters, output = site.shape(), site.shape(1), site.output_shape()
     options = transpose_conv_bias(site.attributes)
     strides, before, after = [options.stride_h, options.stride_w], [], []

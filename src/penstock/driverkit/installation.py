@@ -1,4 +1,4 @@
-"""What a machine has, read from files alone: no engine is imported."""
+"""Installed engines and the processor, read from files: no engine is imported."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from penstock.hal import Capabilities
 
 CPUINFO_BYTES: Final = 1 << 14
 FEATURE_PREFIXES: Final = (
-    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm", "bf16",
+    "sse", "ssse", "avx", "amx", "fma", "f16c", "bmi", "asimd", "sve", "sme", "fphp", "i8mm",
+    "bf16",
 )  # fmt: skip
-"""Of the processor's flags those that a compiler or a choice of kernels may look at."""
+"""Processor flags by which a compiler may choose instructions or kernels."""
 
 
 DERIVED: Final = (
-    "each operation compared with TFLite's reference kernels, on drawn values, on the recorded inputs of networks, and on "
-    "crops of pictures"
+    "each operation compared with TFLite's reference kernels, on drawn values, on the recorded "
+    "inputs of networks, and on crops of pictures"
 )
-"""How drivers came to the accuracy classes that they declare."""
+"""How the accuracy classes of drivers were derived."""
 
 
 def derived_with(
     capabilities: Capabilities, engine: str, derived: str, installed: str
 ) -> Capabilities:
-    """*capabilities* with `accuracy_basis` and `accuracy_doubt`, for classes that were *derived*
-    with one version of *engine* where another may be *installed* ("": none is). Versions are alike
-    where the numbers that *derived* has are.
+    """*capabilities* with `accuracy_basis`, and with `accuracy_doubt` if *installed* is another
+    release of *engine* than the one its classes were *derived* with. *installed* is "" if none is.
+    Only the numbers that *derived* has are compared.
     """
     basis, doubt = f"{engine} {derived}: {DERIVED}", ""
     numbers = re.split(r"[.+-]", installed)
     if installed and numbers[: derived.count(".") + 1] != derived.split("."):
         doubt = (
-            f"its accuracy classes were derived with {engine} {derived}; {installed} is installed, with which they were "
-            "not tried ('penstock compare' does so for a model)"
+            f"its accuracy classes were derived with {engine} {derived}; {installed} is installed, "
+            "with which they were not tried ('penstock compare' does so for a model)"
         )
     return replace(capabilities, accuracy_basis=basis, accuracy_doubt=doubt)
 
 
 @functools.cache
 def processor_features() -> str:
-    """The processor's features, space-separated and sorted; "baseline" where nothing tells."""
+    """The processor's features, sorted and space-separated; "baseline" if they are unknown."""
     flags: set[str] = set()
     if sys.platform == "linux":
         with suppress(OSError), Path("/proc/cpuinfo").open("rb") as file:
@@ -60,7 +61,7 @@ def processor_features() -> str:
 
 
 def _matters(flag: str) -> bool:
-    """Whether kernels may be chosen by *flag* (smep is no kind of sme)."""
+    """Whether an engine may choose kernels by *flag* (smep is not a kind of sme)."""
     return flag.startswith(FEATURE_PREFIXES) and flag != "smep"
 
 
@@ -69,14 +70,14 @@ def _numpy_features() -> set[str]:
 
     runtime = getattr(introspect, "__cpu_features__", None)
     if runtime is None:
-        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # NumPy publishes no other
+        from numpy._core import _multiarray_umath  # type: ignore[attr-defined]  # the only place
 
         runtime = getattr(_multiarray_umath, "__cpu_features__", {})
     return {name.lower() for name, present in runtime.items() if present}
 
 
 def package_folder(package: str) -> Path | None:
-    """Where a package is installed, found without importing it."""
+    """The folder of an installed package, without importing it; None if there is none."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -87,7 +88,7 @@ def package_folder(package: str) -> Path | None:
 
 
 def package_texts(package: str, folder: Path) -> tuple[str, str]:
-    """METADATA and RECORD of the *package* in *folder*; empty where there are none."""
+    """METADATA and RECORD of *package* in *folder*; empty if there are none."""
     beside = list(folder.parent.glob(f"{package}-*.dist-info"))
     if len(beside) == 1:
         with suppress(OSError, UnicodeDecodeError):

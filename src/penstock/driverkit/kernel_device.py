@@ -50,9 +50,7 @@ CLIPS: Final[Mapping[str, tuple[float | None, float | None]]] = {
     "RELU6": (0.0, 6.0),
     "RELU_N1_TO_1": (-1.0, 1.0),
 }
-"""Fused activations that are applied to what a kernel returns, for float results: least and
-greatest value.
-"""
+"""Fused activations on floats: the least and the greatest value."""
 
 MAX_MESSAGE: Final = 300
 
@@ -68,7 +66,7 @@ K = TypeVar("K", bound=Callable[..., Any])
 
 
 class Mark(Struct, frozen=True):
-    """What `kernel` leaves on a method."""
+    """What `kernel` attaches to a method."""
 
     types: tuple[str, ...]
     dtypes: frozenset[DType]
@@ -110,15 +108,13 @@ class KernelDevice(DeviceBase):
     """A device whose operations are its methods marked with `kernel`; a subclass adds `name` and
     `version`.
 
-    An operation is supported when a kernel is marked for it, every operand has an element type the
-    kernel is marked with, a fused activation is one of `CLIPS` (on floats), and `refuse` has
-    nothing against it. A kernel gets its inputs read-only, in the shapes of the run, and returns
-    new arrays or views of them in the element types and shapes that the operation's outputs have;
-    anything else, and any exception, fails the execution naming the operation.
+    An operation is supported if a kernel is marked for it, every operand has an element type of
+    that mark, its fused activation is one of `CLIPS` (on floats), and `refuse` returns an empty
+    text. A kernel gets read-only inputs in the shapes of the run. It returns arrays of the element
+    types and shapes of the operation's outputs. Any other result, and any exception, fails the
+    execution with the operation's name.
 
-    A class with two kernels for one type is an `InputError`; a subclass may give a type a kernel of
-    its own.
-
+    Two kernels for one type in one class are an `InputError`; a subclass may override a kernel.
     *accuracy* is the class that the kernels meet.
     """
 
@@ -138,17 +134,15 @@ class KernelDevice(DeviceBase):
             for kind in mark.types:
                 if kind in own and own[kind][0] != attribute:
                     raise InputError(
-                        f"{cls.__name__}: {own[kind][0]!r} and {attribute!r} are both marked for {kind}; "
-                        "one kernel computes a type, in all its dtypes"
+                        f"{cls.__name__}: {own[kind][0]!r} and {attribute!r} are both marked for "
+                        f"{kind}; one kernel computes a type, in all its dtypes"
                     )
                 own[kind] = (attribute, mark.dtypes)
         cls._kernels = {**cls._kernels, **own}
 
     def refuse(self, site: Site) -> str:
-        """Why this operation cannot be computed, where its types alone do not say so; empty: it
-        can.
-
-        Optional. It depends on *site* alone; the default has nothing against any.
+        """Why this operation cannot be computed, beyond its types; empty if it can. Optional. The
+        answer may depend on *site* alone.
         """
         return ""
 
@@ -165,8 +159,8 @@ class KernelDevice(DeviceBase):
         return PreparedKernels(self, model, sites)
 
     def compute(self, site: Site, inputs: Sequence[NDArray | None]) -> list[NDArray]:
-        """The results of one operation, activation applied. Raises `GeneralFailure` for whatever is
-        no result.
+        """The results of one operation, activation applied. Raises `GeneralFailure` for anything
+        that is no result.
         """
         name, _ = self._kernels[site.operation.key]
         try:
@@ -221,13 +215,14 @@ class KernelDevice(DeviceBase):
         reason: object = self.refuse(site)
         if not isinstance(reason, str):
             raise InputError(
-                f"{_place(site)}: refuse gave {reason!r}; it returns a text, empty where nothing is against it"
+                f"{_place(site)}: refuse gave {reason!r}; "
+                "it returns a text, empty where nothing is against it"
             )
         return reason
 
 
 class PreparedKernels(PreparedModelBase):
-    """A model whose every operation has a kernel; nothing in it changes after it was made."""
+    """A model whose every operation has a kernel. Immutable."""
 
     def __init__(self, device: KernelDevice, model: Model, sites: Sequence[Site]) -> None:
         self.model, self._device, self._sites = model, device, tuple(sites)
@@ -268,9 +263,7 @@ class PreparedKernels(PreparedModelBase):
 
 
 def _check(array: NDArray, operand: Operand) -> None:
-    """Raises `GeneralFailure` for a result of another element type or shape than the operation's
-    output has.
-    """
+    """Raises `GeneralFailure` for a result of another element type or shape than the output's."""
     wanted = operand.dtype.numpy
     declared = operand.shape
     fits = declared is None or (

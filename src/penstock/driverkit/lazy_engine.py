@@ -19,7 +19,7 @@ MAX_MESSAGE: Final = 300
 
 
 def message_of(error: BaseException, *, line: int) -> str:
-    """One *line* of an engine's exception, counted among those with text; the type where none has."""
+    """The *line* of an engine's exception, of those with text; its type if there is none."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
     return (lines[line] if lines else type(error).__name__)[:MAX_MESSAGE]
 

@@ -1,4 +1,4 @@
-"""Writing a compiled model into its cache entry from a run, without holding the run up."""
+"""Writing a compiled model into its cache entry at the end of a run, without delaying the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from penstock.sealed.late import LateWriter
 
 Payloads: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
-"""What goes into an entry's model files, and into its data files."""
+"""The contents of an entry's model files, and of its data files."""
 
 LEAST_NS: Final = 1_000_000_000
-"""Time that a run must have left until its deadline to write, whatever the compile took."""
+"""Least time that a run must have left until its deadline to write."""
 
 IN_USE: Final = "another process uses the entry; a later run writes it"
 NO_TIME: Final = "no run has had time for it before its deadline; a later run writes it"
@@ -27,15 +27,14 @@ CLOSED: Final = "the model was closed first"
 
 
 class PostponedWrite:
-    """A late write through *writer* that waits for nobody.
+    """A late write through *writer*, which never waits for the entry's lock.
 
-    A driver calls `attempt` at the end of each run, when the outputs are written. The attempt makes
-    the write where the entry's lock is free at that moment and the run has time; else it leaves the
-    write to the next attempt. *payloads* is called once the lock was seen to be free; *compile_ns*
-    is what the compile took, as long as a write may take. *form* names the artefact. Where no
-    attempt succeeds before `close`, nothing is written.
+    A driver calls `attempt` at the end of each run, after the outputs are written. An attempt
+    writes if the lock is free and the run has time; otherwise the next attempt tries again.
+    *payloads* is called when the lock was free; *compile_ns* is how long a write may take; *form*
+    names the artefact. Nothing is written after `close`.
 
-    Thread-safe: of attempts at the same time one writes, and the others return at once.
+    Thread-safe: one of several concurrent attempts writes, the others return at once.
     """
 
     def __init__(
@@ -50,12 +49,12 @@ class PostponedWrite:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was written, has failed, or was given up: further attempts do nothing."""
+        """Whether it was written, has failed, or was closed. Further attempts do nothing."""
         return self._saved is not None
 
     @property
     def report(self) -> CacheReport:
-        """What a prepared model says of it by now. `later` is True while an attempt may succeed;
+        """The current report for a prepared model. `later` is True while an attempt may succeed;
         the reason says what it waits for.
         """
         saved = self._saved
@@ -66,8 +65,9 @@ class PostponedWrite:
         )
 
     def attempt(self, deadline_ns: int | None = None) -> bool:
-        """Writes, if the entry's lock is free and the calling run, which is to end at *deadline_ns*
-        of the monotonic clock, has time. Whether this call ended the matter. Never raises.
+        """Writes if the entry's lock is free and there is time until *deadline_ns* (monotonic
+        clock), the deadline of the calling run. Returns whether this call ended the matter. Never
+        raises.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -80,7 +80,7 @@ class PostponedWrite:
             self._lock.release()
 
     def close(self) -> None:
-        """Gives the write up, if it was not made, and the handles back; twice is harmless."""
+        """Drops the write if it was not made, and closes the handles. Twice is harmless."""
         self._writer.close()
         with self._lock:
             if self._saved is None:

@@ -11,8 +11,8 @@ Every driver needs this, and each rule below is part of the contract of `penstoc
   changes.
 
 There are two ways to give results. A driver that computes into memory of its own calls
-`write_results`. An engine that writes its outputs itself, in shapes that are known, gets arrays over
-the caller's memory from `bound_arrays`.
+`write_results`. An engine that writes its outputs itself, in static shapes, gets arrays over the
+caller's memory from `bound_arrays`.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def input_arrays(
 ) -> list[NDArray]:
     """One array an input, in the shape that it has in this run.
 
-    *copy_integers* copies whole numbers and truth values. A kernel that checks indices and then uses
-    them needs it: another process may change memory that is shared between the two.
+    *copy_integers* copies whole numbers and truth values. A kernel that checks indices and then
+    uses them needs that: another process may change shared memory in between.
     """
     arrays = []
     for at, (argument, operand) in enumerate(zip(request.inputs, operands, strict=True)):
@@ -135,7 +135,7 @@ def write_results(
 def bound_arrays(
     request: Request, entry: Subgraph, claim: Claim | None = None
 ) -> Iterator[tuple[list[NDArray], list[NDArray | None]]]:
-    """Inputs and outputs of *entry* as arrays over the request's memory; None is an unwanted output.
+    """Inputs and outputs of *entry* as arrays over the request's memory; None: not wanted.
 
     Buffers of *claim* are read and written in place. A written buffer gets its value when the block
     ends without an error. All shapes are known.

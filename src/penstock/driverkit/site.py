@@ -60,7 +60,7 @@ class Surroundings:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Whether an operation computes channels *first*, and which operands are so; else channels last."""
+    """Whether an operation computes channels *first* or last, and which operands are so."""
 
     first: bool = False
     inputs: tuple[bool, ...] = ()
@@ -163,7 +163,7 @@ class Site(msgspec.Struct, frozen=True):
         return self.model.constant(operand) if operand is not None and operand.is_constant else None
 
     def value(self, position: int, what: str) -> NDArray:
-        """The value of input *position*. Raises `Refused`, naming it *what*, unless it is constant."""
+        """The value of input *position*. Refuses it, by the name *what*, unless it is constant."""
         operand = self.input(position)
         if not operand.is_constant:
             raise Refused(f"{what} is not constant")

@@ -1,4 +1,4 @@
-"""Answers of a driver about a model's operations, each judged by itself."""
+"""A driver's answers about a model's operations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from penstock.driverkit.unrolling import Unrolled
 
 UNSTEADY: Final = frozenset({"CUSTOM:MaxPoolingWithArgmax2D"})
-"""Operations that turn the last bit of a float into a position."""
+"""Position-sensitive operations: they turn the last bit of a float into a position."""
 
 LEFT_OUT: Final = {
-    "WHILE": "its rounds are known only when it runs, or too many to be written out; the runtime ends it with its run",
+    "WHILE": "its rounds are known only when it runs, or too many to be written out; "
+    "the runtime ends it with its run",
 }
-"""Why operations are not taken as they stand by engines that take what they are `flattened` to."""
+"""Why an operation is refused that remains in a `flattened` model."""
 
 NEVER_MEASURED: Final = "how far off was never measured on such hardware"
 POSITIONS: Final = "its last bits become positions later on, any distance away"
@@ -37,24 +38,24 @@ docs/openvino.md).
 """
 
 STUMBLES: Final = (PenstockError, ValueError, LookupError, ArithmeticError)
-"""What a check raises for an operation that contradicts itself."""
+"""What a check raises for an operation whose operands contradict each other."""
 
 
 def answered(
     sites: Sequence[Site], judge: Callable[[Site], AccuracyClass], best: AccuracyClass
 ) -> list[Support]:
-    """One answer an operation of *sites*, which are a model's: the class that *judge* tells, or why
-    it raises `Refused`. No class is better than relaxed where *best* is: what was never measured.
+    """One answer for each of *sites*, which are all operations of a model.
 
-    What an unsteady operation reads in the end is relaxed: float32 rounding there moves whole
-    values later on.
+    The class is what *judge* returns, and at most *best*. A `Refused` from *judge* is the reason of
+    a refusal. Operations whose results a position-sensitive operation depends on are relaxed:
+    there, float32 rounding moves whole values.
     """
     unsteady = read_by_unsteady([site.operation for site in sites])
     return [_answer(site, judge, _known(site, unsteady, best)) for site in polled(sites)]
 
 
 def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
-    """The operands from which an unsteady one of *operations* computes, directly or not."""
+    """The operands that an operation of `UNSTEADY` depends on, directly or not."""
     reached: set[int] = set()
     for operation in reversed(operations):
         if operation.key in UNSTEADY or reached.intersection(operation.outputs):
@@ -63,7 +64,7 @@ def read_by_unsteady(operations: Sequence[Operation]) -> set[int]:
 
 
 def _known(site: Site, unsteady: Collection[int], best: AccuracyClass) -> str:
-    """Why an operation is relaxed whatever its own class; "" where it need not be."""
+    """Why an operation is relaxed whatever its own class; "" if it need not be."""
     if best == "relaxed":
         return NEVER_MEASURED
     return POSITIONS if any(i in unsteady for i in site.output_indexes) else ""
@@ -84,8 +85,8 @@ def _answer(site: Site, judge: Callable[[Site], AccuracyClass], known: str) -> S
 
 
 def distance_of(site: Site) -> str:
-    """How far from the reference a relaxed operation was measured to lie, by its types; "" of what
-    has subgraphs.
+    """How far off a relaxed operation was measured to be, by its element types; "" if its results
+    are within float32 rounding.
     """
     given = {o.dtype for o in site.inputs if o is not None}
     types = given | {o.dtype for o in site.outputs}
@@ -99,8 +100,8 @@ def distance_of(site: Site) -> str:
 
 
 def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Support]:
-    """One answer an operation of *model* by the *answers* for those of *flat*, which it is
-    `flattened` to.
+    """One answer for each operation of *model*, from *answers* for the operations of *flat*, its
+    `flattened` form.
     """
     parts: list[list[tuple[str, Support]]] = [[] for _ in model.operations]
     for origin, operation, answer in polled(
@@ -114,7 +115,9 @@ def joined(model: Model, flat: Unrolled, answers: Iterable[Support]) -> list[Sup
 
 
 def _joined(kind: str, answers: Sequence[tuple[str, Support]]) -> Support:
-    """The answer for an operation of type *kind* by those for what it is written as."""
+    """The answer for an operation of type *kind*: the first refusal of its parts, else the lowest
+    class.
+    """
     for part, answer in answers:
         if not answer.supported:
             reason = answer.reason if part == kind else f"its {part}: {answer.reason}"

@@ -1,4 +1,4 @@
-"""What rules ask of an operation's types, whichever engine they translate it for."""
+"""Checks of element types, scales and activations that the rules of any engine share."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ ACTIVATIONS: Final = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 
 LEAST_SCALE: Final = 1e-9
 GREATEST_SCALE: Final = 1e4
-"""Scales of values in networks lie between these, with orders of magnitude to spare. Beyond them
-kernels overflow, or end the process.
+"""The range of scales in networks, with orders of magnitude to spare. Beyond it kernels overflow,
+or end the process.
 """
 
 GREATEST_RATIO: Final = 2.0**20
-"""Of input to output scales: a multiplier that leaves products of 8-bit values within 32 bits, with
-bits to spare.
-"""
+"""Greatest ratio of input to output scale: products of 8-bit values stay within 32 bits."""
 
 
 def one_scale(operand: Operand) -> tuple[float, int]:
-    """Scale and zero point of an activation quantised as a whole."""
+    """Scale and zero point of a per-tensor quantised activation. Refuses any other."""
     quantization = operand.quantization
     if quantization is None:
         raise Refused(f"{operand.dtype.value} values without a scale are not computed here")
@@ -44,21 +42,17 @@ SHARES: Final = {
     DType.UINT8: (1 / 256, 0),
     DType.INT16: (1 / 32768, 0),
 }
-"""Scale and zero point of quantised shares, by their type: TFLite's SOFTMAX takes them for
-given.
-"""
+"""The scale and zero point that TFLite's SOFTMAX assumes for its quantised output, by type."""
 
 
 def require_shares(output: Operand) -> None:
-    """Refuses a quantised SOFTMAX whose output is in other steps than `SHARES`."""
+    """Refuses a quantised SOFTMAX whose output is not in the scale of `SHARES`."""
     expected = one_scale(output) == SHARES.get(output.dtype)
     require(expected, "shares that are not in the scale TFLite has for them")
 
 
 def one_scale_a_channel(site: Site, weights: int) -> None:
-    """Refuses weights at input *weights* with more scales than the output has channels, which
-    TFLite leaves out.
-    """
+    """Refuses weights at input *weights* unless they have one scale, or one per output channel."""
     quantization = site.input(weights).quantization
     if quantization is not None:
         count = len(quantization.scales)
@@ -66,8 +60,8 @@ def one_scale_a_channel(site: Site, weights: int) -> None:
 
 
 def _check_multiplier(given: Sequence[Operand], made: Sequence[Operand]) -> None:
-    """Refuses quantised operands whose scales are so far apart that TFLite's fixed point overflows,
-    which engines do not.
+    """Refuses scales so far apart that TFLite's fixed-point arithmetic overflows; that of engines
+    does not.
     """
     scales = [one_scale(o)[0] for o in given]
     greatest = max([math.prod(scales), *scales])
@@ -86,10 +80,11 @@ def activation(site: Site, known: Iterable[str]) -> str:
 def activations(
     site: Site, positions: Iterable[int] | None = None, quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
-    """The class of an operation whose inputs at *positions* (None: all) and outputs are float32, or
-    all quantised in 8 bits with one scale each: then it is *quantized*. Each such operation alone
-    is within one step; what rounds otherwise than TFLite's kernels in more than single places is
-    stepwise, for through a network its steps add up.
+    """The class of an operation whose inputs at *positions* (None: all) and outputs are all
+    float32, or all quantised in 8 bits per tensor.
+
+    Float32 is faithful. Quantised operations are of the class *quantized*: stepwise where the
+    engine rounds more than single values differently, since such steps add up through a network.
     """
     given = site.inputs if positions is None else [site.input(p) for p in positions]
     operands = [o for o in (*given, *site.outputs) if o is not None]
@@ -105,7 +100,7 @@ def activations(
 def numbers(
     site: Site, whole: Collection[DType], quantized: AccuracyClass = "stepwise"
 ) -> AccuracyClass:
-    """As `activations`, of all operands; one of the types *whole* is computed too, exactly."""
+    """As `activations` of all operands; exact if all have one of the types *whole*."""
     operands = [o for o in (*site.inputs, *site.outputs) if o is not None]
     if len({o.dtype for o in operands}) == 1 and operands[0].dtype in whole:
         return "exact"

@@ -1,4 +1,4 @@
-"""Control flow for engines: loops whose rounds are known, written out one after another."""
+"""Loop unrolling: a WHILE whose number of rounds is known becomes the operations of its rounds."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from penstock.ir.transforms import branches_of, has_control_flow, specialized
 from penstock.ir.types import is_static, static_shape
 
 KEPT: Final = "_flattened"
-"""Where a model holds what it was made into."""
+"""The attribute in which a model caches its unrolled form."""
 
 WHOLE: Final = frozenset({DType.INT32, DType.INT64, DType.BOOL})
-"""Types of values that are computed beforehand: counters, places, truths."""
+"""Types of values that are folded: counters, indexes, truth values."""
 
 MOST_OPERATIONS: Final = 4096
-"""Operations that the loops of one model may become."""
+"""Most operations that the loops of one model may become."""
 
 
 MOST_ROUNDS: Final = 256
-"""Rounds of a loop that are counted."""
+"""Most rounds of a loop that are followed."""
 
 Values = Mapping[int, NDArray]
 
 
 class Unrolled(Struct, frozen=True):
-    """A model without the loops that were written out. *origins* has for each of its operations the
-    index that it, or its loop, had. Operands keep their indexes, those of the rounds follow.
+    """A model whose loops were unrolled. *origins* is, for each of its operations, the index of
+    that operation or its loop in the original model. Operands keep their indexes; new ones follow.
     """
 
     model: Model
@@ -41,8 +41,8 @@ class Unrolled(Struct, frozen=True):
 
 
 def flattened(model: Model) -> Unrolled:
-    """*model* as engines are given it: its loops of known rounds as the operations of each round,
-    and subgraphs of their own shapes for what branches. Without control flow: *model*.
+    """The unrolled form of *model*, which engines compile; *model* itself if it has no control
+    flow. Branches get subgraphs with static shapes. The result is cached in the model.
     """
     if not has_control_flow(model):
         return Unrolled(model, tuple(range(len(model.operations))))
@@ -54,9 +54,8 @@ def flattened(model: Model) -> Unrolled:
 
 
 def unroll(model: Model) -> Unrolled:
-    """A `specialized` model with every WHILE of the entry subgraph whose rounds are known written out,
-    as far as that makes `MOST_OPERATIONS` at most. What a round knows before the run is a constant
-    there.
+    """Unrolls the loops of the entry subgraph of a `specialized` model, to at most
+    `MOST_OPERATIONS` operations. Values that a round has before the run become constants.
     """
     everything = tuple(range(len(model.operations)))
     if all(operation.type != "WHILE" for operation in model.operations):
@@ -89,7 +88,7 @@ def unroll(model: Model) -> Unrolled:
 
 
 class _Writer:
-    """The operands and operations of an entry subgraph, as they become."""
+    """Collects the operands and operations of the unrolled entry subgraph."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -97,7 +96,7 @@ class _Writer:
         self.operations: list[Operation] = []
 
     def loop(self, operation: Operation, body: Subgraph, rounds: Sequence[Values]) -> None:
-        """The rounds of *operation*, and its outputs."""
+        """Adds the operations of all rounds of *operation*, and copies to its outputs."""
         constants = {
             i: self._add(replace(o, origin=None))
             for i, o in enumerate(body.operands)
@@ -143,8 +142,8 @@ class _Writer:
         return len(self.operands) - 1
 
     def _known(self, value: NDArray | None, index: int) -> int:
-        """A constant operand where the *value* of operand *index* is known and small, else that
-        operand.
+        """A constant operand if *value*, the value of operand *index*, is known and small; else
+        *index*.
         """
         if value is None or self.operands[index].is_constant or value.nbytes > MAX_COPIED_VALUE:
             return index
@@ -158,7 +157,7 @@ def constant_of(value: NDArray) -> Operand:
 
 
 def _same(source: int, target: int, operand: Operand) -> Operation:
-    """The operation that gives *target* the value of *source*."""
+    """A RESHAPE that copies *source* to *target*."""
     spec = spec_of(Operation("RESHAPE", (source,), (target,), Attributes()))
     shape = static_shape(operand.shape) or ()
     return Operation("RESHAPE", (source,), (target,), spec.complete({"new_shape": shape}))
@@ -169,8 +168,8 @@ def _body(model: Model, operation: Operation) -> Subgraph:
 
 
 def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | None:
-    """The rounds of a loop that can be written out as at most *room* operations: whose values keep
-    type, shape and scale as they go round.
+    """The known rounds of a loop; None if its values change type, shape or scale, or if unrolling
+    takes more than *room* operations.
     """
     body = _body(model, operation)
     rows = zip(
@@ -194,7 +193,7 @@ def _rounds(model: Model, operation: Operation, room: int) -> list[Values] | Non
 
 
 def live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
-    """The operations that the operands *wanted* depend on."""
+    """The operations that the operands *wanted* depend on (dead code is the rest)."""
     needed, found = set(wanted), set()
     for index in range(len(operations) - 1, -1, -1):
         if not needed.isdisjoint(operations[index].outputs):
@@ -204,7 +203,7 @@ def live(operations: Sequence[Operation], wanted: Collection[int]) -> set[int]:
 
 
 def fits(graph: Subgraph, inputs: Sequence[Operand | None], outputs: Sequence[Operand]) -> bool:
-    """Whether a subgraph takes *inputs* and gives *outputs*: types and known shapes alike."""
+    """Whether a subgraph takes *inputs* and returns *outputs*: same types and static shapes."""
     pairs = [
         (inputs, [graph.operands[i] for i in graph.inputs]),
         (outputs, [graph.operands[i] for i in graph.outputs]),
@@ -220,11 +219,9 @@ def fits(graph: Subgraph, inputs: Sequence[Operand | None], outputs: Sequence[Op
 
 
 def rounds_of(model: Model, operation: Operation) -> list[Values] | None:
-    """What is known of the values that a WHILE of a `specialized` model goes round with, by position,
-    before each round, and after the last. None where the number of rounds is not known, or more
-    than `MOST_ROUNDS`.
-
-    Known is what follows from constants and shapes alone: a counter, say, and its limit.
+    """The values of a WHILE of a `specialized` model that constant folding knows, by position:
+    before each round, and after the last. None if the number of rounds is unknown or above
+    `MOST_ROUNDS`.
     """
     condition, body = branches_of(operation)
     operands = model.entry.operands

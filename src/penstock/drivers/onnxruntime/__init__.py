@@ -1,7 +1,7 @@
-"""ONNX Runtime as a driver: each of its execution providers that is installed is a device
+"""ONNX Runtime as a driver: each execution provider that is installed is a device
 (docs/onnxruntime.md).
 
-Nothing here imports the engine before a model is prepared.
+The engine is imported when a model is first prepared, not before.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ corpus.
 """
 
 BRANCH: Final = PerformanceInfo(execution_time=0.3, power_usage=0.3)
-"""An IF beside what its branches compute, or a loop beside its rounds."""
+"""Of an IF, beside the operations of its branches; of a loop, beside its rounds."""
 
 OTHER: Final = PerformanceInfo(execution_time=0.9, power_usage=0.9)
 DISPATCH_NS: Final = 8_000

@@ -28,7 +28,7 @@ NO_TELEMETRY: Final = "ORT_DISABLE_TELEMETRY"
 """The environment variable that ONNX Runtime reads once, when it is loaded."""
 
 SILENT: Final = 4
-"""Nothing but fatal errors is logged: what fails is raised."""
+"""Only fatal errors are logged: failures are raised."""
 
 FORKED: Final = (
     "ONNX Runtime was in use when this process was forked, and its threads stay with the parent; "
@@ -37,8 +37,8 @@ FORKED: Final = (
 
 
 def _load() -> Any:
-    """Imports the package without its telemetry, which would take its place in the user's cache
-    directory with the import. Whoever has imported it before has chosen for himself.
+    """Imports the package with its telemetry off; telemetry would create files in the user's cache
+    directory. A program that has imported ONNX Runtime before decided for itself.
     """
     if PACKAGE in sys.modules:
         return importlib.import_module(PACKAGE)
@@ -63,24 +63,24 @@ def _without_telemetry() -> Iterator[None]:
             os.environ[NO_TELEMETRY] = before
 
 
-def told(error: BaseException) -> str:
-    """The first line of an exception of ONNX Runtime that says something."""
+def message_from(error: BaseException) -> str:
+    """The first line of an exception of ONNX Runtime that has text."""
     return message_of(error, line=0)
 
 
-_engine: Final = LazyEngine("ONNX Runtime", _load, FORKED, told)
+_engine: Final = LazyEngine("ONNX Runtime", _load, FORKED, message_from)
 _sessions: Final = LeftInChildren()
 
 
 def onnxruntime() -> Any:
-    """ONNX Runtime's Python package, silent and without telemetry. Raises `DeviceUnavailable` when
-    it cannot be imported, or was in use before this process was forked.
+    """ONNX Runtime's Python package, without logging and telemetry. Raises `DeviceUnavailable` if
+    it cannot be imported, or was in use when this process was forked.
     """
     return _engine.get()
 
 
 def unusable() -> str | None:
-    """Why the engine cannot be used in this process, as far as is known without loading it."""
+    """Why this process cannot use the engine, as far as is known without loading it."""
     return _engine.unusable()
 
 
@@ -90,7 +90,9 @@ def onnx() -> Any:
         package = importlib.import_module("onnx")
         importlib.import_module("onnx.helper")
     except Exception as error:
-        raise DeviceUnavailable(f"the package onnx cannot be used: {told(error)}") from error
+        raise DeviceUnavailable(
+            f"the package onnx cannot be used: {message_from(error)}"
+        ) from error
     return package
 
 
@@ -104,12 +106,12 @@ def session_of(
     save_to: Path | None = None,
     profile_to: Path | None = None,
 ) -> Session:
-    """A session of an ONNX model's bytes; `GeneralFailure` with ONNX Runtime's words.
+    """A session of an ONNX model's bytes. Raises `GeneralFailure` with ONNX Runtime's message.
 
-    *num_threads* None: as many as ONNX Runtime likes. What was *optimised* before is taken as it
-    is. The optimised model is written to *save_to*, what its kernels take to a file that begins so
-    as *profile_to*. *fuse* lets it make integer kernels of operators that stand between
-    dequantisation and quantisation; its own graphs name those kernels.
+    *num_threads* None: ONNX Runtime decides. A model that was *optimised* before is not optimised
+    again. The optimised model is written to *save_to*, a profile to a file whose name begins with
+    *profile_to*. *fuse* lets ONNX Runtime make integer kernels of operators between dequantisation
+    and quantisation; this driver's own graphs name those kernels.
     """
     package = onnxruntime()
     if provider not in package.get_available_providers():
@@ -133,7 +135,9 @@ def session_of(
     try:
         session = package.InferenceSession(data, options, providers=chosen)
     except Exception as error:
-        raise GeneralFailure(f"ONNX Runtime did not take the model: {told(error)}") from error
+        raise GeneralFailure(
+            f"ONNX Runtime did not take the model: {message_from(error)}"
+        ) from error
     _sessions.add(session)
     return session
 
@@ -142,7 +146,7 @@ CPU: Final = "CPUExecutionProvider"
 
 
 POLL_SECONDS: Final = 0.002
-"""How often a run's watch looks at its deadline and its cancel token."""
+"""How often a run's watchdog checks its deadline and its cancel token."""
 
 
 class Executable:
@@ -167,13 +171,15 @@ class Executable:
 
 
 class _Run:
-    """One binding, and the memory it has of its own."""
+    """One binding with its own memory."""
 
     def __init__(self, session: Session) -> None:
         package = onnxruntime()
-        self._run = session._sess.run_with_iobinding  # noqa: SLF001  # the public method sets up what is set up here
-        self._binding = package.capi.onnxruntime_pybind11_state.SessionIOBinding(session._sess)  # noqa: SLF001
-        place = package.capi.onnxruntime_pybind11_state.OrtDevice(0, 0, 0)
+        # The public methods bind and copy at each run.
+        native, inner = package.capi.onnxruntime_pybind11_state, session._sess  # noqa: SLF001
+        self._run = inner.run_with_iobinding
+        self._binding = native.SessionIOBinding(inner)
+        place = native.OrtDevice(0, 0, 0)
         self._inputs = [_Port(a, self._binding.bind_input, place) for a in session.get_inputs()]
         self._outputs = [_Port(a, self._binding.bind_output, place) for a in session.get_outputs()]
         self._options: Any = package.RunOptions
@@ -209,7 +215,7 @@ class _Run:
                 self._run_watched(config)
         except (RuntimeError, ValueError, TypeError) as error:
             raise GeneralFailure(
-                f"ONNX Runtime did not execute the model: {told(error)}"
+                f"ONNX Runtime did not execute the model: {message_from(error)}"
             ) from error
         for wanted, result in late:
             wanted[...] = result.view(wanted.dtype).reshape(wanted.shape)
@@ -230,7 +236,7 @@ class _Run:
 
 @contextmanager
 def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
-    """Tells the run of *options* to end, between two nodes, once it is late or cancelled."""
+    """Terminates the run of *options* between two nodes once it is late or cancelled."""
     over = threading.Event()
 
     def watch() -> None:
@@ -250,8 +256,8 @@ def _watched(options: Any, config: ExecutionConfig) -> Iterator[None]:
 
 
 class _Port:
-    """One input or output of a session, and the address *bound* to it: memory that the caller holds
-    during a run.
+    """One input or output of a session, and the address that is *bound* to it. The caller holds
+    that memory during a run.
     """
 
     __slots__ = ("_call", "_dtype", "_name", "_own", "_place", "_shape", "alignment", "bound")
@@ -269,7 +275,7 @@ class _Port:
         self.bound = address
 
     def own(self) -> NDArray:
-        """Memory for a value that cannot go where it is wanted."""
+        """Memory for a value that cannot be written directly to the caller's."""
         if self._own is None:
             self._own = np.empty(self._shape, self._dtype)
         return self._own

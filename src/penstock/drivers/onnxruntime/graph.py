@@ -1,9 +1,7 @@
-"""The graph that ONNX Runtime is given, made operation by operation.
+"""The graph for ONNX Runtime, made operation by operation.
 
-Real values are float32 in the layout that the operation left them in: images channels first where a
-convolution made them, turned only for a reader that needs NHWC. Quantised values are uint8
-throughout, an int8 value being the one 128 less, and stay channels last: the integer kernels take
-them so, and are fastest with that type.
+Real values are float32. Quantised values are uint8 throughout (int8 plus 128) and channels last:
+the integer kernels need that layout, and are fastest with that type.
 """
 
 from __future__ import annotations
@@ -26,25 +24,23 @@ Value: TypeAlias = str
 
 MICROSOFT: Final = "com.microsoft"
 BIAS: Final = 128
-"""What a stored int8 value is raised by to be a uint8."""
+"""What is added to an int8 value to store it as uint8."""
 
 AWAY: Final = 1 - 2.0**-21
-"""What a scale is multiplied with so that halves are rounded away from zero: more than float32
-rounding takes.
-"""
+"""A factor of scales by which halves round away from zero: larger than float32 rounding errors."""
 
 AWAY_ONCE: Final = 1 - 2.0**-23
-"""The same where nothing but the division by the scale is rounded before."""
+"""The same if only the division by the scale is rounded."""
 
 HALVES: Final = 1 << 12
 
 SHARED_BYTES: Final = 1024
-"""Constants up to this size are kept once, however many nodes read their like."""
+"""Equal constants up to this size are shared."""
 
 
 class Node:
-    """One ONNX node: plain Python until the model is written. *operation* is the one that it was
-    made for; None for an input's or an output's own.
+    """One ONNX node, plain Python until the model is written. *operation* is the number of the
+    operation that it was made for; None for nodes of inputs and outputs.
     """
 
     __slots__ = ("attributes", "domain", "inputs", "kind", "operation", "outputs")
@@ -62,18 +58,18 @@ class Node:
         self.domain, self.attributes, self.operation = domain, attributes, operation
 
     def branches(self) -> Iterator[Graph]:
-        """The graphs that it runs."""
+        """The graphs of its branches."""
         return (value for value in self.attributes.values() if isinstance(value, Graph))
 
     def reads(self) -> Iterator[Value]:
-        """Its inputs, and what its branches read."""
+        """Its inputs, and those of the nodes in its branches."""
         yield from self.inputs
         for branch in self.branches():
             for node in branch.nodes:
                 yield from node.reads()
 
     def rename(self, names: Mapping[Value, Value]) -> None:
-        """Calls the values that *names* has as it says."""
+        """Renames values by *names*."""
         self.inputs = [names.get(v, v) for v in self.inputs]
         self.outputs = [names.get(v, v) for v in self.outputs]
         for branch in self.branches():
@@ -82,11 +78,12 @@ class Node:
 
 
 class Graph(LaidOutGraph[Value]):
-    """Nodes by operand index of the entry subgraph, or of subgraph *branch*. *wide* keeps 8-bit
-    weights unsigned: for processors whose product of unsigned and signed bytes saturates.
-    *portable* has nothing but ONNX's own operators, layers between dequantisation and quantisation,
-    as providers other than the CPU's know them. *relaxed* leaves the sums of 8-bit convolutions as
-    they are, and so their results bit for bit what XNNPACK's are.
+    """The nodes of the entry subgraph, or of subgraph *branch*.
+
+    *wide* keeps 8-bit weights unsigned, for processors whose product of unsigned and signed bytes
+    saturates. *portable* uses ONNX's own operators alone, with layers between dequantisation and
+    quantisation, for providers other than the CPU's. *relaxed* leaves the sums of 8-bit
+    convolutions unchanged, which makes their results XNNPACK's bit for bit.
     """
 
     def __init__(
@@ -121,8 +118,8 @@ class Graph(LaidOutGraph[Value]):
             self._input(index)
 
     def branch(self, index: int, given: Sequence[Value]) -> Graph:
-        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Names and
-        constants are common to both.
+        """The graph of subgraph *index*, whose inputs are the values *given* of this one. Both
+        share names and constants.
         """
         made = Graph(
             self.model,
@@ -139,8 +136,8 @@ class Graph(LaidOutGraph[Value]):
         return made
 
     def finish(self) -> None:
-        """Names the outputs of the entry subgraph that are not its inputs; those of a branch, all
-        of them.
+        """Names the outputs of the entry subgraph that are not its inputs; in a branch, all of its
+        outputs.
         """
         if self.around is not None:
             named = set[Value]()
@@ -171,8 +168,14 @@ class Graph(LaidOutGraph[Value]):
         return self.node_of(kind, inputs, 1, domain=domain, **attributes)[0]
 
     def node_of(
-        self, kind: str, inputs: Sequence[Value], outputs: int, *, domain: str = "", **attributes: Any
-    ) -> list[Value]:  # fmt: skip
+        self,
+        kind: str,
+        inputs: Sequence[Value],
+        outputs: int,
+        *,
+        domain: str = "",
+        **attributes: Any,
+    ) -> list[Value]:
         """A node with *outputs* outputs."""
         made = [self._name() for _ in range(outputs)]
         node = Node(kind, list(inputs), made, domain, attributes, self.operation)
@@ -181,16 +184,16 @@ class Graph(LaidOutGraph[Value]):
         return made
 
     def maker(self, value: Value) -> Node | None:
-        """The node that *value* is a result of."""
+        """The node that makes *value*; None for inputs and constants."""
         return self._makers.get(value)
 
     def scalar(self, value: Value) -> float | None:
-        """The number that *value* is, where it is a constant without dimensions."""
+        """The number of a scalar constant; None for any other value."""
         held = self.constants.get(value)
         return None if held is None or held.ndim else float(held)
 
     def constant(self, value: NDArray) -> Value:
-        """A constant; small ones that are alike are one."""
+        """A constant. Equal small constants are shared."""
         if value.nbytes > SHARED_BYTES:
             name = self._name("c")
             self.constants[name] = value
@@ -210,13 +213,13 @@ class Graph(LaidOutGraph[Value]):
         return self.constant(np.array(values, np.int64))
 
     def shaped(self, value: Value, shape: Sequence[int]) -> Value:
-        """*value*, of which the *shape* is known."""
+        """*value*, noting its *shape*."""
         self._shapes[value] = tuple(shape)
         return value
 
     def through(self, value: Value, make: Callable[[Value], Value]) -> Value:
-        """What *make* computes of *value* element by element; done before the reshape that it may
-        be the result of, so that it stands beside what that one reads.
+        """*value* through the elementwise *make*. If *value* is a reshape, *make* is applied before
+        it, so that it is next to what the reshape reads.
         """
         base = self._unshaped.get(value)
         if base is None or base not in self._shapes:
@@ -230,14 +233,14 @@ class Graph(LaidOutGraph[Value]):
         return self.constant(value.transpose(TO_FIRST[4]) if first else value)
 
     def relaid(self, value: Value, index: int, *, first: bool) -> Value:
-        """As of any graph; a sequence by a reshape where nothing moves."""
+        """As in any graph; a sequence by a reshape if nothing moves."""
         shape = known_shape(self.entry.operands[index], "a value")
         if len(shape) == 3 and not first and 1 in shape[1:]:
             return self.reshape(value, shape)
         return self.transpose(value, (TO_FIRST if first else TO_LAST)[len(shape)])
 
     def known(self, index: int) -> NDArray | None:
-        """The value of an operand, as it is stored, where that is known already."""
+        """The stored value of an operand that is already known; else None."""
         if index in self._held:
             return self._held[index]
         operand = self.entry.operands[index]
@@ -263,26 +266,26 @@ class Graph(LaidOutGraph[Value]):
         return self._real[value]
 
     def grid(self, operand: Operand) -> tuple[Value, Value]:
-        """Scale and zero point of a quantised operand, as its stored values have them."""
+        """Scale and zero point of a quantised operand, as stored."""
         scale, zero = stored_grid(operand)
         return self.number(scale), self.constant(np.array(zero, np.uint8))
 
     def target(self, operand: Operand, away: float = AWAY) -> tuple[Value, Value]:
-        """As `grid`, of an operand that is computed: kernels round halves to even, TFLite rounds
-        them away from zero, and so does a scale that is a little smaller.
+        """As `grid`, for a computed operand. Kernels round halves to even, TFLite away from zero; a
+        slightly smaller scale does so too.
         """
         scale, zero = stored_grid(operand)
         return self.number(scale * away), self.constant(np.array(zero, np.uint8))
 
     def round(self, site: Site, value: Value, *, output: int = 0) -> None:
-        """Names a real *value* as an output of *site*, rounded to its grid where that is quantised."""
+        """Names a real *value* as an output of *site*, quantised if the output is."""
         operand = site.output(output)
         if operand.dtype in QUANTIZED:
             value = self.node("QuantizeLinear", value, *self.target(operand))
         self.put(site, value, output)
 
     def source(self, site: Site, position: int = 0) -> Value:
-        """The stored value of input *position* on the grid of the output that it is moved to."""
+        """The stored value of input *position*, on the grid of the output that it is moved to."""
         given, wanted = site.input(position), site.output()
         same = given.dtype not in QUANTIZED or given.quantization == wanted.quantization
         if same or stored_grid(given) == stored_grid(wanted):
@@ -324,8 +327,8 @@ class Graph(LaidOutGraph[Value]):
         return self.node("Clip", value, self.number(low), self.number(high))
 
     def limit(self, value: Value, operand: Operand, fused: str) -> Value:
-        """A stored *value* through a fused activation, whose bounds are rounded to the grid as
-        TFLite does.
+        """A stored *value* clamped by a fused activation, whose limits are rounded to the grid as
+        in TFLite.
         """
         low, high = stored_limits(operand, fused)
         if (low, high) == (0, 255):
@@ -352,8 +355,8 @@ class Graph(LaidOutGraph[Value]):
         self.put_at(index, self._flip(name) if operand.dtype is DType.INT8 else name)
 
     def _output(self, index: int, names: dict[Value, Value]) -> None:
-        """Has *names* call the value of an output so; one that no node of its own makes, or that
-        has a name, is copied.
+        """Notes the output's name for its value. A value that has a name, or that no node makes, is
+        copied.
         """
         operand, value = self.entry.operands[index], self.read(index)
         name = f"o{len(self.outputs)}"
@@ -366,18 +369,18 @@ class Graph(LaidOutGraph[Value]):
             self.nodes.append(Node("Identity", [value], [name], "", {}))
 
     def _made(self, index: int, named: Container[Value]) -> Value:
-        """Operand *index* as the result of a node of this graph, which is not among those *named*."""
+        """Operand *index* as the result of a node of this graph that is not in *named*."""
         value = self.read(index)
         if value not in self._makers or value in named:
             value = self.node("Identity", value)
         return value
 
     def _flip(self, value: Value) -> Value:
-        """Between int8, seen as bytes, and the uint8 that is 128 more."""
+        """Converts between int8, seen as bytes, and uint8."""
         return self.node("BitwiseXor", value, self.constant(np.array(BIAS, np.uint8)))
 
     def _leave_out_unread(self) -> None:
-        """Drops the nodes that nothing reads any more."""
+        """Removes dead nodes."""
         read = {name for name, _ in self.outputs}
         kept = []
         for node in polled(reversed(self.nodes)):
@@ -391,24 +394,24 @@ class Graph(LaidOutGraph[Value]):
 
 
 def raised(value: NDArray) -> NDArray:
-    """int8 values as uint8, each 128 more."""
+    """int8 values as uint8: plus 128."""
     flipped: NDArray = np.ascontiguousarray(value).view(np.uint8) ^ np.uint8(BIAS)
     return flipped
 
 
 def stored_grid(operand: Operand) -> tuple[float, int]:
-    """Scale and zero point of an activation as it is stored here."""
+    """Scale and zero point of an activation as it is stored in the graph."""
     scale, zero = one_scale(operand)
     return scale, zero + (BIAS if operand.dtype is DType.INT8 else 0)
 
 
 def may_halve(*ratios: float) -> bool:
-    """Whether whole numbers times these ratios can fall halfway between two whole numbers."""
+    """Whether integers times these ratios can be halfway between two integers."""
     return all(r * HALVES == int(r * HALVES) for r in ratios)
 
 
 def stored_limits(operand: Operand, fused: str) -> tuple[int, int]:
-    """The least and the greatest stored value that a fused activation lets through."""
+    """The stored limits of a fused activation."""
     scale, zero = stored_grid(operand)
     low, high = {"NONE": (None, None), "RELU": (0.0, None)}.get(fused) or CLAMPS[fused]
     at = [None if v is None else _nearest(v / scale) + zero for v in (low, high)]
@@ -417,5 +420,5 @@ def stored_limits(operand: Operand, fused: str) -> tuple[int, int]:
 
 
 def _nearest(value: float) -> int:
-    """Halves away from zero."""
+    """*value* rounded, halves away from zero."""
     return int(np.copysign(np.floor(np.abs(np.float32(value)) + 0.5), value))

@@ -1,4 +1,4 @@
-"""What ONNX Runtime a machine has, read from files alone: the engine is not imported."""
+"""The installed ONNX Runtime, read from files: the engine is not imported."""
 
 from __future__ import annotations
 
@@ -22,13 +22,9 @@ from penstock.hal import DeviceType
 PACKAGE: Final = "onnxruntime"
 INSTALL: Final = install_command("onnxruntime")
 DERIVED_WITH: Final = "1.31"
-"""The release of ONNX Runtime whose results the rules' accuracy classes were compared with TFLite's
-on.
-"""
+"""The release of ONNX Runtime that the accuracy classes were derived with."""
 ADAPTER_VERSION: Final = 2
-"""Raised whenever this driver would hand ONNX Runtime another graph for the same model, or write
-other cache files.
-"""
+"""Raised when this driver makes another graph of the same model, or other cache files."""
 
 DIGEST_DIGITS: Final = 16
 DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
@@ -36,8 +32,8 @@ DOT_PRODUCTS: Final = frozenset({"avx512_vnni", "avx512vnni", "avx_vnni"})
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """One execution provider: its *name* for the engine, its device's *suffix*, *type* and
-    *families*, and why it cannot be used here ("" when it can).
+    """One execution provider: its *name*, its device's *suffix*, *type* and *families*, and the
+    *reason* why it cannot be used here ("" if it can).
     """
 
     name: str
@@ -52,8 +48,8 @@ class Provider(msgspec.Struct, frozen=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether it computes on this processor what it does on its hardware elsewhere: Qualcomm's
-        library for x86.
+        """Whether the provider simulates its hardware on this processor, as Qualcomm's library for
+        x86 does.
         """
         return "hexagon" in self.families and platform.machine().lower() in {"x86_64", "amd64"}
 
@@ -62,8 +58,8 @@ CPU: Final = Provider("CPUExecutionProvider", "cpu", DeviceType.CPU)
 
 GPU, ANY = DeviceType.GPU, DeviceType.ACCELERATOR
 OTHERS: Final = tuple(
-    (Provider(f"{name}ExecutionProvider", suffix, kind, tuple(known.split())), library, package, system)
-    for name, suffix, kind, known, library, package, system in (
+    (Provider(f"{name}ExecutionProvider", suffix, kind, tuple(known.split())), library, package, at)
+    for name, suffix, kind, known, library, package, at in (
         ("CUDA", "cuda", GPU, "cuda", "cuda", "", ""),
         ("Tensorrt", "tensorrt", GPU, "cuda tensorrt", "tensorrt", "", ""),
         ("MIGraphX", "migraphx", GPU, "rocm", "migraphx", "", ""),
@@ -75,14 +71,14 @@ OTHERS: Final = tuple(
         ("CoreML", "coreml", ANY, "coreml neural_engine", "", "", "darwin"),
     )
 )  # fmt: skip
-"""Each provider beside the CPU's, and what shows that a build has it: the name of its shared
-library, the name of the package, or the platform whose every build has it.
+"""The providers besides the CPU's, and how to recognise a build that has one: by the name of its
+shared library, by the package, or by the platform.
 """
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed ONNX Runtime, or none: then *version* is empty and the only provider says so.
-    *digest* is that of its libraries.
+    """An installed ONNX Runtime. If there is none, *version* is empty and the only provider says
+    so. *digest* is that of its libraries.
     """
 
     version: str
@@ -116,7 +112,7 @@ def find_installation() -> Installation:
 
 
 def providers_in(libraries: Path, package: str) -> list[Provider]:
-    """The providers beside the CPU's that a build with these *libraries*, of this *package*, has."""
+    """The providers besides the CPU's in a build with these *libraries*, of this *package*."""
     return [
         provider
         for provider, library, own_package, own_platform in OTHERS
@@ -127,8 +123,8 @@ def providers_in(libraries: Path, package: str) -> list[Provider]:
 
 
 def saturates() -> bool:
-    """Whether this processor's product of unsigned and signed bytes saturates in ONNX Runtime's
-    kernels.
+    """Whether the product of unsigned and signed bytes saturates in ONNX Runtime's kernels on this
+    processor.
     """
     if platform.machine().lower() not in {"x86_64", "amd64"}:
         return False
@@ -140,7 +136,7 @@ def _nothing(reason: str) -> Installation:
 
 
 def _metadata(folder: Path) -> tuple[str, str]:
-    """Version and package name, as the build wrote them down; empty where it did not."""
+    """Version and package name from the build's own file; empty if there is none."""
     text = ""
     with suppress(OSError, UnicodeDecodeError):
         text = (folder / "capi" / "build_and_package_info.py").read_text("utf-8")
@@ -150,7 +146,7 @@ def _metadata(folder: Path) -> tuple[str, str]:
 
 
 def _digest(folder: Path, libraries: Path) -> str:
-    """Of the engine's libraries: what the installer recorded, else their size and age."""
+    """A digest of the engine's libraries: of the installer's hashes, else of size and age."""
     recorded = _recorded(folder)
     digest = hashlib.sha256()
     for path in sorted(libraries.iterdir()):

@@ -1,4 +1,4 @@
-"""Preparing: a model through ONNX Runtime's optimiser, or a verified artefact past it.
+"""Preparing: optimising a model with ONNX Runtime, or loading a verified artefact.
 
 The payload of the cache file is the optimised model behind a manifest with its inputs and outputs.
 """
@@ -33,7 +33,7 @@ OPTIMISED: Final = "model.onnx"
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an artefact says of itself; *engine* is the version of ONNX Runtime that optimised it."""
+    """*engine* is the version of ONNX Runtime that optimised the model."""
 
     schema: int
     engine: str
@@ -46,7 +46,7 @@ def pack(model: bytes, ports: Ports, version: str) -> bytes:
 
 
 def unpack(content: memoryview) -> tuple[Manifest, bytes]:
-    """The manifest and the model. Raises `GeneralFailure` for what `pack` never makes."""
+    """The manifest and the model. Raises `GeneralFailure` for anything that `pack` never makes."""
     manifest, model = unframed(content, Manifest, SCHEMA)
     return manifest, bytes(model)
 
@@ -54,8 +54,8 @@ def unpack(content: memoryview) -> tuple[Manifest, bytes]:
 def prepare(
     device: OnnxRuntimeDevice, model: Model, config: PrepareConfig
 ) -> EngineModel[Executable]:
-    """Writes a model whose operations are all supported as ONNX, and saves what ONNX Runtime makes
-    of it to the cache handles.
+    """Writes a model whose operations are all supported as ONNX, and saves the optimised model to
+    the cache handles.
     """
     from penstock.drivers.onnxruntime.profiling import Profiler
 

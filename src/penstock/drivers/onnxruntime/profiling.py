@@ -1,7 +1,7 @@
-"""Measured runs: what each of ONNX Runtime's kernels took, and the operations that it computes.
+"""Measured runs: how long each of ONNX Runtime's kernels took, and which operations it computes.
 
-ONNX Runtime writes a profile when a session has ended, so that a measured run has a session of its
-own: of the optimised model, whose nodes are given names to know them by.
+ONNX Runtime writes a profile when a session ends. So each measured run has its own session of the
+optimised model, whose nodes are named by numbers.
 """
 
 from __future__ import annotations
@@ -28,29 +28,27 @@ from penstock.logs import Log
 log = Log(__name__)
 
 MOST_PROFILED: Final = 16
-"""Runs of one prepared model whose kernels are measured: each takes as long as a load."""
+"""Most measured runs of one prepared model: each takes as long as a load."""
 
 SETUP: Final = "making a session that is measured"
 NS_OF_US: Final = 1000
 RUN: Final = "model_run"
 KERNEL: Final = "_kernel_time"
 RENAMED: Final = "_nchwc"
-"""What ONNX Runtime ends the name of a node with whose result it has laid out anew: it begins with
-that of the result.
+"""The suffix of a node whose result ONNX Runtime has laid out differently; before it is the
+result's name.
 """
 
 
 class Measurable(msgspec.Struct, frozen=True):
-    """An optimised model whose nodes are named `0`, `1`, ..., and the operations that each of them
-    computes.
-    """
+    """An optimised model whose nodes are named `0`, `1`, ..., and the operations of each node."""
 
     content: bytes
     operations: tuple[tuple[int, ...], ...]
 
 
 class Profiler:
-    """The measured runs of one prepared model. *write* makes its graph anew. Thread-safe."""
+    """The measured runs of one prepared model. *write* makes its graph again. Thread-safe."""
 
     def __init__(self, write: Callable[[], Graph], num_threads: int | None) -> None:
         self._write, self._threads = write, num_threads
@@ -59,8 +57,8 @@ class Profiler:
         self._model: Measurable | None = None
 
     def start(self, began_ns: int) -> ProfiledRun | None:
-        """What the execution that began at *began_ns* is run by, once; None after `MOST_PROFILED`
-        of them, and where ONNX Runtime does not take the model so.
+        """What measures the execution that began at *began_ns*. None after `MOST_PROFILED`
+        executions, or if ONNX Runtime rejects the model.
         """
         with self._lock:
             if not self._left:
@@ -77,8 +75,8 @@ class Profiler:
 
 
 class ProfiledRun:
-    """An executable of one run, and then its *timings*, counted from *began_ns*, and what it took
-    itself. It computes twice: what the first run of a session takes is not what a run takes.
+    """An executable for one run. After it: its *timings* from *began_ns* on, and its duration. It
+    runs twice, since the first run of a session is slower.
     """
 
     def __init__(self, model: Measurable, threads: int | None, began_ns: int) -> None:
@@ -116,8 +114,8 @@ class ProfiledRun:
             self.timings = (setup, *kernels) if kernels else ()
 
     def _kernels(self, start_ns: int) -> list[OperationTiming]:
-        """The kernels of the last run, which began at *start_ns*. None of them where the profile
-        cannot be read.
+        """The kernels of the last run, which began at *start_ns*; empty if the profile cannot be
+        read.
         """
         try:
             events = json.loads(Path(self._session.end_profiling()).read_bytes())
@@ -145,14 +143,16 @@ class ProfiledRun:
 
 
 def _is_kernel(name: str) -> bool:
-    """Whether an event of this name is the run of a node that was numbered; those of branches are
-    not.
+    """Whether an event of this name is the run of a numbered node; nodes of branches are not
+    numbered.
     """
     return name.endswith(KERNEL) and name.removesuffix(KERNEL).isdigit()
 
 
 def optimised(graph: Graph, threads: int | None) -> Measurable:
-    """What ONNX Runtime makes of *graph*, to be measured. Raises `GeneralFailure` with its words."""
+    """The optimised model of *graph*, to be measured. Raises `GeneralFailure` with ONNX Runtime's
+    message.
+    """
     onnx = engine.onnx()
     content = serialize(graph, onnx)
     with tempfile.TemporaryDirectory(prefix="penstock-onnxruntime-") as folder:
@@ -173,9 +173,9 @@ def optimised(graph: Graph, threads: int | None) -> Measurable:
 def operations_of(
     nodes: Sequence[tuple[str, Sequence[str], Sequence[str]]], graph: Graph
 ) -> tuple[tuple[int, ...], ...]:
-    """For each of *nodes* (name, inputs, outputs) of an optimised model the operations whose nodes
-    in *graph* have gone into it: those between the value that it makes and the values that others
-    make. None for what ONNX Runtime has added.
+    """For each of *nodes* (name, inputs, outputs) of an optimised model, the operations whose nodes
+    in *graph* were fused into it: those between its result and the results of other nodes. Empty
+    for nodes that ONNX Runtime has added.
     """
     makers = {value: node for node in graph.nodes for value in node.outputs}
     made = [

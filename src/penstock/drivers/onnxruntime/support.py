@@ -1,4 +1,4 @@
-"""What of a model the driver takes: an answer for each operation, without the engine."""
+"""The operations of a model that the driver supports, without the engine."""
 
 from __future__ import annotations
 
@@ -18,26 +18,22 @@ from penstock.ir.types import static_shape
 from penstock.ir.validate import subgraph_references
 
 MAX_BYTES: Final = 1 << 31
-"""What an ONNX model may hold: the limit of its wire form."""
+"""The size limit of an ONNX model's wire format."""
 
 MOST_IN_BRANCHES: Final = 1 << 12
-"""Operations and branches that all IFs of a model may become: ONNX Runtime takes 0.3 ms and 20 KB
-for each branch.
+"""Most operations and branches of all IFs of a model: ONNX Runtime takes 0.3 ms and 20 KB for each
+branch.
 """
 
 MOST_NESTED: Final = 31
-"""How deep branches may be nested: protobuf reads messages nested 100 deep, of which each branch is
-three.
-"""
+"""Most nesting of branches: protobuf reads messages nested 100 deep, and each branch is three."""
 
 ROOM: Final = 1 << 24
-"""Kept free for everything besides the constants."""
+"""Bytes reserved for everything besides the constants."""
 
 
 def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
-    """One answer an operation. No class is better than *best*: what a provider was measured to
-    meet.
-    """
+    """One answer an operation, *best* at most: the class that the provider was measured to meet."""
     if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
         reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
         return [Support(False, reason) for _ in model.operations]
@@ -47,12 +43,13 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
     def judged(site: Site) -> AccuracyClass:
         require(
             site.operation.type != "IF" or depth <= MOST_NESTED,
-            f"the model's branches are nested {depth} deep: ONNX Runtime reads {MOST_NESTED} at most",
+            f"the model's branches are nested {depth} deep: "
+            f"ONNX Runtime reads {MOST_NESTED} at most",
         )
         require(
             site.operation.type != "IF" or grown <= MOST_IN_BRANCHES,
-            f"the model's branches have {grown} operations and branches, each as often as it is written: "
-            f"ONNX Runtime is given {MOST_IN_BRANCHES} at most",
+            f"the model's branches have {grown} operations and branches, each as often as it is "
+            f"written: ONNX Runtime is given {MOST_IN_BRANCHES} at most",
         )
         return judge(site)
 
@@ -60,8 +57,8 @@ def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
 
 
 def in_branches(model: Model) -> tuple[int, int]:
-    """Operations and branches of the IFs of the entry subgraph, each as often as an ONNX model,
-    which has no subgraphs that several nodes share, holds it; and how deep the branches are nested.
+    """The number of operations and branches in the IFs of the entry subgraph, and their nesting
+    depth. Nodes of an ONNX model cannot share a subgraph, so each counts as often as it is used.
     """
     written: dict[int, int] = {}
     depths: dict[int, int] = {}
@@ -77,8 +74,8 @@ def in_branches(model: Model) -> tuple[int, int]:
 
 
 def constant_bytes(model: Model) -> int:
-    """Bytes that the constants take in an ONNX model, where 8-bit ones may become float32: those of
-    the entry subgraph, and where that has control flow of all others.
+    """Bytes of the constants in an ONNX model, where 8-bit ones may become float32: of the entry
+    subgraph, and of all subgraphs if there is control flow.
     """
     total = 0
     subgraphs = model.subgraphs if has_control_flow(model) else (model.entry,)

@@ -35,8 +35,8 @@ ELEMENTS: Final = {
 def build(
     model: Model, *, wide: bool = False, portable: bool = False, relaxed: bool = False
 ) -> Graph:
-    """The graph of *model*, whose operations are all supported, as of `Graph`. `GeneralFailure`
-    names the one that fails.
+    """The graph of *model*, whose operations are all supported, with the options of `Graph`. A
+    `GeneralFailure` names the operation that fails.
     """
     flat = flattened(model)
     try:
@@ -52,14 +52,14 @@ def build(
 def _numbered(
     graph: Graph, origins: Sequence[int], sites: Sequence[Site]
 ) -> Iterator[tuple[int, Site]]:
-    """*sites* with their operations in the model, which the nodes that follow are marked with."""
+    """*sites* with their operation's number in the model, which their nodes are marked with."""
     for number, site in zip(origins, sites, strict=True):
         graph.operation = number
         yield number, site
 
 
 def serialize(graph: Graph, onnx: Any) -> bytes:
-    """The bytes of an ONNX model; `GeneralFailure` beyond what they can hold."""
+    """The bytes of an ONNX model. Raises `GeneralFailure` if they are too many."""
     size = sum(value.nbytes for value in graph.constants.values())
     if size > MAX_BYTES:
         raise GeneralFailure(f"{size} bytes of constants are more than an ONNX model holds")
@@ -78,7 +78,7 @@ def serialize(graph: Graph, onnx: Any) -> bytes:
 
 
 def _write(made: Any, graph: Graph, onnx: Any) -> None:
-    """Inputs, outputs and nodes."""
+    """Writes inputs, outputs and nodes."""
     made.name = "penstock"
     for values, ports in ((graph.inputs, made.input), (graph.outputs, made.output)):
         for name, operand in values:
@@ -103,7 +103,7 @@ def _tensor(proto: Any, name: str, value: NDArray) -> None:
 
 
 def _port(proto: Any, name: str, operand: Operand) -> None:
-    """An input or output, int8 ones as bytes."""
+    """Writes an input or output; int8 is declared as uint8."""
     stored = DType.UINT8 if operand.dtype is DType.INT8 else operand.dtype
     proto.name = name
     proto.type.tensor_type.elem_type = ELEMENTS[stored.value]

@@ -1,6 +1,6 @@
-"""OpenVINO as a driver: each of its plugins that this machine has is a device (docs/openvino.md).
+"""OpenVINO as a driver: each plugin that this machine has is a device (docs/openvino.md).
 
-Nothing here imports the engine before a model is prepared.
+The engine is imported when a model is first prepared, not before.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ __all__ = ["OpenVinoDevice", "create"]
 
 
 def create() -> list[OpenVinoDevice]:
-    """The entry point of `penstock.drivers`: one device a plugin, or one that says what is missing."""
+    """The entry point: one device a plugin, or one that says what is missing."""
     installation = find_installation()
     return [OpenVinoDevice(plugin, installation) for plugin in installation.plugins]

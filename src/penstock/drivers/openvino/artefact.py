@@ -1,8 +1,8 @@
-"""The payloads of the cache files: what OpenVINO exported, and what it takes to execute it.
+"""The payloads of the cache files: what OpenVINO exported, with large constants kept apart.
 
-The model file holds a manifest (its length in 4 bytes, little-endian, then msgpack) and the
-artefact's parts, one after another, without the constants that were found in them; those make up
-the data file. All is put together again in memory of this process.
+The model file has a manifest (its length in 4 bytes, little-endian, then msgpack) and the
+artefact's parts, one after another, without the large constants that were found in them. The data
+file has those constants. Loading puts both together in private memory.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from penstock.ir import NDArray
 
 SCHEMA: Final = 3
 SMALLEST_CONSTANT: Final = 1024
-"""Bytes from which on a constant is kept in the data file."""
+"""Least bytes of a constant that goes to the data file."""
 
 NEEDLE: Final = 64
 MAX_TRIES: Final = 16
-"""A constant is looked for by its first bytes, in so many places."""
+"""A constant is searched by its first bytes; so many matches are compared."""
 
 ALIGNMENT: Final = 64
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What an artefact says of itself. *engine* is the build that exported it, *form* how good it
-    is. *parts* are the lengths of its parts: the exported bytes, and where there is more to compile
-    the graph that they were compiled from (XML, then weights). Each of *cuts* is (offset in all
-    parts together, offset in the data file, bytes), ascending.
+    """*engine* is the build that exported the artefact, *form* its form. *parts* are the lengths of
+    its parts: the exported bytes and, for a baseline, the graph that they were compiled from (XML,
+    then weights). Each of *cuts* is (offset in all parts together, offset in the data file,
+    length), ascending.
     """
 
     schema: int
@@ -47,9 +47,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 def pack(
     parts: Sequence[bytes], constants: Sequence[NDArray], ports: Ports, engine: str, form: str
 ) -> tuple[bytes, bytes]:
-    """The payloads of the model file and of the data file. Each constant stands once in the data
-    file, however many parts it was found in.
-    """
+    """The payloads of the model file and of the data file. The data file has each constant once."""
     cuts: list[tuple[int, int, int]] = []
     kept: list[memoryview] = []
     moved: dict[int, int] = {}
@@ -73,8 +71,8 @@ def pack(
 
 
 def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]]:
-    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for what `pack` never
-    makes.
+    """The manifest, and every part in fresh memory. Raises `GeneralFailure` for anything that
+    `pack` never makes.
     """
     manifest, body = unframed(model, Manifest, SCHEMA)
     _check(manifest, body.nbytes, data.nbytes)
@@ -91,8 +89,8 @@ def unpack(model: memoryview, data: memoryview) -> tuple[Manifest, list[NDArray]
 
 
 def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int, int]]:
-    """Where large constants stand in *part* as they are: (offset, number of the constant),
-    ascending, apart.
+    """Where large constants occur in *part*: (offset, number of the constant), ascending, not
+    overlapping.
     """
     found: list[tuple[int, int]] = []
     end = 0
@@ -118,8 +116,8 @@ def find_constants(part: bytes, constants: Sequence[NDArray]) -> list[tuple[int,
 
 
 def _find(part: bytes, content: memoryview, start: int) -> int:
-    """Where *content* stands in *part* from *start* on; -1 where it does not, or cannot be found
-    soon.
+    """The offset of *content* in *part* at or after *start*; -1 if it is not found within
+    `MAX_TRIES`.
     """
     for _ in range(MAX_TRIES):
         start = part.find(content[:NEEDLE], start)
@@ -154,7 +152,7 @@ def _flat(data: memoryview) -> NDArray:
 
 
 def _aligned(length: int) -> NDArray:
-    """Fresh writable bytes at an address that suits every vector instruction."""
+    """Fresh writable bytes, aligned for vector instructions."""
     room = np.empty(length + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + length]

@@ -1,4 +1,4 @@
-"""Compiling a model of the IR, or the graph that an artefact carries; importing an artefact."""
+"""Compiling a model of the IR, or the graph that an artefact contains; importing an artefact."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ FORMS: Final[tuple[Form, ...]] = ("baseline", "optimised")
 
 
 class Compiled(msgspec.Struct, frozen=True):
-    """One compile's result. *constants* are those of the graph, *graph* its XML and weights where
-    the form is not the best yet.
+    """The result of one compile. *constants* are those of the graph. *graph* is its XML and
+    weights, for a baseline.
     """
 
     executable: Executable
@@ -41,7 +41,7 @@ class Compiled(msgspec.Struct, frozen=True):
     graph: tuple[bytes, bytes] | None = None
 
     def payloads(self, device: OpenVinoDevice) -> Payloads:
-        """What goes into the model file and into the data file."""
+        """The contents of the model file and of the data file."""
         exported = engine.export_model(self.executable.compiled)
         build = engine.build_of(device.plugin.name)
         parts = [exported, *(self.graph or ())]
@@ -50,7 +50,7 @@ class Compiled(msgspec.Struct, frozen=True):
 
 
 class Source(Protocol):
-    """Something that can be compiled, more than once."""
+    """Something that can be compiled more than once."""
 
     ports: Ports
     manner: engine.Manner
@@ -83,11 +83,16 @@ class ModelSource:
 
 
 class GraphSource:
-    """The graph of an artefact: XML and weights as `engine.serialize` gave them."""
+    """The graph of an artefact: XML and weights as `engine.serialize` returned them."""
 
     def __init__(
-        self, device: OpenVinoDevice, ports: Ports, xml: NDArray, weights: NDArray, manner: engine.Manner
-    ) -> None:  # fmt: skip
+        self,
+        device: OpenVinoDevice,
+        ports: Ports,
+        xml: NDArray,
+        weights: NDArray,
+        manner: engine.Manner,
+    ) -> None:
         self.ports = ports
         self.manner = manner
         self._device, self._xml, self._weights = device, xml, weights
@@ -106,9 +111,7 @@ class GraphSource:
 
 
 def makers_of(graph: Graph) -> dict[str, int]:
-    """The operation whose result a node of OpenVINO's is, by the node's name; the first one, where
-    others hand it on.
-    """
+    """By the name of an OpenVINO node, the first operation whose result it is."""
     makers: dict[str, int] = {}
     for index, operation in enumerate(polled(graph.entry.operations)):
         for output in operation.outputs:
@@ -118,7 +121,7 @@ def makers_of(graph: Graph) -> dict[str, int]:
 
 
 def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine.Manner) -> Any:
-    """OpenVINO's compiled model of *graph*; counted."""
+    """OpenVINO's compiled model of *graph*. Counts the compile."""
     plugin = device.plugin.name
     chosen = engine.settings(plugin, manner, quickly=form == "baseline")
     device.count(compiles=1)
@@ -126,28 +129,32 @@ def compile_graph(device: OpenVinoDevice, graph: Any, form: Form, manner: engine
 
 
 def constants_of(graph: Any) -> tuple[NDArray, ...]:
-    """The constants of a graph of OpenVINO's, in its order, sharing its memory."""
+    """The constants of an OpenVINO graph, in its order, sharing its memory."""
     return tuple(
         node.data for node in graph.get_ordered_ops() if node.get_type_name() == "Constant"
     )
 
 
 def build_graph(model: Model) -> Graph:
-    """OpenVINO's nodes for every operation of *model*. `GeneralFailure` names the one that fails."""
+    """OpenVINO's nodes for every operation of *model*. A `GeneralFailure` names the operation that
+    fails.
+    """
     engine.core()
     try:
         graph = Graph(model)
     except (PenstockError, RuntimeError, TypeError) as error:
-        raise GeneralFailure(f"the inputs cannot be declared: {engine.told(error)}") from error
-    RULES.emit(graph, enumerate(RULES.lay_out(make_sites(model))), engine.told)
+        raise GeneralFailure(
+            f"the inputs cannot be declared: {engine.message_from(error)}"
+        ) from error
+    RULES.emit(graph, enumerate(RULES.lay_out(make_sites(model))), engine.message_from)
     return graph
 
 
 def opened(
     device: OpenVinoDevice, entry: LoadedEntry
 ) -> tuple[artefact.Manifest, Sequence[NDArray]]:
-    """What a verified entry holds; its private copies are given back. Raises `OtherVersion` for an
-    artefact of another build of OpenVINO, `GeneralFailure` for what this driver does not write.
+    """The manifest and parts of a verified entry, whose private copies are released. Raises
+    `OtherVersion` for another build of OpenVINO, `GeneralFailure` for an unknown form.
     """
     try:
         manifest, parts = artefact.unpack(entry.model[0], entry.data[0])
@@ -163,7 +170,7 @@ def opened(
 
 
 def imported(device: OpenVinoDevice, exported: NDArray, manner: engine.Manner) -> Executable:
-    """OpenVINO's compiled model of exported bytes; counted."""
+    """OpenVINO's compiled model of exported bytes. Counts the load."""
     chosen = engine.settings(device.plugin.name, manner)
     device.count(loads=1)
     compiled = engine.import_model(exported, device.plugin.name, chosen)

@@ -22,7 +22,7 @@ from penstock.ir import Model
 from penstock.sealed import LoadedEntry, Seal
 
 USES: Final = 32
-"""Runs of a baseline after which it is worth to be compiled again."""
+"""Runs after which a baseline is compiled again, optimised."""
 
 TYPES: Final = {"CPU": DeviceType.CPU, "GPU": DeviceType.GPU, "NPU": DeviceType.ACCELERATOR}
 FAMILIES: Final = {"CPU": ("openvino",), "GPU": ("openvino", "opencl"), "NPU": ("openvino", "npu")}
@@ -33,11 +33,11 @@ processor with AVX-512.
 
 FASTER: Final = PerformanceInfo(execution_time=0.1, power_usage=0.2)
 UNSIGNED: Final = PerformanceInfo(execution_time=0.13, power_usage=0.2)
-"""Whole networks take six sevenths of the time that they take on XNNPACK, which declares 0.15."""
+"""Whole networks take six sevenths of their time on XNNPACK, which declares 0.15."""
 
 DISPATCH_NS: Final = 20_000
-"""Measured on one operation of 16 values, one thread of an x86-64 processor: an infer request and
-its bindings.
+"""Measured on one operation of 16 values, on one thread of an x86-64 processor: an infer request
+and its bindings.
 """
 
 

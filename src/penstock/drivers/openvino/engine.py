@@ -33,16 +33,16 @@ FORKED: Final = (
 def openvino() -> Any:
     """OpenVINO's Python package.
 
-    Its import reports itself over the network unless the user has opted out, through a package that
-    it can do without: that one is hidden meanwhile, and so stays unused in this process. Whoever
-    has imported OpenVINO before has chosen for himself.
+    Its import reports over the network, through another package, unless the user opted out. That
+    package is hidden during the import, so nothing is sent. A program that has imported OpenVINO
+    before decided for itself.
     """
     found = sys.modules.get("openvino")
     if found is not None:
         return found
     hidden = TELEMETRY not in sys.modules
     if hidden:
-        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # Python's way to say: not installed
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]  # means: not installed
     try:
         return importlib.import_module("openvino")
     finally:
@@ -56,30 +56,30 @@ def _made_core() -> Any:
     return made
 
 
-def told(error: BaseException) -> str:
-    """The last line of an exception of OpenVINO; before it stand places in OpenVINO's sources."""
+def message_from(error: BaseException) -> str:
+    """The last line of an exception of OpenVINO; places in OpenVINO's sources precede it."""
     return message_of(error, line=-1)
 
 
 _made: Final = LeftInChildren()
-_engine: Final = LazyEngine("OpenVINO", _made_core, FORKED, told)
+_engine: Final = LazyEngine("OpenVINO", _made_core, FORKED, message_from)
 
 
 def core() -> Any:
-    """The process's core. Raises `DeviceUnavailable` when OpenVINO cannot be imported, or was in
-    use before this process was forked: its threads, which it waits for, are the parent's.
+    """The process's core. Raises `DeviceUnavailable` if OpenVINO cannot be imported, or was in use
+    when this process was forked: its threads stay with the parent.
     """
     return _engine.get()
 
 
 def unusable() -> str | None:
-    """Why the engine cannot be used in this process, as far as is known without loading it."""
+    """Why this process cannot use the engine, as far as is known without loading it."""
     return _engine.unusable()
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """How a model computes: on *num_threads* (None: as many as OpenVINO likes), and whether the
-    processor's *reduced* precision (bfloat16) may stand for float32.
+    """How a model computes: with *num_threads* (None: OpenVINO decides), and whether *reduced*
+    precision (bfloat16) may replace float32.
     """
 
     num_threads: int | None = None
@@ -87,17 +87,16 @@ class Manner(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(config: PrepareConfig, *, quantized: bool) -> Manner:
-        """What *config* asks for: only `relaxed` takes reduced precision. OpenVINO (2026.4) finds
-        no kernels for 8-bit layers in bfloat16, so that a model with *quantized* values stays with
-        float32.
+        """What *config* asks for. Only `relaxed` allows reduced precision. OpenVINO (2026.4) has no
+        kernels for 8-bit layers in bfloat16, so a model with *quantized* values stays in float32.
         """
         return Manner(config.num_threads, config.accuracy == "relaxed" and not quantized)
 
 
 def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str, Any]:
-    """How a model is compiled or imported: results do not depend on chance, and one run at a time
-    uses the threads of *manner*. *quickly* does without kernels generated for groups of operations,
-    where the plugin has them.
+    """OpenVINO's properties for compiling or importing: deterministic results, and one run at a
+    time on the threads of *manner*. *quickly* compiles without kernels generated for groups of
+    operations, where the plugin has them.
     """
     chosen: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY", "CACHE_DIR": ""}
     if not manner.reduced:
@@ -112,33 +111,35 @@ def settings(plugin: str, manner: Manner, *, quickly: bool = False) -> dict[str,
 
 
 def compile_model(model: Any, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
-    """Compiles for *plugin*; `GeneralFailure` with OpenVINO's words."""
+    """Compiles for *plugin*. Raises `GeneralFailure` with OpenVINO's message."""
     try:
         compiled = core().compile_model(model, plugin, chosen)
     except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not compile the model: {told(error)}") from error
+        raise GeneralFailure(
+            f"OpenVINO did not compile the model: {message_from(error)}"
+        ) from error
     _made.add(compiled)
     return compiled
 
 
 def import_model(blob: NDArray, plugin: str, chosen: dict[str, Any]) -> CompiledModel:
-    """A compiled model of the exported bytes *blob*, writable memory that must outlive it."""
+    """A compiled model of the exported bytes *blob*: writable memory that must outlive it."""
     engine = core()
     try:
         tensor = openvino().Tensor(blob, shared_memory=True)
         compiled = engine.import_model(tensor, plugin, chosen)
     except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not import the model: {told(error)}") from error
+        raise GeneralFailure(f"OpenVINO did not import the model: {message_from(error)}") from error
     _made.add(compiled)
     return compiled
 
 
 def export_model(compiled: CompiledModel) -> bytes:
-    """What OpenVINO exports of a compiled model."""
+    """The exported bytes of a compiled model."""
     try:
         exported: bytes = compiled.export_model().getvalue()
     except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not export the model: {told(error)}") from error
+        raise GeneralFailure(f"OpenVINO did not export the model: {message_from(error)}") from error
     return exported
 
 
@@ -151,38 +152,40 @@ def serialize(model: Any) -> tuple[bytes, bytes]:
         try:
             openvino().serialize(model, xml, weights)
         except Exception as error:
-            raise GeneralFailure(f"OpenVINO did not write the graph: {told(error)}") from error
+            raise GeneralFailure(
+                f"OpenVINO did not write the graph: {message_from(error)}"
+            ) from error
         return xml.read_bytes(), weights.read_bytes()
 
 
 def read_model(xml: NDArray, weights: NDArray) -> Any:
-    """The graph that `serialize` gave; *weights* must outlive it."""
+    """The graph that `serialize` returned; *weights* must outlive it."""
     engine = core()
     try:
         tensor = openvino().Tensor(weights, shared_memory=True)
         return engine.read_model(xml.tobytes(), tensor)
     except Exception as error:
-        raise GeneralFailure(f"OpenVINO did not read the graph: {told(error)}") from error
+        raise GeneralFailure(f"OpenVINO did not read the graph: {message_from(error)}") from error
 
 
 def build_of(plugin: str) -> str:
-    """The build of engine and plugin, as they say themselves."""
+    """The builds of the engine and of *plugin*."""
     try:
         versions = core().get_versions(plugin)
         return "; ".join(f"{name} {v.build_number}" for name, v in sorted(versions.items()))
     except DeviceUnavailable:
         raise
     except Exception as error:
-        raise DeviceUnavailable(f"OpenVINO's {plugin} plugin: {told(error)}") from error
+        raise DeviceUnavailable(f"OpenVINO's {plugin} plugin: {message_from(error)}") from error
 
 
 POLL_MS: Final = 2
-"""How often a run looks at its deadline and its cancel token."""
+"""How often a run checks its deadline and its cancel token."""
 
 
 class Executable:
-    """*compiled*, and what it reads as long as it lives: *keep*. *exported* are the bytes that it
-    was imported from: OpenVINO does not read what it exports of such a model.
+    """*compiled*, and the objects that it needs while it lives: *keep*. *exported* are the bytes
+    that it was imported from; OpenVINO cannot import what it exports of an imported model.
     """
 
     def __init__(
@@ -210,7 +213,7 @@ class Executable:
 
 
 class _Run:
-    """One infer request and the memory it has of its own."""
+    """One infer request with its own memory."""
 
     def __init__(self, compiled: CompiledModel) -> None:
         try:
@@ -218,7 +221,9 @@ class _Run:
             self._inputs = [_Port(p, self._request.set_input_tensor) for p in compiled.inputs]
             self._outputs = [_Port(p, self._request.set_output_tensor) for p in compiled.outputs]
         except Exception as error:
-            raise GeneralFailure(f"OpenVINO made no infer request: {told(error)}") from error
+            raise GeneralFailure(
+                f"OpenVINO made no infer request: {message_from(error)}"
+            ) from error
 
     def execute(
         self,
@@ -238,13 +243,15 @@ class _Run:
                 port.bind(index, array)
             self._run(config)
         except RuntimeError as error:
-            raise GeneralFailure(f"OpenVINO did not execute the model: {told(error)}") from error
+            raise GeneralFailure(
+                f"OpenVINO did not execute the model: {message_from(error)}"
+            ) from error
         for wanted, result in zip(outputs, results, strict=True):
             if wanted is not None and wanted is not result:
                 wanted[...] = result
 
     def profile(self) -> list[Any]:
-        """What OpenVINO has counted of the kernels, in the order they run."""
+        """OpenVINO's counters of the kernels, in the order they run."""
         return list(self._request.get_profiling_info())
 
     def _run(self, config: ExecutionConfig) -> None:
@@ -272,9 +279,8 @@ class _Run:
 class _Port:
     """One input or output of an infer request, and the address that it is bound to.
 
-    What a tensor is made of lives as long as the request is bound to it, so tensors are made of
-    addresses: the caller's memory is his own again when a run is over, and each run binds every
-    port anew.
+    A request keeps the objects that its tensors are made of. Tensors are therefore made of
+    addresses: the caller's memory is free when a run is over, and each run binds every port again.
     """
 
     def __init__(self, port: Any, bind: Any) -> None:
@@ -287,7 +293,7 @@ class _Port:
         self._own: NDArray | None = None
 
     def bind(self, index: int, array: NDArray) -> None:
-        """Lets the request read or write *array*'s memory, which the caller holds during the run."""
+        """Binds *array*'s memory, which the caller holds during the run."""
         address = array.ctypes.data
         if address != self._bound:
             memory = np.frombuffer(self._memory.from_address(address), np.uint8)
@@ -295,7 +301,7 @@ class _Port:
             self._bound = address
 
     def own(self) -> NDArray:
-        """Memory for a value that cannot go where it is wanted."""
+        """Memory for a value that cannot be written directly to the caller's."""
         if self._own is None:
             self._own = np.empty(list(self._shape), self._dtype)
         return self._own

@@ -1,9 +1,7 @@
 """OpenVINO's graph of a model, made operation by operation through OpenVINO's own graph API.
 
-Every value is real: one quantised in 8 bits is a float that lies on the grid of its scale, kept
-there by FakeQuantize nodes, which OpenVINO's low-precision passes turn into integer arithmetic.
-Images are kept channels first where their producer gave them so, and turned only for a reader that
-needs NHWC.
+Every value is real. A value quantised in 8 bits is a float on the grid of its scale. FakeQuantize
+nodes keep it there, and OpenVINO's low-precision passes make integer arithmetic of them.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from penstock.interrupts import polled
 from penstock.ir import DType, Model, NDArray, Operand
 
 Node: TypeAlias = Any
-"""An output of an OpenVINO node; the package's types are not needed to check this driver's."""
+"""An output of an OpenVINO node."""
 
 OPSET: Final = "openvino.opset13"
 
 PLAIN: Final = frozenset({DType.INT32, DType.BOOL})
-"""Element types besides float32 that are moved as they are."""
+"""Element types besides float32 that are moved unchanged."""
 
 STEPPED: Final = frozenset({*QUANTIZED, DType.INT16})
-"""Element types of numbers in steps of a scale, which are real within OpenVINO."""
+"""Quantised element types, which are real values within OpenVINO."""
 
 
 def range_of(operand: Operand) -> tuple[float, float]:
@@ -42,8 +40,8 @@ def range_of(operand: Operand) -> tuple[float, float]:
 
 
 def alike(one: Operand, other: Operand) -> bool:
-    """Whether the values of two operands lie on one grid: int8 and uint8 may do so with zero points
-    that are 128 apart.
+    """Whether two operands have the same grid: also int8 and uint8 with zero points that differ by
+    128.
     """
     if one.quantization == other.quantization and one.dtype is other.dtype:
         return True
@@ -65,7 +63,7 @@ class Padded(msgspec.Struct, frozen=True):
 
 
 class Graph(LaidOutGraph[Node]):
-    """Nodes by operand index of the entry subgraph, in one layout or in both."""
+    """The nodes of the entry subgraph's operands."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -83,8 +81,8 @@ class Graph(LaidOutGraph[Node]):
         self.parameters = [self._parameter(index) for index in polled(self.entry.inputs)]
 
     def finish(self, name: str) -> Any:
-        """The OpenVINO model with the entry's inputs and outputs, in their order; outputs that are
-        inputs are left out.
+        """The OpenVINO model with the entry's inputs and outputs, in order, without outputs that
+        are inputs.
         """
         given = frozenset(self.entry.inputs)
         results = [
@@ -93,7 +91,7 @@ class Graph(LaidOutGraph[Node]):
         return self.ov.Model(results, self.parameters, name)
 
     def name_of(self, index: int) -> str | None:
-        """OpenVINO's name of the node whose value operand *index* is; None where no node makes one."""
+        """OpenVINO's name of the node that makes operand *index*; None if no node does."""
         value = self.holds(index)
         if value is None:
             return None
@@ -103,14 +101,14 @@ class Graph(LaidOutGraph[Node]):
 
     @property
     def constants(self) -> tuple[NDArray, ...]:
-        """The constants as OpenVINO was given them."""
+        """The constants as OpenVINO received them."""
         return tuple(self._constants)
 
     def define(
         self, site: Site, node: Node, *, output: int = 0, raised: NDArray | None = None
     ) -> None:
-        """Names *node* as an output of *site*, in the layout that it makes: *raised* by so much, and
-        rounded to the grid of a quantised output.
+        """Names *node* as an output of *site*, with *raised* added and rounded to the grid of a
+        quantised output.
         """
         operand = site.output(output)
         if operand.dtype in STEPPED:
@@ -120,7 +118,7 @@ class Graph(LaidOutGraph[Node]):
     def move(
         self, site: Site, node: Node, sources: Sequence[int] = (0,), *, output: int = 0
     ) -> None:
-        """As `define`, of values moved from inputs *sources*: they are rounded only where the scale
+        """As `define`, for values moved from inputs *sources*: they are rounded only if the scale
         changes.
         """
         if any(not alike(site.input(s), site.output(output)) for s in sources):
@@ -129,31 +127,30 @@ class Graph(LaidOutGraph[Node]):
             self.put(site, node, output)
 
     def rearrange(self, site: Site, how: Callable[[Node], Node]) -> None:
-        """Names what *how* makes of the only input of *site* as its output, as `move` does.
+        """Names the result of *how* on the only input of *site* as its output, as `move` does.
 
-        It remembers *how*, so that an output of the model is rearranged as the whole steps that it
-        is given out in.
+        *how* is kept: if the output is one of the model's, it is rearranged as whole steps.
         """
         self.move(site, how(self.get(site)))
         if alike(site.input(), site.output()):
             self._rearranged[site.output_indexes[0]] = site.input_indexes[0], how
 
     def pass_on(self, site: Site) -> None:
-        """Names the only input of *site* as its output: both have one grid."""
+        """Names the only input of *site* as its output: both have the same grid."""
         source, index = site.input_indexes[0], site.output_indexes[0]
         self.move(site, self.get(site))
         if source in self._rearranged:
             self._rearranged[index] = self._rearranged[source]
 
     def note_padding(self, site: Site, before: Sequence[int], after: Sequence[int]) -> None:
-        """Remembers that the output of *site* is its image with so many zeros around it, above and
-        below, left and right.
+        """Notes that the output of *site* is its image with zeros around it: above and left, below
+        and right.
         """
         source, (above, left), (below, right) = site.input_indexes[0], before, after
         self._padded[site.output_indexes[0]] = Padded(source, (above, left), (below, right))
 
     def unpadded(self, index: int) -> Padded:
-        """The image that operand *index* is, with the zeros around it that a layer may add by
+        """The image of operand *index* without its padding, and the padding that a layer may do
         itself.
         """
         return self._padded.get(index, Padded(index))
@@ -167,7 +164,7 @@ class Graph(LaidOutGraph[Node]):
         return self.op.constant(np.array(values, np.int64))
 
     def constant(self, value: NDArray) -> Node:
-        """A constant that shares *value*'s memory; the compiled model may go on using it."""
+        """A constant that shares *value*'s memory, which the compiled model may keep using."""
         array = np.require(value, requirements=["C", "A"])
         self._constants.append(array)
         # This constructor of a tensor, and no other, takes memory that is read-only.
@@ -182,11 +179,10 @@ class Graph(LaidOutGraph[Node]):
         shape: Sequence[int],
         channels: Sequence[int],
     ) -> Node:
-        """The filter at input *position*, real, its dimensions taken in *order* and then laid out
-        as *shape*.
+        """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
 
-        A constant one is laid out here; if it is quantised it keeps its integers, and its scales,
-        one a channel in the layout *channels*, are applied in the graph.
+        A constant is laid out here. A quantised one keeps its integers; its scales, one a channel
+        in the layout *channels*, are applied in the graph.
         """
         operand = site.input(position)
         if not operand.is_constant:
@@ -254,7 +250,7 @@ class Graph(LaidOutGraph[Node]):
         return self.constant(value)
 
     def _real(self, node: Node, operand: Operand) -> Node:
-        """*node* in real numbers; without a scale, which only conversions read, as it is."""
+        """*node* dequantised; unchanged without a scale, which only conversions read."""
         if operand.dtype not in STEPPED or operand.quantization is None:
             return node
         scale, zero = one_scale(operand)
@@ -264,8 +260,8 @@ class Graph(LaidOutGraph[Node]):
         return self.op.multiply(node, self.number(scale))
 
     def _on_grid(self, node: Node, operand: Operand, raised: NDArray | None) -> Node:
-        """*node*, *raised* by so much, rounded to the grid of a quantised operand, by a
-        FakeQuantize or by arithmetic.
+        """*node* plus *raised*, rounded to the grid of a quantised operand by a FakeQuantize or by
+        arithmetic.
         """
         low, high = range_of(operand)
         if operand.dtype is DType.INT16:
@@ -302,8 +298,8 @@ class Graph(LaidOutGraph[Node]):
         return self.op.convert(node, WHOLE[operand.dtype])
 
     def _in_steps(self, node: Node, operand: Operand) -> Node:
-        """*node* as whole steps, by arithmetic. Limits are kept after the conversion to whole
-        numbers: in bfloat16 there is no 32767.
+        """*node* as whole steps, by arithmetic. It is clamped after the conversion to integers:
+        bfloat16 has no 32767.
         """
         scale, zero = one_scale(operand)
         limits = np.iinfo(operand.dtype.numpy)
@@ -338,12 +334,11 @@ MOST_LOOKED_AT: Final = 64
 
 
 def _would_be_lost(node: Node) -> bool:
-    """Whether a FakeQuantize of *node* may be optimised away wrongly.
+    """Whether OpenVINO may remove a FakeQuantize of *node* wrongly.
 
-    OpenVINO (2026.4) takes an addition or a product with a constant into the input range of the
-    FakeQuantize that follows, and then removes the second of two in a row that are alike, as if
-    their ranges of input and output were one: x + 1 + 1 becomes x + 1. Behind layers it does
-    neither.
+    OpenVINO (2026.4) folds an addition or a product with a constant into the input range of the
+    next FakeQuantize. It then removes the second of two equal ones in a row, as if input and output
+    range were the same: x + 1 + 1 becomes x + 1. Behind layers it does neither.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if made.get_type_name() not in LINEAR:
@@ -355,11 +350,11 @@ def _would_be_lost(node: Node) -> bool:
 
 
 def _is_misjudged(node: Node) -> bool:
-    """Whether a FakeQuantize to whole steps behind *node* may give other ones.
+    """Whether a FakeQuantize to whole steps behind *node* may give wrong steps.
 
-    OpenVINO (2026.4) joins it to an arithmetic rounding, as if that kept no limits, where something
-    that only moves values is between them, and where the constant before the rounding is not one
-    number. Behind a DepthToSpace it gives 0 for what is below.
+    OpenVINO (2026.4) merges it with an arithmetic rounding and drops the limits, if a moving
+    operation is between them, or if the constant before the rounding is not a scalar. Behind a
+    DepthToSpace, values below the range become 0.
     """
     made = node.get_node() if hasattr(node, "get_node") else node
     if (rounded := _rounded(made)) is not None:
@@ -377,7 +372,7 @@ def _is_misjudged(node: Node) -> bool:
 
 
 def _rounded(made: Node) -> Node | None:
-    """What is rounded by arithmetic, if *made* is the last node of that."""
+    """The value that is rounded by arithmetic, if *made* is the last node of such a rounding."""
     for kind in ("Multiply", "Round", "Divide", "Clamp"):
         if made.get_type_name() != kind:
             return None
@@ -390,9 +385,7 @@ def _sources(made: Node) -> list[Node]:
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether no input of the model reaches *node*; a node with more than so many behind it is not
-    looked into.
-    """
+    """Whether *node* depends on no input of the model; False after `MOST_LOOKED_AT` nodes."""
     pending, seen = [node], 0
     while pending:
         each = pending.pop()

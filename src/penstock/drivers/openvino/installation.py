@@ -1,4 +1,4 @@
-"""What OpenVINO a machine has, read from files alone: the engine is not imported."""
+"""The installed OpenVINO, read from files: the engine is not imported."""
 
 from __future__ import annotations
 
@@ -20,26 +20,22 @@ from penstock.driverkit.installation import package_folder, package_texts, proce
 PACKAGE: Final = "openvino"
 INSTALL: Final = install_command("openvino")
 DERIVED_WITH: Final = "2026.4"
-"""The release of OpenVINO whose results the rules' accuracy classes were compared with
-TFLite's on.
-"""
+"""The release of OpenVINO that the accuracy classes were derived with."""
 ADAPTER_VERSION: Final = 6
-"""Raised whenever this driver would hand OpenVINO another graph for the same model, or write other
-cache files.
-"""
+"""Raised when this driver makes another graph of the same model, or other cache files."""
 
 ISA_LIMITS: Final = ("DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA")
-"""The engine's own variables that limit the instructions it compiles for."""
+"""The engine's variables that limit the instructions that it compiles for."""
 
 VNNI: Final = frozenset({"avx512_vnni", "avx_vnni", "avx512vnni"})
-"""The features as Linux and as NumPy call them."""
+"""The names of the feature on Linux and in NumPy."""
 
 DIGEST_DIGITS: Final = 16
 
 
 class Plugin(msgspec.Struct, frozen=True):
-    """One plugin of OpenVINO: its *name* for the engine ("CPU"), its shared *library*, and why it
-    cannot be used here ("" when it can).
+    """One plugin of OpenVINO: its *name* ("CPU"), its shared *library*, and the *reason* why it
+    cannot be used here ("" if it can).
     """
 
     name: str
@@ -52,8 +48,8 @@ class Plugin(msgspec.Struct, frozen=True):
 
 
 class Installation(msgspec.Struct, frozen=True):
-    """An installed OpenVINO, or none: then *version* is empty and the only plugin says so.
-    *recorded* has the installer's hashes of its libraries, by file name.
+    """An installed OpenVINO. If there is none, *version* is empty and the only plugin says so.
+    *recorded* has the installer's hashes of the libraries, by file name.
     """
 
     version: str
@@ -61,9 +57,8 @@ class Installation(msgspec.Struct, frozen=True):
     recorded: Mapping[str, str] = {}
 
     def version_of(self, plugin: Plugin) -> str:
-        """Everything that an artefact of *plugin* depends on besides the model: adapter, engine,
-        the installed libraries of engine and plugin, the processor's features, and what keeps the
-        engine from using them.
+        """Everything that an artefact of *plugin* depends on besides the model: driver, engine,
+        libraries, processor features, and limits on them.
         """
         if not self.version:
             return f"{ADAPTER_VERSION} (openvino missing)"
@@ -78,8 +73,8 @@ class Installation(msgspec.Struct, frozen=True):
 
 
 def sums_exactly() -> bool:
-    """Whether OpenVINO adds up 8-bit products in 32 bits here: x86-64 with VNNI, and nothing that
-    keeps the engine from it. Without, its kernels add pairs in 16 bits, which large products pass.
+    """Whether OpenVINO adds 8-bit products in 32 bits here: on x86-64 with VNNI, unless a variable
+    disables it. Without VNNI its kernels add pairs in 16 bits, which large products overflow.
     """
     features = set(processor_features().split())
     return bool(features & VNNI) and not any(name in os.environ for name in ISA_LIMITS)
@@ -112,8 +107,8 @@ def find_installation() -> Installation:
 
 
 def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
-    """Of a plugin's library and of the engine's own beside it: what the installer recorded, else
-    their hash.
+    """A digest of a plugin's library and of the engine's: of the installer's hashes, else of their
+    contents.
     """
     if library is None:
         return "missing"
@@ -125,9 +120,7 @@ def library_digest(library: Path | None, recorded: Mapping[str, str]) -> str:
 
 
 def _missing_hardware(name: str) -> str:
-    """Why there is no such processor, as far as the system's device files tell; "" where there may
-    be one.
-    """
+    """Why there is no such processor, by the system's device files; "" if there may be one."""
     if sys.platform != "linux":
         return ""
     pattern = {"GPU": "dri/renderD*", "NPU": "accel/accel*"}[name]
@@ -137,8 +130,8 @@ def _missing_hardware(name: str) -> str:
 
 
 def _metadata(folder: Path) -> tuple[str, Mapping[str, str]]:
-    """The version of the package in *folder* ("" where nothing tells), and the hashes of its
-    libraries in RECORD.
+    """The version of the package in *folder* ("" if unknown), and the hashes of its libraries in
+    RECORD.
     """
     described, record = package_texts(PACKAGE, folder)
     version = re.search(r"(?m)^Version: *(\S+)", described)

@@ -1,4 +1,4 @@
-"""Preparing: a model through OpenVINO's compiler, now or later, or a verified artefact past it."""
+"""Preparing: compiling a model with OpenVINO, now or later, or importing a verified artefact."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 compilation: Final = DriverSetting("openvino_compilation", ("now", "first_run", "staged"))
-"""When a model is compiled: when it is prepared, when it is first run, or a baseline first and the
-optimised form after some runs.
+"""When a model is compiled: when it is prepared; when it first runs; or staged, a baseline first
+and the optimised form after some runs.
 """
 
 
 def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> OpenVinoPreparedModel:
-    """Compiles a model whose operations are all supported, when the setting `openvino_compilation`
-    says so, and saves it to the cache handles.
+    """Compiles a model whose operations are all supported, at the time that `compilation` says, and
+    saves it to the cache handles.
     """
     try:
         mode = compilation()
@@ -59,8 +59,8 @@ def prepare(device: OpenVinoDevice, model: Model, config: PrepareConfig) -> Open
 def load(
     device: OpenVinoDevice, entry: LoadedEntry, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Imports a verified entry of this build of OpenVINO. A baseline, which carries its graph, is
-    compiled again after so many runs. OpenVINO's importer is called for nothing that is refused.
+    """Imports a verified entry of this build of OpenVINO. A baseline, which has its graph with it,
+    is compiled again after `uses` runs.
     """
     manifest, parts = opened(device, entry)
     check_limits(config)
@@ -79,8 +79,8 @@ def load(
 def _prepare_later(
     device: OpenVinoDevice, source: ModelSource, config: PrepareConfig
 ) -> OpenVinoPreparedModel:
-    """Compiles nothing. Cache files that the first run is to write are emptied now, so that an
-    older entry in them is not taken for this model's.
+    """Compiles nothing. Cache files that the first run is to write are emptied now, so that no
+    older entry in them is taken for this model's.
     """
     handles = (*config.model_cache, *config.data_cache)
     counts = len(config.model_cache), len(config.data_cache)
@@ -103,7 +103,7 @@ def _prepare_later(
 
 
 def _profilers(device: OpenVinoDevice, manner: Manner) -> Callable[[Executable], Profiler] | None:
-    """What measures the kernels of executables; only the CPU plugin runs them one after another."""
+    """Makes profilers for executables. Only the CPU plugin runs kernels one after another."""
     if not device.measured:
         return None
 

@@ -1,7 +1,7 @@
-"""Measured runs: what each of OpenVINO's kernels took, and the operations that it computes.
+"""Measured runs: how long each of OpenVINO's kernels took, and which operations it computes.
 
-OpenVINO keeps the names of a graph's nodes through its optimisations, and through an export. They
-begin with the number of the operation that they were made for.
+OpenVINO keeps node names through its optimisations and through an export. Each name begins with the
+number of the operation that the node was made for.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ ORIGINAL_NAMES: Final = "originalLayersNames"
 
 
 def name_nodes(graph: Any, makers: Mapping[str, int]) -> None:
-    """Names the nodes of OpenVINO's model *graph*. *makers* has the operations whose results nodes
-    are, by the names that OpenVINO gave these; another node belongs with what reads it, or else
-    with what it reads.
+    """Names the nodes of the OpenVINO model *graph*. *makers* has the operation of each node that
+    is a result, by the node's name. Any other node belongs to the operation that reads it, else to
+    one that it reads.
     """
     nodes = [node for node in graph.get_ordered_ops() if node.get_type_name() != "Parameter"]
     owners: dict[str, int] = dict(makers)
@@ -61,8 +61,8 @@ def _claim(owners: dict[str, int], node: Any, neighbours: Sequence[Any]) -> None
 
 
 class Profiler:
-    """The measured runs of *executable*: of its export, which is imported again when the first one
-    is asked for. Thread-safe.
+    """The measured runs of *executable*: of its export, imported again when the first is asked for.
+    Thread-safe.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class Profiler:
         self._failed = False
 
     def start(self, began_ns: int) -> MeasuredRun | None:
-        """What the execution that began at *began_ns* is run by, once; None where OpenVINO does not
-        import its own export.
+        """What measures the execution that began at *began_ns*; None if OpenVINO cannot import its
+        own export.
         """
         with self._lock:
             is_first = self._measured is None
@@ -105,23 +105,21 @@ class Profiler:
             operations = {node.get_friendly_name(): _operations(node) for node in nodes}
         except (RuntimeError, TypeError) as error:
             raise GeneralFailure(
-                f"OpenVINO does not show the model: {engine.told(error)}"
+                f"OpenVINO does not show the model: {engine.message_from(error)}"
             ) from error
         return Measured(Executable(compiled, blob), operations)
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """An *executable* that counts time, and the operations that each of its kernels computes, by
-    the kernel's name.
-    """
+    """An *executable* that measures time, and each kernel's operations, by its name."""
 
     executable: Executable
     operations: Mapping[str, tuple[int, ...]]
 
 
 class MeasuredRun:
-    """An executable of one run, and then its *timings*, counted from *began_ns*, of which
-    *setup_ns* went before, and what it took itself.
+    """An executable for one run. After it: its *timings* from *began_ns* on, *setup_ns* of which
+    preceded it, and its duration.
     """
 
     def __init__(self, measured: Measured, began_ns: int, setup_ns: int) -> None:
@@ -155,7 +153,7 @@ class MeasuredRun:
 
 
 def _operations(node: Any) -> tuple[int, ...]:
-    """The operations of a node of a compiled model, by the names of the nodes that have gone into
+    """The operations of a node of a compiled model, by the names of the nodes that were fused into
     it.
     """
     known = node.get_rt_info()

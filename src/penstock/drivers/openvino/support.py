@@ -1,4 +1,4 @@
-"""What of a model the driver takes: an answer for each operation, without the engine."""
+"""The operations of a model that the driver supports, without the engine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SATURATING: Final = (
 def examine(
     model: Model, best: AccuracyClass = "exact", *, sums_exactly: bool = True
 ) -> Sequence[Support]:
-    """One answer an operation. No class is better than *best*: what a plugin was measured to meet.
-    Of 8-bit values none is better than relaxed unless OpenVINO *sums_exactly* here.
+    """One answer an operation, of the class *best* at most: what the plugin was measured to meet.
+    8-bit values are relaxed unless OpenVINO *sums_exactly* here.
     """
     sites = make_sites(model)
     answers = answered(sites, judge, best)

@@ -49,7 +49,7 @@ from penstock.sealed import Seal
 __all__ = ["SampleDevice", "create"]
 
 Kernel: TypeAlias = Callable[[Attributes, Sequence[NDArray]], NDArray]
-"""Attributes and inputs (omitted ones left out) to the one output."""
+"""From attributes and inputs (omitted ones left out) to the only output."""
 
 ACTIVATIONS: Final = {
     "NONE": (-np.inf, np.inf),
@@ -57,7 +57,7 @@ ACTIVATIONS: Final = {
     "RELU6": (0.0, 6.0),
     "RELU_N1_TO_1": (-1.0, 1.0),
 }
-"""The fused activations of TFLite's options that only clamp: least and greatest value."""
+"""The fused activations that only clamp: least and greatest value."""
 
 
 def add(attributes: Attributes, inputs: Sequence[NDArray]) -> NDArray:
@@ -96,7 +96,7 @@ KERNELS: Final[dict[str, Kernel]] = {
 
 
 def support(subgraph: Subgraph, operation: Operation) -> Support:
-    """Whether there is a kernel for *operation* as it stands, or a sentence that says why not."""
+    """SUPPORTED, or the reason why *operation* is not."""
     if operation.type not in KERNELS:
         return Support(False, f"the sample driver has no {operation.type}")
     for index in (*operation.inputs, *operation.outputs):
@@ -118,7 +118,7 @@ def support(subgraph: Subgraph, operation: Operation) -> Support:
 class SampleDevice(HostBuffers, DeviceBase):
     """ADD, MUL, RELU and FULLY_CONNECTED in float32. Used only when it is named.
 
-    What it prepares it keeps in a model file and a data file, sealed by *seal*. Its buffers are of
+    A prepared model is saved in a model file and a data file, sealed by *seal*. Its buffers are of
     known size.
     """
 
@@ -163,7 +163,7 @@ class SampleDevice(HostBuffers, DeviceBase):
         return SamplePreparedModel(self, model)
 
     def _save(self, model: Model, config: PrepareConfig) -> CacheReport:
-        """Whatever becomes of it, the model is prepared."""
+        """A save that fails is reported; the model is prepared all the same."""
         program, constants = encode(model)
         report = self._seal.save(
             config.model_cache,
@@ -177,7 +177,7 @@ class SampleDevice(HostBuffers, DeviceBase):
 
 
 class SamplePreparedModel(PreparedModelBase):
-    """The constants of a model as arrays, and its operations; nothing in it changes after that."""
+    """The constants of a model as arrays, and its operations. Immutable."""
 
     def __init__(self, device: SampleDevice, model: Model) -> None:
         self.device, self.model = device, model
@@ -208,7 +208,7 @@ class SamplePreparedModel(PreparedModelBase):
         return ExecutionResult(shapes, timing)
 
     def _run(self, values: dict[int, NDArray], config: ExecutionConfig) -> None:
-        """Every operation in the model's order, looking between them whether to stop."""
+        """Runs the operations in order, and checks deadline and cancellation between them."""
         for index, operation in enumerate(self.model.operations):
             if config.cancel is not None:
                 config.cancel.check()

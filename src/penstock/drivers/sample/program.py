@@ -1,7 +1,7 @@
-"""What the sample driver keeps in its cache files: a model as bytes, and the constants beside it.
+"""The contents of the sample driver's cache files: a model as bytes, and its large constants.
 
-MessagePack in fixed types, so that reading it can do nothing but fail; what is read becomes a
-`Model` again, which checks itself.
+MessagePack with fixed types: reading can fail, and do nothing else. The result is a `Model`, which
+validates itself.
 """
 
 import msgspec
@@ -23,7 +23,7 @@ ALIGNMENT = 64
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
-    """An operand; a large constant lies at *place*, (offset, length), of the constants."""
+    """An operand. A large constant is at *place*, (offset, length), of the constants."""
 
     dtype: DType
     shape: tuple[int | None, ...] | None
@@ -33,7 +33,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """An operation, with the attributes that kernels look at: flags and names."""
+    """An operation, with the attributes that kernels read: flags and names."""
 
     type: str
     inputs: tuple[int, ...]
@@ -75,7 +75,7 @@ def encode(model: Model) -> tuple[bytes, bytes]:
 
 
 def decode(program: memoryview, constants: memoryview) -> Model:
-    """The model, whose large constants stay where they are. Raises `GeneralFailure`."""
+    """The model, whose large constants stay in *constants*. Raises `GeneralFailure`."""
     try:
         read = msgspec.msgpack.decode(program, type=Program)
         operands = tuple(

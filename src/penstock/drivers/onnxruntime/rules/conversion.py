@@ -57,7 +57,7 @@ def emit_cast(graph: Graph, site: Site) -> None:
 
 
 def _zero(dtype: DType) -> int:
-    """What a stored value of 0 is here."""
+    """The stored form of the value 0."""
     return -LEAST[dtype]
 
 
@@ -72,8 +72,8 @@ def _from_bytes(graph: Graph, x: Value, source: DType, target: DType) -> Value:
 
 
 def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
-    """The fraction cut off, and what is beyond the type its least or greatest value. Rounded
-    numbers are quantised, also those that were divided by a step before.
+    """*x* truncated and clamped to *target*. Rounded numbers are quantised, with the step that they
+    were divided by.
     """
     x = _unlimited(graph, x, target)
     maker = graph.maker(x)
@@ -95,7 +95,7 @@ def _to_bytes(graph: Graph, x: Value, target: DType) -> Value:
 
 
 def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
-    """*x* before limits that the type has itself."""
+    """*x* before clamps that *target* implies."""
     least = LEAST[target]
     while (maker := graph.maker(x)) is not None and maker.kind in {"Max", "Min"}:
         value, bound = maker.inputs
@@ -109,9 +109,7 @@ def _unlimited(graph: Graph, x: Value, target: DType) -> Value:
 
 
 def scaled_bytes(graph: Graph, a: Value, b: Value) -> Value | None:
-    """The product of 8-bit numbers, as float32, and a step, as one node; None where that is not
-    what they are.
-    """
+    """The product of dequantised 8-bit numbers and a step as one node; None for any other."""
     for value, factor in ((a, b), (b, a)):
         maker, step = graph.maker(value), graph.scalar(factor)
         known = maker is not None and maker.kind == "DequantizeLinear"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,7 +38,7 @@ FLOAT_ONLY: Final = frozenset(
 )
 OF_WHOLE: Final = frozenset({"ABS", "NEG", "SIGN"})
 NOT_OF_64: Final = frozenset({"ABS", "SIGN", "DIV", "FLOOR_DIV", "SQUARED_DIFFERENCE"})
-"""Not computed over int64 by TFLite."""
+"""TFLite does not compute these over int64."""
 
 BINARY: Final = {
     "ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div", "MAXIMUM": "Max", "MINIMUM": "Min",
@@ -162,9 +162,8 @@ def _multiplied(graph: Graph, site: Site) -> Value:
 
 
 def _added(graph: Graph, site: Site) -> Value:
-    """A sum or difference in steps of the output. Scales are taken relative to the output's and
-    rounded to so many bits as LiteRT's kernels keep (XNNPACK's qs8-vadd), so that both round the
-    same sums.
+    """A sum or difference in steps of the output. Scales are relative to the output's and rounded
+    to the precision of LiteRT's kernels (XNNPACK's qs8-vadd), so that both round the same sums.
     """
     scale, zero = stored_grid(site.output())
     ratios = [np.float32(stored_grid(site.input(p))[0]) / np.float32(scale) for p in (0, 1)]
@@ -189,8 +188,8 @@ def _added(graph: Graph, site: Site) -> Value:
 
 
 def _spread(graph: Graph, site: Site, position: int) -> Value:
-    """A stored input; a constant with few elements in a row is broadcast here, since kernels start
-    anew with each row.
+    """A stored input. A constant with short rows is broadcast here, since kernels start again with
+    each row.
     """
     operand, shape = site.input(position), site.output_shape()
     if operand.is_constant and len(site.shape(position)) and len(shape):
@@ -203,7 +202,7 @@ def _spread(graph: Graph, site: Site, position: int) -> Value:
 
 
 def operand_of(graph: Graph, site: Site, position: int) -> Value:
-    """An input that takes part in broadcasting, real."""
+    """The real value of an input that takes part in broadcasting."""
     return graph.broadcast(site, position, graph.real(site, position))
 
 
@@ -233,7 +232,7 @@ def _check_prelu(site: Site) -> AccuracyClass:
 
 @rule("PRELU", check=_check_prelu, layout=broadcasts)
 def emit_prelu(graph: Graph, site: Site) -> None:
-    """max(x, 0) + alpha min(x, 0), which takes a third of the time of ONNX Runtime's own PRelu."""
+    """max(x, 0) + alpha min(x, 0): three times as fast as ONNX Runtime's own PRelu."""
     alpha = site.value(1, "alpha")
     if site.first and not graph.portable and _by_channel(site, alpha):
         _emit_by_channel(graph, site, alpha.reshape(-1))
@@ -247,8 +246,8 @@ def emit_prelu(graph: Graph, site: Site) -> None:
 
 
 def _by_channel(site: Site, alpha: NDArray) -> bool:
-    """Whether there is one slope a channel, none so great that the sum of two products would lose
-    digits.
+    """Whether there is one slope a channel, each small enough for the sum of two products to keep
+    its digits.
     """
     channels = site.shape()[3]
     return (
@@ -259,16 +258,15 @@ def _by_channel(site: Site, alpha: NDArray) -> bool:
 
 
 def _emit_by_channel(graph: Graph, site: Site, alpha: NDArray) -> None:
-    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions: they keep the layout of those
-    before and after.
+    """Alpha x + (1 - alpha) max(x, 0), as depthwise convolutions, which keep the layout of the
+    layers around them.
     """
     x, channels = graph.get(site), alpha.size
+    named: dict[str, Any] = {"group": channels, "kernel_shape": [1, 1]}
     parts = [
-        graph.node(
-            "Conv", value, graph.constant(slope.reshape(channels, 1, 1, 1)), group=channels, kernel_shape=[1, 1]
-        )
+        graph.node("Conv", value, graph.constant(slope.reshape(channels, 1, 1, 1)), **named)
         for value, slope in ((graph.node("Relu", x), 1 - alpha), (x, alpha))
-    ]  # fmt: skip
+    ]
     graph.put(site, graph.node("Add", *parts))
 
 

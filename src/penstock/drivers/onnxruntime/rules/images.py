@@ -54,7 +54,7 @@ def _attributes(site: Site, w: Windows) -> dict[str, Any]:
 
 
 def _average_layout(site: Site, values: Values) -> Layout:
-    """The mean of stored values is taken channels first, and stored channels last."""
+    """Channels first; integer results are stored channels last."""
     return layout_of(site, True, [0], outputs=values.real or not site.is_quantized)
 
 
@@ -73,9 +73,7 @@ def emit_average_pool(graph: Graph, site: Site) -> None:
 
 
 def rounded(graph: Graph, mean: Value, site: Site) -> Value:
-    """A mean of stored values rounded to a stored value: halves away from what TFLite stores as
-    zero.
-    """
+    """A mean of stored values rounded to a stored value, halves away from TFLite's stored zero."""
     half = graph.number(0.5)
     if site.input().dtype.value == "uint8":
         return graph.node("Cast", graph.node("Floor", graph.node("Add", mean, half)), to=UINT8)
@@ -116,7 +114,7 @@ def _check_bilinear(site: Site) -> AccuracyClass:
 
 @rule("RESIZE_BILINEAR", check=_check_bilinear)
 def emit_resize_bilinear(graph: Graph, site: Site) -> None:
-    """Channels last, which ONNX Runtime does several times faster than first."""
+    """Channels last, which is several times faster in ONNX Runtime."""
     image, (height, width) = site.shape(), site.integers(1, "its size")
     sizes = graph.whole([image[0], height, width, image[3]])
     x = graph.real(site)
@@ -145,7 +143,7 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
 
 @rule("DEPTH_TO_SPACE", check=check_moved, layout=follows)
 def emit_depth_to_space(graph: Graph, site: Site) -> None:
-    """The place within the block comes before the channel."""
+    """The position in the block precedes the channel."""
     block, (n, h, w, c) = site.attributes.integer("block_size"), site.output_shape()
     if site.first:
         x = graph.get(site)
@@ -173,7 +171,7 @@ def _check_batches(site: Site) -> AccuracyClass:
 
 @rule("SPACE_TO_BATCH_ND", check=_check_batches)
 def emit_space_to_batch(graph: Graph, site: Site) -> None:
-    """Padded, cut in blocks, and the place within a block put before the batch."""
+    """Padded, cut into blocks, and the position in a block moved before the batch."""
     blocks, edges = site.integers(1, "its blocks"), site.integers(2, "its edges")
     shape, k, output = site.shape(), len(blocks), site.output_shape()
     rest = len(shape) - 1 - k
@@ -210,7 +208,7 @@ def emit_batch_to_space(graph: Graph, site: Site) -> None:
 
 
 def zero_of(graph: Graph, site: Site) -> Value:
-    """What padding without a value is filled with: the stored zero of the output."""
+    """The stored zero of the output, which padding fills with."""
     operand = site.output()
     if operand.dtype.value in {"int8", "uint8"}:
         return graph.constant(np.array(stored_grid(operand)[1], np.uint8))

@@ -1,4 +1,4 @@
-"""CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, CONV_3D, FULLY_CONNECTED, BATCH_MATMUL and SOFTMAX."""
+"""CONV_2D, DEPTHWISE_CONV_2D, TRANSPOSE_CONV, CONV_3D, FULLY_CONNECTED, BATCH_MATMUL, SOFTMAX."""
 
 from __future__ import annotations
 
@@ -45,14 +45,17 @@ def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
 
 
 def real_weights(
-    graph: Graph, site: Site, position: int, order: Sequence[int], shape: Sequence[int], channels: Sequence[int]
-) -> Value:  # fmt: skip
-    """The filter at input *position*, real, its dimensions taken in *order* and then laid out as
-    *shape*.
+    graph: Graph,
+    site: Site,
+    position: int,
+    order: Sequence[int],
+    shape: Sequence[int],
+    channels: Sequence[int],
+) -> Value:
+    """The real filter at input *position*, its dimensions in *order*, then reshaped to *shape*.
 
-    A constant one is laid out here; a quantised one is dequantised, its scales one a channel in the
-    layout *channels*: here, or in the graph where that is portable, so that a provider sees its
-    integers.
+    A constant is laid out here. A quantised one is dequantised, its scales one a channel in the
+    layout *channels*: here, or in a portable graph by a node, so that a provider sees the integers.
     """
     operand = site.input(position)
     known = (
@@ -85,8 +88,8 @@ def _dequantized(value: NDArray, site: Site, position: int, channels: Sequence[i
 def real_bias(
     graph: Graph, site: Site, *, data: int = 0, weights: int = 1, bias: int = 2
 ) -> list[Value]:
-    """The bias as a list of one real value, or none; an integer one in steps of input scale times
-    weight scale.
+    """The real bias in a list, or nothing. An integer bias is in steps of input scale times weight
+    scale.
     """
     if not site.has(bias):
         return []
@@ -107,8 +110,8 @@ def weight_scales(site: Site, weights: int) -> NDArray:
 def stored_weights(
     graph: Graph, site: Site, position: int, value: NDArray
 ) -> tuple[Value, Value, Value]:
-    """An 8-bit filter *value*, laid out, with its scales and zero points: signed, since that is
-    fastest beside unsigned data, or unsigned where the processor's products would saturate.
+    """An 8-bit filter *value* with its scales and zero points: signed, which is fastest beside
+    unsigned data, or unsigned if the processor's products would saturate.
     """
     operand = site.input(position)
     if operand.dtype is DType.INT8 and graph.wide:
@@ -138,16 +141,15 @@ def stored_bias(site: Site, bias: int, channels: int) -> NDArray:
 
 
 def rounded_up(site: Site, bias: NDArray) -> NDArray:
-    """*bias*, int32, one for each channel, with what is added to the sums of a convolution, so that
-    they are rounded more like TFLite's. The largest there is stays: converters write it for what
-    they cannot say.
+    """*bias*, int32, one a channel, with 1 added where this makes the sums round more like
+    TFLite's. The greatest int32 stays: converters write it as a marker.
 
-    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it to the right, and round after
-    both: a sum that is 1 / (2 * mantissa) below the middle of two steps goes up, or down below zero
-    (Jacob et al., "Quantization and Training of Neural Networks for Efficient
-    Integer-Arithmetic-Only Inference", section 2.2 and appendix B). ONNX Runtime's kernels multiply
-    by a float and round once. Where no result is below zero, a sum of one more is nearer to that:
-    the mantissa is 0.5 to 1. Where some are, it would move half of them away.
+    TFLite's kernels multiply a sum by a 32-bit mantissa and shift it right, and round after both: a
+    sum 1 / (2 * mantissa) below the middle of two steps is rounded away from zero (Jacob et al.,
+    "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
+    section 2.2 and appendix B). ONNX Runtime's kernels multiply by a float and round once. If no
+    result is below zero, a sum of one more is closer to TFLite's, since the mantissa is 0.5 to 1.
+    Otherwise it would move half of the results the wrong way.
     """
     output = site.output()
     scale, zero = one_scale(output)
@@ -237,7 +239,7 @@ def _transposed_layout(site: Site, _: Values) -> Layout:
 @rule("TRANSPOSE_CONV", check=_check_transpose_conv, layout=_transposed_layout)
 def emit_transpose_conv(graph: Graph, site: Site) -> None:
     """The gradient of a convolution over the output: filter [out, height, width, in]. Quantised
-    data is computed real: there is no integer kernel.
+    data is computed in float32, as there is no integer kernel.
     """
     w, beyond = transposed_windows(site)
     x = graph.real(site, 2)
@@ -380,7 +382,7 @@ def emit_softmax(graph: Graph, site: Site) -> None:
 
 
 def _check_log_softmax(site: Site) -> AccuracyClass:
-    """Of 8 bits TFLite's kernel computes in whole numbers, which is up to six steps off."""
+    """TFLite's 8-bit kernel computes in integers, which is up to six steps off."""
     require(len(site.shape()) >= 1, "a scalar has no axis")
     return activations(site, quantized="relaxed")
 

@@ -1,4 +1,4 @@
-"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices, gathers."""
+"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from penstock.ir import DType
 
 
 def _reshape_layout(site: Site, values: Values) -> Layout:
-    """Channels first where the one row of an image is taken away, or given back to a sequence."""
+    """Channels first if the reshape removes an image's only row, or adds one to a sequence."""
     shape, made = site.shape(), site.output_shape()
     loses_row = len(shape) == 4 and shape[1] == 1 and made == (shape[0], *shape[2:])
     gains_row = len(shape) == 3 and made == (shape[0], 1, *shape[1:])
@@ -47,8 +47,8 @@ def _reshape_layout(site: Site, values: Values) -> Layout:
 
 @rule("RESHAPE", "SQUEEZE", "EXPAND_DIMS", check=check_moved, layout=_reshape_layout)
 def emit_reshape(graph: Graph, site: Site) -> None:
-    """Sequences are convolved as images of one row, channels first. A reshape that takes the row
-    away or gives it back keeps that layout.
+    """Sequences are convolved as images of one row, channels first. A reshape that removes or adds
+    the row keeps that layout.
     """
     if not site.first:
         graph.put(site, graph.reshape(graph.source(site), site.output_shape()))
@@ -142,7 +142,7 @@ def emit_pad(graph: Graph, site: Site) -> None:
 
 
 def _padded(graph: Graph, node: Value, pads: Value) -> Value:
-    """Truth values, padded as bytes."""
+    """Pads truth values as int32."""
     stored = graph.node("Cast", node, to=6)
     return graph.node("Cast", graph.node("Pad", stored, pads), to=9)
 
@@ -155,7 +155,7 @@ def emit_mirror_pad(graph: Graph, site: Site) -> None:
     node = graph.source(site)
     for axis, (size, b, a) in enumerate(zip(site.shape(), before, after, strict=True)):
         if a or b:
-            positions = np.pad(np.arange(size, dtype=np.int64), (b, a), mode=mode)  # type: ignore[call-overload]  # two literals
+            positions = np.pad(np.arange(size), (b, a), mode=mode)  # type: ignore[call-overload]
             along = computed_axis(site, axis)
             node = graph.node("Gather", node, graph.constant(positions), axis=along)
     graph.put(site, node)
@@ -180,7 +180,7 @@ def _check_fill(site: Site) -> AccuracyClass:
 
 @rule("FILL", check=_check_fill)
 def emit_fill(graph: Graph, site: Site) -> None:
-    """Its shape is known already."""
+    """The shape is known."""
     shape = graph.whole(site.output_shape())
     graph.put(site, graph.node("Expand", graph.source(site, 1), shape))
 
@@ -204,7 +204,7 @@ def _check_shape(site: Site) -> AccuracyClass:
 
 @rule("SHAPE", check=_check_shape)
 def emit_shape(graph: Graph, site: Site) -> None:
-    """Known already."""
+    """A constant: the shape is known."""
     graph.hold(site, np.array(site.shape(), site.output().dtype.numpy))
 
 
@@ -233,15 +233,13 @@ def emit_slice(graph: Graph, site: Site) -> None:
 
 
 def _check_update(site: Site) -> AccuracyClass:
-    """A block of one dimension, at a place that is known."""
+    """The block differs from the whole in one dimension, at a known position."""
     _update_of(site)
     return moved(site, [site.input(0), site.input(1)], unscaled=True)
 
 
 def _update_of(site: Site) -> tuple[int, int, int] | None:
-    """The dimension of which a part is replaced, and where that part begins and ends; None for the
-    whole.
-    """
+    """The axis of which a part is replaced, and where that part begins and ends; None if all is."""
     whole, part = site.shape(0), site.shape(1)
     require(len(whole) == len(part), "a block of another rank")
     starts = site.integers(2, "where it begins")
@@ -256,7 +254,7 @@ def _update_of(site: Site) -> tuple[int, int, int] | None:
 
 @rule("DYNAMIC_UPDATE_SLICE", check=_check_update)
 def emit_update(graph: Graph, site: Site) -> None:
-    """What stands before the block, the block, and what stands behind it."""
+    """What precedes the block, the block, and what follows it."""
     block, place = graph.source(site, 1), _update_of(site)
     if place is None:
         graph.put(site, block)
@@ -296,7 +294,7 @@ def emit_gather(graph: Graph, site: Site) -> None:
 
 
 def _gathers_all(site: Site) -> bool:
-    """Whether the one index is that of a dimension of 1."""
+    """Whether the axis has size 1 and its only element is gathered."""
     if not site.input(1).is_constant or site.shape()[gather_axis(site)] != 1:
         return False
     return bool(np.array_equal(site.value(1, "its indexes").reshape(-1), [0]))
@@ -338,7 +336,7 @@ def _check_one_hot(site: Site) -> AccuracyClass:
 
 @rule("ONE_HOT", check=_check_one_hot)
 def emit_one_hot(graph: Graph, site: Site) -> None:
-    """An index outside the depth marks nothing; the engine would count a negative one from the end."""
+    """An index outside the depth sets nothing; OneHot would count negative ones from the end."""
     depth, axis = site.integers(1, "its depth")[0], site.attributes.integer("axis")
     rank = len(site.shape())
     axis = rank if axis == -1 else axis

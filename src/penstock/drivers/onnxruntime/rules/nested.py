@@ -56,7 +56,7 @@ def emit_if(graph: Graph, site: Site) -> None:
 
 
 GATES: Final = (0, 3, 1, 2)
-"""ONNX's gates (input, output, forget, cell) by their places in TFLite's order."""
+"""ONNX's gates (input, output, forget, cell) by their position in TFLite's order."""
 
 WEIGHTS, RECURRENT, BIASES, STATES = 1, 5, 12, (18, 19)
 """Positions of the first gate's weights, recurrent weights and bias, and of the states."""
@@ -115,7 +115,7 @@ def emit_lstm(graph: Graph, site: Site) -> None:
 
 
 def _steps_first(graph: Graph, x: Value, shape: tuple[int, ...], *, major: bool) -> Value:
-    """The input, its steps first."""
+    """The input with its steps as the first dimension."""
     if major:
         return x
     if 1 in shape[:2]:

@@ -70,8 +70,8 @@ def emit_reduction(graph: Graph, site: Site) -> None:
 
 
 def _emit_image_mean(graph: Graph, site: Site, *, keep: bool) -> None:
-    """By pooling, which adds up the channels all alike: ReduceMean's order of adding depends on
-    where each lies.
+    """By a pool, which adds all channels in the same order; ReduceMean's order depends on the
+    channel.
     """
     x = graph.real(site)
     node = graph.node("GlobalAveragePool", x)
@@ -94,7 +94,7 @@ def _check_position(site: Site) -> AccuracyClass:
 
 @rule("ARG_MAX", "ARG_MIN", check=_check_position)
 def emit_position(graph: Graph, site: Site) -> None:
-    """The first of equals."""
+    """The first of equal values."""
     kind = "ArgMax" if site.operation.type == "ARG_MAX" else "ArgMin"
     x, rank = graph.get(site), len(site.shape())
     axis = site.integers(1, "its axis")[0] % rank

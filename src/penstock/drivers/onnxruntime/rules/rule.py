@@ -46,14 +46,14 @@ def check_moved(site: Site) -> AccuracyClass:
 
 
 def moves(site: Site, position: int = 0, *, unscaled: bool = False) -> AccuracyClass:
-    """The class of an operation that moves values of input *position* and changes none. *unscaled*:
-    also 8-bit values that are numbers by themselves.
+    """The class of an operation that moves the values of input *position* unchanged. *unscaled*:
+    also 8-bit values without a scale.
     """
     return moved(site, [site.input(position)], unscaled=unscaled)
 
 
 def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) -> AccuracyClass:
-    """As `moves`, of *operands*: exact, stepwise where a quantised value gets another scale."""
+    """As `moves`, of *operands*: exact, or stepwise if a quantised value changes its scale."""
     given = list(operands)
     bare = unscaled and all(o.quantization is None for o in (*given, *site.outputs))
     for operand in (*given, *site.outputs):

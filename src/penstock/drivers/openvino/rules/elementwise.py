@@ -44,7 +44,7 @@ FLOAT_ONLY: Final = frozenset(
     {"NEG", "SQUARE", "LOG", "SIN", "COS", "SIGN", "FLOOR", "CEIL", "ROUND", "POW", "GELU"}
 )
 CURVES: Final = frozenset({"LOGISTIC", "TANH"})
-"""Of 8 bits, what TFLite computes as if of real numbers and rounds once."""
+"""8-bit operations that TFLite evaluates in real arithmetic and rounds once, at the end."""
 
 OF_WHOLE: Final = frozenset({"ABS", "NEG"})
 
@@ -55,7 +55,8 @@ BINARY: Final = {
 
 EXTREMES: Final = frozenset({"MAXIMUM", "MINIMUM"})
 ROUNDED: Final = EXTREMES | {"MUL"}
-"""Of 8 bits, what is rounded here as in TFLite; of sums and differences six in 100,000 are not."""
+"""8-bit operations whose rounding equals TFLite's. Of sums and differences six in 100,000 differ.
+"""
 
 
 def _check_unary(site: Site) -> AccuracyClass:
@@ -118,8 +119,8 @@ def _check_binary(site: Site) -> AccuracyClass:
 
 
 def _is_coarse(site: Site) -> bool:
-    """Whether one operand is a constant number, and a step of the other more than one of the
-    output: OpenVINO then takes the limits of the output to the other's grid.
+    """Whether one operand is a constant number and the other's step is coarser than the output's.
+    OpenVINO then applies the limits of the output on the coarser grid.
     """
     for position, other in ((0, 1), (1, 0)):
         if not site.input(position).is_constant or math.prod(site.shape(position)) != 1:
@@ -187,7 +188,7 @@ EQUALITIES: Final = frozenset({"EQUAL", "NOT_EQUAL"})
 COMPARISONS: Final = (
     "EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL",
 )  # fmt: skip
-"""OpenVINO calls them alike, in small letters."""
+"""OpenVINO has the same names, in small letters."""
 
 
 def _check_comparison(site: Site) -> AccuracyClass:
@@ -213,7 +214,7 @@ def emit_comparison(graph: Graph, site: Site) -> None:
 
 
 LOGIC: Final = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")
-"""OpenVINO calls them alike, in small letters."""
+"""OpenVINO has the same names, in small letters."""
 
 
 @rule(*LOGIC, check=check_logic, layout=broadcasts)
@@ -279,7 +280,7 @@ def _check_position(site: Site) -> AccuracyClass:
 
 @rule("ARG_MAX", "ARG_MIN", check=_check_position)
 def emit_position(graph: Graph, site: Site) -> None:
-    """The first of equals, which is what a stable order begins with."""
+    """The first of equal values: a stable order begins with it."""
     axis = axis_of(site.integers(1, "its axis")[0], len(site.shape()))
     node = graph.op.topk(
         graph.get(site),

@@ -28,9 +28,9 @@ def _check_pool(site: Site) -> AccuracyClass:
 
 
 def _is_rounded_alike(site: Site) -> bool:
-    """Whether OpenVINO's 8-bit kernels round as TFLite's. They cut limits of an activation to whole
-    steps, and take a mean between two steps to the even one, where TFLite goes away from 0 as it is
-    stored: of an odd number none lies there.
+    """Whether OpenVINO's 8-bit kernels round as TFLite's. They clamp an activation to whole steps,
+    and round halves of a mean to even, where TFLite rounds them away from zero. A mean of an odd
+    number of values has no halves.
     """
     if activation(site, ACTIVATIONS) not in {"NONE", "RELU"}:
         return False
@@ -84,8 +84,8 @@ def emit_resize_bilinear(graph: Graph, site: Site) -> None:
 
 @rule("RESIZE_NEAREST_NEIGHBOR", check=check_moved, layout=channels_first)
 def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
-    """Whole multiples of the size as OpenVINO repeats them; else rows, then columns, gathered by
-    the positions that TFLite computes in float32.
+    """OpenVINO's own kernel for whole multiples of the size. Otherwise rows, then columns, gathered
+    by the positions that TFLite computes in float32.
     """
     node = graph.get(site)
     sizes, outs = site.shape()[1:3], site.integers(1, "its size")
@@ -112,14 +112,14 @@ def emit_resize_nearest_neighbor(graph: Graph, site: Site) -> None:
 
 
 def _is_repeated(positions: NDArray, size: int) -> bool:
-    """Whether each of *size* positions stands so many times in a row as all others."""
+    """Whether each of *size* positions occurs equally often, in a row."""
     times, left = divmod(len(positions), size)
     return not left and np.array_equal(positions, np.repeat(np.arange(size), times))
 
 
 @rule("SPACE_TO_DEPTH", "DEPTH_TO_SPACE", check=check_moved, layout=channels_first)
 def emit_blocks(graph: Graph, site: Site) -> None:
-    """TFLite puts the place within the block before the channel, as OpenVINO's blocks_first."""
+    """TFLite puts the position in the block before the channel, as OpenVINO's blocks_first."""
     block = site.attributes.integer("block_size")
     is_deepened = site.operation.type == "SPACE_TO_DEPTH"
     deepen = graph.op.space_to_depth if is_deepened else graph.op.depth_to_space

@@ -36,7 +36,7 @@ from penstock.ir import DType, NDArray
 from penstock.ir.operations.custom_options import transpose_conv_bias
 
 MUCH: Final = 1 << 30
-"""A bias from which on it is looked at whether sums fit into 32 bits."""
+"""The least bias for which the range of sums is computed."""
 
 
 def _check_layer(site: Site, *, data: int = 0, bias: int = 2) -> AccuracyClass:
@@ -64,8 +64,8 @@ def add_bias(
     data: int = 0,
     weights: int = 1,
 ) -> Node:
-    """*node* plus the bias, laid out as *shape*; an integer one in steps of input scale times
-    weight scale.
+    """*node* plus the bias in *shape*. An integer bias is in steps of input scale times weight
+    scale.
     """
     if not site.has(bias):
         return node
@@ -85,7 +85,7 @@ def _product_scales(site: Site, data: int, weights: int) -> NDArray:
 
 
 def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0) -> None:
-    """Bias, activation and the name of a convolution's output, channels first."""
+    """Adds bias and activation, and names the output of a convolution, channels first."""
     channels = site.output_shape()[3]
     shape = (1, channels, 1, 1)
     node = add_bias(graph, site, node, shape, bias=bias, data=data)
@@ -96,8 +96,8 @@ def finish(graph: Graph, site: Site, node: Node, *, bias: int = 2, data: int = 0
 def activated(
     graph: Graph, site: Site, node: Node, shape: tuple[int, ...], *, data: int = 0
 ) -> tuple[Node, NDArray]:
-    """The sums of a layer through its activation, and what they are to be raised by: rounded as
-    TFLite's if quantised. *shape* has their channels.
+    """The sums of a layer after its activation, and what is to be added to them before rounding so
+    that they round as TFLite's. *shape* has their channels.
     """
     fused = activation(site, ACTIVATIONS)
     if not site.is_quantized:
@@ -115,8 +115,8 @@ def activated(
 
 
 def _is_grouped(site: Site) -> bool:
-    """Whether each filter sees some of the channels: behind such a layer OpenVINO 2026.4 does not
-    always compile sums that are bent or limits that differ by channel, or dies of them.
+    """Whether each filter reads some of the channels. Behind such a layer OpenVINO 2026.4 may fail
+    or crash on bent sums, and on limits that differ by channel.
     """
     if site.operation.type == "DEPTHWISE_CONV_2D":
         return True
@@ -124,8 +124,8 @@ def _is_grouped(site: Site) -> bool:
 
 
 def _image(graph: Graph, site: Site, w: Windows) -> tuple[Node, list[int], list[int]]:
-    """The image of a convolution, channels first, and the zeros before and after it: those of a PAD
-    too, for which OpenVINO would write the image once more.
+    """The image of a convolution, channels first, and the padding before and after it, with that of
+    a preceding PAD: OpenVINO would copy the image for that.
     """
     image = graph.unpadded(site.input_indexes[0])
     before = [a + b for a, b in zip(w.before, image.before, strict=True)]
@@ -150,8 +150,8 @@ def _check_conv(site: Site) -> AccuracyClass:
 
 
 def _of_pictures(site: Site, accuracy: AccuracyClass) -> AccuracyClass:
-    """Quantised sums that lie next to the middle of two steps are rounded to the other one, if
-    seldom; what a deep network makes of that may be further off than LiteRT is.
+    """The class of a layer on pictures. Quantised sums near the middle of two steps are sometimes
+    rounded to the other one; in a deep network this may exceed LiteRT's own error.
     """
     return "stepwise" if site.is_quantized else accuracy
 
@@ -208,8 +208,8 @@ def emit_transpose_conv(graph: Graph, site: Site) -> None:
 
 
 def _transposed(graph: Graph, site: Site, data: int, w: Windows, beyond: Sequence[int]) -> Node:
-    """The gradient with a filter [out, height, width, in] at input 1; *beyond* adds rows and
-    columns behind.
+    """The gradient with a filter [out, height, width, in] at input 1; *beyond* is its output
+    padding.
     """
     filters = site.shape(1)
     shape = (filters[3], filters[0], *filters[1:3])

@@ -1,4 +1,4 @@
-"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices, gathers."""
+"""Operations that move values: reshapes, transpositions, joins, splits, padding, slices."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def emit_reshape(graph: Graph, site: Site) -> None:
 
 
 def _kept_order(given: Sequence[int], wanted: Sequence[int]) -> list[int] | None:
-    """The axes of *wanted* in the order in which they lie channels first, for an NHWC image *given*
-    that is reshaped by dimensions of 1 alone; None for any other.
+    """The axes of *wanted* in the channels-first order of the NHWC image *given*, if the reshape
+    only adds or removes dimensions of 1; else None.
     """
     axes = [axis for axis, size in enumerate(wanted) if size != 1]
     kept = [axis for axis, size in enumerate(given) if size != 1]
@@ -172,7 +172,7 @@ def _check_shape(site: Site) -> AccuracyClass:
 
 @rule("SHAPE", check=_check_shape)
 def emit_shape(graph: Graph, site: Site) -> None:
-    """Known already."""
+    """A constant: the shape is known."""
     graph.define(site, graph.constant(np.array(site.shape(), np.int32)))
 
 

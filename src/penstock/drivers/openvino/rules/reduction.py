@@ -40,9 +40,8 @@ PICTURE: Final = [2, 3]
 
 
 def _mean_of_picture(graph: Graph, site: Site, x: Node, *, keep: bool) -> Node:
-    """The mean of each channel as one window of a pool. A reduction adds the channels beyond the
-    last 8 or 16 in another order than the others, so that channels that are alike get means that
-    are not.
+    """The mean of each channel by a pool. A reduction adds the channels beyond the last 8 or 16 in
+    another order, so that equal channels get different means.
     """
     window = list(site.shape()[1:3])
     node = graph.op.avg_pool(x, [1, 1], [0, 0], [0, 0], window, True)
@@ -97,7 +96,7 @@ def _check_local(site: Site) -> AccuracyClass:
 @rule("LOCAL_RESPONSE_NORMALIZATION", check=_check_local, layout=channels_first)
 def emit_local(graph: Graph, site: Site) -> None:
     """OpenVINO divides alpha by the number of neighbours, and (2026.4, on the CPU) takes every bias
-    for 1: so x / (bias + alpha s)**beta is bias**-beta x / (1 + alpha / bias s)**beta.
+    for 1. So x / (bias + alpha s)**beta becomes bias**-beta x / (1 + alpha / bias s)**beta.
     """
     attributes = site.attributes
     size = 2 * attributes.integer("radius") + 1

@@ -1,7 +1,7 @@
 """QUANTIZE and DEQUANTIZE, and how TFLite's integer kernels round.
 
-OpenVINO rounds to the nearest step, halves to even. A layer adds up thousands of values: where one
-in a hundred is rounded otherwise, always the same way, the sums drift.
+OpenVINO rounds halves to even. A layer adds up thousands of values: if one in a hundred is rounded
+differently, always in the same direction, the sums drift.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.ir import DType, NDArray
 
 
 def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
-    """How much earlier than half a step a value goes on to the next step away from zero: real, one
+    """How far below half a step a value already rounds to the next step away from zero: real, one
     for each *ratio*.
 
     A kernel multiplies a sum by *ratio* as a 32-bit mantissa and a right shift, *halvings* more
-    than the mantissa in [0.5, 1) asks for, and rounds after both: to 1/2**shift of a step, then to
-    steps. So half of such a fraction below half a step goes up, or down below zero (Jacob et al.,
-    "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
-    section 2.2 and appendix B).
+    than a mantissa in [0.5, 1) needs. It rounds after both: to 1/2**shift of a step, then to steps.
+    So a value within half of such a fraction below half a step is rounded away from zero (Jacob et
+    al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
+    Inference", section 2.2 and appendix B).
     """
     exponent = np.frexp(ratio)[1] - halvings
     steps: NDArray = np.where(exponent < 0, np.exp2(exponent - 1.0), 0.0)
@@ -38,11 +38,10 @@ def rounded_twice(site: Site, ratio: NDArray, halvings: int = 0) -> NDArray:
 def away_from_zero(
     graph: Graph, site: Site, node: Node, distance: NDArray, fused: str = "NONE"
 ) -> tuple[Node, NDArray]:
-    """*node* with *distance* added to what is above zero and taken from what is below it, then
-    activated by *fused*; and what it is to be raised by where it is rounded, which is nothing to
-    compute there.
+    """*node* moved away from zero by *distance* and activated by *fused*; and what is to be added
+    where it is rounded, which costs nothing there.
 
-    *distance*, at most a quarter of a step, has the rank of *node* or none, and one element a
+    *distance* is at most a quarter of a step. It has the rank of *node* or none, and one element a
     channel on axis 1 or one for all.
     """
     if not distance.any():
@@ -57,9 +56,9 @@ def away_from_zero(
 
 
 def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tuple[Node, NDArray]:
-    """*node* by a line that is steep as far as *half* around zero, where no step changes, and else
-    runs *distance* beside it: made of two that are bent once, the form in which OpenVINO keeps it
-    within a layer of 8 bits.
+    """*node* through a line that is steep within *half* of zero, where no step changes, and runs
+    *distance* beside it elsewhere. It consists of two PReLUs, the form that OpenVINO keeps within
+    an 8-bit layer.
     """
     op, rank = graph.op, max(distance.ndim, 1)
     steepness = (1 + distance / half).astype(np.float32)
@@ -70,13 +69,13 @@ def _bent(graph: Graph, node: Node, distance: NDArray, half: np.float32) -> tupl
 
 
 def step_ratio(site: Site) -> float:
-    """How many steps of the output are in one of the input."""
+    """The ratio of an input step to an output step."""
     return one_scale(site.input())[0] / one_scale(site.output())[0]
 
 
 def define_rescaled(graph: Graph, site: Site, node: Node, fused: str = "NONE") -> None:
     """Names *node*, values on the grid of *site*'s input, activated by *fused*, as its output on
-    another one.
+    another grid.
     """
     distance = rounded_twice(site, np.array(step_ratio(site)))
     node, raised = away_from_zero(graph, site, node, distance, fused)
@@ -84,7 +83,7 @@ def define_rescaled(graph: Graph, site: Site, node: Node, fused: str = "NONE") -
 
 
 def rounds_alike(ratio: float) -> bool:
-    """Whether steps become the same *ratio* as many by TFLite's kernels and `away_from_zero`: every
+    """Whether TFLite's kernels and `away_from_zero` give the same step for *ratio* times every
     difference of two 8-bit numbers.
     """
     mantissa, exponent = math.frexp(ratio)
@@ -102,12 +101,12 @@ def rounds_alike(ratio: float) -> bool:
 
 NOTHING: Final = np.zeros((), np.float32)
 STEEP: Final = np.float32(0.125)
-"""Of a step, on both sides of zero: at most a quarter is added to that, and what becomes half a
-step stays zero.
+"""Of a step, on both sides of zero: at most a quarter is added to that, and values within half a
+step stay zero.
 """
 
 TIE: Final = 5e-5
-"""Of a step: so near to a half float32 may round either way."""
+"""Of a step: float32 may round values this near to a half either way."""
 
 
 def _check_quantize(site: Site) -> AccuracyClass:
@@ -156,5 +155,5 @@ def _check_dequantize(site: Site) -> AccuracyClass:
 
 @rule("DEQUANTIZE", check=_check_dequantize, layout=follows)
 def emit_dequantize(graph: Graph, site: Site) -> None:
-    """Values are real in the graph already."""
+    """Values are already real in the graph."""
     graph.define(site, graph.get(site))

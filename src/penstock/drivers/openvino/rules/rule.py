@@ -19,7 +19,7 @@ RULES: Final = Rules[Graph]()
 rule: Final = RULES.add
 
 MAX_RANK: Final = 5
-"""Dimensions of an operand: what every plugin computes with."""
+"""The most dimensions that every plugin supports."""
 
 
 def judge(site: Site) -> AccuracyClass:
@@ -40,14 +40,14 @@ def check_moved(site: Site) -> AccuracyClass:
 
 
 def moves(site: Site, position: int = 0) -> AccuracyClass:
-    """The class of an operation that moves values of input *position* and changes none."""
+    """The class of an operation that moves the values of input *position* unchanged."""
     return moved(site, [site.input(position)])
 
 
 def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moves`, of *operands*. Quantised values that keep their grid count as faithful like the
-    arithmetic on both sides of them: moved alone, they would only be carried to and fro. On the way
-    to another grid TFLite rounds otherwise.
+    """As `moves`, of *operands*. Quantised values that keep their grid are faithful, like the
+    arithmetic around them: as exact operations of another device they would only be copied to and
+    fro. With a change of scale TFLite rounds differently.
     """
     every = (*operands, *site.outputs)
     if all(o.dtype is F32 for o in every):
@@ -62,9 +62,7 @@ def moved(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
 
 
 def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
-    """As `moved`, whole numbers of 32 bits and truth values too: what shapes and choices are
-    computed of.
-    """
+    """As `moved`; also int32 and truth values, which shapes and choices are computed from."""
     every = [*operands, *site.outputs]
     for dtype in PLAIN:
         if all(o.dtype is dtype for o in every):
