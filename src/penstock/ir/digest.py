@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -19,7 +18,7 @@ from penstock.interrupts import polled
 from penstock.ir.operand import Lifetime, Operand
 from penstock.ir.subgraph import ModelParts, constant_bytes
 from penstock.ir.types import Quantization, Shape
-from penstock.ir.validate import subgraph_references
+from penstock.ir.validate import reachable, subgraph_references
 
 if TYPE_CHECKING:
     from penstock.ir.operand import ExtensionType
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 SCHEMA = b"penstock-ir-1"
 
 CHUNK: Final = 1 << 24
-"""Bytes that are hashed between two looks at the deadline."""
+"""Bytes that are hashed between two checks of the deadline."""
 
 
 class Digest(Struct, frozen=True):
@@ -58,8 +57,8 @@ class _Hasher:
                 self.sha.update(data)
 
 
-class _Deaf(_Hasher):
-    """Takes no notice of anything."""
+class _NoHasher(_Hasher):
+    """Hashes nothing."""
 
     def put(self, label: str, *values: object) -> None:
         return
@@ -75,22 +74,22 @@ def digest_model(model: ModelParts) -> Digest:
 def digest_structure(model: ModelParts) -> bytes:
     """The `structure` of `digest_model` alone, 32 bytes: no constant is read."""
     structure = _Hasher()
-    _model(model, structure, _Deaf())
+    _model(model, structure, _NoHasher())
     return structure.sha.digest()
 
 
 class Form(Struct, frozen=True):
-    """What kind of work an operation is: *digest*, as digits, of its type and attributes, and of
-    each operand's element type and quantisation, and whether it is constant; of an IF or WHILE also
-    of what its subgraphs do. *shapes* are the operands' shapes, None for what is not known. Neither
-    names nor the values of constants count.
+    """What an operation computes, apart from names and the values of constants.
+
+    *digest* covers its type and attributes, the element type and quantisation of each operand and
+    whether it is constant, and the subgraphs that it enters. *shapes* are the operands' shapes.
     """
 
     digest: str
     shapes: tuple[Shape, ...]
 
     def fits(self, other: Form) -> bool:
-        """Whether they are one form as far as shapes are known."""
+        """Whether both are the same form as far as shapes are known."""
         return (
             self.digest == other.digest
             and len(self.shapes) == len(other.shapes)
@@ -121,15 +120,8 @@ def _form(
     form: _Hasher,
     known: dict[int, bytes],
 ) -> None:
-    """*known* has the digests of subgraphs that were met before: each is hashed once."""
-    from penstock.ir.operations import spec_of
-
-    kinds = {a.name: a.kind for a in spec_of(operation).attributes}
-    attributes = [
-        (name, _attribute(value, kinds.get(name), {}))
-        for name, value in operation.attributes.items()
-    ]
-    form.put("operation", operation.key, attributes)
+    """*known* has the digests of subgraphs, so that each is hashed once."""
+    form.put("operation", operation.key, _attributes(operation, {}))
     for index in (*operation.inputs, *operation.outputs):
         operand = subgraph.operands[index]
         if operand.lifetime is Lifetime.NO_VALUE:
@@ -149,26 +141,13 @@ def _form(
 
 
 def _model(model: ModelParts, structure: _Hasher, constants: _Hasher) -> None:
-    order = _reachable(model)
+    order = reachable(model, [model.main])
     numbering = {subgraph: at for at, subgraph in enumerate(order)}
     variables: dict[int, int] = {}
     for index in order:
         _subgraph(model, model.subgraphs[index], numbering, variables, structure, constants)
     for index in variables:
         _variable(model, model.variables[index], structure, constants)
-
-
-def _reachable(model: ModelParts) -> list[int]:
-    order: dict[int, None] = {}
-    pending = deque([model.main])
-    while pending:
-        index = pending.popleft()
-        if index not in order:
-            order[index] = None
-            pending += [
-                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
-            ]
-    return list(order)
 
 
 def _subgraph(
@@ -179,8 +158,6 @@ def _subgraph(
     structure: _Hasher,
     constants: _Hasher,
 ) -> None:
-    from penstock.ir.operations import spec_of
-
     numbers: dict[int, int] = {}
 
     def number(index: int) -> int:
@@ -194,11 +171,7 @@ def _subgraph(
 
     structure.put("inputs", *[number(i) for i in subgraph.inputs])
     for operation in polled(subgraph.operations):
-        kinds = {a.name: a.kind for a in spec_of(operation).attributes}
-        attributes = [
-            (name, _attribute(value, kinds.get(name), subgraphs))
-            for name, value in operation.attributes.items()
-        ]
+        attributes = _attributes(operation, subgraphs)
         inputs = [number(i) for i in operation.inputs]
         while inputs and inputs[-1] == -1:
             inputs.pop()
@@ -209,6 +182,17 @@ def _subgraph(
         variable = variables.setdefault(port.variable, len(variables))
         ends = [None if i is None else number(i) for i in (port.input, port.output)]
         structure.put("state", variable, ends)
+
+
+def _attributes(operation: Operation, subgraphs: dict[int, int]) -> list[tuple[str, object]]:
+    """The attributes of *operation*, with the numbers of subgraphs in the digest."""
+    from penstock.ir.operations import spec_of
+
+    kinds = {a.name: a.kind for a in spec_of(operation).attributes}
+    return [
+        (name, _attribute(value, kinds.get(name), subgraphs))
+        for name, value in operation.attributes.items()
+    ]
 
 
 def _attribute(value: AttributeValue, kind: str | None, subgraphs: dict[int, int]) -> object:
@@ -228,7 +212,7 @@ def _operand(model: ModelParts, operand: Operand, structure: _Hasher, constants:
         structure.put("undeclared")
     if operand.extension is not None:
         structure.put("extension", *_extension(operand.extension))
-    if operand.is_constant and not isinstance(constants, _Deaf):
+    if operand.is_constant and not isinstance(constants, _NoHasher):
         constants.put("constant", constant_bytes(model.pools, operand))
 
 
@@ -242,7 +226,7 @@ def _variable(
     )
     if not variable.assigned:
         structure.put("unassigned")
-    if not zero and not isinstance(constants, _Deaf):
+    if not zero and not isinstance(constants, _NoHasher):
         constants.put("variable", constant_bytes(model.pools, variable))
 
 

@@ -1,13 +1,14 @@
-"""What makes a `Model` valid; run once, on construction (NNAPI sections 8.2 and 8.4).
+"""Validation of a `Model`, once, when it is constructed (NNAPI sections 8.2 and 8.4).
 
-Checked: indexes; every operand's own consistency (size of its constant, quantisation); one writer
-per operand, written before read; inputs and outputs; every operation against its row of the
-operation table; subgraph references, which may not recurse; state ports.
+It checks indexes; each operand by itself (size of its constant, quantisation); that each operand
+has one writer and is written before it is read; inputs and outputs; each operation against its row
+of the operation table; subgraph references, which may not recurse; and state ports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from penstock.arguments import check_kind
@@ -35,10 +36,8 @@ from penstock.ir.types import DType, Quantization, byte_size, is_static
 if TYPE_CHECKING:
     from penstock.ir.operation import Operation
 
-MAX_RANK = 32
-"""Operands of more dimensions are refused: NumPy's own limit is 64, no format in use goes
-past 8.
-"""
+MAX_RANK: Final = 32
+"""Most dimensions of an operand. NumPy's limit is 64, and formats in use have 8 at most."""
 
 
 MAX_DEPTH: Final = 128
@@ -58,7 +57,6 @@ def validate(model: ModelParts) -> None:
         _check_variable(model, variable, Place(text=f"variable {index} ({variable.name})"))
     for index, subgraph in enumerate(model.subgraphs):
         _Checker(model, subgraph, index).run()
-    _check_recursion(model)
     _check_calls(model)
     ports: dict[int, _Ports] = {}
     for name, signature in model.signatures.items():
@@ -74,6 +72,19 @@ def subgraph_references(operation: Operation) -> list[int]:
         elif spec.kind == "subgraphs" and spec.name in operation.attributes:
             found += operation.attributes.integers(spec.name)
     return found
+
+
+def reachable(model: ModelParts, roots: Iterable[int]) -> list[int]:
+    """The subgraphs *roots* and all that they enter, directly or not, breadth first."""
+    order: dict[int, None] = {}
+    pending = deque(roots)
+    while pending:
+        index = pending.popleft()
+        if index not in order:
+            order[index] = None
+            operations = model.subgraphs[index].operations
+            pending += [t for o in operations for t in subgraph_references(o)]
+    return list(order)
 
 
 class _Checker:
@@ -323,50 +334,55 @@ def _check_location(model: ModelParts, place: DataLocation, where: Place) -> Non
         )
 
 
-def _check_recursion(model: ModelParts) -> None:
+RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE"})
+
+
+def _check_calls(model: ModelParts) -> None:
+    """Checks that subgraphs do not recurse, that those which are entered have no state ports, and
+    that operations pass and get what the subgraphs take and return (NNAPI section 8.5).
+    """
     entered = [
         [t for operation in s.operations for t in subgraph_references(operation)]
         for s in polled(model.subgraphs)
     ]
     callees_first([sorted(set(targets)) for targets in entered])
-    for index, subgraph in enumerate(model.subgraphs):
-        for at, operation in enumerate(subgraph.operations):
-            for target in subgraph_references(operation):
-                if model.subgraphs[target].states:
-                    raise InvalidOperation(
-                        f"subgraph {target} has state ports, which only an entry subgraph can have",
-                        where=Place(index, at, type=operation.type),
-                    )
-
-
-RUNS_SUBGRAPHS: Final = frozenset({"IF", "WHILE", "CALL", "STABLEHLO_CASE", "STABLEHLO_COMPOSITE"})
-
-
-def _check_calls(model: ModelParts) -> None:
-    """What operations give to the subgraphs they run, and get, is what those take and give (NNAPI
-    section 8.5).
-    """
-    for index, subgraph in enumerate(model.subgraphs):
-        for at, operation in enumerate(subgraph.operations):
-            if operation.type not in RUNS_SUBGRAPHS:
-                continue
-            where = Place(index, at, type=operation.type)
-            inputs, outputs = operation.inputs, operation.outputs
-            if operation.type != "WHILE":
-                inputs = tuple(i for i in inputs if subgraph.operands[i].has_value)
-                given = inputs[1:] if operation.type in {"IF", "STABLEHLO_CASE"} else inputs
-                wanted = dict.fromkeys(subgraph_references(operation), (given, outputs))
-            else:
-                condition, body = (
-                    operation.attributes.integer(name)
-                    for name in ("cond_subgraph_index", "body_subgraph_index")
+    calls = [
+        (subgraph, operation, Place(index, at, type=operation.type))
+        for index, subgraph in enumerate(model.subgraphs)
+        if entered[index]
+        for at, operation in enumerate(subgraph.operations)
+    ]
+    for _, operation, where in calls:
+        for target in subgraph_references(operation):
+            if model.subgraphs[target].states:
+                raise InvalidOperation(
+                    f"subgraph {target} has state ports, which only an entry subgraph can have",
+                    where=where,
                 )
-                if -1 in {condition, body}:
-                    raise InvalidOperation("WHILE needs a condition and a body", where=where)
-                _check_call(model, subgraph, condition, inputs, None, where)
-                wanted = {body: (inputs, outputs)}
-            for target, (given, got) in wanted.items():
-                _check_call(model, subgraph, target, given, got, where)
+    for subgraph, operation, where in calls:
+        if operation.type in RUNS_SUBGRAPHS:
+            _check_arguments(model, subgraph, operation, where)
+
+
+def _check_arguments(
+    model: ModelParts, subgraph: Subgraph, operation: Operation, where: Place
+) -> None:
+    inputs, outputs = operation.inputs, operation.outputs
+    if operation.type == "WHILE":
+        condition, body = (
+            operation.attributes.integer(name)
+            for name in ("cond_subgraph_index", "body_subgraph_index")
+        )
+        if -1 in {condition, body}:
+            raise InvalidOperation("WHILE needs a condition and a body", where=where)
+        _check_call(model, subgraph, condition, inputs, None, where)
+        targets = [body]
+    else:
+        inputs = tuple(i for i in inputs if subgraph.operands[i].has_value)
+        inputs = inputs[1:] if operation.type in {"IF", "STABLEHLO_CASE"} else inputs
+        targets = list(dict.fromkeys(subgraph_references(operation)))
+    for target in targets:
+        _check_call(model, subgraph, target, inputs, outputs, where)
 
 
 def _check_call(
@@ -438,11 +454,10 @@ def _check_signature(
 
 
 def callees_first(calls: Sequence[Sequence[int]]) -> list[int]:
-    """The subgraphs in an order in which each stands after all it enters; *calls* has the indexes
-    that each one enters.
+    """The subgraphs, each after all that it enters; *calls* has the indexes that each one enters.
 
-    Raises `CyclicModel` where one is entered again from within itself, `LimitExceeded` where they
-    are nested more than `MAX_DEPTH` deep. Each is looked at once, however often it is entered.
+    Raises `CyclicModel` where a subgraph is entered from within itself, `LimitExceeded` where they
+    are nested more than `MAX_DEPTH` deep. Each is visited once, however often it is entered.
     """
     order: list[int] = []
     # Of each subgraph that is done how deep it enters others. Not recursive: a file chains as many

@@ -1,6 +1,4 @@
-"""What is rounded later is found through everything that only passes it on, and told from step to
-step.
-"""
+"""The orders of sums that values need which are rounded later, within a step and beyond it."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def test_what_is_rounded_outside_reaches_back() -> None:
     assert found == dict.fromkeys((entry.inputs[0], entry.operations[0].outputs[0], entry.outputs[0]), "fused")  # fmt: skip
 
 
-def test_options_carry_it() -> None:
+def test_sums_survive_their_options() -> None:
     assert sums_options({}) == ()
     assert sums_of_options(sums_options({2: "ordered", 0: "fused"})) == {0: "fused", 2: "ordered"}
 

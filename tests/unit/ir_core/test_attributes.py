@@ -38,7 +38,7 @@ def test_a_getter_gives_its_kind_and_refuses_every_other(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GETTERS)
-def test_a_name_that_is_none_is_said_to_be_none(kind: str) -> None:
+def test_getter_of_an_absent_name_lists_the_names(kind: str) -> None:
     there = ", ".join(sorted(VALUES))
     with pytest.raises(
         InvalidAttribute, match=f"^no attribute is named 'betta'; the attributes are {there}$"
@@ -66,7 +66,7 @@ def test_order_of_giving_does_not_matter() -> None:
     assert one != {"a": 1, "b": 2}
 
 
-def test_it_is_a_mapping_that_cannot_be_changed() -> None:
+def test_attributes_are_an_immutable_mapping() -> None:
     assert len(ATTRIBUTES) == len(VALUES)
     assert dict(ATTRIBUTES) == VALUES
     assert "flag" in ATTRIBUTES

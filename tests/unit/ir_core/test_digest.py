@@ -298,7 +298,7 @@ def test_floats_count_by_their_bits() -> None:
     assert len(set(digests)) == len(digests)
 
 
-def test_it_is_computed_once_and_survives_pickling() -> None:
+def test_digest_is_computed_once_and_survives_pickling() -> None:
     model = small()
     assert model.digest is model.digest
     copy = pickle.loads(pickle.dumps(model))  # noqa: TID251  # our own bytes

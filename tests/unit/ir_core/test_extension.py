@@ -60,7 +60,7 @@ def test_an_operation_has_a_key_of_its_own_and_the_row_of_all_extensions() -> No
     f"EXTENSION:{NAME}:65536", f"EXTENSION:{NAME}:07", f"EXTENSION:{NAME}:1e3", f"EXTENSION:{NAME}:²",
     "EXTENSION:word:1", f"CUSTOM:{NAME}:1", f"EXTENSION:{NAME}:{'9' * 5000}",
 ])  # fmt: skip
-def test_what_is_no_key_is_told(key: str) -> None:
+def test_texts_that_are_no_key_of_an_extension_have_none(key: str) -> None:
     assert split_key(key) is None
 
 
@@ -73,7 +73,7 @@ def test_reversed_domain_names_are_names(name: str) -> None:
     "", "word", "Com.example", "com.example.", ".com", "com..example", "com.exämple", "com.ex ample", "com.ex-ample",
     "com.example\n", "a." + "b" * 254, None, 7, b"com.example",
 ])  # fmt: skip
-def test_other_names_are_none(name: Any) -> None:
+def test_names_that_are_no_reversed_domain_are_refused(name: Any) -> None:
     assert "extension" in name_fault(name)
 
 

@@ -24,7 +24,7 @@ from tests.unit.ir_core.samples import F32, branching, counter, small
     ("shape", "text"),
     [((1, None, 3), "[1, ?, 3]"), ((), "[]"), (None, "[...]"), ((0,), "[0]")],
 )
-def test_shapes(shape: Shape, text: str) -> None:
+def test_shapes_are_shown_with_unknown_dimensions(shape: Shape, text: str) -> None:
     assert show_shape(shape) == text
 
 
@@ -36,7 +36,9 @@ def test_shapes(shape: Shape, text: str) -> None:
         (Quantization((1.0, 2.0), (0, 0), 0), "int8[2, ?] per channel 0"),
     ],
 )
-def test_operands(quantization: Quantization | None, text: str) -> None:
+def test_operands_are_shown_with_their_quantisation(
+    quantization: Quantization | None, text: str
+) -> None:
     assert show_operand(Operand(DType.INT8, (2, None), quantization=quantization)) == text
 
 

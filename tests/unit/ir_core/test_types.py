@@ -142,7 +142,7 @@ class TestQuantization:
         with pytest.raises(InvalidQuantization):
             Quantization(scales, zero_points, dimension)
 
-    def test_it_is_a_value(self) -> None:
+    def test_quantization_compares_and_hashes_as_a_value(self) -> None:
         q = Quantization((0.5,), (3,))
         assert q == Quantization((0.5,), (3,))
         assert hash(q) == hash(Quantization((0.5,), (3,)))

@@ -39,7 +39,7 @@ def test_written_model_loads_equal() -> None:
     assert loaders.load(write(model)) == model
 
 
-def test_elsewhere_the_weights_are_bare_integers() -> None:
+def test_weights_in_blocks_are_bare_integers_for_other_operators() -> None:
     file = block_scaled()
     gathered = file.tensor("gathered", [2, 8], "INT4")
     file.operator("GATHER", [3, 0], [gathered])

@@ -67,7 +67,7 @@ def test_origins_are_the_files_own_numbers() -> None:
     assert model.operands[1].origin == Origin(0, 1)
 
 
-def test_the_larger_of_both_operator_codes_counts() -> None:
+def test_operator_code_is_the_larger_of_both_fields() -> None:
     file = relu()
     number = TFLITE.number("BuiltinOperator", "RELU")
     for code in ({"deprecated_builtin_code": number}, {"builtin_code": number}):

@@ -24,7 +24,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_content_is_read(path: Path) -> None:
+def test_sealed_file_has_the_content_of_the_path(path: Path) -> None:
     assert bytes(sealed_file.read_path(path).view) == CONTENT
     assert bytes(sealed_file.read_path(str(path)).view) == CONTENT
     with path.open("rb") as file:
@@ -107,7 +107,9 @@ def test_a_device_that_never_ends_is_refused() -> None:
         sealed_file.read_path("/dev/zero")
 
 
-def test_without_memfd_the_copy_is_private(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_file_without_memfd_is_a_private_copy(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sealed_file, "HAS_MEMFD", False)
     sealed = sealed_file.read_path(path)
     assert sealed.fd is None

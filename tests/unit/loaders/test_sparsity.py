@@ -72,7 +72,7 @@ def test_compressed_rows_of_any_matrix(dense: Any, kind: str, transposed: bool) 
     assert load_sparse(dense.shape, rows[rows != 0], sparsity).tolist() == dense.tolist()
 
 
-def test_blocks() -> None:
+def test_sparse_blocks_are_made_dense() -> None:
     """2 x 2 blocks of a 4 x 4 matrix: block rows dense, block columns compressed, blocks dense."""
     dense = np.zeros((4, 4), np.int8)
     dense[0:2, 2:4] = [[1, 2], [3, 4]]

@@ -57,7 +57,7 @@ def test_the_branch_that_is_taken_assigns(content: bytes) -> None:
             np.testing.assert_array_equal(outputs[1], after)
 
 
-def test_litert_agrees(content: bytes) -> None:
+def test_litert_keeps_state_in_branches_as_the_loader_does(content: bytes) -> None:
     litert = pytest.importorskip(
         "ai_edge_litert.interpreter", reason="ai-edge-litert is not installed"
     )

@@ -102,7 +102,9 @@ def test_each_entry_begins_anew(
 
 
 @pytest.mark.parametrize("made", [_twice, _loop])
-def test_litert_agrees(made: Callable[[], tuple[bytes, list[NDArray]]]) -> None:
+def test_litert_restarts_variables_at_each_entry(
+    made: Callable[[], tuple[bytes, list[NDArray]]],
+) -> None:
     litert = pytest.importorskip(
         "ai_edge_litert.interpreter", reason="ai-edge-litert is not installed"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from penstock.export.tflite.state import ports_by_variable
 from penstock.export.tflite.subgraphs import OperatorCodes, SubgraphWriter, Values, initial_values
 from penstock.interrupts import polled
 from penstock.ir.model import Model
-from penstock.ir.validate import subgraph_references
+from penstock.ir.validate import reachable
 
 SCHEMA_VERSION: Final = 3
 INLINE_LIMIT: Final = 2**31 - 2**24
@@ -32,7 +31,7 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool
     outputs follow its inputs in the list of tensors, before all others, which stand in the order of
     their use. Raises `NotExportable`, naming the operation, for what has no twin in TFLite.
     """
-    order = _order(model)
+    order = reachable(model, [model.main, *(s.subgraph for s in model.signatures.values())])
     numbers = {index: at for at, index in enumerate(order)}
     codes, buffers = OperatorCodes(), Buffers(model)
     shared = ports_by_variable(model)
@@ -60,20 +59,6 @@ def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool
         root["buffers"] = buffers.inline()
         file = encode(TFLITE, root)
     return _with_files(file, model.metadata.files)
-
-
-def _order(model: Model) -> list[int]:
-    """The subgraphs that can be entered: main, those of signatures, and what these refer to."""
-    order: dict[int, None] = {}
-    pending = deque([model.main, *(s.subgraph for s in model.signatures.values())])
-    while pending:
-        index = pending.popleft()
-        if index not in order:
-            order[index] = None
-            pending += [
-                t for o in model.subgraphs[index].operations for t in subgraph_references(o)
-            ]
-    return list(order)
 
 
 def _signatures(

@@ -57,23 +57,23 @@ def refused(*arguments: Any, **options: Any) -> str:
 @pytest.mark.parametrize("is_constant", [False, True])
 @pytest.mark.parametrize("axis", [3, 5, -4, -7])
 class TestOutOfRange:
-    def test_squeeze(self, axis: int, is_constant: bool) -> None:
+    def test_squeeze_refuses_axes_out_of_range(self, axis: int, is_constant: bool) -> None:
         told = refused("Squeeze", ONES, {"axes": [axis]}, is_constant=is_constant)
         assert f"axis {axis} of a rank-3 input" in told
         refused("Squeeze", ONES, {}, is_constant=is_constant, opset=11, axes=[axis])
 
-    def test_unsqueeze(self, axis: int, is_constant: bool) -> None:
+    def test_unsqueeze_refuses_axes_out_of_range(self, axis: int, is_constant: bool) -> None:
         beyond = axis + 1 if axis > 0 else axis - 1
         told = refused("Unsqueeze", ONES, {"axes": [beyond]}, is_constant=is_constant)
         assert f"axis {beyond} of a rank-4 input" in told
 
-    def test_slice(self, axis: int, is_constant: bool) -> None:
+    def test_slice_refuses_axes_out_of_range(self, axis: int, is_constant: bool) -> None:
         bounds = {"starts": [0], "ends": [1], "axes": [axis]}
         told = refused("Slice", ONES, bounds, is_constant=is_constant)
         assert f"axis {axis} of a rank-3 input" in told
         refused("Slice", ONES, {}, is_constant=is_constant, opset=9, **bounds)
 
-    def test_flatten(self, axis: int, is_constant: bool) -> None:
+    def test_flatten_refuses_axes_out_of_range(self, axis: int, is_constant: bool) -> None:
         beyond = axis + 1 if axis > 0 else axis
         assert f"axis {beyond} of" in refused(
             "Flatten", ONES, {}, is_constant=is_constant, axis=beyond
@@ -82,7 +82,9 @@ class TestOutOfRange:
     @pytest.mark.parametrize(
         "kind", ["Softmax", "LogSoftmax", "ArgMax", "LpNormalization", "TopK", "Compress", "Gather"]
     )
-    def test_one_axis(self, kind: str, axis: int, is_constant: bool) -> None:
+    def test_operators_of_one_axis_refuse_it_out_of_range(
+        self, kind: str, axis: int, is_constant: bool
+    ) -> None:
         more: dict[str, dict[str, Any]] = {
             "TopK": {"k": [1]}, "Compress": {"c": [True]}, "Gather": {"i": [0]},
         }  # fmt: skip
@@ -92,10 +94,12 @@ class TestOutOfRange:
     @pytest.mark.parametrize(
         "kind", ["ReduceMean", "ReduceMax", "ReduceL2", "MeanVarianceNormalization"]
     )
-    def test_several_axes(self, kind: str, axis: int, is_constant: bool) -> None:
+    def test_operators_of_several_axes_refuse_them_out_of_range(
+        self, kind: str, axis: int, is_constant: bool
+    ) -> None:
         refused(kind, ONES, {}, is_constant=is_constant, axes=[0, axis])
 
-    def test_split(self, axis: int, is_constant: bool) -> None:
+    def test_split_refuses_axes_out_of_range(self, axis: int, is_constant: bool) -> None:
         refused("Split", ONES, {"sizes": [1, 1]}, is_constant=is_constant, outputs=2, axis=axis)
 
 
@@ -103,12 +107,14 @@ class TestOutOfRange:
 class TestNamedTwice:
     @pytest.mark.parametrize("kind", ["Squeeze", "Unsqueeze", "ReduceSum"])
     @pytest.mark.parametrize("axes", [[0, 0], [2, -1]])
-    def test_axes(self, kind: str, axes: list[int], is_constant: bool) -> None:
+    def test_operators_refuse_an_axis_named_twice(
+        self, kind: str, axes: list[int], is_constant: bool
+    ) -> None:
         if kind == "Unsqueeze":
             axes = [axes[0], axes[0]]
         assert "name one twice" in refused(kind, ONES, {"axes": axes}, is_constant=is_constant)
 
-    def test_slice(self, is_constant: bool) -> None:
+    def test_slice_refuses_an_axis_named_twice(self, is_constant: bool) -> None:
         bounds = {"starts": [0, 0], "ends": [1, 1], "axes": [1, -2]}
         assert "name one twice" in refused("Slice", ONES, bounds, is_constant=is_constant)
 

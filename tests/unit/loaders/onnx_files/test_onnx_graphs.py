@@ -131,7 +131,7 @@ def test_constants_are_outputs() -> None:
 
 @pytest.mark.parametrize("truth", [True, False])
 @pytest.mark.parametrize("known", [True, False])
-def test_if(truth: bool, known: bool) -> None:
+def test_if_runs_the_branch_of_its_condition(truth: bool, known: bool) -> None:
     then = graph([node("Add", ["x", "k"], ["a"]), node("Neg", ["a"], ["p"])], {"p": f(2, 3)})
     other = graph([node("Mul", ["h", "k"], ["q"])], {"q": f(2, 3)})
     nodes = [
@@ -211,7 +211,7 @@ def test_loop_that_ends_by_its_condition() -> None:
     {"scan_output_axes": [1]},
 ])  # fmt: skip
 @pytest.mark.parametrize("unknown", [True, False])
-def test_scan(attributes: dict[str, Any], unknown: bool) -> None:
+def test_scan_gathers_what_its_body_returns(attributes: dict[str, Any], unknown: bool) -> None:
     axis = attributes.get("scan_input_axes", [0])[0]
     x = f(5, 3) if axis == 0 else f(3, 5)
     body = graph(

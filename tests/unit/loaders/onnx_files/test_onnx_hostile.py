@@ -262,7 +262,7 @@ def attacks() -> list[Any]:
 
 
 @pytest.mark.parametrize(("model", "error"), attacks())
-def test_attacks(model: Any, error: Any) -> None:
+def test_malformed_files_are_refused_by_class(model: Any, error: Any) -> None:
     content = model.SerializeToString()
     tracemalloc.start()
     try:

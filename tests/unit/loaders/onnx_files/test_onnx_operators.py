@@ -31,7 +31,7 @@ def rows() -> list[Any]:
 
 
 @pytest.mark.parametrize(("op", "inputs", "attributes", "options"), rows())
-def test_operator(
+def test_operator_computes_what_onnx_does(
     op: str, inputs: list[Any], attributes: dict[str, Any], options: dict[str, Any]
 ) -> None:
     options = dict(options)
