@@ -15,7 +15,7 @@ def test_counted_uses_the_singular_for_one(number: int, words: str, others: str)
     assert counted(number, "entry", "entries") == others
 
 
-def test_there_are_lists_names() -> None:
+def test_sentence_lists_the_known_names() -> None:
     assert there_are([]) == "there are none"
     assert there_are(["a"]) == "there is only 'a'"
     assert there_are(["a", "b"]) == "there are 'a', 'b'"

@@ -352,7 +352,7 @@ def test_a_seed_repeats_what_is_evicted() -> None:
     assert len({tuple(survivors(seed)) for seed in range(10)}) > 1
 
 
-def test_what_is_changed_after_the_call_is_not_changed_in_the_cache() -> None:
+def test_cache_keeps_its_value_when_the_caller_changes_the_array() -> None:
     cache, key, value = BlobCache(), bytearray(b"key"), bytearray(b"value")
     cache.set(key, value)
     key[:], value[:] = b"KEY", b"VALUE"

@@ -20,14 +20,14 @@ def bit_by_bit(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 255, 256, 1023, 1024, 1025, 4095, 4096, 4097, 20_001])
-def test_it_is_the_definition(size: int) -> None:
+def test_checksum_equals_its_definition(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert checksum(data) == bit_by_bit(data)
     assert checksum(memoryview(data)) == checksum(bytearray(data)) == checksum(data)
 
 
 @given(st.binary(max_size=600))
-def test_it_is_the_definition_for_any_bytes(data: bytes) -> None:
+def test_checksum_of_any_bytes_equals_its_definition(data: bytes) -> None:
     assert checksum(data) == bit_by_bit(data)
 
 

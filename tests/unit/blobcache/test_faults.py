@@ -81,7 +81,7 @@ def test_a_save_does_every_operation(path: Path, prepare: Callable[[Path], None]
 
 @pytest.mark.parametrize("code", ERRORS, ids=lambda code: errno.errorcode[code])
 @pytest.mark.parametrize("prepare", [leave_nothing, leave_a_temporary_file])
-def test_an_error_leaves_old_or_new_and_is_told(
+def test_failed_save_leaves_the_old_or_new_file_and_raises(
     path: Path, prepare: Callable[[Path], None], code: int
 ) -> None:
     log = operations_of_a_save(path, prepare)

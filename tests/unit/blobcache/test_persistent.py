@@ -246,7 +246,7 @@ def test_two_holders_keep_each_others_entries(path: Path) -> None:
     assert len(first) == 21
 
 
-def test_what_one_frees_is_freed_for_all(path: Path) -> None:
+def test_entry_freed_by_one_cache_is_freed_for_all(path: Path) -> None:
     first = opened(path)
     for key in (b"keep", b"stale 1", b"stale 2"):
         first.set(key, b"artefact")
@@ -306,7 +306,7 @@ def test_order_of_last_use_is_kept_across_holders(path: Path) -> None:
     assert [*content(path)] == [b"c", b"d", b"e", b"a", b"f"]
 
 
-def test_what_did_not_change_is_not_written(path: Path) -> None:
+def test_unchanged_cache_is_not_written(path: Path) -> None:
     with opened(path) as cache:
         cache.set(b"a", b"1")
         cache.set(b"b", b"2")
@@ -400,7 +400,7 @@ def test_a_file_too_large_for_the_limits_is_not_read(path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs links and pipes")
 @pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
-def test_what_is_no_regular_file_is_neither_read_nor_replaced(path: Path, kind: str) -> None:
+def test_irregular_file_is_neither_read_nor_replaced(path: Path, kind: str) -> None:
     target = path.with_name("target")
     with opened(target) as cache:
         cache.set(b"a", b"1")
@@ -537,7 +537,7 @@ def test_nothing_grows_with_the_number_of_calls(path: Path, kept: bool) -> None:
     assert len(cache._used) < 100
 
 
-def test_what_is_set_while_it_terminates_is_refused_not_lost(path: Path) -> None:
+def test_set_during_termination_is_refused(path: Path) -> None:
     answers = []
 
     class Busy(FaultyFiles):

@@ -245,7 +245,7 @@ def test_clearing_leaves_nothing_but_what_is_in_use(bench: Bench) -> None:
     assert bench.registry.rows() == ()
 
 
-def test_what_cannot_be_removed_is_counted_with_the_reason(bench: Bench) -> None:
+def test_unremovable_entry_is_counted_with_the_reason(bench: Bench) -> None:
     bench.files = FaultyFiles(0, failing(errno.EROFS), only=["unlink"])
     removed = cache_of(bench).clear()
     assert {entry.token for entry in removed} == {*TOKENS[1:]}
@@ -258,9 +258,7 @@ def test_what_cannot_be_removed_is_counted_with_the_reason(bench: Bench) -> None
 
 
 @pytest.mark.parametrize("place", ["10", "20", ".json"])
-def test_of_an_entry_with_a_directory_in_it_what_can_be_removed_is(
-    bench: Bench, place: str
-) -> None:
+def test_entry_with_a_directory_loses_its_removable_files(bench: Bench, place: str) -> None:
     in_place = bench.path / (letters_of(TOKENS[0]) + place)
     in_place.unlink(missing_ok=True)
     in_place.mkdir()
@@ -311,7 +309,7 @@ def compiled(tmp_path: Path) -> Bench:
     return bench
 
 
-def test_what_would_hit_is_found(compiled: Bench) -> None:
+def test_explain_finds_an_entry_that_would_hit(compiled: Bench) -> None:
     explanation = cache_of(compiled).explain(model(), Lab())
     assert explanation.found
     assert explanation.reason == ""
@@ -342,7 +340,7 @@ def test_an_entry_under_a_callers_token_is_found_by_what_it_was_made_from(tmp_pa
         (model(), Lab(), structs.replace(CONFIG, options=(("a", "b"),)), ("options",)),
     ],
 )
-def test_what_has_changed_is_named(
+def test_explain_names_the_changed_ingredients(
     compiled: Bench, other: Model, device: Lab, config: PrepareConfig | None, changed: tuple[str]
 ) -> None:
     explanation = cache_of(compiled).explain(other, device, config)

@@ -92,7 +92,7 @@ def test_the_system_has_been_up_for_longer_at_each_look() -> None:
     assert first == 0 or 0 < first <= uptime()
 
 
-def test_this_process_lives() -> None:
+def test_own_process_counts_as_alive() -> None:
     assert own().pid == os.getpid()
     assert not own().dead()
 
@@ -109,7 +109,7 @@ def test_a_process_of_the_same_number_is_another() -> None:
 
 
 @pytest.mark.skipif(not boot(), reason="the platform does not name its boots")
-def test_nobody_lives_through_a_restart_of_the_system() -> None:
+def test_claim_of_an_earlier_boot_is_dead() -> None:
     assert own(boot="another").dead()
 
 
@@ -118,7 +118,7 @@ def test_a_process_that_cannot_be_seen_counts_as_alive() -> None:
     assert not own(namespace="pid:[1]", pid=ended_process()).dead()
 
 
-def test_where_nothing_is_told_but_which_processes_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_without_start_times_goes_by_the_process_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_text", lambda _: "")
     assert own().started == ""
     assert not own().dead()
@@ -126,7 +126,7 @@ def test_where_nothing_is_told_but_which_processes_exist(monkeypatch: pytest.Mon
     assert own(pid=1 << 40).dead()
 
 
-def test_where_no_process_can_be_asked_about_it_counts_as_alive(
+def test_process_that_cannot_be_examined_counts_as_alive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_text", lambda _: "")
@@ -143,7 +143,7 @@ def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not own().dead()
 
 
-def test_where_processes_have_one_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_without_namespaces_goes_by_the_process_id(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(path: Path) -> Path:
         raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 

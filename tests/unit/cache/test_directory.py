@@ -89,7 +89,7 @@ def test_a_directory_is_made_for_its_owner_alone(tmp_path: Path) -> None:
         assert stat.S_IMODE(made.stat().st_mode) == 0o700
 
 
-def test_what_is_published_is_found(bench: Bench) -> None:
+def test_published_entry_is_found(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     assert bench.load(TOKEN, TEXTS) == "old"
     assert bench.names() == [".json", "10", "11", "20"]
@@ -113,7 +113,7 @@ def test_an_entry_is_replaced_and_the_old_one_forgotten(bench: Bench) -> None:
     assert bench.load(TOKEN, TEXTS) is RolledBack
 
 
-def test_who_has_an_entry_open_keeps_the_one_it_opened(bench: Bench) -> None:
+def test_open_entry_stays_readable_after_its_replacement(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     lease = bench.directory.lease(TOKEN)
     assert lease is not None
@@ -423,7 +423,7 @@ def test_an_entry_that_is_to_be_written_later_is_not_yet_written(bench: Bench) -
     writer.close()
 
 
-def test_an_empty_entry_that_nobody_will_write_says_so(bench: Bench) -> None:
+def test_empty_entry_without_a_writer_is_named(bench: Bench) -> None:
     writer = bench.compile_later(TOKEN)
     bench.clock.now += knobs.late_write_seconds()
     with pytest.raises(NotYetWritten, match="nobody is going to"):
@@ -572,7 +572,7 @@ def test_a_parent_that_is_a_file_is_named(tmp_path: Path) -> None:
         CacheDirectory(tmp_path / "file" / "cache").lease(TOKEN)
 
 
-def test_what_cannot_be_opened_is_named_with_its_directory(tmp_path: Path) -> None:
+def test_unusable_cache_directory_is_named(tmp_path: Path) -> None:
     place = tmp_path / "cache"
     place.write_bytes(b"")
     directory, letters = CacheDirectory(place), letters_of(TOKEN)
@@ -593,7 +593,7 @@ def test_what_cannot_be_opened_is_named_with_its_directory(tmp_path: Path) -> No
     assert f"{place}/{letters[:8]}...10 is a link" in str(linked.value)
 
 
-def test_the_index_tells_what_an_entry_was_made_from(bench: Bench) -> None:
+def test_index_records_the_ingredients_of_an_entry(bench: Bench) -> None:
     bench.compile(TOKEN, "old", structure="1", options="a")
     bench.compile(token_of(2), "old", structure="1", options="b")
     bench.compile(token_of(3), "old", structure="2", options="c")

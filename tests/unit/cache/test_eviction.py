@@ -56,13 +56,13 @@ def test_the_entries_unused_for_longest_go(bench: Bench) -> None:
     assert bench.lock_files() == 2 * [".lock"]
 
 
-def test_what_fits_stays(bench: Bench) -> None:
+def test_eviction_keeps_entries_within_the_limit(bench: Bench) -> None:
     assert collect(bench.directory.store, 4 * size(bench)) == []
     assert collect(bench.directory.store, None) == []
     assert there(bench) == [0, 1, 2, 3]
 
 
-def test_what_went_is_forgotten(bench: Bench) -> None:
+def test_evicted_entry_is_forgotten(bench: Bench) -> None:
     """Put back, the files of an entry that was removed are refused."""
     paths = [bench.path / n for names in file_names(TOKENS[0], *NEEDED) for n in names]
     kept = [path.read_bytes() for path in paths]
@@ -257,7 +257,7 @@ def test_a_compile_looks_at_so_many_files_and_removes_so_many_orphans(
     assert len(bench.names()) == 4 * 4
 
 
-def test_names_that_are_nobody_s_are_bounded_too(
+def test_eviction_reads_a_bounded_number_of_foreign_names(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eviction, "MOST_NAMES", 10)

@@ -69,7 +69,7 @@ def test_any_bytes_are_a_record_or_none(content: bytes) -> None:
         PACKED[:-20],
     ],
 )
-def test_what_is_no_index_is_none(content: bytes) -> None:
+def test_malformed_index_is_no_record(content: bytes) -> None:
     assert unpack_record(content, KEY, TOKEN) is None
 
 

@@ -88,7 +88,7 @@ def test_one_at_a_time_in_one_process(bench: Bench) -> None:
         assert not lease.waited
 
 
-def test_who_waits_gets_it_and_is_told(bench: Bench) -> None:
+def test_waiting_lease_is_granted_and_marked_as_waited(bench: Bench) -> None:
     first = leased(bench.directory)
     outcome: list[Lease] = []
     waiting = threading.Thread(target=lambda: outcome.append(leased(bench.directory)))
@@ -103,7 +103,7 @@ def test_who_waits_gets_it_and_is_told(bench: Bench) -> None:
         assert bench.load(TOKEN, TEXTS) == "old"
 
 
-def test_who_looked_before_another_published_is_told_to_look_again(bench: Bench) -> None:
+def test_lease_after_a_publication_asks_to_look_again(bench: Bench) -> None:
     """The other's lease came and went between the look and the lease: nobody was waited for."""
     directory = bench.directory
     for text in ("old", "new"):
@@ -141,7 +141,7 @@ def test_many_threads_take_turns(bench: Bench) -> None:
     assert bench.names() == []
 
 
-def test_who_waits_may_stop(bench: Bench) -> None:
+def test_wait_for_a_lease_ends_at_its_limit(bench: Bench) -> None:
     with leased(bench.directory):
         began = time.monotonic()
         assert bench.directory.lease(TOKEN, wait_ns=50 * MS) is None
@@ -396,7 +396,7 @@ def test_a_late_writer_that_is_closed_is_not_waited_for(bench: Bench) -> None:
         assert lease.late_writer() is None
 
 
-def test_where_openings_cannot_be_marked_a_living_process_is_waited_for(
+def test_unmarked_lease_of_a_living_process_is_waited_for(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.cache.claim._SUPPORTED", False)

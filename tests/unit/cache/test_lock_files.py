@@ -121,7 +121,7 @@ class WithoutLocks(QuickFiles):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
 
-def test_where_nothing_can_be_locked_entries_are_read_and_not_written(bench: Bench) -> None:
+def test_entries_are_read_only_without_file_locks(bench: Bench) -> None:
     bench.compile(TOKEN, "old")
     bench.files = WithoutLocks()
     assert bench.load(TOKEN, ["old"]) == "old"

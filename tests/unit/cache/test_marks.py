@@ -57,7 +57,9 @@ def test_marks_and_locks_do_not_wait_for_each_other(openings: list[int]) -> None
     assert lock(marked, exclusive=False, timeout=0)
 
 
-def test_what_cannot_be_told(monkeypatch: pytest.MonkeyPatch, openings: list[int]) -> None:
+def test_unmarkable_openings_count_as_marked(
+    monkeypatch: pytest.MonkeyPatch, openings: list[int]
+) -> None:
     assert not mark(-1 & 0x7FFFFFFF)
     assert is_marked(-1 & 0x7FFFFFFF)
     monkeypatch.setattr(claim, "_SUPPORTED", False)

@@ -34,7 +34,7 @@ def file_of(directory: Path) -> Path:
     return found
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_saved_verdict_is_loaded(tmp_path: Path) -> None:
     verdicts(tmp_path / "c").save(VERDICT)
     found = verdicts(tmp_path / "c").load(VERDICT.key)
     assert found is not None
@@ -90,7 +90,7 @@ def test_links_and_large_files_are_not_read(tmp_path: Path) -> None:
     assert verdicts(tmp_path / "a").load(VERDICT.key) is None
 
 
-def test_what_is_larger_than_the_bound_is_not_read(
+def test_verdict_beyond_the_size_limit_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts(tmp_path).save(VERDICT)
@@ -133,7 +133,7 @@ def test_nothing_is_parsed_before_its_seal_is_right(
         verdicts(tmp_path).load(VERDICT.key)
 
 
-def test_of_a_directory_that_somebody_filled_a_bounded_number_of_files_is_read(
+def test_bounded_number_of_verdict_files_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []

@@ -104,7 +104,7 @@ def test_any_archiver_opens_it() -> None:
     ]
 
 
-def test_what_an_array_has_no_form_for_is_refused() -> None:
+def test_array_without_a_form_is_refused() -> None:
     with pytest.raises(CapsuleError, match="datetime64"):
         dump(capsule(np.zeros(1, "M8[s]")))
 
@@ -256,7 +256,7 @@ def test_any_bytes_are_a_capsule_or_one_error(content: bytes) -> None:
         parse(content)
 
 
-def test_what_is_no_regular_file_is_not_opened(tmp_path: Path) -> None:
+def test_irregular_file_is_not_opened(tmp_path: Path) -> None:
     if not hasattr(os, "mkfifo"):
         pytest.skip("this system has no named pipes")
     os.mkfifo(tmp_path / "pipe")

@@ -66,7 +66,7 @@ def test_a_crash_of_the_same_device_and_time_goes_with_the_failure() -> None:
 
 
 @pytest.mark.parametrize(("age", "stage"), [(-100.0, "crash"), (100.0, "verify")])
-def test_of_a_failure_and_a_crash_of_another_device_the_last_counts(age: float, stage: str) -> None:
+def test_later_of_failure_and_crash_of_devices_counts(age: float, stage: str) -> None:
     made = capsule()
     when = 1_000_000.0
     made = msgspec.structs.replace(

@@ -217,7 +217,7 @@ def test_only_the_last_few_are_kept(state: Path) -> None:
     assert evidence.last() is None
 
 
-def test_what_is_too_large_is_kept_without_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_failure_is_kept_without_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "MOST_KEPT_BYTES", 1000)
     with knobs.override(keep_failure_data=True):
         run(failing())

@@ -94,15 +94,13 @@ def test_ordinary_users_name_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "root" in Scrubber().text("the root mean square")
 
 
-def test_where_the_program_stands_is_a_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_path_of_the_program_is_scrubbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path) not in Scrubber().text(f"in {tmp_path}")
     assert os.fspath(tmp_path.name) not in Scrubber().text(f"opening {tmp_path}/x")
 
 
-def test_settings_that_hold_a_path_do_not_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_in_settings_are_scrubbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the knob: of those that are no text of one's own, none takes a path."""
     secret, told = "/home/marigold/secret_project/o.sock", set()
     for name, knob in knobs.KNOBS.items():

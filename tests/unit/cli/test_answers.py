@@ -83,7 +83,7 @@ def test_independent_probabilities_need_not_add_up_to_one() -> None:
     assert not probabilities(np.array([0.9, 0.8, 0.0]))[1]
 
 
-def test_values_outside_0_to_1_go_through_softmax_and_say_so() -> None:
+def test_values_outside_0_to_1_get_softmax_with_a_note() -> None:
     values, note = probabilities(np.array([0.0, np.log(3.0), -1000.0]))
     np.testing.assert_allclose(values, [0.25, 0.75, 0.0])
     assert "softmax applied" in note

@@ -96,7 +96,7 @@ def test_a_damaged_header_is_named_in_plain_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"\x93NUMPY", b"\x93NUMPY\x01\0\x10\0{'shape'", b"hello, world"]
 )
-def test_what_is_no_npy_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_malformed_npy_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.npy").write_bytes(content)
     with pytest.raises(FileError, match=r"not an \.npy file"):
         read_npy(tmp_path / "x.npy", tensor((2,)))

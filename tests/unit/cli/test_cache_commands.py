@@ -147,7 +147,7 @@ def test_a_file_is_no_directory(run: Run, model: Path) -> None:
         assert line == f"--dir {model}: this is not a directory"
 
 
-def test_what_is_piped_is_not_padded(run: Run, warm: Path, directory: Path) -> None:
+def test_piped_output_is_not_padded(run: Run, warm: Path, directory: Path) -> None:
     (entry,) = Cache(directory).entries()
     for line in run("cache", "show", entry.token.hex()).stdout.splitlines():
         assert line == line.rstrip()
@@ -439,7 +439,7 @@ def test_explain_goes_step_by_step(run: Run, model: Path) -> None:
     assert (step["outcome"], step["reason"]) == ("off", "device reference does not cache")
 
 
-def test_of_a_processor_only_the_features_that_differ_are_shown() -> None:
+def test_cache_shows_only_differing_processor_features() -> None:
     assert readable("cpu_features", "x86_64 avx avx2", "x86_64 avx avx512f") == (
         "cpu_features",
         "avx2",
@@ -467,7 +467,7 @@ def test_gc_in_words(run: Run, warm: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("clear", "--yes"), ("gc", "--max-mib", "0")])
-def test_what_cannot_be_removed_fails_with_the_reason(
+def test_failed_removal_shows_the_reason(
     run: Run, warm: Path, directory: Path, command: tuple[str, ...]
 ) -> None:
     in_place = next(directory.glob("*10"))

@@ -63,7 +63,7 @@ def test_a_model_without_steps_has_no_line() -> None:
     assert printed() == []
 
 
-def test_what_was_saved_is_said() -> None:
+def test_cache_outcome_names_a_save() -> None:
     assert in_words(FIRST) == "miss: NoEntry: nothing is cached here; saved"
     assert in_words(CacheOutcome("hit", "optimised"), 3) == "hit (3 steps): optimised"
 
@@ -114,7 +114,7 @@ def test_a_device_that_failed_is_named_with_its_reason(stage: Any, act: str) -> 
     )
 
 
-def test_what_a_compile_failed_at_is_not_told_again_of_the_run() -> None:
+def test_run_omits_failures_of_the_compile() -> None:
     stream = io.StringIO()
     dead, hot = Failure("fast", "DeadObject: gone"), Failure("slow", "GeneralFailure: hot")
     before = Receipt((StepReceipt("reference", (0,), 1, failures=(dead,)),), stage="compile")

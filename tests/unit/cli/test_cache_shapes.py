@@ -82,7 +82,7 @@ def test_a_shape_that_is_given_is_taken(run: Run, model: Path, tmp_path: Path) -
     assert outcomes(run("run", model, "random", "-d", "lab")) == ["miss"]
 
 
-def test_what_is_known_is_left_alone() -> None:
+def test_known_shapes_are_not_assumed() -> None:
     assert assumed_shapes(build(batch=4), None, None) == {}
     assert assumed_shapes(build(), None, {"x": (7, 3)}) == {}
     assert assumed_shapes(build(), "serve", {"more": (1, 3)}) == {"given": (1, 3)}
@@ -98,7 +98,7 @@ def test_a_rank_that_is_unknown_is_not_made_up() -> None:
     assert assumed_shapes(model, None, None) == {}
 
 
-def test_what_nobody_caches_is_told_with_the_reason_of_who_would(run: Run, model: Path) -> None:
+def test_prewarm_names_steps_that_no_device_caches(run: Run, model: Path) -> None:
     chosen = ("-d", "lab", "-d", "reference", "--accuracy", "exact")
     warmed = run("cache", "prewarm", model, *chosen)
     assert warmed["problems"] == []
@@ -118,7 +118,7 @@ def test_reasons_name_options() -> None:
     assert "the policy (--accuracy) asks for exact (1 of" in most_frequent([rough], "fast")
 
 
-def test_what_compiles_at_its_first_run_is_not_warmed_and_says_what_to_do() -> None:
+def test_prewarm_names_steps_that_compile_at_their_first_run() -> None:
     later = CacheOutcome(
         "miss",
         "NoEntry: nothing is cached here",
@@ -189,7 +189,7 @@ def test_a_file_that_is_not_of_the_shape_given_is_refused(run: Run, tmp_path: Pa
     assert "holds float32[1, 3]; input 'x' needs float32[1, 4]" in refused["error"]["message"]
 
 
-def test_labels_that_are_not_used_are_told(run: Run, model: Path, tmp_path: Path) -> None:
+def test_unused_labels_get_a_note(run: Run, model: Path, tmp_path: Path) -> None:
     labels = tmp_path / "labels.txt"
     labels.write_text("a\nb\n")
     shaped = ("random", "-d", "reference", "--labels", labels, "--shape", "x=2,3")

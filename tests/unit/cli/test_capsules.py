@@ -144,7 +144,7 @@ def test_real_inputs_go_into_it(run: Run, model: Path, tmp_path: Path) -> None:
     assert b"x.npy" not in path.read_bytes()
 
 
-def test_where_nothing_fails_nothing_is_written(run: Run, model: Path, tmp_path: Path) -> None:
+def test_doctor_writes_no_capsule_without_a_failure(run: Run, model: Path, tmp_path: Path) -> None:
     path = tmp_path / "c"
     result = run("doctor", "--capsule", path, "--model", model, "--device", "sample")
     assert result.exit_code == 1
@@ -257,7 +257,7 @@ def test_wrong_usage_and_bad_files_are_one_line(
     assert result.stdout == ""
 
 
-def test_a_capsule_of_a_device_that_is_not_here_says_so(
+def test_capsule_of_a_missing_device_is_refused(
     run: Run, written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.runtime.discovery import devices

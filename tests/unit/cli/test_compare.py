@@ -85,7 +85,7 @@ def test_ok_where_nothing_departs(run: Run, model: Path) -> None:
     ]
 
 
-def test_roundings_that_add_up_are_told_and_are_no_failure(
+def test_accumulated_rounding_is_a_note_and_no_failure(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.runtime import comparison
@@ -228,7 +228,7 @@ def test_shapes_that_do_not_fit_are_one_line(
         (["random", "random", "-d", "sample"], 2, "2 inputs given"),
     ],
 )
-def test_what_cannot_be_asked_is_one_line(
+def test_impossible_comparison_is_one_error_line(
     run: Run, model: Path, arguments: list[str], code: int, complaint: str
 ) -> None:
     result = run("compare", model, *arguments)

@@ -33,7 +33,7 @@ def crash(pid: int = 7) -> Crash:
     return Crash.of(place, pid, told, 2, [call], "first\nlast words\n", quarantined=False)
 
 
-def test_a_quarantine_is_told_with_its_end_and_whose_it_is() -> None:
+def test_quarantine_is_shown_with_driver_and_end() -> None:
     left = msgspec.structs.replace(crash(1), quarantined=True)
     left.keep()
     for command in (["doctor", "--last-crash"], ["doctor"]):
@@ -44,7 +44,7 @@ def test_a_quarantine_is_told_with_its_end_and_whose_it_is() -> None:
     assert "lifts it" not in RUNNER.invoke(app, ["doctor"]).stdout
 
 
-def test_a_quarantine_that_is_over_says_so() -> None:
+def test_expired_quarantine_is_shown_as_over() -> None:
     msgspec.structs.replace(crash(1), quarantined=True, when=time.time() - 700).keep()
     text = " ".join(RUNNER.invoke(app, ["doctor", "--last-crash"]).stdout.split())
     assert "over now" in text
@@ -83,7 +83,7 @@ def test_the_newest_crash_is_shown() -> None:
     assert (told["driver"], told["deaths"], told["pid"]) == ("mine", 2, 7)
 
 
-def test_what_the_process_wrote_comes_before_a_short_list_of_operations() -> None:
+def test_crash_shows_output_before_a_short_list_of_operations() -> None:
     names = tuple(f"{at} (ADD, '{'long/' * 40}{at}')" for at in range(30))
     one = crash()
     (call,) = one.underway

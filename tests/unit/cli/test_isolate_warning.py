@@ -49,7 +49,9 @@ def invoke(command: str, model: Path, *more: str) -> Result:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_of_the_environment(command: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_name_to_isolate_in_the_environment_is_warned_of(
+    command: str, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", "sampel, reference=no")
     result = invoke(command, model)
     assert result.stderr.count(SAYS) == 1, result.output
@@ -57,7 +59,7 @@ def test_of_the_environment(command: str, model: Path, monkeypatch: pytest.Monke
     assert SAYS not in result.stdout
 
 
-def test_of_the_settings_file_and_beside_json(
+def test_unknown_name_to_isolate_in_settings_is_warned_of_beside_json(
     model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     settings = tmp_path / "settings.toml"
@@ -69,7 +71,7 @@ def test_of_the_settings_file_and_beside_json(
     assert "plan" in json.loads(result.stdout)
 
 
-def test_of_a_name_that_a_driver_has_nothing_is_said(
+def test_known_name_to_isolate_gives_no_warning(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", "sample=no, nobody=no")

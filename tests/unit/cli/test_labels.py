@@ -26,7 +26,7 @@ def test_an_empty_line_inside_keeps_its_number(tmp_path: Path) -> None:
     ("content", "reason"),
     [(b"", "has no labels"), (b"\n\n", "has no labels"), (b"\xff\xfe\x80", "UTF-8")],
 )
-def test_what_is_no_list_of_labels_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_malformed_label_file_is_named(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "l.txt").write_bytes(content)
     with pytest.raises(FileError, match=reason):
         read_labels(tmp_path / "l.txt")

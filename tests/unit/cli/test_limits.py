@@ -87,7 +87,7 @@ def test_want_of_descriptors_is_no_internal_error(error: Exception) -> None:
 
 @LINUX
 @pytest.mark.parametrize("number", [12, 16, 18, 19, 20, 22, 24])
-def test_an_isolated_driver_without_descriptors_is_told_by_its_limit(
+def test_isolated_driver_without_descriptors_names_the_limit(
     number: int, model: Path, tmp_path: Path
 ) -> None:
     command = f'ulimit -n {number} && exec "$0" -m penstock run "$1" random -d reference'

@@ -94,7 +94,7 @@ def test_an_interruption_is_one_line(
         assert json.loads(result.stdout)["error"]["message"] == "interrupted"
 
 
-def test_what_follows_two_dashes_is_left_alone() -> None:
+def test_arguments_behind_two_dashes_are_not_hoisted() -> None:
     assert hoist(["run", "--", "--json"]) == ["run", "--", "--json"]
 
 
@@ -197,7 +197,7 @@ def test_debug_adds_the_traceback_and_keeps_the_line(run: Run, tmp_path: Path) -
         assert result.stderr.splitlines()[-1].startswith("penstock: error: ")
 
 
-def test_json_errors_are_one_object_too(run: Run, tmp_path: Path) -> None:
+def test_json_error_is_one_object(run: Run, tmp_path: Path) -> None:
     (tmp_path / "x.tflite").write_bytes(b"")
     result = run("inspect", tmp_path / "x.tflite", "--json")
     assert result.exit_code == 3
@@ -452,7 +452,7 @@ def half(tmp_path: Path) -> Path:
     return path
 
 
-def test_where_there_is_no_plan_each_device_says_why(run: Run, half: Path) -> None:
+def test_failed_plan_shows_reasons_of_each_device(run: Run, half: Path) -> None:
     result = run("plan", half, "-d", "sample")
     assert result.exit_code == 1
     assert result.stderr == "penstock: error: no plan: 1 of 2 operations has no device (ROUND)\n"
@@ -463,7 +463,7 @@ def test_where_there_is_no_plan_each_device_says_why(run: Run, half: Path) -> No
     assert "sample: " in round_
 
 
-def test_where_there_is_no_plan_json_has_the_reasons_too(run: Run, half: Path) -> None:
+def test_failed_plan_has_reasons_in_json(run: Run, half: Path) -> None:
     result = run("plan", half, "-d", "sample", "--json")
     assert result.exit_code == 1
     data = json.loads(result.stdout)
@@ -507,7 +507,7 @@ def test_plan_writes_dot_and_svg(run: Run, model: Path, tmp_path: Path) -> None:
     ("command", "option"),
     [("plan", "--dot"), ("plan", "--svg"), ("run", "--trace"), ("run", "--out")],
 )
-def test_what_cannot_be_written_is_said_before_the_work(
+def test_unwritable_output_is_refused_before_the_run(
     run: Run, tmp_path: Path, command: str, option: str
 ) -> None:
     missing = tmp_path / "no such model"
@@ -579,7 +579,7 @@ def test_an_empty_file_is_said_to_be_empty(
         (["run", "--nosuch"], "penstock run"),
     ],
 )
-def test_who_asks_for_what_there_is_not_is_told_where_it_is_listed(
+def test_unknown_command_or_option_names_the_help(
     run: Run, arguments: list[str], where: str
 ) -> None:
     line = one_line(run(*arguments), 2)

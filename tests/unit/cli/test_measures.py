@@ -76,7 +76,7 @@ def test_statistics_of_known_durations() -> None:
     assert found["runs_per_second"] == pytest.approx(100 / 5.05)
 
 
-def test_memory_that_is_not_known_is_said_so() -> None:
+def test_unknown_peak_memory_is_shown_as_unknown() -> None:
     data = summarise([1]) | {"load_ns": 1, "compile_ns": 1, "warmup": 0, "peak_memory_bytes": None}
     assert ("peak memory", "not known on this system") in table_rows(data)
     known = peak_memory()

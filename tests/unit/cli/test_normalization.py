@@ -67,7 +67,7 @@ def test_six_numbers_are_means_and_stds_of_three_channels() -> None:
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "1", "1,0", "1,2,3", "1,nan", "1,inf", "0,0,0,1,1,0"]
 )
-def test_what_is_no_normalization_is_a_usage_error(text: str) -> None:
+def test_malformed_normalization_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="normalize"):
         parse_normalization(text)
 

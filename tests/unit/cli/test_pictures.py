@@ -180,7 +180,7 @@ def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         read_picture(tmp_path / "y.png")
 
 
-def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
+def test_malformed_picture_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.png").write_bytes(b"not a picture at all")
     with pytest.raises(FileError, match="not a PNG, JPEG or BMP"):
         read_picture(tmp_path / "x.png")
@@ -239,7 +239,7 @@ def test_transparent_parts_are_named(tmp_path: Path) -> None:
     assert pictures.open_picture(tmp_path / "solid.png")[1] == []
 
 
-def test_an_animation_feeds_its_first_picture_and_says_so(tmp_path: Path) -> None:
+def test_animation_feeds_its_first_picture_with_a_note(tmp_path: Path) -> None:
     first, second = (Image.new("RGB", (4, 4), (v, v, v)) for v in (10, 200))
     first.save(tmp_path / "x.png", save_all=True, append_images=[second])
     picture, notes = pictures.open_picture(tmp_path / "x.png")

@@ -238,7 +238,7 @@ def test_a_range_of_16_bit_samples_takes_16_bit_samples(sound: Path) -> None:
     assert samples[0, 0] == round(-8000 / 256)
 
 
-def test_a_sound_for_a_picture_says_so(sound: Path) -> None:
+def test_sound_for_a_picture_input_is_refused_with_a_hint(sound: Path) -> None:
     assert "it looks like a picture of 224 x 224" in refused_sound(sound, tensor((1, 224, 224, 3)))
 
 

@@ -124,7 +124,7 @@ def test_every_scheme_shown_can_be_chosen(
     assert "preparations" not in found
 
 
-def test_classes_that_agree_are_the_answer_and_a_note_before_it_says_so(
+def test_agreeing_schemes_give_the_answer_after_a_note(
     run: Run, decided: Path, picture: Path
 ) -> None:
     result = run("run", decided, picture)
@@ -244,7 +244,7 @@ def test_an_input_of_nothing_but_nan_is_no_answer(run: Run, decided: Path, tmp_p
     assert "every value is NaN" in shown.stdout
 
 
-def test_what_is_written_for_a_run_is_not_written_without_an_answer(
+def test_run_without_an_answer_writes_no_file(
     run: Run, undecided: Path, picture: Path, tmp_path: Path
 ) -> None:
     out, trace = tmp_path / "out.npz", tmp_path / "trace.json"

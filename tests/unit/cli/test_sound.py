@@ -117,7 +117,7 @@ def test_int16_inputs_without_quantisation_get_the_samples(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [b"", b"RIFF", b"RIFF\x10\0\0\0WAVEfmt ", b"x" * 100])
-def test_what_is_no_wav_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_malformed_wav_file_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.wav").write_bytes(content)
     with pytest.raises(FileError, match="not a PCM WAV file"):
         read_sound(tmp_path / "x.wav", slot(sound_input((4,))))

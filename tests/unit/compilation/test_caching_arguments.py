@@ -67,7 +67,7 @@ class TestArguments:
             assert outcome(device, True)[0] == "hit"
         assert (tmp_path / "own").is_dir()
 
-    def test_a_setting_that_makes_no_sense_is_told_at_once(
+    def test_invalid_cache_setting_is_refused_at_once(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         outcome(CachingDevice(), tmp_path / "c")

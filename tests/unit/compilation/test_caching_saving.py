@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
 
 class TestLateWriting:
-    def test_what_is_not_written_yet_is_not_called_saved(self, tmp_path: Path) -> None:
+    def test_pending_entry_is_not_reported_as_saved(self, tmp_path: Path) -> None:
         with compiled(LabDevice(mode="first_run"), tmp_path / "c") as made:
             found = made.receipt.steps[0].cache
             assert (found.saved, found.not_saved) == (

@@ -264,7 +264,7 @@ class TestTheCallersProgress:
     class Mine(Exception):
         pass
 
-    def test_its_error_is_the_callers_wherever_it_was_called(self, tmp_path: Path) -> None:
+    def test_error_of_a_progress_callback_propagates(self, tmp_path: Path) -> None:
         def complain(event: ProgressEvent) -> None:
             if event.stage == "inside":
                 raise self.Mine

@@ -116,7 +116,7 @@ class TestTheDerivedToken:
         _, reason = outcome(CachingDevice(version="2"), tmp_path / "c")
         assert reason == "NoEntry: the nearest entry differs in version (1 -> 2)"
 
-    def test_of_a_long_version_what_differs_is_named(self, tmp_path: Path) -> None:
+    def test_changed_part_of_a_long_version_is_named(self, tmp_path: Path) -> None:
         rest = "(engine 3; plugin abc; x86_64 avx avx2 fma sse)"
         outcome(CachingDevice(version=f"1 {rest}"), tmp_path / "c")
         _, reason = outcome(CachingDevice(version=f"1 {rest} late"), tmp_path / "c")
@@ -132,7 +132,7 @@ class TestTheDerivedToken:
         _, reason = outcome(CachingDevice(), tmp_path / "c", chain(("RELU",)))
         assert reason == "NoEntry: nothing is cached for a model of this structure"
 
-    def test_an_entry_that_lost_a_file_says_so(self, tmp_path: Path) -> None:
+    def test_entry_that_lost_a_file_is_named(self, tmp_path: Path) -> None:
         device = CachingDevice()
         outcome(device, tmp_path / "c")
         next((tmp_path / "c").glob("*20")).unlink()

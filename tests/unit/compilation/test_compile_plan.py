@@ -73,7 +73,7 @@ class TestWhatDriversAreGiven:
         assert config.deadline_ns is not None
         assert before <= config.deadline_ns - 60 * 10**9 <= time.monotonic_ns()
 
-    def test_every_step_and_the_fall_back_too(self) -> None:
+    def test_every_step_and_fallback_get_the_config(self) -> None:
         adder = Recorder("adder", "ADD", on_prepare=raiser(GeneralFailure("no room")))
         rest, spare = Recorder("rest", "RELU"), Recorder("reference")
         config = PrepareConfig(priority="high", num_threads=5, preference="low_power")
@@ -103,7 +103,7 @@ class TestWhatDriversMayAnswer:
         with pytest.raises(GeneralFailure, match=f"device broken returned {kind} from prepare_m"):
             compiled(broken)
 
-    def test_it_falls_back_like_any_failure(self) -> None:
+    def test_wrong_answer_of_a_driver_falls_back(self) -> None:
         result = compiled(Returning("broken"), spare=Recorder("reference"))
         (step,) = result.receipt.steps
         assert (step.device, step.fallback_from) == ("reference", "broken")
@@ -130,7 +130,7 @@ class TestWhatIsClosed:
             compiled(adder, Recorder("rest", "RELU", on_prepare=raiser(error)))
         assert [p.closed for p in adder.made] == [1]
 
-    def test_prepared_steps_when_the_fall_back_fails_too(self) -> None:
+    def test_failed_fallback_closes_prepared_steps(self) -> None:
         adder = Recorder("adder", "ADD")
         rest = Recorder("rest", "RELU", on_prepare=raiser(GeneralFailure("first")))
         spare = Recorder("reference", on_prepare=raiser(GeneralFailure("second")))
@@ -148,9 +148,7 @@ class TestWhatIsClosed:
             compiled(adder, rest, config=PrepareConfig(progress=report))
         assert [p.closed for p in (*adder.made, *rest.made)] == [1, 1, 1]
 
-    def test_one_that_fails_to_close_does_not_keep_the_others(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_failing_close_still_closes_other_steps(self, caplog: pytest.LogCaptureFixture) -> None:
         adder = Recorder("adder", "ADD", on_close=raiser(OSError("stuck")))
         with caplog.at_level(logging.WARNING):
             compiled(adder, Recorder("rest", "RELU")).close()
@@ -178,7 +176,7 @@ class TestDeadline:
             compiled(device, config=PrepareConfig(deadline_ns=deadline))
         assert [p.closed for p in device.made] == [1]
 
-    def test_one_that_has_passed_already_reaches_no_driver(self) -> None:
+    def test_passed_deadline_reaches_no_driver(self) -> None:
         device = Recorder("one")
         with pytest.raises(MissedDeadlinePersistent):
             compiled(device, config=PrepareConfig(deadline_ns=time.monotonic_ns()))

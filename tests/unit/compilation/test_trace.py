@@ -101,7 +101,7 @@ def test_trace_has_all_events_on_one_clock() -> None:
 
 
 class TestOfRealRuns:
-    def test_what_happened_lies_inside_what_it_is_part_of(self, tmp_path: Path) -> None:
+    def test_trace_events_lie_inside_their_parents(self, tmp_path: Path) -> None:
         with penstock.compile(add_relu(), devices=["reference"], cache=tmp_path) as compiled:
             outputs = compiled.run([X, X], measure=True)
             receipts = [compiled.receipt, outputs.receipt]
@@ -206,7 +206,7 @@ class TestWhatDriversSay:
 
 
 class TestCopies:
-    def test_of_a_device_apart_stand_at_their_boundaries(self) -> None:
+    def test_copies_for_a_separate_device_stand_at_boundaries(self) -> None:
         apart = Capabilities(shares_host_memory=False)
         devices = [NumpyDevice("a", only=["ADD"]), NumpyDevice("b", ["RELU"], capabilities=apart)]
         policy = Policy(placement="nnapi")

@@ -56,7 +56,7 @@ class TestResults:
         run_only(interpreter)
         assert copies(delegate) == [("copy from", 101, 1)] * 2
 
-    def test_what_goes_from_one_kernel_to_the_next_of_a_delegate_stays(self) -> None:
+    def test_values_between_kernels_of_one_delegate_stay_in_buffers(self) -> None:
         delegate = Recorder("NEG", buffers=True)
         content = graphs.chain("NEG", "NEG")
         interpreter = opened(content, delegate, experimental_disable_delegate_node_fusion=True)
@@ -66,14 +66,14 @@ class TestResults:
         assert copies(delegate) == [("copy from", 101, 1)]
 
     @pytest.mark.parametrize("second", [(), ("ABS",)])
-    def test_what_others_read_is_copied_once(self, second: tuple[str, ...]) -> None:
+    def test_value_read_by_other_kernels_is_copied_once(self, second: tuple[str, ...]) -> None:
         delegate = Recorder("NEG", buffers=True)
         others = [Recorder(*second, name="second")] if second else []
         interpreter = opened(graphs.chain("NEG", "ABS"), delegate, *others)
         np.testing.assert_array_equal(run(interpreter, X)[0], np.abs(X))
         assert copies(delegate) == [("copy from", 101, 1)]
 
-    def test_what_nobody_reads_is_not_copied(self) -> None:
+    def test_unread_value_is_not_copied(self) -> None:
         delegate = Recorder("NEG", buffers=True)
         interpreter = opened(graphs.diamond(), delegate)
         interpreter.set_allow_buffer_handle_output(True)
@@ -122,7 +122,7 @@ class TestInputs:
         np.testing.assert_array_equal(interpreter.get_tensor(0), X)
         assert copies(delegate) == [("copy from", 7, 0)]
 
-    def test_who_is_no_kernel_of_it_reads_a_copy(self) -> None:
+    def test_other_kernels_read_a_copy_of_a_buffer(self) -> None:
         delegate = Recorder("NEG")
         interpreter = opened(graphs.chain("ABS", "NEG"), delegate)
         delegate.buffers[7] = X
@@ -164,7 +164,7 @@ class TestInputs:
         np.testing.assert_array_equal(interpreter.get_tensor(1), -X)
         assert copies(delegate) == []
 
-    def test_a_value_that_the_runtime_computes_goes_to_the_buffer_too(self) -> None:
+    def test_runtime_result_is_copied_to_the_buffer(self) -> None:
         class Placing(Uploading):
             def _prepare(self, context: DelegateContext, node: Any) -> None:
                 context.tensor(node.inputs[0]).buffer_handle = 50
@@ -206,7 +206,7 @@ class TestHandles:
         interpreter.allocate_tensors()
         np.testing.assert_array_equal(run(interpreter, np.ones(3, np.float32))[0], [1, 1, 1])
 
-    def test_what_cannot_lie_in_a_buffer(self) -> None:
+    def test_buffer_of_another_delegate_is_refused(self) -> None:
         first, second = Recorder("NEG"), Recorder("ABS", name="second")
         interpreter = opened(graphs.chain("NEG", "ABS", "RELU"), first, second)
         with pytest.raises(InputError, match="belongs to delegate 'recorder'"):
@@ -224,7 +224,7 @@ class TestHandles:
             constants.set_buffer_handle(1, 1, first)
         assert copies(first) == []
 
-    def test_what_the_delegate_has_nothing_to_do_with_lies_in_no_buffer_of_its(self) -> None:
+    def test_foreign_values_get_no_buffer_of_the_delegate(self) -> None:
         delegate = Recorder("NEG")
         interpreter = opened(graphs.chain("ABS", "NEG", "NEG", "RELU", "ABS"), delegate)
         for tensor, name in ((2, "t2"), (4, "t4"), (5, "t5")):
@@ -302,7 +302,7 @@ class TestBuffersThatKernelsReplace:
         assert names.index("invoke") < names.index("free buffer")
         assert delegate.buffers.keys() == {200, 201}
 
-    def test_a_kernel_that_fails_has_its_replaced_buffers_freed_too(self) -> None:
+    def test_failed_kernel_has_its_replaced_buffers_freed(self) -> None:
         delegate = Moving("NEG", fail="202")
         interpreter = opened(graphs.chain("NEG", "ABS"), delegate)
         run_only(interpreter)

@@ -117,7 +117,7 @@ BROKEN: dict[str, tuple[Callable[[], Delegate], bytes]] = {
 
 
 @pytest.mark.parametrize("check", BROKEN)
-def test_what_is_wrong_is_found(check: str) -> None:
+def test_broken_delegate_fails_the_check_of_its_fault(check: str) -> None:
     make, content = BROKEN[check]
     checks: list[DelegateCheck] = [c for c in CHECKS if c.__name__ == check]
     (result,) = run_delegate_contract(Subject(make, content), checks)

@@ -45,7 +45,7 @@ def test_both_forms_of_the_example_compute_as_the_interpreter(
     ],
     ids=["relu6", "rows apart", "columns apart"],
 )
-def test_what_it_would_compute_otherwise_is_left(
+def test_example_delegate_leaves_nodes_with_other_options(
     kind: type[Delegate], changed: dict[str, int]
 ) -> None:
     content = graphs.convolved(options=changed)

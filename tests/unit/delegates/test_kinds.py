@@ -385,7 +385,7 @@ class TestGpuOptions:
             opened(graphs.chain("RELU", "RELU"), delegate).close()
             assert (lab.compiles, lab.loads) == (1, loads)
 
-    def test_a_directory_that_keeps_nothing_is_told(
+    def test_unusable_serialization_directory_is_refused(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         from penstock.testing.doubles import LabDevice
@@ -443,7 +443,9 @@ class TestHexagonOptions:
             )
             assert (config.preference, config.accuracy) == (preference, "faithful")
 
-    def test_what_tflite_prints_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_hexagon_debug_level_logs_rejected_nodes(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         delegate = HexagonDelegate(1, 0, True, True, min_nodes_per_partition=1, device=dsp())
         with caplog.at_level(logging.INFO, "penstock.delegates.hexagon"):
             interpreter = opened(mixed(), delegate)

@@ -151,7 +151,9 @@ class TestAsProgramsOfLitertUseIt:
         lib.set_on_destroy(None)
         assert left == [before]
 
-    def test_its_pointer_is_that_of_the_library(self, library: str, module: str) -> None:
+    def test_native_delegate_has_the_pointer_of_the_library(
+        self, library: str, module: str
+    ) -> None:
         delegate = importlib.import_module(module).load_delegate(library)
         assert delegate._get_native_delegate_pointer() > 0
 
@@ -243,7 +245,7 @@ def test_state_stays_with_the_runtime(library: str) -> None:
         assert all(delegate.reasons.values())
 
 
-def test_what_tflite_has_no_form_for_is_not_shown(
+def test_native_delegate_is_not_shown_inexpressible_nodes(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from penstock.delegates import native

@@ -57,7 +57,7 @@ def test_without_clustering_the_order_stays_and_without_fusion_each_stands_alone
     assert {n for s in alone for n in s.nodes} == set(plan)
 
 
-def test_of_equals_the_kind_of_the_first_node_begins() -> None:
+def test_subset_of_the_first_node_comes_first_among_equals() -> None:
     depends: dict[int, set[int]] = {0: set(), 1: set()}
     assert [s.nodes for s in cut_into_subsets([0, 1], frozenset({1}), depends)] == [(0,), (1,)]
     assert [s.nodes for s in cut_into_subsets([0, 1], frozenset({0}), depends)] == [(0,), (1,)]

@@ -78,7 +78,7 @@ def several_readers() -> Model:
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("private", ["guest", "reference"])
-def test_what_a_device_without_shared_memory_scribbles_reaches_nobody(
+def test_stray_writes_of_a_separate_device_reach_no_other_step(
     rule: PlacementRule, private: str
 ) -> None:
     """It writes over its inputs and its outputs when it has returned, at once and again before each

@@ -334,7 +334,7 @@ class TestFallback:
                 assert first.device == ("reference" if failing[0] else "adder")
                 assert len(outputs.receipt.steps) == 2
 
-    def test_whatever_a_driver_raises_or_answers_is_a_failure_of_it(self) -> None:
+    def test_foreign_error_or_answer_in_a_burst_falls_back(self) -> None:
         for act in (lambda: 1 / 0, lambda: "nonsense"):
 
             class Device(NumpyDevice):

@@ -511,7 +511,7 @@ class TestFallback:
         ):
             compiled(X, Y)
 
-    def test_a_step_that_does_not_compile_moves_and_the_plan_says_so(self) -> None:
+    def test_step_that_does_not_compile_moves_in_the_plan(self) -> None:
         device = self.failing()
 
         def refuse(model: Any, config: Any) -> Any:

@@ -157,7 +157,7 @@ def test_a_deadline_that_passes_while_a_later_step_waits_for_a_slot_is_transient
         assert np.array_equal(running.result(PATIENCE)["m"], np.maximum(X, 0))
 
 
-def test_what_a_run_calls_when_it_ends_may_close_the_model_that_somebody_closes() -> None:
+def test_callback_of_a_run_may_close_a_closing_model() -> None:
     inside, hold = threading.Event(), threading.Event()
 
     def wait() -> None:

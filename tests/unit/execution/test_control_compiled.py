@@ -134,9 +134,7 @@ def behind_a_loop() -> Model:
 
 @pytest.mark.parametrize("loops", [False, True], ids=["a simple plan", "behind a loop"])
 @pytest.mark.parametrize("method", ["prepare_model", "execute"])
-def test_what_a_device_that_always_fails_was_to_compute_is_computed_all_the_same(
-    method: str, loops: bool
-) -> None:
+def test_control_flow_falls_back_from_a_failing_device(method: str, loops: bool) -> None:
     """FailAfterInterpretedWhile and SimplePlan."""
     model = behind_a_loop() if loops else straight()
     given = [f32([1]), X] if loops else [X]

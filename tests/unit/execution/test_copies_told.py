@@ -330,7 +330,7 @@ def test_failed_run_reports_its_copies(copies: Counted, way: str, dies: bool) ->
         check(copies, told.copies)
 
 
-def test_a_reusable_execution_tells_of_what_was_copied_when_it_was_made(copies: Counted) -> None:
+def test_reusable_execution_reports_copies_of_its_creation(copies: Counted) -> None:
     with served(ReferenceDevice()) as (device, _):
         prepared = device.prepare_model(relu(), PrepareConfig())
         out = np.empty_like(X)

@@ -349,7 +349,7 @@ def test_copies_between_buffers(compiled: penstock.CompiledModel) -> None:
         assert np.array_equal(other.numpy(), VALUE)
 
 
-def test_without_one_device_the_buffer_is_a_pool_and_the_receipt_says_so(device: Device) -> None:
+def test_buffer_without_a_common_device_is_a_pool_and_noted(device: Device) -> None:
     with (
         compiled_on(relu(), device) as first,
         compiled_on(
@@ -601,7 +601,7 @@ def test_use_fall_back_to_the_cpu(domains: Any) -> None:
             assert len(receipt.copies) == (2 if number in {2, 3} else 0)
 
 
-def test_what_the_last_step_may_not_use_is_refused_before_the_first_runs() -> None:
+def test_unusable_buffer_of_the_last_step_is_refused_before_the_first_step() -> None:
     first, second = (RecordingDevice(one) for one in (Only("one", "RELU"), Only("two", "ADD")))
     b = ModelBuilder()
     x, w = b.input(F32, (2, 3), "x"), b.input(F32, (2, 3), "w")

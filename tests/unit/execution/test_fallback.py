@@ -111,7 +111,7 @@ class TestTheNextNamedDevice:
                 assert placement.reasons["b"].startswith("failed to compile: GeneralFailure: b:")
             np.testing.assert_array_equal(model(X, X)[1], X + X)
 
-    def test_one_that_failed_to_compile_is_not_tried_again_when_its_stand_in_fails(self) -> None:
+    def test_device_that_failed_to_compile_is_not_tried_again(self) -> None:
         first = faulty(NumpyDevice("a"), "prepare_model")
         second = faulty(NumpyDevice("b"), "execute")
         with compiled(add_relu(), first, second) as model:
@@ -135,7 +135,7 @@ class TestTheNextNamedDevice:
             assert chain_of(model(X, X).receipt) == [("reference", ["a"])]
         assert second.count("prepare_model") == 0
 
-    def test_one_that_has_changed_its_mind_is_passed_over(self) -> None:
+    def test_device_that_withdraws_its_support_is_skipped(self) -> None:
         first = faulty(NumpyDevice("a"), "execute")
         second = LyingDevice(NumpyDevice("b"), "support_changes")
         with compiled(add_relu(), first, second) as model:
@@ -167,7 +167,7 @@ class TestACompileWithinARun:
         self.second = Second("b")
         return [faulty(NumpyDevice("a"), "execute"), self.second]
 
-    def test_it_gets_the_deadline_and_the_token_of_the_run(self) -> None:
+    def test_fallback_compile_gets_deadline_and_token_of_the_run(self) -> None:
         token = penstock.CancelToken()
         began = time.monotonic_ns()
         with compiled(add_relu(), *self.devices()) as model:
@@ -237,7 +237,7 @@ class TestWhatDoesNotFallBack:
             model(X, X)
         assert spare.count("execute") == 0
 
-    def test_what_the_policy_forbids_for_one_operation(self) -> None:
+    def test_forbidden_device_of_an_operation_is_no_fallback(self) -> None:
         policy = penstock.Policy(
             placement="nnapi", forbid={"RELU": ("b", "reference"), "sum": "reference"}
         )

@@ -235,7 +235,7 @@ def test_an_output_of_another_shape_or_type_cannot_be_bound() -> None:
             compiled.bind_state({"y": "whole"})
 
 
-def test_without_memory_domains_the_state_lies_in_pools_and_receipts_say_so(device: Device) -> None:
+def test_state_without_memory_domains_lies_in_pools_and_is_noted(device: Device) -> None:
     weak = FaultyDevice(device, {"allocate": "always"})
     with penstock.compile(summing(), devices=[weak], cache=None) as compiled:
         bound = compiled.bind_state({"total_out": "total_in"})

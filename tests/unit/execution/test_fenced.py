@@ -159,7 +159,7 @@ class TestRuns:
         assert ended.error() is None
         np.testing.assert_array_equal(run.result()[1], SUM)
 
-    def test_what_was_told_of_its_end_has_been_when_its_result_is_there(
+    def test_callbacks_of_a_fenced_run_end_before_its_result(
         self, compiled: penstock.CompiledModel
     ) -> None:
         first, told = EventFence(), threading.Event()
@@ -178,7 +178,7 @@ class TestRuns:
         assert told.is_set()
         assert status_of(ended) is FenceStatus.SIGNALLED
 
-    def test_who_is_told_of_the_end_may_wait_for_who_asks_for_the_result(
+    def test_callback_of_a_fenced_run_may_wait_for_a_reader_of_the_result(
         self, compiled: penstock.CompiledModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(fenced, "TELLING_SECONDS", 0.02)

@@ -247,7 +247,7 @@ class TestRealValues:
         with pytest.raises(InputError, match=r"needs an array.*not list"):
             as_array([1, 2], pixels(), 0, [])
 
-    def test_of_another_shape_are_refused_before_the_arithmetic(self) -> None:
+    def test_real_values_of_another_shape_are_refused(self) -> None:
         per_channel = pixels((2, 3), Quantization((0.5, 0.25, 1), (0, 0, 0), 1))
         for shape in ((2, 4), (3,), (), (2, 3, 1)):
             with pytest.raises(InputError, match="has shape"):

@@ -139,7 +139,7 @@ def test_an_input_that_is_not_contiguous_is_copied_and_shows() -> None:
         assert reasons(compiled(wide[:, ::2])) == ["input 0 (x) is not contiguous"]
 
 
-def test_an_output_whose_shape_the_run_tells_is_copied_into_out_and_shows() -> None:
+def test_output_of_unknown_shape_is_copied_into_out_and_reported() -> None:
     b = ModelBuilder()
     x = b.input(DType.BOOL, (4,), "x")
     (places,) = b.operation("WHERE", [x], [(DType.INT64, (None, 1))])
@@ -189,7 +189,7 @@ def test_no_code_of_a_run_copies_arrays_without_a_receipt() -> None:
     assert sorted(set(ELSEWHERE) - set(found)) == []
 
 
-def test_what_lies_between_steps_is_not_copied_to_a_device_that_takes_pools_only() -> None:
+def test_temporaries_are_not_copied_for_a_pools_only_device() -> None:
     b = ModelBuilder()
     value = b.input(F32, (2, 3), "x")
     for kind in ("RELU", "TANH", "RELU"):

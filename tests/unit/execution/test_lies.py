@@ -173,7 +173,7 @@ class TestWritingToInputs:
             np.testing.assert_array_equal(state.as_dict()["total"], [10, 20])
 
 
-def test_a_device_without_shared_memory_gets_copies_and_the_receipt_says_so() -> None:
+def test_separate_device_gets_copies_that_the_receipt_lists() -> None:
     seen: list[int] = []
 
     def before(request: Request, config: ExecutionConfig) -> None:
@@ -279,7 +279,7 @@ class TestOut:
 
 
 class TestVariants:
-    def test_those_dropped_are_closed_and_the_rest_with_the_model(self) -> None:
+    def test_dropped_variants_are_closed_at_once_and_others_with_the_model(self) -> None:
         device = NumpyDevice()
         with penstock.compile(add_relu((None, 3)), devices=[device]) as compiled:
             for rows in range(1, 21):

@@ -182,7 +182,7 @@ class TestLoops:
 
 
 class TestRoom:
-    def test_an_array_too_small_for_what_the_run_tells_gets_its_shape(self) -> None:
+    def test_output_too_small_gets_the_shape_of_the_result(self) -> None:
         with penstock.compile(where(), devices=["reference"], cache=False) as compiled:
             small = np.full((2, 2), -1, np.int64)
             with pytest.raises(OutputInsufficientSize, match="48 bytes are needed, 32") as caught:

@@ -202,7 +202,7 @@ def test_runs_of_one_priority_do_not_wait(slow: Slow) -> None:
 
 @pytest.mark.usefixtures("two_processors")
 @pytest.mark.parametrize("falls_back", [False, True])
-def test_what_was_made_before_takes_turns_from_the_second_priority_on(
+def test_earlier_models_join_the_queue_with_the_second_priority(
     slow: Slow, falls_back: bool
 ) -> None:
     device = Held(slow)

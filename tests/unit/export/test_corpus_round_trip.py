@@ -29,7 +29,7 @@ def test_the_digest_survives_the_writer(entry: Entry) -> None:
 
 
 @pytest.mark.parametrize("entry", parameters("rejected"))
-def test_what_is_not_refused_at_load_survives_too(entry: Entry) -> None:
+def test_accepted_damaged_files_survive_a_round_trip(entry: Entry) -> None:
     if stops_at(entry) not in {"runs", "invoke"}:
         pytest.skip("the reference runtime refuses it")
     try:

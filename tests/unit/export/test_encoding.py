@@ -91,7 +91,7 @@ def complete(name: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(tables("Model"))
-def test_what_is_encoded_reads_back(values: dict[str, Any]) -> None:
+def test_encoded_table_reads_back(values: dict[str, Any]) -> None:
     content = encode(TFLITE, values)
     reader = Reader(memoryview(content), TFLITE)
     assert plain(reader, reader.root()) == complete("Model", values)

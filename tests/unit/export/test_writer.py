@@ -58,7 +58,7 @@ def addition(**arguments: Any) -> Model:
     return builder.build([y], **arguments)
 
 
-def test_what_is_no_model_is_the_callers_mistake() -> None:
+def test_writing_no_model_is_an_input_error() -> None:
     with pytest.raises(InputError, match="NoneType"):
         write(None)  # type: ignore[arg-type]
 
@@ -80,13 +80,13 @@ def test_equal_models_give_equal_bytes() -> None:
 @pytest.mark.parametrize(
     "make", [*files.SAMPLES, lambda: files.sparse_matrix(np.eye(3, dtype=np.float32))]
 )
-def test_what_was_loaded_reads_back_equal(make: Callable[[], FileBuilder]) -> None:
+def test_written_model_loads_equal(make: Callable[[], FileBuilder]) -> None:
     model = loaders.load(make().encode())
     again = loaders.load(write(model))
     assert again.digest == model.digest
 
 
-def test_what_a_file_left_out_is_not_written() -> None:
+def test_writer_omits_fields_that_the_file_omitted() -> None:
     file = FileBuilder()
     x, y = file.tensor("x", [2]), file.tensor("y", [])
     file.operator("RELU", [x], [y])

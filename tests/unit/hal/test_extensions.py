@@ -63,7 +63,7 @@ def test_a_device_that_declares_what_nobody_can_use_is_not_used(
     ("com.example.fixed",),
     None,
 ])  # fmt: skip
-def test_declarations_of_other_types_are_told(extensions: Any) -> None:
+def test_declarations_of_wrong_types_are_refused(extensions: Any) -> None:
     with pytest.raises((msgspec.ValidationError, TypeError)):
         checked(Capabilities(extensions=extensions))
     assert not examined(Fibonacci("broken", extensions or [None]), "broken").info.usable

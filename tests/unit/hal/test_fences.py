@@ -81,7 +81,7 @@ class TestDescriptors:
         assert isinstance(fence.error(), TooSmall)
         assert len(str(fence.error())) < 2000
 
-    def test_whoever_forgets_to_signal_has_failed(self) -> None:
+    def test_fence_closed_without_a_signal_fails(self) -> None:
         signal, fence = fence_pair()
         signal.close()
         signal.close()
@@ -147,7 +147,7 @@ class TestDescriptors:
             assert fence.status() is FenceStatus.SIGNALLED
 
     @given(data=st.binary(min_size=1, max_size=64), marked=st.booleans())
-    def test_whatever_is_said_has_a_status(self, data: bytes, marked: bool) -> None:
+    def test_fence_of_any_bytes_has_a_status(self, data: bytes, marked: bool) -> None:
         here, there = socket.socketpair()
         with here, there:
             fence = DescriptorFence(there.fileno())
@@ -156,7 +156,7 @@ class TestDescriptors:
             assert (fence.status() is FenceStatus.SIGNALLED) == (error is None)
             assert error is None or isinstance(error, DriverError)
 
-    def test_what_is_no_descriptor(self) -> None:
+    def test_fence_of_a_bad_descriptor_is_refused(self) -> None:
         for fd in (-1, 2**30, True, "0"):
             with pytest.raises(InvalidArgument):
                 DescriptorFence(fd)  # type: ignore[arg-type]
@@ -250,7 +250,9 @@ def test_a_process_without_descriptors_left_is_not_the_callers_mistake(
         DescriptorFence(0)
 
 
-def test_what_is_no_fence_is_refused_before_a_descriptor_is_made(no_descriptor_leaks: None) -> None:
+def test_object_that_is_no_fence_is_refused_before_a_descriptor_is_made(
+    no_descriptor_leaks: None,
+) -> None:
     with pytest.raises(
         InputError, match=r"a fence is needed, with wait\(\) and error\(\), not int"
     ):

@@ -67,7 +67,7 @@ def signalled(error: DriverError | None = None) -> EventFence:
 
 
 class TestFence:
-    def test_it_signals_once(self) -> None:
+    def test_event_fence_signals_once(self) -> None:
         fence = EventFence()
         assert not fence.wait(0)
         assert fence.error() is None
@@ -76,7 +76,7 @@ class TestFence:
         assert fence.wait()
         assert fence.error() is None
 
-    def test_it_carries_its_error_and_does_not_raise_it(self) -> None:
+    def test_event_fence_carries_its_error(self) -> None:
         error = GeneralFailure("broken")
         fence = signalled(error)
         assert fence.wait()
@@ -95,7 +95,7 @@ class TestFence:
         thread.join()
         assert woken == [True]
 
-    def test_what_is_left_of_a_deadline(self) -> None:
+    def test_remaining_time_of_a_deadline(self) -> None:
         assert remaining_ns(None) is None
         assert remaining_ns(1) == 0
         left = remaining_ns(time.monotonic_ns() + 10**12)
@@ -104,7 +104,7 @@ class TestFence:
 
 
 class TestFenced:
-    def test_it_runs_and_signals(self) -> None:
+    def test_default_fenced_execution_runs_and_signals(self) -> None:
         prepared = Scripted()
         fence = prepared.execute_fenced(NOTHING, [signalled(), signalled()], PLAIN)
         assert fence.wait(0)
@@ -139,7 +139,7 @@ class TestFenced:
         with pytest.raises(Cancelled):
             Scripted().execute_fenced(NOTHING, [EventFence()], ExecutionConfig(cancel=token))
 
-    def test_a_deadline_ends_the_wait_with_a_token_too(self) -> None:
+    def test_deadline_ends_a_fenced_wait_with_a_cancel_token(self) -> None:
         config = ExecutionConfig(deadline_ns=time.monotonic_ns() + 2_000_000, cancel=CancelToken())
         fence = Scripted().execute_fenced(NOTHING, [EventFence()], config)
         assert isinstance(fence.error(), MissedDeadlineTransient)
@@ -164,7 +164,7 @@ class TestFenced:
 
 
 class TestBurst:
-    def test_it_executes_each_request(self) -> None:
+    def test_default_burst_executes_each_request(self) -> None:
         prepared = Scripted()
         burst = prepared.configure_burst()
         assert burst.execute(NOTHING, PLAIN) is DONE
@@ -240,7 +240,7 @@ def test_execute_is_required() -> None:
 
 
 class TestDefaults:
-    def test_of_a_device(self) -> None:
+    def test_device_has_defaults(self) -> None:
         device = DeviceBase()
         assert device.type is DeviceType.OTHER
         assert device.feature_level == 8
@@ -255,7 +255,7 @@ class TestDefaults:
         device.close()
         device.close()
 
-    def test_of_capabilities(self) -> None:
+    def test_capabilities_have_defaults(self) -> None:
         claims = Capabilities(performance={"int8": PerformanceInfo(0.5, 0.25)})
         assert claims.performance_of("int8") == PerformanceInfo(0.5, 0.25)
         assert claims.performance_of("float32") == PerformanceInfo()
@@ -265,7 +265,7 @@ class TestDefaults:
         assert claims.shares_host_memory
         assert not claims.only_when_named
 
-    def test_of_support(self) -> None:
+    def test_support_has_defaults(self) -> None:
         assert Support(True) == SUPPORTED
         assert SUPPORTED.accuracy == "faithful"
         assert sorted(ACCURACY_RANK, key=ACCURACY_RANK.__getitem__) == [

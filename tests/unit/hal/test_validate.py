@@ -113,7 +113,7 @@ MANY_STRINGS = model((None,), DType.STRING, (None,))
         (words(17, 5), flat(99), MANY_STRINGS),
     ],
 )
-def test_what_keeps_the_rules_is_accepted(
+def test_valid_request_is_accepted(
     given: RequestArgument, wanted: RequestArgument, of: Model | None
 ) -> None:
     with does_not_raise():
@@ -166,7 +166,7 @@ def test_what_keeps_the_rules_is_accepted(
         (GOOD_IN, None, None, "output 0: NoneType is not"),
     ],
 )
-def test_what_breaks_a_rule_is_named(
+def test_invalid_request_is_refused_with_its_fault(
     given: Any, wanted: Any, of: Model | None, complaint: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=complaint):

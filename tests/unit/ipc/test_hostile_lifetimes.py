@@ -157,7 +157,7 @@ def test_the_buffer_of_a_late_run_stays_open_when_its_client_leaves(held: HeldDe
     assert soon(lambda: held.buffers[0].closed == 1)
 
 
-def test_what_came_beside_a_reusable_execution_outlives_its_runs(held: HeldDevice) -> None:
+def test_memory_of_a_reusable_execution_outlives_its_runs(held: HeldDevice) -> None:
     channel, closed = Local(held), threading.Event()
     dispatcher = channel.dispatcher
     prepared = RemoteDevice(channel).prepare_model(slow_model(), PrepareConfig())
@@ -176,7 +176,7 @@ def test_what_came_beside_a_reusable_execution_outlives_its_runs(held: HeldDevic
     assert closed.is_set()
 
 
-def test_what_came_beside_an_execution_that_is_none_is_given_back() -> None:
+def test_memory_of_a_failed_reusable_execution_is_freed() -> None:
     class Nothing(HeldPreparedModel):
         def create_reusable_execution(self, request: Request) -> Any:
             return None
@@ -191,7 +191,7 @@ def test_what_came_beside_an_execution_that_is_none_is_given_back() -> None:
         assert soon(lambda: client.host._descriptors == 0)
 
 
-def test_what_came_beside_a_fenced_run_outlives_it_whatever_becomes_of_the_answer(
+def test_memory_of_a_fenced_run_outlives_the_run(
     held: HeldDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def none_left(fence: object) -> None:
@@ -289,7 +289,7 @@ def test_a_driver_says_that_what_it_loads_has_no_loops() -> None:
     assert device.prepared.configs[0].cancel is None
 
 
-def test_a_fenced_run_is_told_when_its_client_leaves_after_the_answer() -> None:
+def test_fenced_run_is_cancelled_when_its_client_leaves_after_the_answer() -> None:
     device = Caching()
     with Served(device) as client:
         target = from_cache(client)

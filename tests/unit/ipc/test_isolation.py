@@ -207,7 +207,7 @@ def test_a_driver_that_dies_without_a_fall_back_is_a_dead_object() -> None:
         pytest.fail("the driver did not come back")
 
 
-def test_nobody_waits_beyond_his_deadline_for_another_who_prepares_anew() -> None:
+def test_run_waits_for_a_preparation_at_most_until_its_deadline() -> None:
     with compiled(ALONE) as model:
         check(model(X))
         (step,) = model.executable.base.compilation.steps  # what a run has
@@ -244,7 +244,7 @@ def test_death_found_by_several_runs_counts_once() -> None:
         assert supervisor.starts == 2
 
 
-def test_a_run_that_is_repeated_on_a_process_that_another_had_started_says_so() -> None:
+def test_run_repeated_on_a_restarted_process_is_noted() -> None:
     with compiled(ALONE) as model:
         check(model(X))
         (step,) = model.executable.base.compilation.steps

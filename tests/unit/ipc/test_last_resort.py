@@ -109,7 +109,7 @@ def test_two_deaths_in_one_call_end_in_this_process(monkeypatch: pytest.MonkeyPa
         assert killed
 
 
-def test_this_process_comes_after_every_other_device() -> None:
+def test_own_process_is_the_last_fallback() -> None:
     with compiled(["misbehaving", "reference"]) as model:
         assert model.plan.steps[0].fallbacks == ("misbehaving", LAST_RESORT)
         np.testing.assert_array_equal(model(X)[0], X + 1)

@@ -61,7 +61,7 @@ def soon(seconds: float) -> int:
     return time.monotonic_ns() + int(seconds * 1e9)
 
 
-def test_who_waits_for_a_start_waits_until_the_deadline_and_finds_it_later(
+def test_wait_for_a_start_ends_at_the_deadline_and_a_later_call_finds_the_process(
     links: type[_Link],
 ) -> None:
     supervisor = Supervisor(PLACE)

@@ -32,7 +32,7 @@ def test_nothing_is_asked_where_nothing_is_rounded() -> None:
     assert sums_of(chain("RELU", "TANH").entry) == {}
 
 
-def test_what_is_rounded_outside_reaches_back() -> None:
+def test_rounding_outside_a_model_reaches_back() -> None:
     entry = chain("RELU", "TANH").entry
     found = sums_of(entry, {entry.outputs[0]: "fused"})
     assert found == dict.fromkeys((entry.inputs[0], entry.operations[0].outputs[0], entry.outputs[0]), "fused")  # fmt: skip
@@ -46,5 +46,5 @@ def test_sums_survive_their_options() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "1", "-1=ordered", "1=sideways", "1=ordered=2", "=fused"]
 )
-def test_what_nobody_writes_is_passed_over(text: str) -> None:
+def test_malformed_rounding_option_is_ignored(text: str) -> None:
     assert sums_of_options((("sums", text), ("other", "1=ordered"))) == {}

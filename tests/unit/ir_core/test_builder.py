@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[Callable[[ModelBuilder], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_a_model_cannot_be_made_of_is_refused_at_the_door(what: str) -> None:
+def test_builder_refuses_wrong_arguments(what: str) -> None:
     make, words = WRONG[what]
     with pytest.raises(InputError, match=words):
         make(ModelBuilder())

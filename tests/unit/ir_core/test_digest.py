@@ -108,7 +108,7 @@ def test_names_origins_signatures_and_metadata_do_not_count() -> None:
     assert changed.digest == model.digest
 
 
-def test_where_a_constant_lies_does_not_count() -> None:
+def test_digest_ignores_the_place_of_a_constant() -> None:
     model = small()
     content = bytes(model.pools[0].view)
     inline = with_operand(model, 1, lifetime=Lifetime.CONSTANT_COPY, location=None, value=content)
@@ -140,7 +140,7 @@ def test_an_omitted_input_at_the_end_is_as_good_as_none() -> None:
     assert layer().digest == layer(None).digest
 
 
-def test_where_referenced_subgraphs_stand_does_not_count() -> None:
+def test_digest_ignores_the_order_of_referenced_subgraphs() -> None:
     model = branching()
     main, then, other = model.subgraphs
     attributes = Attributes(then_subgraph_index=2, else_subgraph_index=1)

@@ -110,7 +110,7 @@ def test_shape_computations_are_followed() -> None:
     assert shapes(infer_shapes(model, {0: (0, 3, 4)})) == [(0, 12)]
 
 
-def test_what_is_known_at_run_time_only_stays_unknown() -> None:
+def test_shape_known_only_in_the_run_stays_unknown() -> None:
     b = ModelBuilder()
     x = b.input(F32, (6,), "x")
     target = b.input(I32, (2,), "target")

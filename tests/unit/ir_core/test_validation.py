@@ -542,7 +542,7 @@ def test_a_model_without_operations_is_valid() -> None:
     assert model.inputs == model.outputs
 
 
-def test_an_unreachable_subgraph_is_checked_too() -> None:
+def test_unreachable_subgraph_is_checked() -> None:
     good = small()
     bad = replace(good.entry, outputs=(99,))
     with pytest.raises(IndexOutOfRange, match="subgraph 1: output operand 99"):

@@ -125,7 +125,7 @@ def test_an_override_belongs_to_its_context() -> None:
     assert seen == [0, 3]
 
 
-def test_an_override_ends_with_an_error_too() -> None:
+def test_override_ends_with_an_error() -> None:
     with pytest.raises(RuntimeError), override(num_threads=3):
         raise RuntimeError
     assert COUNT() == 0
@@ -264,6 +264,6 @@ def test_an_absolute_path_keeps_what_may_be_links(
     assert knobs.absolute(given) == expected
 
 
-def test_nobody_s_home_is_named() -> None:
+def test_missing_home_directory_is_named() -> None:
     with pytest.raises(InputError, match="'~nobody of that name/x' is below the home of a user"):
         knobs.absolute("~nobody of that name/x")

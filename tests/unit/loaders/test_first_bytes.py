@@ -123,7 +123,7 @@ class TestFileObjects:
             loaders.load(wrap(endless))
         assert endless.given <= 1 << 18
 
-    def test_one_that_begins_as_a_model_is_read_to_the_bound(
+    def test_file_object_that_begins_as_a_model_is_read_to_the_limit(
         self, wrap: Callable[[Any], Any]
     ) -> None:
         endless = Endless(model())

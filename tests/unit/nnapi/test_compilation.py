@@ -379,7 +379,9 @@ class TestMemoryPreferences:
         assert compilation.get_preferred_memory_padding_for_output(1) == 32
 
     @pytest.mark.parametrize("index", [2, -1, 2**70, "x"])
-    def test_of_an_index_that_is_none(self, compilation: Compilation, index: Any) -> None:
+    def test_memory_preference_of_a_wrong_index_is_refused(
+        self, compilation: Compilation, index: Any
+    ) -> None:
         for call in (
             compilation.get_preferred_memory_alignment_for_input,
             compilation.get_preferred_memory_padding_for_input,
@@ -389,7 +391,7 @@ class TestMemoryPreferences:
             with answers(BAD_DATA):
                 call(index)
 
-    def test_of_a_compilation_for_every_device(self) -> None:
+    def test_compilation_for_all_devices_prefers_the_alignment_of_the_reference(self) -> None:
         with Compilation(finished()) as compilation:
             compilation.finish()
             alignment = ReferenceDevice().capabilities.alignment

@@ -157,7 +157,7 @@ class TestTrustedTokens:
                 assert answer(compilation) == close_to(weighted())
         assert (device.compiles, device.loads) == (1, 1)
 
-    def test_of_two_models_of_one_form_answer_with_the_first(self, tmp_path: Path) -> None:
+    def test_trusted_token_of_two_models_answers_with_the_first(self, tmp_path: Path) -> None:
         """What the caller took upon himself: wrong values, and no crash."""
         with compiled(weighted(1), LabDevice(), tmp_path, trust_token=True):
             pass
@@ -168,7 +168,7 @@ class TestTrustedTokens:
     @pytest.mark.parametrize(
         "make", [lambda: weighted(2, units=24), sums], ids=["24 units", "sums"]
     )
-    def test_of_two_models_of_other_forms_fail_and_never_crash(
+    def test_trusted_token_of_other_forms_fails_and_never_crashes(
         self, tmp_path: Path, make: Callable[[], Model]
     ) -> None:
         with compiled(weighted(1), LabDevice(), tmp_path, trust_token=True):
@@ -183,7 +183,7 @@ class TestTrustedTokens:
                 compilation.compiled.run(inputs)
         gc.collect()  # what the error's traceback still holds
 
-    def test_and_one_that_is_not_trusted_are_two_entries(self, tmp_path: Path) -> None:
+    def test_trusted_and_untrusted_token_have_two_entries(self, tmp_path: Path) -> None:
         with compiled(weighted(), LabDevice(), tmp_path, trust_token=True):
             pass
         with compiled(weighted(), LabDevice(), tmp_path) as compilation:

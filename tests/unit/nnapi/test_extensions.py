@@ -260,7 +260,7 @@ class TestNumbers:
         ("", 0, BAD_DATA),
         (7, 0, BAD_DATA),
     ])  # fmt: skip
-    def test_what_is_no_type_of_an_extension_has_no_number(
+    def test_unknown_extension_type_has_no_number(
         self, name: Any, code: Any, wanted: ResultCode, device: Fibonacci
     ) -> None:
         for asked in (Model.get_extension_operand_type, Model.get_extension_operation_type):
@@ -432,7 +432,7 @@ class TestModels:
         lambda: floats(outputs=2),
         lambda: floats(code=SERIES + 1),
     ], ids=["input type", "output type", "inputs", "outputs", "operation"])  # fmt: skip
-    def test_what_the_driver_refuses_is_a_valid_model_that_cannot_be_compiled(
+    def test_model_with_a_refused_extension_operation_is_valid_but_cannot_compile(
         self, model: Callable[[], Model], anywhere: Any
     ) -> None:
         made, devices = model(), [anywhere, "reference"]
@@ -689,7 +689,7 @@ class TestAttributes:
         ("com.example.unheard_of", 0, b"x", None, BAD_DATA),
         (NAME, 3, b"x", None, BAD_DATA),
     ])  # fmt: skip
-    def test_what_is_no_attribute_is_refused(
+    def test_malformed_extension_attribute_is_refused(
         self,
         name: Any,
         code: Any,

@@ -461,7 +461,7 @@ class TestSetOperandValueFromModel:
         with answers(BAD_DATA):
             model.finish()
 
-    def test_an_operand_for_a_model_that_has_none_too(self) -> None:
+    def test_finish_refuses_a_subgraph_operand_without_a_model(self) -> None:
         model = unfinished()
         model.add_operand(OperandType.SUBGRAPH)
         model.identify_inputs_and_outputs([0, 1], [2])
@@ -580,14 +580,14 @@ class TestIdentify:
         with answers(BAD_DATA):
             model.finish()
 
-    def test_an_output_that_nobody_writes_too(self) -> None:
+    def test_finish_refuses_an_unwritten_output(self) -> None:
         model = unfinished()
         other = model.add_operand(FLOAT, (1,))
         model.identify_inputs_and_outputs([0, 1], [2, other])
         with answers(BAD_DATA):
             model.finish()
 
-    def test_a_value_for_a_named_operand_too(self) -> None:
+    def test_finish_refuses_a_constant_that_is_an_input(self) -> None:
         model = unfinished()
         model.identify_inputs_and_outputs([0, 1], [2])
         model.set_operand_value(0, bytes(24))

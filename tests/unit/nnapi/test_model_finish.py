@@ -50,7 +50,7 @@ class TestOrder:
         assert [o.type for o in model.lowered.operations] == ["NEG", "ABS", "EXP", "LOG"]
         assert model.lowered.digest == chain(["NEG", "ABS", "EXP", "LOG"], range(4)).lowered.digest
 
-    def test_of_those_that_are_ready_the_last_comes_first(self) -> None:
+    def test_finish_takes_the_last_ready_operation_first(self) -> None:
         model = Model()
         x, a, c, y = (model.add_operand(FLOAT, (4,)) for _ in range(4))
         model.add_operation("ABS", [x], [a])

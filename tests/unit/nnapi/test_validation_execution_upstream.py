@@ -603,7 +603,7 @@ class TestFencedExecution:
                 execution.start_compute_with_dependencies([])
             execution.compute()
 
-    def test_shapes_that_only_the_execution_tells(self) -> None:
+    def test_fenced_execution_reports_output_shapes(self) -> None:
         signal, fence = fence_pair()
         out = np.zeros_like(X)
         with (

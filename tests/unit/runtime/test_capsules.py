@@ -59,7 +59,7 @@ def test_the_capsule_has_the_failing_operation_alone() -> None:
     assert manifest.environment.packages["numpy"] == np.__version__
 
 
-def test_it_repeats_on_the_device_that_failed_and_not_on_another() -> None:
+def test_capsule_repeats_on_the_failed_device_only() -> None:
     found = capsule()
     again = replay(found, wrong())
     assert (again.repeats, again.runs, again.same_version) == (True, 1, True)
@@ -71,7 +71,7 @@ def test_it_repeats_on_the_device_that_failed_and_not_on_another() -> None:
     assert "another version than failed" in other.show()
 
 
-def test_what_comes_only_now_and_then_is_found_in_a_few_runs() -> None:
+def test_replay_finds_an_intermittent_fault_in_a_few_runs() -> None:
     noisy = wrong(fault="noise")
     assert replay(capsule(noisy), wrong(fault="noise"), tries=8).repeats
 
@@ -91,7 +91,7 @@ def test_a_device_that_raises_repeats_by_raising() -> None:
     assert again.error.startswith("GeneralFailure: wrong: execute fails")
 
 
-def test_what_is_said_of_an_operation_has_its_number_in_the_whole_network() -> None:
+def test_capsule_names_operations_by_their_number_in_the_network() -> None:
     def failing() -> FaultyDevice:
         return FaultyDevice(
             SubsetDevice(reference(), "wrong", lambda m, i: m.operations[i].type == "MUL"),

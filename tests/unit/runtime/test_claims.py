@@ -120,7 +120,7 @@ TWO = Installed("one", "npu", "npu-0"), Installed("two", "npu", "npu-0")
 APART = Installed("one", "npu", "npu-0", "mine"), Installed("two", "other", "npu-0", "yours")
 
 
-def test_of_two_others_of_a_driver_s_name_neither_is_loaded() -> None:
+def test_two_foreign_drivers_of_one_name_are_not_loaded() -> None:
     found = finds(*TWO)
     told = reason(found, "npu")
     for said in ("one 1.0 (npu=one:make)", "two 1.0 (npu=two:make)", "npu=one or npu=two"):
@@ -130,7 +130,7 @@ def test_of_two_others_of_a_driver_s_name_neither_is_loaded() -> None:
 
 
 @pytest.mark.parametrize("everything_first", [True, False])
-def test_of_two_others_of_a_device_s_name_neither_is_used(everything_first: bool) -> None:
+def test_two_foreign_devices_of_one_name_are_not_used(everything_first: bool) -> None:
     found = finds(*APART)
     if everything_first:
         found.infos(isolate=False)
@@ -155,7 +155,7 @@ def test_the_knob_says_whose_a_name_is(
         assert f"has {name}={chosen}, and this one is " in loser.reason
 
 
-def test_the_knob_keeps_a_name_for_who_is_not_installed_too() -> None:
+def test_knob_reserves_a_name_for_a_missing_distribution() -> None:
     with knobs.override(driver_sources="npu-0=vendor"):
         found = finds(Installed("evil", "x", "npu-0"))
         assert "has npu-0=vendor, and this one is evil 1.0" in reason(found, "npu-0")
@@ -172,7 +172,7 @@ def test_a_knob_that_says_nothing_sensible_is_refused(wrong: str) -> None:
         finds(OWN).choose(["npu-0"])
 
 
-def test_drivers_of_one_distribution_go_by_kinship_as_ever() -> None:
+def test_drivers_of_one_distribution_are_ordered_by_name() -> None:
     one, two = Installed("one", "a", "npu-0"), Installed("one", "npu", "npu-0")
     two.devices = ("npu-0",)
     found = finds(one, two)
@@ -254,7 +254,7 @@ def test_keys_of_one_device_differ_by_what_brought_it() -> None:
     assert trusting[0]["source"] == BY_THE_PROGRAM
 
 
-def test_an_entry_point_of_importlib_tells_its_distribution() -> None:
+def test_distribution_of_an_importlib_entry_point_is_known() -> None:
     class Distribution:
         name, version = "Vendor_NPU", "2.1"
 

@@ -161,7 +161,7 @@ def test_one_step_is_no_departure_unless_exact_is_asked_for() -> None:
     assert strict.operations == (2,)
 
 
-def test_what_departs_only_together_is_narrowed_down() -> None:
+def test_fault_of_operations_together_is_narrowed_down() -> None:
     model, inputs = chain(16)
     found = compare(model, inputs, Planted({"op6"}, off_by(40), together=2))
     assert found.departure is not None
@@ -225,7 +225,7 @@ def test_a_broken_promise_is_a_departure_with_its_error(lie: Any) -> None:
     assert "GeneralFailure" in found.departure.error or "PlacementError" in found.departure.error
 
 
-def test_what_the_device_does_not_take_is_left_out() -> None:
+def test_comparison_leaves_out_unsupported_operations() -> None:
     model, inputs = floats()
     found = compare(model, inputs, sample())
     assert (found.departs, found.supported, list(found.refused)) == (False, 7, [3])
@@ -266,7 +266,7 @@ def test_a_device_that_fails_is_a_departure_at_the_operation_it_fails_at() -> No
     assert found.departure.error == "GeneralFailure: no room for TANH"
 
 
-def test_a_failure_that_does_not_come_back_is_still_told() -> None:
+def test_failure_that_does_not_recur_is_reported() -> None:
     model, inputs = floats()
     device = FaultyDevice(reference(), {"execute": 1}, name="once")
     found = compare(model, inputs, device)
@@ -304,7 +304,7 @@ def test_the_cut_out_operation_reproduces_the_departure() -> None:
         assert compiled(arrays[given])[0].tobytes() == arrays[key].tobytes()
 
 
-def test_arrays_whose_names_do_not_tell_them_apart_are_numbered() -> None:
+def test_arrays_of_equal_names_are_numbered() -> None:
     model, inputs = chain(2)
     case = next(cases_of(model, inputs))
     entry = case.model.entry
@@ -324,7 +324,7 @@ def test_another_device_may_be_the_one_that_is_right() -> None:
     assert found.departs
 
 
-def test_what_cannot_be_compared_is_refused() -> None:
+def test_impossible_comparison_is_refused() -> None:
     model, inputs = floats()
     with pytest.raises(InputError, match="sample would be compared with itself"):
         compare(model, inputs, "sample", "sample")

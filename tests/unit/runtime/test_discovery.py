@@ -221,7 +221,7 @@ def test_a_device_without_its_methods_is_none(member: str) -> None:
             manager.choose([wrong])
 
 
-def test_what_a_broken_device_does_tell_is_shown() -> None:
+def test_readable_properties_of_a_broken_device_are_shown() -> None:
     capabilities = Capabilities(alignment=128)
     device = FakeDevice("x", version="2.5", type="cpu", capabilities=capabilities)
     info = manager_of(driver=lambda: device).infos()[0]
@@ -269,7 +269,7 @@ def test_devices_come_in_anything_to_iterate_over(collect: Callable[[Any], Any])
     assert {i.name for i in manager.infos() if i.usable} == {"a", "b"}
 
 
-def test_one_that_is_no_device_leaves_the_others() -> None:
+def test_object_that_is_no_device_leaves_other_devices() -> None:
     manager = manager_of(many=lambda: [FakeDevice("a"), None, FakeDevice("b")])
     assert [(i.name, i.usable) for i in manager.infos()] == [
         ("a", True),
@@ -431,7 +431,7 @@ def test_the_driver_of_a_devices_name_goes_before_others_whatever_was_loaded(fir
     assert told == [("a", "npux"), ("npu", "npu"), ("npu", "npu-gpu")]
 
 
-def test_of_two_drivers_of_a_devices_name_the_nearer_goes_first() -> None:
+def test_driver_with_the_nearer_name_goes_first() -> None:
     for full in (True, False):
         drivers = Drivers(npu=["npu-gpu-0"], **{"npu-gpu": ["npu-gpu-0"]})
         if full:

@@ -49,7 +49,7 @@ def test_every_fault_and_count_is_explained() -> None:
     assert "ten seconds at most" in page
 
 
-def test_the_format_is_as_it_is_told() -> None:
+def test_page_of_capsules_describes_the_format() -> None:
     page = PAGES["capsules"]
     assert f"Format {FORMAT}:" in page
     for name in (*Manifest.__struct_fields__, *get_args(Stage)):

@@ -149,6 +149,6 @@ def test_compiling_from_many_threads_at_once() -> None:
     assert failures == []
 
 
-def test_what_no_loader_knows_is_not_a_model(tmp_path: object) -> None:
+def test_bytes_that_no_loader_knows_are_not_a_model(tmp_path: object) -> None:
     with pytest.raises(errors.NotAModel):
         penstock.compile(b"this is text, not a network")

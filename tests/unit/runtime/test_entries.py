@@ -46,7 +46,7 @@ def sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     return first, second
 
 
-def test_what_is_installed_here_is_found_as_the_library_finds_it() -> None:
+def test_installed_entry_points_are_found_as_by_the_library() -> None:
     assert ours() == library(metadata.entry_points(group=ENTRY_POINT_GROUP))
     assert "reference" in dict(ours())
 

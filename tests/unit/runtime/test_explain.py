@@ -53,9 +53,7 @@ def policy_for(case: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_was_compiled_is_said_to_hit_and_nothing_else(
-    tmp_path: Path, case: dict[str, Any]
-) -> None:
+def test_explain_predicts_hits_of_compiled_steps_only(tmp_path: Path, case: dict[str, Any]) -> None:
     model, arguments, cache = build(), policy_for(case), Cache(tmp_path)
     plan, before = explain_model(model, cache, devices(), **arguments)
     assert not any(each.explanation.found for each in before)
@@ -75,7 +73,7 @@ def test_what_was_compiled_is_said_to_hit_and_nothing_else(
             assert each.explanation.reason.startswith("NoEntry: ") is each.caches
 
 
-def test_a_step_that_does_not_cache_says_so(tmp_path: Path) -> None:
+def test_explain_names_a_step_that_does_not_cache(tmp_path: Path) -> None:
     (each,) = explain_model(build(), Cache(tmp_path), ["reference"], shapes={"x": (1, 2)})[1]
     assert not each.caches
     assert each.explanation.reason == "device reference does not cache"

@@ -188,7 +188,7 @@ def test_an_engine_of_several_threads_is_timed_when_they_have_processors_of_thei
         assert choose(every, ["steady", "spreading"])[0] == winner
 
 
-def test_who_is_out_is_closed_before_the_others_run_on() -> None:
+def test_rejected_candidate_is_closed_before_others_run_on() -> None:
     clock = Clock()
     events: list[str] = []
 
@@ -219,7 +219,7 @@ def test_who_is_out_is_closed_before_the_others_run_on() -> None:
     assert "a closed" not in events
 
 
-def test_who_is_behind_is_timed_no_longer() -> None:
+def test_slower_candidate_is_dropped() -> None:
     clock = Clock()
     slow = 2 * LONG_NS
     given = (
@@ -235,14 +235,14 @@ def test_who_is_behind_is_timed_no_longer() -> None:
     assert every[0].measured().runs == every[1].measured().runs > LEAST_ROUNDS
 
 
-def test_who_is_surely_behind_by_little_is_timed_no_longer() -> None:
+def test_slightly_slower_candidate_is_dropped_early() -> None:
     clock = Clock()
     every = measure([clock.contender("a", 100 * MS), clock.contender("b", 103 * MS)], clock=clock)
     assert [m.runs for m in told(every)] == [LEAST_ROUNDS, LEAST_ROUNDS]
     assert choose(every, ["a", "b"]) == ("a", "no placement is faster than this one device")
 
 
-def test_who_was_left_out_in_a_quiet_moment_does_not_win_for_it() -> None:
+def test_dropped_candidate_does_not_win_by_a_quiet_moment() -> None:
     """From the third round on everything takes ten times as long: the best has the largest median
     of all.
     """
@@ -324,7 +324,7 @@ def test_a_cut_has_to_beat_the_best_single_device_by_more_than_the_noise(
         assert reason == "cut is faster than gpu by 20 us, noise 87.2 us: not beyond the noise"
 
 
-def test_what_happens_to_all_in_a_round_is_no_noise() -> None:
+def test_load_common_to_a_round_is_no_noise() -> None:
     loads = [1.0, 3.0, 1.2, 2.5, 1.0, 7.0, 1.4]
     gpu = of("gpu", *(1_000_000 * load for load in loads))
     cut = of("cut", *(990_000 * load for load in loads))

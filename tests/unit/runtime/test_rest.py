@@ -39,7 +39,7 @@ def test_one_look_is_enough_where_nobody_spins() -> None:
     assert process.waited(rest_of(process)) == WINDOW_NS
 
 
-def test_it_is_waited_until_they_have_stopped() -> None:
+def test_rest_waits_until_other_threads_stop() -> None:
     process = Process(22 * MS)
     rest = rest_of(process)
     for _ in range(3):
@@ -58,7 +58,7 @@ def test_threads_that_do_not_end_are_waited_for_less_and_less() -> None:
     assert process.waited(rest) == LONGEST_NS
 
 
-def test_what_others_use_is_not_what_this_thread_uses() -> None:
+def test_time_of_other_threads_excludes_the_own_thread() -> None:
     began = used_by_others_ns()
     until = time.thread_time_ns() + 5 * MS
     while time.thread_time_ns() < until:

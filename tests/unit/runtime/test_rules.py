@@ -77,7 +77,7 @@ def test_tune_measure_and_cache_have_one_type(tmp_path: Path) -> None:
             compiled.run([one, one], measure="q")  # type: ignore[arg-type]  # what a caller may still do
 
 
-def test_an_output_that_is_not_there_is_told_in_a_sentence() -> None:
+def test_missing_output_is_an_index_error_with_a_sentence() -> None:
     with penstock.compile(add_relu(), devices=[NumpyDevice("adder")]) as compiled:
         outputs = compiled(f32([[1, 2, 3]] * 2), f32([[1, 1, 1]] * 2))
     with pytest.raises(IndexError, match=r"^there is no output 9; the model has \d outputs?$"):

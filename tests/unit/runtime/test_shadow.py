@@ -361,7 +361,7 @@ def test_a_share_or_the_first_runs_are_chosen(rate: float, expected: int) -> Non
             assert sum(part) == pytest.approx(len(part) * rate, abs=3)
 
 
-def test_what_comes_too_fast_is_dropped_and_counted() -> None:
+def test_runs_beyond_the_shadow_queue_are_dropped_and_counted() -> None:
     release, entered = threading.Event(), threading.Event()
 
     class Held(WrongDevice):
@@ -600,7 +600,7 @@ class Once(WrongDevice):
         return result
 
 
-def test_what_cannot_be_explained_is_told_and_in_the_end_left_alone(
+def test_unexplained_departure_is_logged_and_finally_ignored(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(investigation, "MOST_UNEXPLAINED", 2)

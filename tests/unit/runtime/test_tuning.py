@@ -143,7 +143,7 @@ def liars(**more: Any) -> list[TimedDevice]:
     ]
 
 
-def test_what_was_declared_is_replaced_by_what_was_measured() -> None:
+def test_measured_costs_replace_declared_costs() -> None:
     plan = tuned_plan(occasion(chain(KINDS), liars()))
     assert [s.device for s in plan.steps] == ["b"]
     assert plan.tuned is not None
@@ -155,7 +155,7 @@ def test_what_was_declared_is_replaced_by_what_was_measured() -> None:
     assert plan.tuned.compiles == len(plan.tuned.candidates) >= 2
 
 
-def test_what_was_measured_is_closed_and_who_is_far_behind_before_the_others_run_on() -> None:
+def test_tuning_closes_measured_and_rejected_candidates() -> None:
     devices = liars()
     devices[0].costs = dict.fromkeys(KINDS, 2_000 * MS)
     tuned_plan(occasion(chain(KINDS), devices))
@@ -251,7 +251,7 @@ def test_the_reference_wins_where_no_engine_runs() -> None:
 
 
 @pytest.mark.parametrize("kind", [MissedDeadlinePersistent, MissedDeadlineTransient])
-def test_a_deadline_that_passes_in_the_midst_is_told_of_the_whole(
+def test_deadline_passed_during_tuning_names_the_whole_compile(
     kind: type[MissedDeadline],
 ) -> None:
     devices = liars()
@@ -431,7 +431,7 @@ def test_the_reasons_after_a_verdict_are_what_was_measured(tmp_path: Path) -> No
     assert "cache clear" not in first.show()
 
 
-def test_what_cannot_be_measured(caplog: pytest.LogCaptureFixture) -> None:
+def test_model_of_unknown_shape_is_not_tuned(caplog: pytest.LogCaptureFixture) -> None:
     net = ModelBuilder()
     x = net.input(DType.FLOAT32, (None, 3), "x")
     model = net.build(list(net.operation("RELU", [x], [(DType.FLOAT32, (None, 3))])))
@@ -530,7 +530,7 @@ def test_compile_measures_once_and_remembers(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("briefly")
-def test_what_explains_the_cache_knows_the_verdict(tmp_path: Path) -> None:
+def test_explain_uses_the_tuned_placement(tmp_path: Path) -> None:
     model = chain(KINDS)
     devices = [Sleepy("sleepy", other=(0.01, 0.01)), NumpyDevice("brisk", other=(0.9, 0.9))]
     assert [s.step.device for s in explain_model(model, tmp_path, devices)[1]] == ["sleepy"]

@@ -82,9 +82,7 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("harm", HARMS)
-def test_what_newer_processes_seal_with_another_key_is_taken_by_an_older_one(
-    tmp_path: Path, harm: str
-) -> None:
+def test_older_process_accepts_entries_sealed_with_a_newer_key(tmp_path: Path, harm: str) -> None:
     older = Process(tmp_path)
     for folder in ("cache", "more", "most"):
         assert older.saves(folder)

@@ -139,7 +139,7 @@ def test_threads_that_make_the_key_at_once_agree(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["key"]
 
 
-def test_of_two_that_make_the_key_the_first_wins(tmp_path: Path) -> None:
+def test_first_of_two_key_makers_wins(tmp_path: Path) -> None:
     """Whatever moment of making it the other one chooses."""
     counting = FaultyFiles()
     FileKeyStore(tmp_path / "counted", files=counting).key()
@@ -150,7 +150,7 @@ def test_of_two_that_make_the_key_the_first_wins(tmp_path: Path) -> None:
         assert [FileKeyStore(path, files=between).key()] == other
 
 
-def test_what_dead_processes_left_is_swept(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_swept(tmp_path: Path) -> None:
     old, young = tmp_path / "key.1.tmp", tmp_path / "key.2.tmp"
     old.write_bytes(b"")
     young.write_bytes(b"")
@@ -174,7 +174,7 @@ def test_a_fault_at_any_operation_leaves_no_key_or_a_whole_one(tmp_path: Path, n
         assert FileKeyStore(path).key() == path.read_bytes()
 
 
-def test_a_file_system_without_hard_links_is_told(tmp_path: Path) -> None:
+def test_file_system_without_hard_links_is_named(tmp_path: Path) -> None:
     files = FaultyFiles(0, FAULTS["EACCES"], only=("link",))
     with pytest.raises(Unreadable, match=os.strerror(errno.EACCES)):
         FileKeyStore(tmp_path / "key", files=files).key()
@@ -363,7 +363,7 @@ def test_an_open_secret_service_is_used(monkeypatch: pytest.MonkeyPatch) -> None
     assert quiet_backend() is backend
 
 
-def test_of_several_stores_the_preferred_one_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preferred_key_store_of_several_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     quiet = ring("keyring.backends.Windows", "WinVaultKeyring")
     asking = ring("keyring.backends.kwallet", "DBusKeyring")
     chain: Any = ring("keyring.backends.chainer", "ChainerBackend")

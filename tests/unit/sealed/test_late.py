@@ -95,7 +95,7 @@ def test_an_entry_is_replaced_late_and_forgotten(old: Rig, new: Rig) -> None:
     assert [row.entry for row in new.registry().rows()] == [third.entry]
 
 
-def test_the_second_of_two_late_writers_is_told_that_it_was_late(old: Rig, new: Rig) -> None:
+def test_second_of_two_late_writers_is_refused(old: Rig, new: Rig) -> None:
     with old.late(None) as one, new.late(None) as two:
         assert new.write(two).saved
         assert dropped(old.write(one), "ForeignEntry: model file 0 was written by somebody else")
@@ -143,7 +143,7 @@ def test_files_that_hold_rubbish_are_not_taken_for_empty(new: Rig) -> None:
         assert dropped(new.write(writer), "ForeignEntry: data file 0 was written by somebody else")
 
 
-def test_a_lock_that_is_held_is_left_unless_told_to_wait(
+def test_held_lock_is_not_waited_for_by_default(
     old: Rig, new: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[float] = []
@@ -247,7 +247,7 @@ def test_a_forked_child_does_not_write(new: Rig, monkeypatch: pytest.MonkeyPatch
         assert dropped(new.write(writer), "StateError: ")
 
 
-def test_what_another_process_wrote_late_is_read_late(old: Rig, new: Rig) -> None:
+def test_late_entry_of_another_process_is_read(old: Rig, new: Rig) -> None:
     first = first_published(old)
     with old.late(first) as one, new.late(first) as two:
         assert new.write(two).saved

@@ -192,7 +192,7 @@ def test_a_late_writer_waits_for_a_reader_in_another_process(tmp_path: Path, chi
 
 
 @pytest.mark.parametrize(("operation", "times"), PLACES)
-def test_of_two_late_writers_one_writes(
+def test_only_one_of_two_late_writers_writes(
     tmp_path: Path, child: Child, operation: str, times: int
 ) -> None:
     expected = published(tmp_path)

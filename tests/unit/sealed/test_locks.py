@@ -142,7 +142,7 @@ def test_a_block_has_the_lock_while_it_runs(open_again: Callable[[], int]) -> No
         assert held
 
 
-def test_what_cannot_be_locked_is_named(path: Path) -> None:
+def test_unlockable_file_is_named(path: Path) -> None:
     fd = os.open(path, os.O_RDWR)
     os.close(fd)
     with pytest.raises(Unreadable, match="Unreadable: the file cannot be locked: Bad file"):

@@ -42,7 +42,7 @@ def test_the_first_start_makes_a_new_key_and_the_former_one_goes(state: Path) ->
     assert not (state / "sealed").exists()
 
 
-def test_what_the_former_key_sealed_is_refused(state: Path, tmp_path: Path) -> None:
+def test_entry_sealed_with_the_former_key_is_refused(state: Path, tmp_path: Path) -> None:
     """Somebody who read the former key seals an entry with it, and a registry that lists it."""
     rig = Rig(tmp_path, keys=FileKeyStore(state / "sealed" / "key"))
     assert rig.saved()
@@ -56,7 +56,7 @@ def test_what_the_former_key_sealed_is_refused(state: Path, tmp_path: Path) -> N
             seal.load(model, data, TOKEN, BINDING)
 
 
-def test_what_somebody_else_put_beside_the_former_key_stays(state: Path) -> None:
+def test_foreign_files_beside_the_former_key_stay(state: Path) -> None:
     (state / "sealed" / "notes").write_bytes(b"somebody's")
     (state / "sealed" / "kept.sqlite").mkdir()
     sealed_directory()
@@ -85,7 +85,7 @@ def test_a_file_in_place_of_the_former_directory_stays(state: Path, tmp_path: Pa
     assert (state / "sealed").read_bytes() == b"somebody's"
 
 
-def test_of_a_former_directory_that_is_full_of_names_some_are_looked_at(
+def test_bounded_number_of_names_of_a_former_directory_is_read(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "MOST_NAMES", 3)

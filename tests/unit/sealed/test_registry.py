@@ -57,7 +57,7 @@ def same(found: Row | None, wanted: Row) -> bool:
     return found is not None and replace(found, sequence=0) == wanted
 
 
-def test_there_is_none_before_the_first_change(make: Make) -> None:
+def test_registry_file_is_made_by_the_first_change(make: Make) -> None:
     registry = make()
     assert registry.state() is None
     assert registry.find(bytes(32), bytes(16)) is None
@@ -74,7 +74,7 @@ def test_rows_survive_the_process(make: Make) -> None:
     assert make().find(b"\1" * 32, bytes([1] * 16)) is None
 
 
-def test_publication_keeps_the_old_row_until_it_is_told(make: Make) -> None:
+def test_old_row_stays_until_publication_is_confirmed(make: Make) -> None:
     registry = make()
     registry.begin(row(1))
     registry.begin(row(2))
@@ -391,9 +391,7 @@ def test_a_lock_file_that_is_removed_meanwhile_is_made_anew(make: Make, tmp_path
     assert (tmp_path / "registry.lock").stat().st_mode & 0o7777 == 0o600
 
 
-def test_what_a_process_that_died_left_behind_is_removed_by_the_next_change(
-    make: Make, tmp_path: Path
-) -> None:
+def test_next_change_removes_files_of_a_dead_process(make: Make, tmp_path: Path) -> None:
     make().begin(row(1))
     left, other = tmp_path / "registry.0123.tmp", tmp_path / "another.0123.tmp"
     left.write_bytes(b"")
@@ -402,7 +400,7 @@ def test_what_a_process_that_died_left_behind_is_removed_by_the_next_change(
     assert sorted(p.name for p in tmp_path.iterdir()) == [other.name, "registry", "registry.lock"]
 
 
-def test_a_key_store_that_counts_is_told_of_each_change(tmp_path: Path) -> None:
+def test_counting_key_store_gets_each_change(tmp_path: Path) -> None:
     keys = MemoryKeyStore()
     registry = FileRegistry(tmp_path / "registry", OWNER, keys, files=QUICK_FILES)
     registry.begin(row(1))
@@ -444,7 +442,7 @@ def test_a_process_that_saw_a_registry_refuses_an_older_one(make: Make, tmp_path
     assert same(make().find(bytes(32), bytes([1] * 16)), row(1))
 
 
-def test_what_was_authenticated_once_is_not_read_again(make: Make, tmp_path: Path) -> None:
+def test_authenticated_registry_is_not_read_again(make: Make, tmp_path: Path) -> None:
     read: list[int] = []
 
     class Counting(QuickFiles):
@@ -463,9 +461,7 @@ def test_what_was_authenticated_once_is_not_read_again(make: Make, tmp_path: Pat
     assert len(read) == 6
 
 
-def test_what_is_altered_behind_its_beginning_does_not_become_authentic_by_a_change(
-    make: Make, tmp_path: Path
-) -> None:
+def test_change_does_not_authenticate_an_altered_registry(make: Make, tmp_path: Path) -> None:
     """A process that knows the registry goes on with what it knows, and writes that."""
     registry = make()
     registry.begin(row(1))

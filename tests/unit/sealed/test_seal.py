@@ -137,7 +137,7 @@ def test_saving_over_another_token_s_entry_leaves_its_row(tmp_path: Path) -> Non
     assert len(rig.registry().rows()) == 2
 
 
-def test_an_entry_s_id_is_told_before_it_is_replaced(tmp_path: Path) -> None:
+def test_save_reports_the_id_of_the_replaced_entry(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     report = rig.save()
     with rig.handles() as (model, data):

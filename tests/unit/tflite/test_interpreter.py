@@ -306,7 +306,7 @@ class TestPreserving:
         with pytest.warns(UserWarning, match="debugging purposes only"):
             opened(models.chain(), experimental_preserve_all_tensors=True)
 
-    def test_what_a_variable_was_before_the_run_and_what_was_assigned(self) -> None:
+    def test_preserved_variable_has_values_before_and_after_a_run(self) -> None:
         interpreter = preserving(accumulator().encode())
         for before in ([1, 2], [2, 3]):
             run(interpreter, np.ones(2, np.float32))

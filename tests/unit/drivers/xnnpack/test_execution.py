@@ -388,7 +388,7 @@ def test_partition_of_two_kernel_sets_equals_one_kernel_set() -> None:
     assert [f.kernels for f in relaxed._files] == ["xnnpack"]  # type: ignore[attr-defined]  # its own
 
 
-def test_what_is_computed_from_constants_may_be_an_output() -> None:
+def test_result_of_constants_may_be_an_output() -> None:
     """XNNPACK folds it into what follows, and cannot give it out."""
     builder = ModelBuilder()
     half = builder.constant(np.linspace(-1, 1, 24, dtype=np.float16).reshape(4, 6))

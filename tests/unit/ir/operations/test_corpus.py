@@ -113,7 +113,7 @@ def _places(
 
 
 @pytest.mark.parametrize("entry", parameters("rejected", "corrupted"))
-def test_what_litert_does_not_prepare_is_refused_or_custom(entry: Entry) -> None:
+def test_operations_that_litert_does_not_prepare_are_refused_or_custom(entry: Entry) -> None:
     """Of damaged files that load, inference refuses what LiteRT refuses, but for unknown
     operators.
     """

@@ -339,7 +339,7 @@ def test_normalisation_and_activation_go_into_the_layer() -> None:
     assert not {"MUL", "ADD", "RELU", "RELU6"} & operations(model).keys()
 
 
-def test_what_is_read_twice_stays_apart_from_its_activation() -> None:
+def test_value_read_twice_keeps_its_activation_separate() -> None:
     nodes = [
         node("MatMul", ["x", "w"], ["a"]),
         node("Relu", ["a"], ["r"]),
