@@ -14,8 +14,8 @@ import pytest
 
 import penstock
 from penstock.driverkit.support import ANOTHER, HYBRID, NEVER_MEASURED, POSITIONS, STEPS, WIDE
-from penstock.drivers.onnxruntime.support import examine as by_onnxruntime
-from penstock.drivers.openvino.support import examine as by_openvino
+from penstock.drivers.onnxruntime.rules import examine as by_onnxruntime
+from penstock.drivers.openvino.rules import examine as by_openvino
 from penstock.hal import AccuracyClass, Support
 from penstock.ir import DType, Model, ModelBuilder, Operand, Quantization
 

@@ -73,7 +73,7 @@ class OnnxRuntimeDevice(EngineDevice):
         return self.files if self.measured else (0, 0)
 
     def examine(self, model: Model) -> Sequence[Support]:
-        from penstock.drivers.onnxruntime.support import examine
+        from penstock.drivers.onnxruntime.rules import examine
 
         return examine(model, "exact" if self.measured else "relaxed")
 

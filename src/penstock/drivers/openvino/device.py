@@ -86,7 +86,7 @@ class OpenVinoDevice(EngineDevice):
         return engine.unusable()
 
     def examine(self, model: Model) -> Sequence[Support]:
-        from penstock.drivers.openvino.support import examine
+        from penstock.drivers.openvino.rules import examine
 
         best: AccuracyClass = "exact" if self.measured else "relaxed"
         return examine(model, best, sums_exactly=sums_exactly())

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.graph import Node
-from penstock.drivers.onnxruntime.support import MOST_IN_BRANCHES, MOST_NESTED, in_branches
+from penstock.drivers.onnxruntime.rules.rule import MOST_IN_BRANCHES, MOST_NESTED, in_branches
 from penstock.drivers.onnxruntime.wire import build
 from penstock.errors import GeneralFailure
 from penstock.hal import PrepareConfig

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from penstock.driverkit.installation import processor_features
-from penstock.drivers.onnxruntime import OnnxRuntimeDevice, installation, support
+from penstock.drivers.onnxruntime import OnnxRuntimeDevice, installation
 from penstock.drivers.onnxruntime.installation import Installation, providers_in
+from penstock.drivers.onnxruntime.rules import rule
 from penstock.errors import (
     DeviceUnavailable,
     GeneralFailure,
@@ -170,10 +171,10 @@ def test_more_constants_than_onnx_can_hold_are_refused(monkeypatch: pytest.Monke
     x = b.input(F32, (1, 64), "x")
     weights = b.constant(np.ones((64, 64), np.float32))
     model = b.build(b.operation("FULLY_CONNECTED", [x, weights, None], [(F32, (1, 64))]))
-    monkeypatch.setattr(support, "MAX_BYTES", support.ROOM + 16_000)
+    monkeypatch.setattr(rule, "MAX_BYTES", rule.ROOM + 16_000)
     (answer,) = cpu().supported_operations(model)
     assert not answer.supported
-    assert answer.reason == f"16384 bytes of constants; an ONNX model holds less than {support.ROOM + 16_000}"  # fmt: skip
+    assert answer.reason == f"16384 bytes of constants; an ONNX model holds less than {rule.ROOM + 16_000}"  # fmt: skip
 
 
 @needs_onnxruntime

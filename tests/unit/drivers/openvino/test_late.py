@@ -20,7 +20,7 @@ import pytest
 import penstock
 from penstock import knobs
 from penstock.drivers.openvino import OpenVinoDevice
-from penstock.drivers.openvino.prepared import OpenVinoPreparedModel
+from penstock.drivers.openvino.preparation import OpenVinoPreparedModel
 from penstock.errors import InvalidArgument
 from penstock.hal import (
     CacheHandle,

@@ -5,14 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Final
 
-from penstock.drivers.onnxruntime.rules.rule import RULES, judge
+from penstock.drivers.onnxruntime.rules.rule import RULES, examine
 
 FAMILIES: Final = (
     "conversion", "elementwise", "images", "layers", "moving", "nested", "reduction",
 )  # fmt: skip
 """Modules whose functions register themselves."""
 
-__all__ = ["RULES", "judge"]
+__all__ = ["RULES", "examine"]
 
 for _family in FAMILIES:
     import_module(f"{__name__}.{_family}")

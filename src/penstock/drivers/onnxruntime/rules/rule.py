@@ -1,18 +1,24 @@
-"""The table of rules, how an operation is judged by it, and the element types that rules move."""
+"""The table of rules, what of a model is supported by it, and the element types that rules move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from penstock.driverkit.checks import moved_operands
 from penstock.driverkit.rules import Rules
-from penstock.driverkit.site import QUANTIZED, Refused, Site
-from penstock.driverkit.support import LEFT_OUT
+from penstock.driverkit.site import QUANTIZED, Refused, Site, make_sites, require
+from penstock.driverkit.support import LEFT_OUT, answered, joined
 from penstock.driverkit.types import F32, one_scale
+from penstock.driverkit.unrolling import flattened
 from penstock.drivers.onnxruntime.graph import Graph
-from penstock.hal import AccuracyClass
-from penstock.ir import DType, Operand
+from penstock.hal import AccuracyClass, Support
+from penstock.ir import DType, Model, Operand
+from penstock.ir.transforms import entered_from, has_control_flow
+from penstock.ir.types import static_shape
+from penstock.ir.validate import subgraph_references
 
 RULES: Final = Rules[Graph]()
 """Filled by the modules of this package."""
@@ -65,3 +71,71 @@ def moved(site: Site, operands: Iterable[Operand], *, unscaled: bool = False) ->
         site.refuse_types()
     same = all(o.quantization == t.quantization for o in given for t in site.outputs)
     return "exact" if same else "stepwise"
+
+
+MAX_BYTES: Final = 1 << 31
+"""The size limit of an ONNX model's wire format."""
+
+MOST_IN_BRANCHES: Final = 1 << 12
+"""Most operations and branches of all IFs of a model: ONNX Runtime takes 0.3 ms and 20 KB for each
+branch.
+"""
+
+MOST_NESTED: Final = 31
+"""Most nesting of branches: protobuf reads messages nested 100 deep, and each branch is three."""
+
+ROOM: Final = 1 << 24
+"""Bytes reserved for everything besides the constants."""
+
+
+def examine(model: Model, best: AccuracyClass = "exact") -> Sequence[Support]:
+    """One answer an operation, *best* at most: the class that the provider was measured to meet."""
+    if (size := constant_bytes(model)) > MAX_BYTES - ROOM:
+        reason = f"{size} bytes of constants; an ONNX model holds less than {MAX_BYTES}"
+        return [Support(False, reason) for _ in model.operations]
+    flat = flattened(model)
+    grown, depth = in_branches(flat.model)
+
+    def judged(site: Site) -> AccuracyClass:
+        require(
+            site.operation.type != "IF" or depth <= MOST_NESTED,
+            f"the model's branches are nested {depth} deep: "
+            f"ONNX Runtime reads {MOST_NESTED} at most",
+        )
+        require(
+            site.operation.type != "IF" or grown <= MOST_IN_BRANCHES,
+            f"the model's branches have {grown} operations and branches, each as often as it is "
+            f"written: ONNX Runtime is given {MOST_IN_BRANCHES} at most",
+        )
+        return judge(site)
+
+    return joined(model, flat, answered(make_sites(flat.model), judged, best))
+
+
+def in_branches(model: Model) -> tuple[int, int]:
+    """The number of operations and branches in the IFs of the entry subgraph, and their nesting
+    depth. Nodes of an ONNX model cannot share a subgraph, so each counts as often as it is used.
+    """
+    written: dict[int, int] = {}
+    depths: dict[int, int] = {}
+    for index in entered_from(model, model.main):
+        operations = model.subgraphs[index].operations
+        entered = list(chain.from_iterable(map(subgraph_references, operations)))
+        written[index] = len(operations) + sum(1 + written[target] for target in entered)
+        depths[index] = max((1 + depths[target] for target in entered), default=0)
+    choosing = (o for o in model.operations if o.type == "IF")
+    entered = list(chain.from_iterable(map(subgraph_references, choosing)))
+    grown = sum(1 + written[target] for target in entered)
+    return grown, max((1 + depths[target] for target in entered), default=0)
+
+
+def constant_bytes(model: Model) -> int:
+    """Bytes of the constants in an ONNX model, where 8-bit ones may become float32: of the entry
+    subgraph, and of all subgraphs if there is control flow.
+    """
+    total = 0
+    subgraphs = model.subgraphs if has_control_flow(model) else (model.entry,)
+    for operand in chain.from_iterable(graph.operands for graph in subgraphs):
+        if operand.is_constant and (shape := static_shape(operand.shape)) is not None:
+            total += math.prod(shape) * max(4, operand.dtype.numpy.itemsize)
+    return total

@@ -1,17 +1,18 @@
-"""The table of rules, how an operation is judged by it, and the element types that rules move."""
+"""The table of rules, what of a model is supported by it, and the element types that rules move."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.driverkit.checks import moved_operands
 from penstock.driverkit.rules import Rules
-from penstock.driverkit.site import QUANTIZED, Site, require
+from penstock.driverkit.site import QUANTIZED, Site, make_sites, require
+from penstock.driverkit.support import answered
 from penstock.driverkit.types import F32, one_scale
 from penstock.drivers.openvino.graph import PLAIN, STEPPED, Graph, alike
-from penstock.hal import AccuracyClass
-from penstock.ir import Operand
+from penstock.hal import AccuracyClass, Support
+from penstock.ir import Model, Operand
 
 RULES: Final = Rules[Graph]()
 """Filled by the modules of this package."""
@@ -68,3 +69,30 @@ def carried(site: Site, operands: Iterable[Operand]) -> AccuracyClass:
         if all(o.dtype is dtype for o in every):
             return "exact"
     return moved(site, every)
+
+
+SATURATING: Final = (
+    "off by up to 124 steps: without VNNI OpenVINO adds pairs of 8-bit products in 16 bits"
+)
+
+
+def examine(
+    model: Model, best: AccuracyClass = "exact", *, sums_exactly: bool = True
+) -> Sequence[Support]:
+    """One answer an operation, of the class *best* at most: what the plugin was measured to meet.
+    8-bit values are relaxed unless OpenVINO *sums_exactly* here.
+    """
+    sites = make_sites(model)
+    answers = answered(sites, judge, best)
+    if sums_exactly:
+        return answers
+    return [
+        Support(True, "", "relaxed", SATURATING)
+        if answer.supported and answer.accuracy in {"faithful", "stepwise"} and _is_stepped(site)
+        else answer
+        for site, answer in zip(sites, answers, strict=True)
+    ]
+
+
+def _is_stepped(site: Site) -> bool:
+    return any(o is not None and o.dtype in QUANTIZED for o in (*site.inputs, *site.outputs))
