@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -75,11 +76,29 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
     assert [path for path in sorted(missing) if not path.startswith("docs/soak")] == []
 
 
-def test_every_file_on_the_way_through_the_code_exists() -> None:
-    table = "\n".join(re.findall(r"(?m)^\|.*", read("docs/find-your-way.md")))
-    named = re.findall(r"`([\w/]+(?:/|\.py))`", table)
+MADE_BY_THE_READER: Final = {"penstock_relu.py", "test_softsign.py"}
+
+
+@pytest.mark.parametrize("page", PRESENT)
+def test_every_python_file_that_a_page_names_exists(page: str) -> None:
+    named = set(re.findall(r"`([\w/.-]+\.py)`", prose(page))) - MADE_BY_THE_READER
+    assert [name for name in sorted(named) if name not in python_files()] == []
+
+
+@cache
+def python_files() -> frozenset[str]:
+    """Every ending of the path of every Python file of the repository."""
+    folders = ("src", "tests", "tools", "benchmarks", "examples", "docs")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    return frozenset(
+        "/".join(path.parts[start:]) for path in files for start in range(len(path.parts))
+    )
+
+
+def test_every_folder_on_the_way_through_the_code_exists() -> None:
+    named = re.findall(r"`([\w/]+)/`", read("docs/find-your-way.md"))
     assert named
-    assert [path for path in named if not next(SOURCE.rglob(path.rstrip("/")), None)] == []
+    assert [path for path in named if not (SOURCE / path).is_dir()] == []
 
 
 def resolves(name: str) -> bool:
