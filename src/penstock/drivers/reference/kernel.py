@@ -58,11 +58,11 @@ def check_interrupts(config: ExecutionConfig) -> None:
 
 
 def _no_subgraphs(index: int) -> Kernel:
-    raise Unsupported(f"subgraph {index} is not at hand here")
+    raise Unsupported(f"subgraph {index} is not available")
 
 
 def _no_graphs(index: int) -> Subgraph:
-    raise Unsupported(f"subgraph {index} is not at hand here")
+    raise Unsupported(f"subgraph {index} is not available")
 
 
 class Site(Struct, frozen=True, eq=False):

@@ -90,7 +90,7 @@ def answer(site: Site) -> Classes | str:
     try:
         for operand in (*site.inputs, *site.outputs):
             if operand is not None and operand.shape is None:
-                return "an operand whose rank is known only when it runs"
+                return "an operand whose rank is unknown before the run"
             if operand is not None and is_empty(operand):
                 return "an operand without elements"
         if not is_static(site.outputs[0].shape) and not any(
@@ -155,7 +155,8 @@ def _check_parts(site: Site, index: int) -> None:
         shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
         require(all(map(is_static, shapes)), "shapes in its subgraph are not known")
         require(
-            has_static_result(inner.operation, inner.inputs), "its subgraph makes shapes of values"
+            has_static_result(inner.operation, inner.inputs),
+            "shapes in its subgraph depend on values",
         )
 
 
@@ -190,7 +191,7 @@ def check_if(site: Site) -> Classes:
         alike = fits(graph, site.inputs[1:], site.outputs)
         require(alike, "shapes in its branches are not known, or differ")
         distinct = len(set(graph.outputs)) == len(graph.outputs)
-        require(distinct, "a branch gives one value twice, which LiteRT mixes up")
+        require(distinct, "a branch outputs one value twice, which LiteRT confuses")
         key = "branch", index
         if key not in site.around.judged:
             site.around.judged[key] = _as_branch(site, index)
@@ -227,12 +228,12 @@ def _within(inner: Site, found: Classes | str) -> Classes:
         raise Refused(f"its {kind}: {found}")
     shapes = [o.shape for o in (*inner.inputs, *inner.outputs) if o is not None]
     require(all(map(is_static, shapes)), "shapes in its branches are not known")
-    require(has_static_result(operation, inner.inputs), "its branches make shapes of values")
+    require(has_static_result(operation, inner.inputs), "shapes in its branches depend on values")
     varying = any(o is not None and not o.is_constant for o in inner.inputs)
     require(varying, f"its {kind} is of constants alone")
     states = state_positions(operation.type, operation.attributes)
     require(not states, f"its {kind} keeps state")
-    require(kind != DETECTION, f"its {kind} leaves what lay in memory behind the last detection")
+    require(kind != DETECTION, f"its {kind} leaves memory behind the last detection uninitialised")
     return found
 
 

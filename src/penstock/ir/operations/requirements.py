@@ -130,7 +130,7 @@ def same_quantization(_: Operation, given: Sequence[Operand], written: Sequence[
     wanted = of_tensor(given[0].quantization)
     for index, output in enumerate(written):
         if output.dtype in QUANTIZED and of_tensor(output.quantization) != wanted:
-            raise InvalidQuantization(f"output {index} is quantised otherwise than input 0")
+            raise InvalidQuantization(f"output {index} has another quantisation than input 0")
 
 
 def of_tensor(quantization: Quantization | None) -> Quantization | None:
@@ -142,7 +142,9 @@ def joined(_: Operation, given: Sequence[Operand], written: Sequence[Operand]) -
     """Concatenation: int8 inputs have the output's quantisation, int16 ones are symmetric."""
     for index, operand in enumerate(given):
         if operand.dtype is DType.INT8 and operand.quantization != written[0].quantization:
-            raise InvalidQuantization(f"int8 input {index} is quantised otherwise than the output")
+            raise InvalidQuantization(
+                f"int8 input {index} has another quantisation than the output"
+            )
         _symmetric(operand, f"input {index}")
 
 

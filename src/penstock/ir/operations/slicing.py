@@ -363,14 +363,14 @@ ROWS: Final = (
         level=7,
         nnapi_name="REVERSE",
         versions=4,
-        doc="The input with the order of elements along the given axes turned round.",
+        doc="The input with the order of elements along the given axes reversed.",
     ),
     row(
         "REVERSE_SEQUENCE",
         "input: value T, lengths: index -> output: value T",
         _reverse_sequence,
         (integer("seq_dim"), integer("batch_dim")),
-        doc="The first lengths[i] elements along one dimension turned round, for each index i of "
+        doc="The first lengths[i] elements along one dimension reversed, for each index i of "
         "another.",
     ),
     row(

@@ -281,7 +281,7 @@ CHANNELS = Operand(
             {"target": Operand(I16, None, quantization=q(1.0))},
             r"CONV_2D of \(int8, int8\) -> \(int16\)",
         ),
-        ({"activation": "GELU"}, "GELU is no activation that may be fused"),
+        ({"activation": "GELU"}, "GELU is not an activation that can be fused"),
     ],
 )
 def test_layers_refuse_unsupported_forms_with_a_reason(

@@ -181,8 +181,8 @@ def test_lstm_states_keep_their_shapes_and_are_not_written() -> None:
         (5, "without input 5"),
         (12, "without input 12"),
         (1, "without its input weights"),
-        (10, "peephole weights for some gates only"),
-        (22, "layer normalisation coefficients for some gates only"),
+        (10, "peephole weights of some gates only"),
+        (22, "layer normalisation coefficients of some gates only"),
         (16, "a projection bias without projection weights"),
     ],
 )

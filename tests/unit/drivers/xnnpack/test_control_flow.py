@@ -113,7 +113,7 @@ def test_a_branch_that_gives_one_value_twice_is_refused() -> None:
         )
         if operation.type == "IF"
     ]
-    assert answer.reason == "a branch gives one value twice, which LiteRT mixes up"
+    assert answer.reason == "a branch outputs one value twice, which LiteRT confuses"
 
 
 def _of_constants(b: SubgraphBuilder, _: int) -> list[int]:

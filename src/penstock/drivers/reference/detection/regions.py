@@ -121,7 +121,7 @@ def roi_align(site: Site) -> Kernel:
     )
     require(min(points) >= 0, f"{points} sampling points")
     if max(points) > MOST_POINTS:
-        raise Unsupported(f"{points} sampling points, of which {MOST_POINTS} are the most")
+        raise Unsupported(f"{points} sampling points; {MOST_POINTS} is the limit")
     read, write = reader(source, "an image"), writer(target, "a result")
 
     def fill(image: NDArray, corners: NDArray, batches: NDArray, out: NDArray) -> None:

@@ -212,7 +212,7 @@ def _reader(operand: Operand) -> Callable[[NDArray | None], NDArray]:
 
 def _given(value: NDArray | None) -> NDArray:
     if value is None:
-        raise GeneralFailure("an input that detection needs is omitted")
+        raise GeneralFailure("a required input of the detection is omitted")
     return value
 
 

@@ -130,7 +130,7 @@ def _vectors(quantization: Quantization, operand: Operand) -> tuple[NDArray, NDA
     if quantization.dimension is None:
         return scales.reshape(()), zero_points.reshape(())
     if operand.shape is None:
-        raise Unsupported("scales a channel of an operand of unknown rank")
+        raise Unsupported("per-channel scales of an operand of unknown rank")
     shape = [1] * len(operand.shape)
     shape[quantization.dimension] = scales.size
     return scales.reshape(shape), zero_points.reshape(shape)

@@ -66,7 +66,7 @@ def fully_connected(site: Site) -> Kernel:
     source, weights, target = site.input(0), site.input(1), site.output()
     if site.attributes.text("weights_format") == "SHUFFLED4x16INT8":
         return shuffled_layer(site)
-    require(len(site.outputs) == 1, "a work space beside weights in the usual order")
+    require(len(site.outputs) == 1, "a work space with weights in the default format")
     if site.has(3):
         return block_scaled(site)
     if source.dtype in REAL and weights.dtype is source.dtype is target.dtype:
@@ -346,7 +346,7 @@ def hadamard_rotation(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x = given(inputs[0])
         if not x.ndim or x.shape[-1] % size:
-            raise ShapeMismatch(f"rows of shape {x.shape} are no multiple of {size} elements")
+            raise ShapeMismatch(f"rows of shape {x.shape} are not a multiple of {size} elements")
         values = x.reshape(-1)
         half = 1
         while half < size:

@@ -241,7 +241,7 @@ def activation_bounds(activation: str) -> tuple[float | None, float | None]:
     have.
     """
     if activation not in BOUNDS:
-        raise Unsupported(f"{activation} is no activation that may be fused")
+        raise Unsupported(f"{activation} is not an activation that can be fused")
     return BOUNDS[activation]
 
 

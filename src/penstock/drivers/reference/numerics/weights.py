@@ -72,7 +72,7 @@ def weight_quantization(operand: Operand) -> Quantization:
     if quantization is None:
         raise Unsupported(f"weights of type {operand.dtype.value} without a scale")
     symmetric = not quantization.per_channel or not any(quantization.zero_points)
-    require(symmetric, "weights with a zero point a channel")
+    require(symmetric, "per-channel weights with zero points")
     return quantization
 
 
@@ -101,7 +101,7 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
     if scales.size > 1 and not (fitting or enough):
         raise Unsupported(
             f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
-            f"{operand.shape}, where one or one a channel of dimension {axis} is needed"
+            f"{operand.shape}, where one scale, or one for each channel of dimension {axis}, is needed"
         )
     return scales if scales.size == 1 else scales[:channels]
 

@@ -77,7 +77,7 @@ def _maker(site: Site) -> Callable[[Arrays], Direction]:
     _check_types(site)
     scales = tuple(np.float32(s) for s in _numbers(site, "intermediate_scales"))
     zero_points = tuple(int(z) for z in _numbers(site, "intermediate_zero_points"))
-    require(len(scales) == len(zero_points), "intermediate results without a zero point each")
+    require(len(scales) == len(zero_points), "an intermediate result without a zero point")
     if len(scales) == 5:
         norms = site.has(UNIDIRECTIONAL.norms + 1)
         gates = scales[:4] if norms else (GATE_SCALE,) * 4

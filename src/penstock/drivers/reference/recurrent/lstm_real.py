@@ -109,7 +109,7 @@ def gates_of(site: Site, positions: Positions, arrays: Arrays) -> list[int]:
 def _all_or_none(site: Site, positions: list[int | None], what: str) -> None:
     given = {site.has(i) for i in positions if i is not None}
     if len(given) > 1:
-        raise Unsupported(f"{what} for some gates only")
+        raise Unsupported(f"{what} of some gates only")
 
 
 def clip_of(site: Site, name: str) -> float:

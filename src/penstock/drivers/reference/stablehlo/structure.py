@@ -33,7 +33,9 @@ def reshape(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x = np.asarray(inputs[0])
         if known == 0 and -1 in target:
-            raise ShapeMismatch(f"{x.shape} to {shape}: nothing says how large the unknown one is")
+            raise ShapeMismatch(
+                f"{x.shape} to {shape}: the size of the unknown dimension is not determined"
+            )
         return (x.reshape(target),)
 
     return run

@@ -211,7 +211,7 @@ def segment_sum(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         x, ids = np.asarray(inputs[0]), np.asarray(inputs[1])
         if len(ids) != len(x) or (ids.size and ids[0] < 0) or (np.diff(ids) < 0).any():
-            raise ShapeMismatch("segment ids that decrease, or do not name each row")
+            raise ShapeMismatch("segment ids that decrease, or are not one for each row")
         result = _zeros((int(ids[-1]) + 1 if ids.size else 0, *x.shape[1:]), x.dtype)
         np.add.at(result, ids, x)
         return (result,)

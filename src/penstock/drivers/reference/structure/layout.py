@@ -229,7 +229,7 @@ def matrix_diag(site: Site) -> Kernel:
     def run(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
         diagonal = given(inputs[0])
         if not diagonal.ndim:
-            raise ShapeMismatch("a scalar is no diagonal")
+            raise ShapeMismatch("a scalar is not a diagonal")
         size = diagonal.shape[-1]
         result = np.zeros(checked((*diagonal.shape, size), "a diagonal matrix"), diagonal.dtype)
         _write(result, diagonal)

@@ -66,7 +66,7 @@ def check_pair(site: Site) -> Classes:
     if kind in SUMS | {"MUL"}:
         one, other, made = (scale for scale, _ in scales)
         largest = one * other if kind == "MUL" else max(one, other)
-        require(largest / made < MOST_STEPS, "steps that are thousands of the output's")
+        require(largest / made < MOST_STEPS, "a scale more than a thousand times the output's")
     if first.dtype is DType.INT16:
         require(not any(zero for _, zero in scales), "int16 values with a zero point")
         require(not site.flag("pot_scale_int16"), "int16 with scales that are powers of two")
@@ -141,7 +141,7 @@ def check_unary(site: Site) -> Classes:
     bare = zero == made_zero == 0
     require(first.dtype is not DType.INT16 or bare, "int16 values with a zero point")
     if kind in CURVES and first.dtype is DType.INT16:
-        require(scale < STEEPEST, "a curve so steep that LiteRT's sums overflow")
+        require(scale < STEEPEST, "a scale at which LiteRT's sums overflow")
     if kind in LARGEST:
         values = np.iinfo(first.dtype.numpy)
         with np.errstate(over="ignore"):
@@ -239,7 +239,7 @@ def check_dequantize(site: Site) -> Classes:
     among(first, types_of("int8 uint8 int16 float16"))
     among(site.output(), types_of("float32"), "results")
     if first.dtype is DType.FLOAT16:
-        require(first.quantization is None, "a scale of values that have none")
+        require(first.quantization is None, "a quantisation of float16 values")
         site.value(0, "its value")
         return EXACT
     one_scale(first)

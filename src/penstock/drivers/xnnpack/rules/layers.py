@@ -51,7 +51,7 @@ def check_conv(site: Site) -> Classes:
     depths = (image[3], filters[3]) if image and filters else (None, None)
     require(None not in depths, "its channels are not known")
     if depths[0] != depths[1]:
-        require(classes is not HYBRID, "floats by int8 weights in groups")
+        require(classes is not HYBRID, "float activations with int8 weights in groups")
     return _or_expanded(site, classes)
 
 
@@ -70,7 +70,9 @@ def check_depthwise(site: Site) -> Classes:
 def check_transpose_conv(site: Site) -> Classes:
     site.value(0, "its output shape")
     classes = _check_layer(site, 2, 1, 3)
-    require(classes is not HYBRID, "floats by int8 weights in a transposed convolution")
+    require(
+        classes is not HYBRID, "float activations with int8 weights in a transposed convolution"
+    )
     return classes
 
 
@@ -79,7 +81,7 @@ def check_fully_connected(site: Site) -> Classes:
     require(len(site.inputs) <= 3, "scales of blocks")
     layout = site.operation.attributes.get("weights_format", "DEFAULT")
     require(layout == "DEFAULT", "weights in another order")
-    require(site.rank(1) == 2, "weights that are no matrix")
+    require(site.rank(1) == 2, "weights that are not a matrix")
     return _or_expanded(site, _check_layer(site, 0, 1, 2))
 
 
@@ -152,9 +154,9 @@ def check_batch_matmul(site: Site) -> Classes:
     first, second = site.input(0), site.input(1)
     among(first, types_of("float32 int8 int16"))
     require(max(site.rank(0), site.rank(1)) <= 5, "operands of more than 5 dimensions")
-    require(min(site.rank(0), site.rank(1)) >= 2, "operands that are no matrices")
+    require(min(site.rank(0), site.rank(1)) >= 2, "operands that are not matrices")
     if first.dtype is F32:
-        require(second.dtype is F32, "floats by int8 values")
+        require(second.dtype is F32, "float values by int8 values")
         return FAITHFUL
     require(second.dtype in {first.dtype, DType.INT8}, "operands of two types")
     require(site.output().dtype is first.dtype, "a result of another type")

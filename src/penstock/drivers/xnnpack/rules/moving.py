@@ -74,7 +74,7 @@ def check_moving(site: Site) -> Classes:
         require(site.input(1).dtype is site.input(2).dtype, "beginnings and sizes of two types")
     if kind in FILLING:
         bare = first.dtype in QUANTIZED or first.quantization is None
-        require(bare, "a scale of values that have none, whose zero point LiteRT fills in")
+        require(bare, "a quantisation of an unquantised type, whose zero point LiteRT pads with")
     if kind == "EXPAND_DIMS":
         require(first.quantization == result.quantization, "operands of two scales")
     if kind == "STRIDED_SLICE":

@@ -29,7 +29,7 @@ def check_recurrent(site: Site) -> Classes:
         require(position < len(operation.inputs), "its state is omitted")
         index = operation.inputs[position]
         alone = index in site.around.inputs and site.around.readers[index] == 1
-        require(alone, "its state is made by another operation, or read by one")
+        require(alone, "its state is computed or read by another operation")
         kept = output in site.around.outputs and site.around.readers[output] == 0
         require(
             kept and index not in site.around.outputs, "its new state is read by another operation"
@@ -58,7 +58,8 @@ def check_rfft(site: Site) -> Classes:
     lengths = site.value(1, "its length").reshape(-1)
     require(lengths.size == 2 and lengths[1] > 1, "a transform of length 1")
     require(
-        all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths)), "a length that is no power of 2"
+        all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths)),
+        "a length that is not a power of 2",
     )
     return FAITHFUL
 
@@ -94,5 +95,5 @@ def check_detection(site: Site) -> Classes:
         require(site.rank(position) in {2, 3}, "operands of another rank")
         if site.input(position).dtype is DType.UINT8:
             one_scale(site.input(position))
-    require(np.all(np.isfinite(site.value(2, "its anchors"))), "anchors that are no numbers")
+    require(np.all(np.isfinite(site.value(2, "its anchors"))), "anchors that are not finite")
     return FAITHFUL
