@@ -126,7 +126,7 @@ class XnnpackDevice(DeviceBase):
         return self._given or find_installation()
 
     @cached_property
-    def capabilities(self) -> Capabilities:  # type: ignore[override]  # known after the installation was read
+    def capabilities(self) -> Capabilities:  # type: ignore[override]  # read later
         """`claims`, with the version of LiteRT that they were measured with."""
         return derived_with(self.claims, "LiteRT", DERIVED_WITH, self._installation.version)
 

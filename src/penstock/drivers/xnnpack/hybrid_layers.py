@@ -207,7 +207,8 @@ class _Expansion:
             origin=None,
         )
         # Where XNNPACK leaves the layer to LiteRT's own kernels, these find the same step.
-        attributes = {**self._operation.attributes, **NO_ACTIVATION, "asymmetric_quantize_inputs": True}  # fmt: skip
+        attributes = {**self._operation.attributes, **NO_ACTIVATION}
+        attributes["asymmetric_quantize_inputs"] = True
         inputs = [whole, self._new(matrix), self._no_bias(weights)]
         return self._make(self._operation.type, inputs, shape, attributes)
 
@@ -229,7 +230,8 @@ class _Expansion:
         """Whole numbers up to 127, the step of each row, and the edges."""
         source = self._source
         size = source if self._non_negative else self._make("ABS", [source], self._shape)
-        reach = self._make("MAXIMUM", [self._over_rows("REDUCE_MAX", size), self._number(LEAST_REACH)], self._row)  # fmt: skip
+        reach = self._over_rows("REDUCE_MAX", size)
+        reach = self._make("MAXIMUM", [reach, self._number(LEAST_REACH)], self._row)
         greatest = self._number(127)
         inverse = self._make("DIV", [greatest, reach], self._row)
         step = self._make("DIV", [reach, greatest], self._row)
@@ -280,7 +282,8 @@ class _Expansion:
             )
         size = self._make("ABS", [value], shape)
         more = self._make("ADD", [size, self._number(0.5)], shape)
-        return self._make("MUL", [self._make("FLOOR", [more], shape), self._make("SIGN", [value], shape)], shape)  # fmt: skip
+        whole, sign = self._make("FLOOR", [more], shape), self._make("SIGN", [value], shape)
+        return self._make("MUL", [whole, sign], shape)
 
     def _over_rows(self, kind: str, value: int) -> int:
         axes = self._constant(np.array(self._axes, np.int32))

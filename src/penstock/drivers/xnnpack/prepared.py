@@ -168,7 +168,7 @@ class XnnpackPreparedModel(PreparedModelBase):
             if self._state is not None:
                 self._state.read_outputs(runner, request.outputs)
             else:
-                for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked above
+                for view, wanted in zip(runner.outputs, request.outputs):  # noqa: B905  # checked
                     if type(wanted) is HostMemory:
                         wanted.array[...] = view
                     elif type(wanted) is not NoValue:

@@ -127,11 +127,9 @@ class Requantizer:
             tie = 2.0 ** -(right + self._bits + 1.0)
             self._offset = self._vector(after)
             self._second = self._vector(2.0**-right * (1.0 + tie))
-        self._repeats = max(
-            [v.size // self._channels for v in (self._scale, self._offset, self._second, self._first)
-             if v is not None and v.size > 1],
-            default=1,
-        )  # fmt: skip
+        vectors = (self._scale, self._offset, self._second, self._first)
+        repeats = [v.size // self._channels for v in vectors if v is not None and v.size > 1]
+        self._repeats = max(repeats, default=1)
 
     def _vector(self, values: NDArray) -> NDArray:
         """*values* as one number, or repeated so that inner loops are long."""

@@ -101,7 +101,8 @@ def channel_scales(operand: Operand, axis: int) -> NDArray:
     if scales.size > 1 and not (fitting or enough):
         raise Unsupported(
             f"{scales.size} scales along dimension {quantization.dimension} of weights of shape "
-            f"{operand.shape}, where one scale, or one for each channel of dimension {axis}, is needed"
+            f"{operand.shape}, where one scale, or one for each channel of "
+            f"dimension {axis}, is needed"
         )
     return scales if scales.size == 1 else scales[:channels]
 

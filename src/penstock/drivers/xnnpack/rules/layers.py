@@ -70,9 +70,7 @@ def check_depthwise(site: Site) -> Classes:
 def check_transpose_conv(site: Site) -> Classes:
     site.value(0, "its output shape")
     classes = _check_layer(site, 2, 1, 3)
-    require(
-        classes is not HYBRID, "float activations with int8 weights in a transposed convolution"
-    )
+    require(classes is not HYBRID, "float activations, int8 weights in a transposed convolution")
     return classes
 
 

@@ -59,7 +59,7 @@ def check_rfft(site: Site) -> Classes:
     require(lengths.size == 2 and lengths[1] > 1, "a transform of length 1")
     require(
         all(n > 0 and n & (n - 1) == 0 for n in map(int, lengths)),
-        "a length that is not a power of 2",
+        "a length not a power of 2",
     )
     return FAITHFUL
 
