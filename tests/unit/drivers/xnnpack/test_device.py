@@ -147,7 +147,7 @@ REFUSED: dict[str, tuple[Callable[[], Model], str]] = {
     "no elements": (lambda: relu((0, 3)), "without elements"),
     "another type": (lambda: relu((3,), DType.FLOAT16), "values of float16"),
     "no scale": (lambda: relu((3,), I8), "without a scale"),
-    "unknown rank": (lambda: one("RELU", [(F32, (3,))], [(F32, None)]), "whose rank is known only"),
+    "unknown rank": (lambda: one("RELU", [(F32, (3,))], [(F32, None)]), "whose rank is unknown"),
     "no rule": (lambda: one("BITWISE_XOR", [(I32, (2,)), (I32, (2,))], [(I32, (2,))]), "not among"),
     "offsets, which LiteRT reads beyond": (slice_with_offset, "ends are offsets"),
     "a fault of the processor": (lambda: quotient([3, -1]), "by 0 or -1"),

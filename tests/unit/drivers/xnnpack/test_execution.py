@@ -300,7 +300,7 @@ def test_state_that_another_operation_makes_is_refused() -> None:
     outputs = builder.operation("SVDF", [x, weights, times, None, state], made, {"rank": 1})
     answers = device().supported_operations(builder.build(outputs))
     assert [a.supported for a in answers] == [True, False]
-    assert "state is made by another" in answers[1].reason
+    assert "state is computed or read by another" in answers[1].reason
 
 
 def test_run_past_a_deadline_or_cancellation_writes_nothing() -> None:
