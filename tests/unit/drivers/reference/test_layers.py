@@ -267,7 +267,7 @@ CHANNELS = Operand(
                     I8, (2, 1, 1, 2), quantization=Quantization((1.0, 1.0), (0, 3), 0)
                 )
             },
-            "a zero point a channel",
+            "per-channel weights with zero points",
         ),
         (
             {
