@@ -1,8 +1,9 @@
-"""What public functions say of an argument that is none they take."""
+"""Checks of arguments, and words for their errors."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final, TypeGuard
 
 from penstock.errors import InputError, MissedDeadlinePersistent
@@ -57,3 +58,9 @@ def deadline_of(timeout: object, now_ns: int) -> int | None:
     if timeout <= 0:
         raise MissedDeadlinePersistent(f"a timeout of {timeout} s leaves no time")
     return None if timeout > LONGEST_SECONDS else now_ns + int(timeout * 1e9)
+
+
+def there_are(names: Sequence[str]) -> str:
+    """`there are 'a', 'b'`; of one `there is only 'a'`, of none `there are none`."""
+    shown = ", ".join(map(repr, names)) or "none"
+    return f"there is only {shown}" if len(names) == 1 else f"there are {shown}"

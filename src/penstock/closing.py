@@ -1,9 +1,11 @@
-"""What everything that is closed does in a `with` block."""
+"""Objects that a `with` block closes, and errors that are kept without their frames."""
 
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeVar
+
+Raised = TypeVar("Raised", bound=BaseException)
 
 
 class Closable(Protocol):
@@ -27,3 +29,18 @@ class Closing:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def without_frames(error: Raised) -> Raised:
+    """*error* as a value to keep: it and its causes no longer hold the frames that they passed.
+
+    Frames would keep files and mappings alive until the garbage collector runs.
+    """
+    left: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while left:
+        if (one := left.pop()) is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            left += one.__cause__, one.__context__
+    return error

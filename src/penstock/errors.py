@@ -26,8 +26,7 @@ PenstockError
 ├── NotAvailable                       a documented feature that this version does not have
 └── DelegateError (RuntimeError)        a delegate failed
 
-The words for numbers of things in their sentences: `counted`, `there_are`. And `without_frames`,
-for one that is kept.
+`counted` gives the words for a number of things in their sentences.
 """
 
 from __future__ import annotations
@@ -35,24 +34,25 @@ from __future__ import annotations
 import enum
 import errno
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final, NamedTuple, Self, TypeVar
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple, Self
 
-Raised = TypeVar("Raised", bound=BaseException)
+from penstock.faults import Fault
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""What the system says where no file, socket or other descriptor can be opened any more."""
+"""The system's errors for a process without a free file descriptor."""
 NO_DESCRIPTOR_LEFT: Final = (
     "no file descriptor is left in this process: raise its limit with 'ulimit -n'"
 )
 
 FOREIGN: Final = (Exception, SystemExit)
-"""What the code of a driver or a delegate raises and is its own failure: `sys.exit()` in it ends no
-program. A `KeyboardInterrupt` is the user's, and passes.
+"""Exceptions of third-party code that count as failures of the driver or delegate. `SystemExit` is
+included: a driver cannot end the program. `KeyboardInterrupt` belongs to the user and propagates.
 """
 
 
 class PenstockError(Exception):
-    """Base of everything Penstock raises on purpose."""
+    """Base of every error that Penstock raises deliberately."""
 
 
 class Place(NamedTuple):
@@ -82,35 +82,6 @@ class Place(NamedTuple):
         return ", ".join(words) + (f" ({label})" if label else "")
 
 
-class FaultCode(enum.Enum):
-    """Faults of a model that callers tell apart by code. The value is the form of their words."""
-
-    SCHEMA_VERSION = "the schema version is {found}; only {known} is known"
-    NO_SUBGRAPH = "the file has no subgraph"
-    OPERATOR_CODE = "refers to operator code {found} of {count}"
-    NO_ZERO_POINTS = "{scales} scales and no zero points"
-    ZERO_POINT_COUNT = "{scales} scales and {zero_points} zero points"
-    QUANTIZED_DIMENSION = "quantised dimension {dimension} of a rank-{rank} tensor"
-
-
-class Fault:
-    """A fault of a model: its code, and the numbers that its words name. `str` gives the words."""
-
-    __slots__ = ("code", "facts")
-
-    def __init__(self, code: FaultCode, **facts: int) -> None:
-        self.code, self.facts = code, facts
-
-    def __str__(self) -> str:
-        return self.code.value.format(**self.facts)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Fault) and (self.code, self.facts) == (other.code, other.facts)
-
-    def __hash__(self) -> int:
-        return hash((self.code, *sorted(self.facts.items())))
-
-
 class ModelError(PenstockError, ValueError):
     """The model, or the file it came from, is at fault.
 
@@ -134,18 +105,8 @@ class ModelError(PenstockError, ValueError):
         return type(self)(self.fault or self.message, where=where, offset=self.offset)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_model_error, (
-            type(self),
-            self.fault or self.message,
-            self.where,
-            self.offset,
-        )
-
-
-def _rebuild_model_error(
-    kind: type[ModelError], message: str | Fault, where: Place | None, offset: int | None
-) -> ModelError:
-    return kind(message, where=where, offset=offset)
+        again = partial(type(self), where=self.where, offset=self.offset)
+        return again, (self.fault or self.message,)
 
 
 class NotAModel(ModelError):
@@ -257,16 +218,11 @@ class ErrorStatus(enum.IntEnum):
     @property
     def is_unavailable(self) -> bool:
         """Whether the driver's process is dead, or did not answer in time."""
-        return self in _ABSENT
-
-
-_ABSENT: Final = frozenset(
-    {
-        ErrorStatus.DEAD_OBJECT,
-        ErrorStatus.MISSED_DEADLINE_TRANSIENT,
-        ErrorStatus.MISSED_DEADLINE_PERSISTENT,
-    }
-)
+        return self in {
+            ErrorStatus.DEAD_OBJECT,
+            ErrorStatus.MISSED_DEADLINE_TRANSIENT,
+            ErrorStatus.MISSED_DEADLINE_PERSISTENT,
+        }
 
 
 class RefusalCode(enum.Enum):
@@ -345,9 +301,9 @@ class PlacementError(PenstockError):
 class DriverError(PenstockError):
     """A driver refused or failed; exactly one subclass per `ErrorStatus` other than NONE.
 
-    *copies* are those (`penstock.hal.ArgumentCopy`) that were made for the execution that failed
-    so, of its arguments. *said*, where the message says more, is what the driver itself said
-    (`penstock.compilation.failing.DriverMessage`), with class and the model's own numbers.
+    *copies* are the argument copies made for the failed execution (`penstock.hal.ArgumentCopy`).
+    *said* is the driver's own `penstock.compilation.failing.DriverMessage`, if the message adds
+    more.
     """
 
     status: ClassVar[ErrorStatus]
@@ -431,22 +387,15 @@ class DeadObject(DriverError):
 
 
 def driver_error_classes() -> dict[ErrorStatus, type[DriverError]]:
-    """Every HAL status but NONE, with the one class that stands for it."""
-    found: dict[ErrorStatus, type[DriverError]] = {}
-    pending = list(DriverError.__subclasses__())
-    while pending:
-        kind = pending.pop()
-        pending += kind.__subclasses__()
-        if "status" in vars(kind):
-            found.setdefault(kind.status, kind)
-    return found
+    """Every HAL status but NONE, with its one class."""
+    every = [k for kind in DriverError.__subclasses__() for k in (kind, *kind.__subclasses__())]
+    return {kind.status: kind for kind in reversed(every) if "status" in vars(kind)}
 
 
 class CacheError(PenstockError):
     """A cache entry cannot be used; reaches callers of `penstock.cache` only.
 
-    The message is `<Name>: sentence`, Name the class's, so that it stays whole as the text of a
-    status.
+    The message is `<Name>: sentence`, with the name of the class.
     """
 
     def __str__(self) -> str:
@@ -530,9 +479,7 @@ class NotAvailable(PenstockError):
 
 
 class DelegateError(PenstockError, RuntimeError):
-    """A delegate failed; *stage* is init, prepare, invoke, or the method that was to move a buffer.
-    A `RuntimeError` too, which is what LiteRT raises.
-    """
+    """A delegate failed in *stage*: init, prepare, invoke, or the method that moves a buffer."""
 
     def __init__(self, delegate: str, stage: str, reason: str = "") -> None:
         self.delegate, self.stage, self.reason = delegate, stage, reason
@@ -542,29 +489,6 @@ class DelegateError(PenstockError, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.delegate, self.stage, self.reason)
-
-
-def without_frames(error: Raised) -> Raised:
-    """*error*, to be kept as a value: it and what it comes from no longer hold the frames that they
-    passed.
-
-    A frame holds its callers, and one of these holds the error: what their variables name, files
-    and mappings too, would live until the garbage collector comes by.
-    """
-    left: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while left:
-        if (one := left.pop()) is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
-            left += one.__cause__, one.__context__
-    return error
-
-
-def there_are(names: Sequence[str]) -> str:
-    """`there are 'a', 'b'`; of one `there is only 'a'`, of none `there are none`."""
-    shown = ", ".join(map(repr, names)) or "none"
-    return f"there is only {shown}" if len(names) == 1 else f"there are {shown}"
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:

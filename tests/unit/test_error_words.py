@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.arguments import there_are
 from penstock.compilation import Receipt, StepReceipt
-from penstock.errors import counted, there_are
+from penstock.errors import counted
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
+from penstock.arguments import there_are
 from penstock.cli.failures import UsageError
-from penstock.errors import there_are
 
 if TYPE_CHECKING:
     from penstock.ir import Model, NDArray, Operand

@@ -16,9 +16,10 @@ from penstock.cache.directory import CacheDirectory
 from penstock.cache.info import CacheInfo
 from penstock.cache.ingredients import binding_of, derived_token, ingredients_of, nnapi_token
 from penstock.cache.store import OpenFiles
+from penstock.closing import without_frames
 from penstock.compilation.calls import call_driver, call_driver_from_cache, config_of, report_of
 from penstock.compilation.step_receipt import CacheOutcome, Recorder
-from penstock.errors import FOREIGN, CacheError, DriverError, without_frames
+from penstock.errors import FOREIGN, CacheError, DriverError
 from penstock.hal import Device, PrepareConfig, PreparedModel
 from penstock.ir import Model
 from penstock.logs import Log

@@ -11,8 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy import ndarray
 
+from penstock.arguments import there_are
 from penstock.compilation.receipt import Receipt
-from penstock.errors import InputError, InvalidSignature, UnknownSignature, counted, there_are
+from penstock.errors import InputError, InvalidSignature, UnknownSignature, counted
 from penstock.ir import DType, Model, NDArray, Operand
 from penstock.ir.types import static_shape
 

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
-from penstock.arguments import check_kind
-from penstock.errors import InputError, ShapeOverflow, there_are
+from penstock.arguments import check_kind, there_are
+from penstock.errors import InputError, ShapeOverflow
 from penstock.hal import MemoryPreference
 from penstock.ir import DType, NDArray, Operand
 from penstock.ir.types import MAX_BYTES, element_count, is_static, static_shape

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from penstock.errors import ModelError, UnknownOperator, without_frames
+from penstock.closing import without_frames
+from penstock.errors import ModelError, UnknownOperator
 from penstock.export.tflite.fields import TFLITE
 from penstock.ir import Model
 from penstock.ir.operations import OPERATIONS

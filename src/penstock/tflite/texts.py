@@ -7,7 +7,6 @@ from typing import Final
 from penstock.errors import (
     CyclicModel,
     DuplicateWriter,
-    FaultCode,
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
@@ -21,6 +20,7 @@ from penstock.errors import (
     UnknownType,
     UnwrittenOperand,
 )
+from penstock.faults import FaultCode
 
 NO_MODEL: Final = "`model_path` or `model_content` must be specified."
 TWO_MODELS: Final = "Can't both provide `model_path` and `model_content`"

@@ -13,8 +13,6 @@ from penstock.errors import (
     DelegateError,
     DriverError,
     ErrorStatus,
-    Fault,
-    FaultCode,
     InvalidQuantization,
     ModelError,
     OutputInsufficientSize,
@@ -23,6 +21,7 @@ from penstock.errors import (
     PlacementError,
     driver_error_classes,
 )
+from penstock.faults import Fault, FaultCode
 
 CLASSES = [
     value

@@ -15,13 +15,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from penstock.closing import without_frames
 from penstock.errors import (
     DriverError,
     InvalidArgument,
     PenstockError,
     ResourceExhaustedTransient,
     WireError,
-    without_frames,
 )
 from penstock.hal import CancelToken, DescriptorFence, ProgressEvent, as_descriptor
 from penstock.ipc import wire

@@ -13,8 +13,6 @@ from typing import Final
 import numpy as np
 
 from penstock.errors import (
-    Fault,
-    FaultCode,
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
@@ -22,6 +20,7 @@ from penstock.errors import (
     ShapeOverflow,
     UnknownType,
 )
+from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import DataLocation, Lifetime, Operand
 from penstock.ir.subgraph import ConstantPool, constant_array
 from penstock.ir.types import DType, NDArray, byte_size

@@ -9,8 +9,6 @@ import numpy as np
 
 from penstock import knobs
 from penstock.errors import (
-    Fault,
-    FaultCode,
     IndexOutOfRange,
     InvalidOperand,
     InvalidQuantization,
@@ -24,6 +22,7 @@ from penstock.errors import (
     UnknownType,
 )
 from penstock.export.tflite.fields import TFLITE
+from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import MAX_COPIED_VALUE, DataLocation, Lifetime, Operand, Origin
 from penstock.ir.subgraph import ConstantPool
 from penstock.ir.types import DType, NDArray, Quantization, Shape, byte_size, element_count
