@@ -9,15 +9,9 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 
-from penstock.errors import (
-    Fault,
-    FaultCode,
-    IndexOutOfRange,
-    InvalidAttribute,
-    Place,
-    UnknownOperator,
-)
+from penstock.errors import IndexOutOfRange, InvalidAttribute, Place, UnknownOperator
 from penstock.export.tflite.fields import OPTIONS_OF_OPERATOR, TFLITE, Field, Kind
+from penstock.faults import Fault, FaultCode
 from penstock.ir.operand import Operand, Origin
 from penstock.ir.operation import AttributeValue
 from penstock.ir.operations import OPERATIONS
