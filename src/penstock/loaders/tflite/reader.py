@@ -19,8 +19,6 @@ from msgspec.structs import replace
 
 from penstock import knobs
 from penstock.errors import (
-    Fault,
-    FaultCode,
     IndexOutOfRange,
     InvalidQuantization,
     InvalidSignature,
@@ -32,6 +30,7 @@ from penstock.errors import (
 from penstock.export.tflite.fields import TFLITE
 from penstock.export.tflite.schema import FILE_IDENTIFIER
 from penstock.export.tflite.subgraphs import BLOCK_SCALED
+from penstock.faults import Fault, FaultCode
 from penstock.interrupts import polled
 from penstock.ir.model import Model
 from penstock.ir.operand import DataLocation, Lifetime, Operand
