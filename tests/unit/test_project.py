@@ -29,6 +29,7 @@ LEAVES = {
         "closing",
         "distribution",
         "errors",
+        "faults",
         "facade",
         "interrupts",
         "knobs",
