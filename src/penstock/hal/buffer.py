@@ -109,9 +109,7 @@ def needs_copy(buffer: Any, memory: Memory) -> bool:
 
 
 InterfaceOf: TypeAlias = Callable[[Any], "Model | None"]
-"""The model that a prepared model of this driver was made from, or one with the same inputs and
-outputs; None for whatever is no prepared model of it.
-"""
+"""The model of a prepared model of this driver, or one with its interface; None for others."""
 
 
 class ManagedRole(msgspec.Struct, frozen=True):

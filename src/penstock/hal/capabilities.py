@@ -21,9 +21,7 @@ MAX_ATTRIBUTES: Final = 256
 
 
 class ExtensionOperandType(msgspec.Struct, frozen=True):
-    """One operand type of an extension: its number *code* within the extension, 0 to 65535, and the
-    *byte_size* of a scalar, or of one element of a tensor.
-    """
+    """One operand type of an extension: its number *code* (0 to 65535) and element *byte_size*."""
 
     code: int
     byte_size: int
@@ -180,13 +178,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     transfer_bytes_per_second: float = 4e9
     """How fast tensor data reaches or leaves a device that does not share host memory."""
     families: tuple[str, ...] = ()
-    """Names of the hardware and engine families the device belongs to ("cuda", "hexagon",
-    "neural_engine"), for who looks for one of a kind rather than for one by name.
-    """
+    """Names of the hardware and engine families of the device ("cuda", "hexagon")."""
     extensions: tuple[Extension, ...] = ()
-    """The vendor extensions whose operations and operand types the device knows. It is never asked
-    for operations of any other (NNAPI section 8.6).
-    """
+    """The vendor extensions that the device supports (NNAPI section 8.6); it gets no others."""
     simulated: bool = False
     """Whether something else computes in the place of the hardware that the device speaks for: a
     test double, or a simulator. Receipts say so of each step that ran on it, and whoever looks for
@@ -217,9 +211,7 @@ class MemoryPreference(msgspec.Struct, frozen=True):
 PADDING_FROM_LEVEL: Final = 5
 HARDWARE_BUFFERS_FROM_LEVEL: Final = 3
 DOMAINS_FROM_LEVEL: Final = 4
-"""The first feature level with memory of a device's own: HAL 1.3 (NNAPI sections 5.1 and 6.4). A
-device below it is never asked for any.
-"""
+"""The first feature level with memory domains: HAL 1.3 (NNAPI sections 5.1 and 6.4)."""
 
 
 class Support(msgspec.Struct, frozen=True):

@@ -89,9 +89,7 @@ class EventFence:
             callback()
 
     def when_signalled(self, callback: Callable[[], None]) -> None:
-        """Calls *callback* once: in the thread that signals, or now where that has happened. It
-        must not raise. Raises `InputError` for what cannot be called.
-        """
+        """Calls *callback*, which must not raise, once: on the signal, or now if it has come."""
         if not callable(callback):
             raise InputError(f"a fence calls a function, not {type(callback).__name__}")
         with self._lock:

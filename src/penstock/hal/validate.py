@@ -196,9 +196,7 @@ def check_deadline(deadline_ns: int | None) -> None:
 
 
 def validate_request(model: Model, request: Request, config: ExecutionConfig) -> None:
-    """Checks a request against the entry subgraph of the model it was prepared from, a
-    `ProvenRequest` against the deadline alone.
-    """
+    """Checks a request against the prepared model; a `ProvenRequest` only for the deadline."""
     if type(request) is ProvenRequest:
         if config.deadline_ns is not None:
             check_deadline(config.deadline_ns)

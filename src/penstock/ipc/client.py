@@ -248,9 +248,7 @@ class RemotePreparedModel(RemoteObject):
         return carried_fence(fence, carried, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
-        """One that goes through a ring of its own where the channel tells of the other process's
-        life, and neither side is short of what that takes; made by the deadline.
-        """
+        """A burst with its own ring if the channel shows the process's end and there is room."""
 
         def call(_: Packer) -> wire.Call:
             return wire.ConfigureBurst(self.number)

@@ -26,9 +26,7 @@ MAX_OBJECTS: Final = 1 << 16
 
 
 class ClientObject(NamedTuple):
-    """One object. *lease* is closed with it, *token* is a buffer's, *tokens* are the buffers that its
-    runs use, and its runs may take long if it *loops*.
-    """
+    """One object: the *lease* closed with it, its *token*, the *tokens* that its runs use."""
 
     kind: Kind
     value: Any

@@ -266,9 +266,7 @@ def _cut(text: str) -> str:
 
 
 def error_of(message: wire.Failure | wire.Stopped) -> PenstockError:
-    """The error that *message* stands for, of the same class as the one it was made from. What its
-    message would command a terminal is shown.
-    """
+    """The error that *message* stands for, of the original class, safe to show in a terminal."""
     text = printable(message.message)
     if isinstance(message, wire.Stopped):
         kind = Cancelled if message.kind == "cancelled" else ClosedError
@@ -370,9 +368,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def _decode_alone(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    """As `_decode`, one at a time, and without the garbage collections that would take most of it:
-    nothing else of this process runs meanwhile, its heart neither.
-    """
+    """As `_decode`, one at a time and without garbage collection: the heartbeat stops meanwhile."""
     with _large:
         collects = gc.isenabled()
         gc.disable()

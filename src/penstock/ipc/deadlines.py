@@ -27,9 +27,7 @@ _deadline: Final[ContextVar[int | None]] = ContextVar("penstock.ipc.deadlines", 
 
 @contextmanager
 def deadline_context(deadline_ns: int | None) -> Iterator[None]:
-    """A block in which this thread's calls to host processes that have no deadline get this one, in
-    nanoseconds of `time.monotonic_ns`. None changes nothing.
-    """
+    """A block whose calls to host processes get this `time.monotonic_ns` deadline, unless None."""
     if deadline_ns is None:
         yield
         return
@@ -42,9 +40,7 @@ def deadline_context(deadline_ns: int | None) -> Iterator[None]:
 
 @contextmanager
 def collecting_restarts(restarts: dict[str, str]) -> Iterator[None]:
-    """A block in which this thread records in *restarts* each device whose process is restarted for
-    a call that has no receipt of its own: its name, and how the process before ended.
-    """
+    """A block that records in *restarts*, by device, how a process ended that was restarted."""
     token = _restarts.set(restarts)
     try:
         yield
@@ -53,9 +49,7 @@ def collecting_restarts(restarts: dict[str, str]) -> Iterator[None]:
 
 
 def record_restart(device: str, ended: str) -> None:
-    """Records that the process of *device* was restarted, in the innermost `collecting_restarts`
-    block of this thread, if there is one.
-    """
+    """Records a restart for the innermost `collecting_restarts` block of this thread, if any."""
     if (restarts := _restarts.get()) is not None:
         restarts[device] = ended
 
@@ -66,9 +60,7 @@ def current_deadline() -> int | None:
 
 
 def halfway_to(deadline_ns: int | None) -> int | None:
-    """The middle between now and *deadline_ns*: a call to a process that may be dead gets the first
-    half of the time, and a fallback has the other half.
-    """
+    """The middle between now and *deadline_ns*; the other half is left for a fallback."""
     if deadline_ns is None:
         return None
     now = time.monotonic_ns()

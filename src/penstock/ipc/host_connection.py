@@ -49,9 +49,7 @@ END_SECONDS: Final = 3.0
 
 
 class HostConnection:
-    """A host that took this client on. *ended* is told once, from the watching thread or the
-    closing one, when the host has ended otherwise than because this client left: with how.
-    """
+    """A host that has accepted this client. *ended* is called once if the host dies, with how."""
 
     def __init__(self, place: Place, ended: Callable[[HostConnection, str], None]) -> None:
         self.place = place
@@ -109,9 +107,7 @@ class HostConnection:
         return tail(self._started.output)
 
     def close(self) -> None:
-        """Leaves the host, which ends when it has no other client; twice is harmless. In a child
-        process made by `fork` it only closes what was inherited.
-        """
+        """Leaves the host; twice is harmless. In a child made by `fork` it only closes."""
         if os.getpid() != self._process:
             self._leave()
             return

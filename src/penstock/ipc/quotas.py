@@ -29,9 +29,7 @@ PAGE_TABLE_SHARE: Final = 512
 """Bytes of memory that one byte of a page table maps: pages of 4096 have entries of 8."""
 
 MAX_MAPPED: Final = 1 << 13
-"""Memories that one account may have mapped at a time, each as often as it is: a process has some
-65,000 mappings, and each takes a descriptor.
-"""
+"""Mappings of one account at a time; a process can have about 65,000."""
 
 LEAST_COUNTED: Final = 4096
 """Messages of no more bytes are not counted."""
@@ -124,9 +122,7 @@ class _Book:
 
 
 class Account:
-    """What *whose* memory may be: *limit* bytes, and no more than the account *within* has room
-    for; *mapped* is how many memories it has mapped. Thread-safe.
-    """
+    """A quota of *limit* bytes, also limited by *within*; *mapped* counts mappings. Thread-safe."""
 
     def __init__(self, limit: int, whose: str, within: Account | None = None) -> None:
         self._limit, self._whose, self._within = limit, whose, within

@@ -130,9 +130,7 @@ class IsolatedDevice(Described):
             self._remote.trim()
 
     def abandon(self, why: str) -> None:
-        """Kills the process, which continues with a call that nobody waits for. The next call
-        restarts it, and the calls of other clients are repeated there.
-        """
+        """Kills the process, which runs on with an abandoned call; the next call restarts it."""
         self._host.kill(why)
 
     def _brief(self, name: str, model: Model | None, call: Callable[[RemoteDevice], T]) -> T:

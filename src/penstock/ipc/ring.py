@@ -152,9 +152,7 @@ def pipes_take_no_wait() -> bool:
 
 
 class Listener:
-    """Waits for *bell*, and for *life_fd* (a pidfd, or any descriptor that becomes readable when
-    the other process is gone; None without one). For one thread at a time.
-    """
+    """Waits for *bell*, and for *life_fd*, a pidfd or similar; for one thread at a time."""
 
     _bell: Doorbell
     _life_fd: int | None
@@ -271,9 +269,7 @@ LOOKS: Final = range(10)
 """Looks at a word between two at the clock."""
 
 LOOKING_NS: Final = 25_000
-"""How long one side looks before it offers the processor: a pair on one processor needs that to get
-on, and between two processors it gives away what others take for long.
-"""
+"""How long one side spins before it yields the processor to the other side."""
 
 SLEEP_NS: Final = 500_000_000
 """A wait is never longer: whoever missed a doorbell looks again."""
@@ -436,9 +432,7 @@ class Watch:
         return value
 
     def order(self) -> None:
-        """Makes this side's stores visible before its next loads: a locked operation, the one way
-        to a full barrier that every interpreter has.
-        """
+        """A full barrier between this side's stores and its next loads: a locked operation."""
         self._barrier.acquire(blocking=False)
         self._barrier.release()
 

@@ -34,9 +34,7 @@ LONG_NS: Final = 1_000_000_000
 """Runs that take longer are as long as this to the next call's patience."""
 
 LONG_ENOUGH_NS: Final = 1_000_000
-"""From here on a run is slept through but for its end: waking an idle processor takes longer than
-looking is worth there, and costs less than it saves.
-"""
+"""Longer runs are slept through but for their end: spinning would cost more than it saves."""
 
 NAP_SHARE: Final = 32
 """The last part of the usual time that is not slept through."""

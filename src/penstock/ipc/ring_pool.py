@@ -54,9 +54,7 @@ class Rings:
     def execute(
         self, target: int, request: Request, config: ExecutionConfig, pace: Pace
     ) -> ExecutionResult | None:
-        """Executes *request* to the prepared model *target*, whose *pace* that is; None, with
-        nothing run, where no ring is to be had, or can carry it.
-        """
+        """Executes *request* to *target*; None, without a run, if no ring can carry it."""
         found = self._take(config.deadline_ns)
         if found is None:
             return None

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 
 class BoundRequest:
-    """A request that the device's side knows as *number*, once *payload* has been sent. *pools* are
-    the `id` of each memory that it lies in. It is bound until `drop`.
-    """
+    """A request bound to *number* once *payload* is sent; *pools* are the `id` of its memories."""
 
     def __init__(
         self, number: int, payload: bytes, lent: Lent, pools: tuple[int, ...], request: Request

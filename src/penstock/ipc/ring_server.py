@@ -1,6 +1,4 @@
-"""The device's side of a ring: a thread that executes the requests of one client, and the requests
-that the client has bound to numbers.
-"""
+"""The device's side of a ring: the thread that executes a client's bound requests."""
 
 from __future__ import annotations
 

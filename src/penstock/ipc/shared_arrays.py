@@ -266,9 +266,7 @@ def check(array: NDArray) -> None:
 
 
 def _lendable(memory: Memory) -> tuple[int, int] | None:
-    """The descriptor by which all of *memory* is lent, and where in it the memory begins; None for
-    what may shrink while another process reads it.
-    """
+    """The descriptor that lends *memory*, and its offset there; None if it may shrink."""
     match memory.name, memory.handle:
         case "ashmem", int(fd):
             return fd, 0

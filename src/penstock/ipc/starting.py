@@ -52,9 +52,7 @@ from penstock.logs import Log, printable
 log = Log("penstock.ipc")
 
 ABOVE: Final = 16
-"""Descriptors on their way into a new process have this number at least: above those that they are
-to have there, so that none takes another's place.
-"""
+"""The least number of descriptors passed to a new process: above those it gets there."""
 
 ATTEMPTS: Final = 20
 """How often a client retries while a host is ending, or another client is starting one."""
@@ -309,9 +307,7 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
 
 
 def _known(started: Started, found: Meeting, name: str, place: Place) -> Started:
-    """A connection to the same host, by which the kernel tells its process: at the first it was not
-    yet the one that listens. The first, where that cannot be.
-    """
+    """A second connection, by which the kernel tells the host's process; else the first."""
     try:
         sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
         if sock is None:

@@ -197,9 +197,7 @@ class Supervisor:
         return host
 
     def await_end(self, host: HostConnection, deadline_ns: int | None = None) -> None:
-        """A call found *host* gone; waits until its end is known, so that the record is complete,
-        for which it has until the deadline. One that lives is left.
-        """
+        """Waits until the end of a dead *host* is known and recorded, or until the deadline."""
         if host.session.end_reason and not host.settle(deadline_ns):
             # Whoever gives up is in the record all the same.
             self._late.update(self.underway)
@@ -269,9 +267,7 @@ class Supervisor:
         self._bury(host.pid, how, output)
 
     def _bury(self, pid: int, how: str, output: str, *, died: bool = True) -> None:
-        """Counts the death, or a driver that refuses to be loaded, and keeps a record of it: of the
-        same refusal one. *pid* is 0 where there never was a process that answered.
-        """
+        """Counts and records a death, or a refusal once; *pid* is 0 without a process."""
         known = not died and how == self._last
         self._count(how, died=died)
         if known:

@@ -58,9 +58,7 @@ def is_memory(fd: int) -> bool:
 
 
 def filesystem_of(fd: int) -> int:
-    """The kind of file system that a descriptor is of, by its number in `linux/magic.h`, which only
-    the kernel gives; 0 where that cannot be told.
-    """
+    """The kind of *fd*'s file system as in `linux/magic.h`; 0 if unknown."""
     if sys.platform != "linux":
         return 0
     import ctypes
@@ -153,9 +151,7 @@ def peer(sock: socket.socket) -> tuple[int, int]:
 
 
 def open_peer(sock: socket.socket) -> int:
-    """A descriptor of the process at the other end of a Unix socket. Raises `ProcessLookupError`
-    for one that has ended, and for one that this process's namespace does not show.
-    """
+    """A descriptor of the peer's process. `ProcessLookupError` if it ended, or is not visible."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
     try:
@@ -348,9 +344,7 @@ def is_open(fd: int) -> bool:
 
 
 def may_shrink(memory: Memory) -> bool:
-    """Whether another process could truncate *memory* while it is mapped. False without an open
-    descriptor, since such a memory cannot be mapped.
-    """
+    """Whether *memory* is a descriptor that another process could truncate while it is mapped."""
     fd = descriptor_in(memory)
     return fd is not None and not cannot_shrink(fd)
 

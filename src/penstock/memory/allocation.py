@@ -32,9 +32,7 @@ log = Log(__name__)
 
 
 class RoleUse(Struct, frozen=True, eq=False):
-    """What a role comes down to: the *index*-th input or output of runs of *user*, its *operand*,
-    and the steps that read or write it.
-    """
+    """One role: the *index*-th input or output of *user*, and the steps that read or write it."""
 
     user: object
     index: int

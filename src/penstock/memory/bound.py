@@ -173,9 +173,7 @@ class Viewed(Protocol):
 
 
 class LentPool(BoundPool):
-    """A pool whose bytes the host may see, too: a device that takes memory of the host gets them
-    without mapping the pool anew. It must map the pool's kind all the same.
-    """
+    """A pool that the host can view: passed as host memory to devices that take that."""
 
     __slots__ = ("_pool",)
 

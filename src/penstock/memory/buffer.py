@@ -166,9 +166,7 @@ class DeviceBuffer(Closing):
         return self._initialized()
 
     def bind_argument(self, user: object, kind: Kind, index: int, operand: Operand) -> BoundMemory:
-        """As `penstock.memory.bound.Bindable`: `InputError` for a use that it was not allocated
-        for, `StateError` for an input without a value.
-        """
+        """As `Bindable`: `InputError` for an undeclared use, `StateError` without a value."""
         self._check_usable()
         roles = self._allocation.roles
         if not any(r.prepared is user and r.kind == kind and r.index == index for r in roles):

@@ -86,9 +86,7 @@ def allocate(
 
 
 def begin(fd: int, *, write: bool, kernel: Kernel = LINUX) -> bool:
-    """Says that the CPU starts to read, and perhaps *write*, the dma-buf *fd*; `end` must follow.
-    False for what is none, of which nothing need be said.
-    """
+    """Begins CPU access to the dma-buf *fd*; `end` must follow. False for other memory."""
     return _sync(kernel, fd, SYNC_READ | SYNC_WRITE * write)
 
 

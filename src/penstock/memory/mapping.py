@@ -97,9 +97,7 @@ class HardwareBufferDescription(Struct, frozen=True):
 
 
 class HardwareBufferHandle(NamedTuple):
-    """Handle of a `hardware_buffer_blob` or `hardware_buffer` memory: the descriptor of a dma-buf,
-    or of the memfd that stands in for one, and what it holds.
-    """
+    """The handle of a hardware buffer's memory: a dma-buf or memfd, and its description."""
 
     fd: int
     description: HardwareBufferDescription
@@ -123,9 +121,7 @@ class _Placed(NamedTuple):
 
 
 class _Table:
-    """What lies where. A finalizer may change it in the middle of anything: each operation is one
-    step of the interpreter's, and none waits for a lock.
-    """
+    """What lies where. Each operation is atomic and lock-free, so that finalizers can call it."""
 
     def __init__(self) -> None:
         self.placed: dict[int, _Placed] = {}
@@ -211,9 +207,7 @@ class Region(mmap.mmap):
 
 
 def map_region(fd: int, nbytes: int, access: int, offset: int = 0, owner: object = None) -> Region:
-    """*nbytes* > 0 of *fd* from byte *offset* (any) on, mapped and counted. Raises `OSError`,
-    `ValueError` and `OverflowError` as `mmap` does.
-    """
+    """*nbytes* > 0 of *fd* from any *offset* on, mapped and counted. Raises as `mmap` does."""
     skipped = offset % mmap.ALLOCATIONGRANULARITY
     region = Region(fd, nbytes + skipped, access=access, offset=offset - skipped)
     region.owner, region.skipped = owner, skipped
@@ -310,9 +304,7 @@ def map_memory(memory: Memory, kinds: Container[str] = MEMORY_KINDS) -> Mapping:
 
 
 def mapped_once(fd: int, nbytes: int, *, write: bool) -> Mapping:
-    """The first *nbytes* > 0 of *fd*, for its owner. Raises `InputError` where it cannot be mapped
-    so, `ResourceExhaustedTransient`.
-    """
+    """The first *nbytes* > 0 of *fd*. Raises `InputError` or `ResourceExhaustedTransient`."""
     access = mmap.ACCESS_WRITE if write else mmap.ACCESS_READ
     try:
         return Mapping(map_region(fd, nbytes, access).array)

@@ -29,9 +29,7 @@ HEAD: Final = 4096
 """Bytes at the beginning of a file that are judged before the rest is read."""
 
 Judge: TypeAlias = Callable[[bytes, "int | None"], None]
-"""Is given the first `HEAD` bytes of a file, or all where it has fewer, and its size where that is
-known before it is read. Raises for a file that is not to be read.
-"""
+"""Raises to reject a file, by its first `HEAD` bytes and, if it is known, its size."""
 
 HAS_MEMFD: Final = sys.platform == "linux" and hasattr(os, "memfd_create")
 

@@ -31,9 +31,7 @@ MOST_WRITTEN: Final = 1 << 26
 
 
 class SharedMemory:
-    """*fd*, taken over, and the *memory* it stands for. Both are good until the last of this
-    object, and of the views that `map` gave, dies.
-    """
+    """Owns *fd* and *memory*, both valid until this object and the views of `map` are gone."""
 
     __slots__ = ("__weakref__", "_lock", "_region", "memory")
 
@@ -103,9 +101,7 @@ def check_size(nbytes: int) -> None:
 
 
 def duplicate(fd: object, what: str) -> int:
-    """A descriptor of one's own for what *fd* is. Raises `InputError` where it is none, and
-    `ResourceExhaustedTransient` when none is left.
-    """
+    """A duplicate of *fd*. Raises `InputError` or `ResourceExhaustedTransient`."""
     if not isinstance(fd, int) or isinstance(fd, bool):
         raise InputError(f"{what} needs a descriptor, not {type(fd).__name__}")
     try:

@@ -240,9 +240,7 @@ def place_of(array: NDArray) -> Memory | None:
 
 
 def viewed(value: Any) -> Any:
-    """The memory of another library's array as NumPy's, by DLPack or the buffer protocol; *value*
-    itself where it is a pool or the like, or cannot be seen so.
-    """
+    """Another library's array as NumPy's, by DLPack or the buffer protocol, or *value* itself."""
     if isinstance(value, np.ndarray | Memory) or hasattr(value, "memory"):
         return value
     try:

@@ -107,9 +107,7 @@ class Keeper(Protocol):
         ...
 
     def trust(self, owner: Owner) -> tuple[Registry, Signer]:
-        """The registry of *owner*, and what seals for it: each call of them raises `Unreadable` for
-        an owner of another origin, and where the other process does not answer.
-        """
+        """The registry and signer of *owner*. Their calls raise `Unreadable`."""
         ...
 
 
@@ -174,9 +172,7 @@ class Lent:
         self.token, self.binding = token, binding
 
     def cache_files(self, needed: tuple[int, int]) -> list[CacheFile]:
-        """The files, model files first. Raises `InvalidArgument` for another number of them than
-        *needed*, and for a token or binding of another length than 32 bytes.
-        """
+        """The files, model files first. Raises `InvalidArgument` for wrong counts or lengths."""
         models, datas = self.model_cache, self.data_cache
         if (len(models), len(datas)) != needed:
             raise InvalidArgument(

@@ -343,9 +343,7 @@ class FileKeyStore:
             self._files.close(fd)
 
     def _create(self, key: bytes, *, instead: bool) -> None:
-        """Writes *key* under a name of its own, then gives it the file's name if nobody was faster;
-        with *instead*, in place of the file that is there.
-        """
+        """Writes *key* to a new file and links it, or with *instead* replaces the file there."""
         from penstock.sealed.replacing import make_private, put_in_place
 
         self._sweep()

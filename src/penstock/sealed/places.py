@@ -55,9 +55,7 @@ MOST_REGISTRIES = 1024
 
 
 def state_directory() -> str:
-    """The path of the directory where drivers keep what must outlive the cache: the knob
-    `state_dir`, else the user's state directory.
-    """
+    """The directory of what must outlive the cache: the knob `state_dir`, else the user's."""
     from penstock import knobs
 
     if chosen := knobs.state_dir():
@@ -107,9 +105,7 @@ def registry_path(directory: StrPath, owner: Owner, keys: KeyStore) -> str:
 
 
 def bound_registries(directory: str) -> None:
-    """Removes the registries that were changed longest ago, where there are more than
-    `MOST_REGISTRIES`: what they list is refused, and compiled again.
-    """
+    """Removes the oldest registries beyond `MOST_REGISTRIES`; their entries are compiled again."""
     try:
         with os.scandir(directory) as entries:
             found = [entry.path for entry in entries if entry.name.endswith(".registry")]
@@ -130,9 +126,7 @@ def _changed(path: str) -> float:
 
 
 def make_private_directory(path: StrPath) -> None:
-    """Makes *path*, and what is missing above it, for its owner alone (0700). Raises `Unreadable`
-    when it cannot be, or is another user's.
-    """
+    """Makes *path* and its parents private (0700). Raises `Unreadable` if that fails."""
     try:
         _make(os.fspath(path))
         status = os.lstat(path)

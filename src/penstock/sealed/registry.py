@@ -54,9 +54,7 @@ class RegistryState(Struct, frozen=True):
 
 
 class Owner:
-    """Whose registry it is: a driver's name and its version string, and where its code comes from
-    (`origin`). The digest of the driver is of its name and origin.
-    """
+    """Whose registry it is: a driver's name, version and *origin* of its code."""
 
     __slots__ = ("driver", "driver_digest", "origin", "version", "version_digest")
 

@@ -68,9 +68,7 @@ def put_in_place(source: str, path: str, files: FileSystem) -> None:
 
 
 def move_directory_away(path: str) -> bool:
-    """Removes an empty directory at *path*, and renames one that is not empty to
-    `<path>.<digits>.aside`; False for anything that is no directory. Raises `OSError`.
-    """
+    """Removes a directory, or renames it to `<path>.<digits>.aside`; False if there is none."""
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             return False

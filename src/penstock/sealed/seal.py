@@ -181,9 +181,7 @@ class Seal:
         return save_entry(self._trust, self._needed, lent, payloads, expected, guard)
 
     def _trust(self) -> Trust:
-        """What entries are sealed and verified with; registry and key store are found at first use,
-        and again where the state directory is another one.
-        """
+        """The key and registry, found at first use and when the state directory changes."""
         keys, registry = self._given_keys, self._given_registry
         is_given = keys is not None and registry is not None
         state = "" if is_given or keeper() is not None else state_directory()
@@ -200,9 +198,7 @@ class Seal:
 def own_trust(
     owner: Owner, registry: Registry | None = None, keys: KeyStore | None = None
 ) -> tuple[Registry, Signer]:
-    """The registry of *owner* and what seals for it, with the key in this process: of the user's
-    state directory, but for what is given. Raises `Unreadable`.
-    """
+    """The registry and signer of *owner* with this process's key. Raises `Unreadable`."""
     if registry is None or keys is None:
         from penstock import knobs
         from penstock.sealed.file_registry import FileRegistry

@@ -217,9 +217,7 @@ IN: Final = 1
 SCM_RIGHTS: Final = 1
 
 GUEST: Final = struct.Struct("=qi")
-"""What a client's socket is sent with: its user, and its number here, with which it is sent back
-where the driver's process had no descriptor for it.
-"""
+"""With a client's socket: its user, and its number here, which is sent back if it failed."""
 
 DRIVER_ENDED: Final = 128
 

@@ -91,9 +91,7 @@ def end_process(why: str) -> NoReturn:
 
 
 def trim_output() -> None:
-    """Gives back the memory of what this process wrote to its standard output and error, once it is
-    much: who reads it reads on where it was.
-    """
+    """Frees the memory of much output; a reader continues at its offset."""
     if sys.platform == "win32":
         return
     try:

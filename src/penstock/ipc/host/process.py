@@ -93,9 +93,7 @@ class Guest:
                 self.connection.close()
 
     def has_left(self) -> bool:
-        """Whether it has hung up. The poll may tell it of a number that another had before: it
-        forgets a socket only when the broker has closed it too.
-        """
+        """Whether it has hung up; the event may be of an earlier socket with this number."""
         try:
             return self.connection.is_over()
         except (OSError, ValueError):
@@ -154,9 +152,7 @@ class Host:
         self._sandbox = sandbox
 
     def run(self) -> NoReturn:
-        """Serves until no more clients come, and ends the process. Where the driver cannot be
-        loaded every client is refused with the reason.
-        """
+        """Serves until no more clients come, and ends the process; refuses all if loading fails."""
         logging.basicConfig(
             stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s"
         )
@@ -175,9 +171,7 @@ class Host:
         self._part()
 
     def _accept(self) -> None:
-        """Takes clients on until no more come. One that hangs up is seen here too: its threads may
-        all be in calls, or lost for want of memory.
-        """
+        """Accepts clients until no more come, and notices those that leave."""
         if sys.platform != "linux":
             raise OSError(LINUX_ONLY)
         poll = select.epoll()

@@ -109,9 +109,7 @@ def die_with_parent() -> None:
 
 
 def die_with(parent: int) -> None:
-    """From now on the kernel kills this process when *parent* ends: see prctl(2), PR_SET_PDEATHSIG,
-    which the sandbox's list of calls does not have.
-    """
+    """Has the kernel kill this process when *parent* ends (prctl(2), PR_SET_PDEATHSIG)."""
     if sys.platform == "win32":
         return
     die_with_parent()

@@ -320,9 +320,7 @@ class SandboxPolicy(NamedTuple):
 
 
 def _private() -> list[str]:
-    """What no driver is shown, also where a directory that it may read holds it: the user's home
-    itself, and where Penstock's state, cache and settings are.
-    """
+    """What drivers never see: the home directory, and Penstock's state, cache and settings."""
     found = [os.path.expanduser("~")]
     for find in (
         state_directory,

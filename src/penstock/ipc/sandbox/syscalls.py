@@ -270,9 +270,7 @@ SOCKET_FLAGS: Final = 0x0008_0800
 """SOCK_CLOEXEC and SOCK_NONBLOCK."""
 
 FCNTL: Final = (*range(8), 36, 37, 38, 1027, 1030, 1031, 1032, 1033, 1034)
-"""Duplicates, flags, locks, sizes of pipes and seals of memory; no owners, leases or notices, by
-which signals and news of others come.
-"""
+"""Duplicates, flags, locks, pipe sizes and seals; no owners, leases or notifications."""
 
 PRCTL: Final = (3, 4, 15, 16, 21, 22, 23, 29, 30, 38, 39, 41, 42, 47, *range(50, 57), 0x53564D41)
 """Names of threads and of memory, dumping, timers, vectors, and giving up more."""
