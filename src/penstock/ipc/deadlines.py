@@ -68,11 +68,9 @@ def halfway_to(deadline_ns: int | None) -> int | None:
 
 
 class StoppedProcess:
-    """Watches a driver's host process, named *who* in errors, during one call with a deadline.
-
-    The call must not write to the caller's memory. Once half of the time is over, the call is given
-    up if the process is stopped and the watchdog, which needs *limit_ns*, would find that too late
-    for a fallback.
+    """Watches the host process *who* during a call with a deadline that does not write to the
+    caller's memory. After half of the time the call ends if the process is stopped and the
+    watchdog, which needs *limit_ns*, would be too late for a fallback.
     """
 
     def __init__(

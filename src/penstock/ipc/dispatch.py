@@ -83,10 +83,9 @@ class _Context(NamedTuple):
 class Dispatcher:
     """Answers the calls of one client to *device*, from several threads at once.
 
-    A client can use only the objects and tokens that it was given: another client's are
-    `InvalidArgument`, and so is a memory for which *admit* raises `WireError`. A client closes the
-    device only if it *owns_device*. Cache entries are bound to *owner*, so an entry sealed for one
-    owner is invalid for another.
+    A client can use only its own objects and tokens; others are `InvalidArgument`, and so is a
+    memory that *admit* rejects. It closes the device only if it *owns_device*. A cache entry of one
+    *owner* is invalid for others.
     """
 
     def __init__(
@@ -109,10 +108,8 @@ class Dispatcher:
         self, frame: Frame, lease: Lease | None = None, stop: CancelToken | None = None
     ) -> Frame:
         """The reply to the call in *frame*; never raises. *lease* closes what came beside it. Until
-        then *stop* is set when the client leaves: it ends preparations, and executions that may take
-        long, even if the call has no cancel token.
-
-        A malformed call gets `InvalidArgument`, one that the device fails gets its error.
+        then the client's end sets *stop*, which ends preparations and long executions even without
+        a cancel token. A malformed call gets `InvalidArgument`.
         """
         lease = Lease() if lease is None else lease
         lease.message_bytes = len(frame.data)

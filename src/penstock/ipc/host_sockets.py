@@ -225,11 +225,8 @@ def prepare() -> None:
 
 
 def listen(path: str) -> int:
-    """The descriptor of a socket that listens at *path*, in the place of one that nobody listens at
-    any more.
-
-    Raises `OSError` where somebody does, where a file that is no socket lies there, and where the
-    directory is one in which others could put a socket of their own.
+    """The descriptor of a socket that listens at *path*. Replaces an abandoned socket. Raises
+    `OSError` if one is in use, for any other file, and if others can write the directory.
     """
     if sys.platform == "win32":
         raise OSError("a service needs Unix sockets")

@@ -75,13 +75,9 @@ _made: weakref.WeakKeyDictionary[ConstantPool, _Copy] = weakref.WeakKeyDictionar
 
 
 def sealed_place(pool: ConstantPool) -> SealedPlace:
-    """Where the bytes of *pool* lie in a memfd that is sealed against writing, shrinking and
-    growing; it is good for as long as the pool lives.
-
-    Memory that is sealed so is given as it is: the file that the model was read into, or a memfd
-    that the caller sealed. Of any other a sealed copy is made, once, which `sealed_copies` tells.
-    Raises `ResourceExhaustedTransient` where there is no room for it, and `GeneralFailure` where
-    the file behind the pool has become shorter.
+    """Where the bytes of *pool* lie in a sealed memfd, valid while the pool lives: in its own
+    memory if that is sealed, else in a copy, made once, that `sealed_copies` reports. Raises
+    `ResourceExhaustedTransient`, or `GeneralFailure` if the file behind it became shorter.
     """
     own = _place_behind(pool)
     if own is not None and is_sealed(own.fd) and _is_inside(pool, own):
@@ -118,13 +114,9 @@ def _told(pool: ConstantPool, began_ns: int) -> CopyReceipt | None:
 def mapped(
     fd: int, size: int, kind: str = "", account: Account | None = None, offset: int = 0
 ) -> ConstantPool:
-    """The *size* bytes of *fd* from byte *offset* on, which nobody can change afterwards: mapped
-    where it is sealed, else a copy. Sealed memory of equal content is mapped once, whoever it comes
-    from, and counted in the *account* that was first, for as long as anybody has it. *kind* is the
-    sender's name of the memory.
-
-    Raises `WireError` where it is no memory, or has not as many bytes, `ResourceExhaustedTransient`
-    where there is no room.
+    """*size* bytes of *fd* from *offset* on: mapped if it is sealed, else copied. Equal sealed
+    memory is mapped once, and charged to the first *account* while anybody has it. *kind* is the
+    sender's name of the memory. Raises `WireError` or `ResourceExhaustedTransient`.
     """
     try:
         available = os.fstat(fd).st_size
@@ -285,12 +277,9 @@ class _Copied(NamedTuple):
 
 
 class Carried(Closing):
-    """A request as a driver's process gets it: `request`. Pools that may shrink are copies there,
-    which are made now and copied home by `finish`; `copies` tells of both. Without *copies* it is
-    *request* as it is.
-
-    Raises `GeneralFailure` for a pool that cannot be read, `ResourceExhaustedTransient` where there
-    is no room.
+    """`request` for a host process: with copies of pools that may shrink, made now. `finish` copies
+    outputs back; `copies` lists both. Without *copies* it is *request* itself. Raises
+    `GeneralFailure` or `ResourceExhaustedTransient`.
     """
 
     def __init__(self, request: Request, *, copies: bool = True) -> None:

@@ -138,11 +138,9 @@ class Account:
             return self._used
 
     def memory(self, fd: int, end: int) -> Charge:
-        """Counts the bytes up to *end* of the memory behind *fd*, as far as it has them or may grow
-        to have them: in full for who first maps them, whoever maps them last.
-
-        Raises `ResourceExhaustedTransient` where there is no room for them. What is no memory
-        counts nothing.
+        """Charges the bytes up to *end* of the memory behind *fd*, that it has or may grow to have:
+        in full to whom maps it first. Raises `ResourceExhaustedTransient` if over quota. Other
+        descriptors are free.
         """
         try:
             status = os.fstat(fd)
@@ -352,11 +350,9 @@ class Preparations:
         nbytes: int,
         model: Model | None = None,
     ) -> Callable[[], None]:
-        """Makes room for a prepared model, of *nbytes* beside its constants; what is given takes
-        the room back, once.
-
-        Raises `ResourceExhaustedTransient` where there is none, with the client or in its
-        *account*.
+        """Makes room for a prepared model of *nbytes* beside its constants, and returns a function
+        that frees it. Raises `ResourceExhaustedTransient` if over the client's or the *account*'s
+        quota.
         """
         threads = MOST_THREADS if num_threads is None else max(1, num_threads)
         self._count_one(threads)

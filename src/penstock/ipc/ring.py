@@ -65,11 +65,9 @@ Heard: TypeAlias = Literal["rung", "dead", "nothing"]
 
 
 class Doorbell:
-    """One direction. *listen_fd* is the end that is heard, *ring_fd* the one that is rung; -1 where
-    the other process alone has that end. Both descriptors belong to it, also where it cannot be
-    made.
-
-    Raises `InvalidArgument` for what is neither a pipe nor a socket of a pair.
+    """One direction: *listen_fd* is waited for, *ring_fd* written; -1 if only the other process has
+    it. Owns both descriptors, even if this raises `InvalidArgument`: for neither a pipe nor a
+    socket of a pair.
     """
 
     listen_fd: int

@@ -107,12 +107,10 @@ class RingClient:
         payload: bytes = b"",
         pace: Pace | None = None,
     ) -> ExecutionResult:
-        """One request and its answer; *pace* is that of what it runs.
-
-        Raises what the device's side answers; `DeadObject` when that side is gone, or has broken
-        the ring's rules, after which this ring is of no use; `MissedDeadlineTransient` and
-        `Cancelled` when it does not answer by then, in which case it may still write the request's
-        outputs until a later call of this ring returns.
+        """One request and its answer; *pace* is that of what it runs. Raises the answer's error;
+        `DeadObject` if the other side ended or broke the rules, which ends this ring;
+        `MissedDeadlineTransient` or `Cancelled` without an answer: until a later call returns,
+        outputs may still be written.
         """
         if self.broken is not None:
             raise DeadObject(self.broken)
@@ -245,11 +243,9 @@ class RingClient:
                     raise self._break("the device rings without an answer")
 
     def _looks(self, pace: Pace) -> bool:
-        """Whether to look for the next answer rather than sleep: where runs are short, and it has
-        cost less.
-
-        Among processes that keep every processor busy, a wake-up comes sooner than one's turn after
-        giving way.
+        """Whether to spin for the next answer rather than sleep: runs are short, and spinning has
+        been cheaper. If every processor is busy, a wake-up comes sooner than this thread's turn
+        after a yield.
         """
         if self._watch.spin_ns <= pace.usual_ns:
             return False

@@ -249,12 +249,9 @@ class Ring:
         deadline_ns: int | None = None,
         is_lasting: Callable[[Memory], bool] = lambda _: True,
     ) -> BoundRequest | None:
-        """The binding of *request* to the prepared model, or burst, *target*: made now, by the
-        deadline, if there is none.
-
-        None for one that no ring can carry: a memory of it cannot be lent, or is not worth it,
-        being none that *is_lasting*, or it is too long for a slot. Raises `InvalidArgument` for an
-        array that no other process can be given.
+        """The binding of *request* to *target*, made by the deadline if there is none. None if no
+        ring can carry it: it is too long, or has memory that cannot be lent or is not *is_lasting*.
+        Raises `InvalidArgument` for an array that no process can be given.
         """
         if self._gone:
             self._sweep()

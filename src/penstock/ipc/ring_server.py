@@ -90,11 +90,9 @@ ChargeMemory: TypeAlias = Callable[[Memory], Charge]
 
 
 class Binding:
-    """A request to *target* that its client runs by number. It counts the pools that the driver
-    maps for it by *charge*, and keeps them until it is released: by its ring, or by a pool that is
-    closed.
-
-    Raises `InvalidArgument` for a form that makes no sense, and what mapping its pools raises.
+    """A request to *target* that the client runs by number. Until its ring or one of its pools is
+    closed, it keeps the pools and charges what the driver maps by *charge*. Raises
+    `InvalidArgument`, and what mapping raises.
     """
 
     def __init__(self, payload: bytes, find: FindPool, charge: ChargeMemory) -> None:
@@ -222,13 +220,10 @@ class RingCancel(CancelToken):
 
 
 class RingServer:
-    """Serves a ring. *executor* finds what executes a request, at every run: the client may have
-    closed it. *find* gives the pools that the client has lent.
-
-    The three descriptors stay the caller's. The thread begins at once and ends with `close`, or
-    when the client breaks the rules of the ring, which the log then says; *ended* is the last that
-    it calls. Runs that may take long stop when the ring is closed. What a bound request has the
-    driver map counts by *charge*.
+    """Serves a ring. For each run *executor* finds what executes it, and *find* the lent pools. The
+    three descriptors stay the caller's. The thread ends with `close`, which stops long runs, or if
+    the client breaks the rules; *ended* is called last. Memory that a driver maps is charged by
+    *charge*.
     """
 
     def __init__(

@@ -68,11 +68,9 @@ class _Lent(NamedTuple):
 
 
 class Staging:
-    """The shared memory of one connection.
-
-    An array that lies in a memory pool goes as the pool's descriptor, once, and as a place in it
-    afterwards; any other is copied into a pool of this object's own. *lend* and *release* tell the
-    other side. Thread-safe.
+    """The shared memory of one connection. An array in a memory pool is lent once and then passed
+    by its location; any other is copied into a pool of this object. *lend* and *release* send
+    messages. Thread-safe.
     """
 
     def __init__(self, lend: Lender, release: Callable[[wire.MemoryId], None]) -> None:
@@ -310,12 +308,9 @@ PoolFor: TypeAlias = Callable[[int], MemoryPool]
 
 
 def lend(request: Request, place_of: PlaceOf, pool_for: PoolFor, unit: int = ALIGNMENT) -> Lent:
-    """*request* with every `HostMemory` by its place in a pool; staged arrays lie at multiples of
-    *unit* bytes from the first byte of *pool_for* on. Nothing is copied yet.
-
-    Raises `InvalidArgument` for an array that no other process can be given: one that is not
-    C-contiguous, whose elements are Python objects, or an output that cannot be written; and for a
-    pool that *request* has not.
+    """*request* with every `HostMemory` by location; staged arrays at multiples of *unit* bytes in
+    *pool_for*. Nothing is copied yet. Raises `InvalidArgument` for a pool that *request* lacks, and
+    for arrays that are not C-contiguous, have Python objects, or are read-only outputs.
     """
     pools = list(request.pools)
     waiting: list[tuple[bool, int, NDArray, tuple[int, ...] | None, int]] = []

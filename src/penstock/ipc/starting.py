@@ -160,15 +160,12 @@ def address_of(place: Place, settings: Mapping[str, str]) -> str:
 
 
 def connect(place: Place) -> Started:
-    """A connection to the host of *place*, which is started unless it runs.
+    """A connection to the host of *place*, started if need be. A host that is stopped, or does not
+    answer in the time of a start, is replaced; if it may be another process, or there is no
+    directory for sockets, this client gets a host of its own.
 
-    One that is stopped, or does not answer in the time that a start may take, is killed and
-    replaced; where it is not surely a host, or there is no directory to find it in (`meeting`),
-    there is one for this client alone.
-
-    Raises `NotAvailable` on a system that lacks what it takes, `DeviceUnavailable` when the driver
-    cannot be started, or does not take this client on, with the reason; `NotStarted` where a
-    process was there.
+    Raises `NotAvailable` on other systems, `DeviceUnavailable` with the reason; `NotStarted` if
+    there was a process.
     """
     if reason := unavailable():
         raise NotAvailable(reason)

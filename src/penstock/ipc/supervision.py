@@ -100,11 +100,9 @@ class Supervisor:
         return host if host is not None and not host.session.end_reason else None
 
     def connection(self, deadline_ns: int | None = None) -> HostConnection:
-        """The host, started if need be; a short pause after deaths in a row is waited for, where it
-        ends before the deadline.
-
-        Raises `DeadObject` where it may not be started yet, could not be, or is not there by the
-        deadline.
+        """The connection to the host, started if need be; waits for a short backoff that ends
+        before the deadline. Raises `DeadObject` if it may not be started, could not be, or not by
+        the deadline.
         """
         if self._process != os.getpid():
             raise StateError("the process of a driver belongs to the process that was forked")

@@ -73,13 +73,10 @@ class _Partial:
 class Connection:
     """One end of a stream. Any thread may `send`; one thread at a time may `receive`.
 
-    A deadline is a `time.monotonic_ns()` value. What arrives by halves is kept for the next
-    `receive`, and what could be sent by halves only is sent before anything else, so that a
-    deadline missed leaves the stream in order.
-
-    *most* descriptors may come beside one frame; the kernel closes what comes beyond. `expect` is
-    called with the length of a message of more than `CHUNK` bytes before memory is taken for it,
-    and raises `WireError` where there is none.
+    Deadlines are `time.monotonic_ns()` values. Partial frames are kept, so a missed deadline leaves
+    the stream in order. *most* descriptors may come beside a frame; the kernel closes more.
+    `expect` is called before memory is allocated for a message of over `CHUNK` bytes, and may raise
+    `WireError`.
     """
 
     expect: Callable[[int], None]
@@ -100,11 +97,9 @@ class Connection:
     def send(
         self, data: bytes, descriptors: Sequence[int] = (), deadline_ns: int | None = None
     ) -> None:
-        """Sends one frame; the descriptors stay the caller's.
-
-        Raises `WireError` for one that is too large, `GeneralFailure` for a descriptor that is not
-        open, `ResourceExhaustedTransient` where the kernel lets no more travel, `TimeoutError` when
-        the other end has not taken it by the deadline, `EOFError` when there is no other end.
+        """Sends one frame; the descriptors stay the caller's. Raises `WireError` for one that is
+        too large, `GeneralFailure` for a closed descriptor, `ResourceExhaustedTransient` from the
+        kernel, `TimeoutError` at the deadline, `EOFError` without another end.
         """
         wire.check_length(len(data))
         if len(descriptors) > wire.MAX_HANDLES:

@@ -56,11 +56,9 @@ def launch(
     apart: bool,
     kept: Sequence[socket.socket] = (),
 ) -> Launched:
-    """Starts a process in which *drive* is called, with what is said of its namespaces and what is
-    to be called once they are set up: an `OSError` before that ends the process, and it is started
-    again without any. Without *apart* none are tried. The sockets *kept* are this process's alone.
-
-    To be called before this process has other threads.
+    """Starts a process that calls *drive* with the result for its namespaces and a function to call
+    once they are set up. After an `OSError` before that, it starts again without namespaces, as
+    without *apart*. The child closes *kept*. Call it before other threads start.
     """
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
@@ -223,11 +221,8 @@ DRIVER_ENDED: Final = 128
 
 
 class Wanted(NamedTuple):
-    """What the process was started for: the entry point *name* = *value* of *origin*, and its
-    sockets, to the *first* client and to meet others at.
-
-    *users* are those whose processes are taken on, None for whoever reaches the socket. A *service*
-    runs on without clients.
+    """What to start: the entry point *name* = *value* of *origin*, the socket to the *first* client
+    and the *listener* for others of *users* (None: any user). A *service* runs on without clients.
     """
 
     name: str

@@ -34,12 +34,11 @@ MOST_OUTPUT: Final = 4 << 20
 
 
 class Heart:
-    """A thread that counts up a number in shared memory each second, for as long as the interpreter
-    runs threads.
+    """A thread that increments a number in shared memory each second while the interpreter runs
+    threads. *fd* is the page, which nobody else can map for writing. Raises `OSError`.
 
-    It ends the process where a thread that was started does not run: that one has found no memory,
-    and who started it waits for ever. One that *trims* keeps the process's output small. *fd* is
-    the page, for clients: from now on nobody can map it for writing. Raises `OSError`.
+    It ends the process if a started thread does not run: memory is exhausted, and its starter waits
+    for ever. With *trims* it also bounds the memory of the output.
     """
 
     fd: int

@@ -114,12 +114,9 @@ def _refuse_greeting(nbytes: int) -> None:
 
 
 class Host:
-    """Serves the driver of *place*, the name and the value of an entry point and their origin, to
-    the clients whose sockets come by *guests*.
-
-    *processes* are this one and the one that clients met, by the numbers that those know. *sandbox*
-    says for each measure what became of it. A *service* keeps what its clients lend apart by user,
-    and shows them nothing of what it writes.
+    """Serves the driver of *place* (name, value and origin of its entry point) to clients whose
+    sockets come by *guests*. *processes* are this one and the broker, *sandbox* the result of each
+    measure. A *service* separates its clients' quotas by user, and hides its output.
     """
 
     def __init__(

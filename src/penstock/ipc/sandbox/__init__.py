@@ -47,13 +47,9 @@ def apply(
     apart: Measure | None = None,
     hand_over: Callable[[int], None] | None = None,
 ) -> SandboxReport:
-    """Gives up what *policy* does not allow, for good; *apart* says what became of namespaces.
-    Never raises for what the system does not have.
-
-    What is refused is listed by whom *hand_over* sends a descriptor to (`refusals`), where it is
-    given.
-
-    To be called by a process that has its sockets and its descriptors already.
+    """Gives up for good what *policy* does not allow; *apart* is the result for namespaces. Never
+    raises for what the system lacks. With *hand_over*, which sends a descriptor, another process
+    lists what is rejected. The process has its sockets and descriptors already.
     """
     policy = SandboxPolicy() if policy is None else policy
     return SandboxReport(

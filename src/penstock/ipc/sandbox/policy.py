@@ -22,12 +22,9 @@ MOST_ENTRIES: Final = 20_000
 
 
 def empty(directory: int, most: int = MOST_ENTRIES) -> bool:
-    """Removes what is below the descriptor *directory*, whose user must be this process's; whether
-    nothing is left.
-
-    No link is followed, and no file opened. Directories within are moved up and taken in turn:
-    neither their depth nor the length of their paths counts. Nobody else may change anything there
-    meanwhile.
+    """Removes what is in the directory of this user that the descriptor *directory* is of; whether
+    it is empty. Follows no link and opens no file. Nested directories are moved up, so depth and
+    path lengths do not matter. Nobody else may change it meanwhile.
     """
     if sys.platform == "win32":
         raise OSError("descriptors of directories are Unix's")
@@ -258,13 +255,10 @@ DEFAULT_DESCRIPTORS: Final = 65_536
 
 
 class SandboxPolicy(NamedTuple):
-    """What is allowed beyond computing: *read* and *write* are files and directories with all below
-    them, *devices* patterns of device files. *max_descriptors* is the most that may be open,
-    *max_address_space* bytes of address space (None: no limit), *max_processes* processes and
-    threads of this user in its namespace, and *max_signals* timers and signals that wait (None: no
-    limit; where there is no namespace of users, those of all the user's processes count). It
-    *lists* the directories of which it is shown modules alone, where it has a view in which there
-    is nothing else.
+    """What is allowed beyond computing: trees of files to *read* and *write*, patterns of
+    *devices*, and limits (None: no limit) of open descriptors, address space in bytes, processes
+    and threads, and pending signals and timers of this user in its namespace. It *lists*
+    directories shown for their modules alone if nothing else is in its view.
     """
 
     read: tuple[str, ...] = ()

@@ -141,12 +141,9 @@ def _keep_from_writing(here: str) -> None:
 
 
 def enter(paths: Iterable[str], listed: Iterable[str], written: Sequence[str]) -> tuple[str, ...]:
-    """Leaves this process, which is in a mount namespace of its own, a file system of *paths* and
-    of the directory *written*; where there is none, of one in memory. The directories *listed* are
-    there, with what of *paths* is in them.
-
-    Gives what may be written there. Descriptors stay what they were. Raises `OSError`; this process
-    is of no further use then.
+    """Leaves this process, in its own mount namespace, only *paths*, the directories *listed* with
+    those of *paths* in them, and the directory *written*, or one in memory. Returns what may be
+    written. Descriptors stay. Raises `OSError`; the process is unusable then.
     """
     if sys.platform == "win32":
         raise OSError("namespaces are Linux's")
