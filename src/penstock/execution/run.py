@@ -27,12 +27,12 @@ from penstock.execution.arena import NO_PLACES, Places
 from penstock.hal import (
     PRIORITIES,
     CancelToken,
-    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     ExtensionAttribute,
     OperationTiming,
     Priority,
+    RemoteResult,
     Timing,
     check_deadline,
 )
@@ -327,12 +327,12 @@ def _loop_timeout(seconds: object, default: int | None) -> int | None:
 def note_lost(prepared: PreparedStep, error: DriverError, run: Run) -> None:
     """Adds to the receipt of *run* what was copied for an execution that failed by *error*."""
     if error.copies:
-        note_remote(prepared, CarriedResult(copies=error.copies), run)
+        note_remote(prepared, RemoteResult(copies=error.copies), run)
 
 
 def note_remote(prepared: PreparedStep, result: ExecutionResult, run: Run) -> None:
     """Adds to the receipt of *run* what *result* says of the way to its device, if it does."""
-    if not isinstance(result, CarriedResult):
+    if not isinstance(result, RemoteResult):
         return
     step, device = prepared.step, prepared.device.name
     reason = f"device {device} lives in another process"

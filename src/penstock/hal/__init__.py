@@ -52,7 +52,6 @@ if TYPE_CHECKING:
         DONE,
         NO_VALUE_ARGUMENT,
         ArgumentCopy,
-        CarriedResult,
         ExecutionResult,
         HostMemory,
         Memory,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
         PaddedBytes,
         PoolArgument,
         ProvenRequest,
+        RemoteResult,
         Request,
         RequestArgument,
         Timing,
@@ -98,7 +98,6 @@ __all__ = [
     "CacheReport",
     "CancelToken",
     "Capabilities",
-    "CarriedResult",
     "DescriptorFence",
     "Device",
     "DeviceBase",
@@ -127,6 +126,7 @@ __all__ = [
     "Priority",
     "ProgressEvent",
     "ProvenRequest",
+    "RemoteResult",
     "Request",
     "RequestArgument",
     "ReusableExecution",
@@ -157,7 +157,7 @@ __getattr__ = lazily(
         "loading": "InvalidDevice",
         "prepared": "NO_CACHE_REPORT Burst CacheReport PreparedModel PreparedModelBase "
         "ReusableExecution",
-        "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy CarriedResult ExecutionResult HostMemory "
+        "request": "DONE NO_VALUE_ARGUMENT ArgumentCopy RemoteResult ExecutionResult HostMemory "
         "Memory NoValue OperationTiming OutputShape PaddedBytes PoolArgument ProvenRequest Request "
         "RequestArgument Timing TokenArgument",
         "validate": "check_deadline refuse_unmapped validate_prepare validate_prepare_config "

@@ -152,7 +152,7 @@ class ArgumentCopy(msgspec.Struct, frozen=True):
     wall_ns: int
 
 
-class CarriedResult(ExecutionResult, frozen=True):
+class RemoteResult(ExecutionResult, frozen=True):
     """The result of an execution that another process did: what was copied between the processes,
     and what else happened on the way, in words.
     """

@@ -25,7 +25,6 @@ from penstock.hal import (
     Burst,
     CacheReport,
     Capabilities,
-    CarriedResult,
     DeviceType,
     ExecutionConfig,
     ExecutionResult,
@@ -33,6 +32,7 @@ from penstock.hal import (
     HostMemory,
     Memory,
     PrepareConfig,
+    RemoteResult,
     Request,
     RequestArgument,
     ReusableExecution,
@@ -41,18 +41,18 @@ from penstock.hal import (
 from penstock.hal.device import preferred_memory
 from penstock.ipc import wire
 from penstock.ipc.codec import Packer
-from penstock.ipc.pools import Twin, carried_fence, of_arguments, twin_of
+from penstock.ipc.pools import PoolCopy, as_argument_copies, pool_copy_of, remote_fence
 from penstock.ipc.remote import (
     Channel,
     RemoteBurst,
     RemoteObject,
     answer_to,
     ask,
-    carried_to,
+    copied_for,
     execute,
+    recording_copies,
     reply_in,
     senseless,
-    telling_copies,
 )
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.ring_pool import RingBurst, Rings
@@ -225,7 +225,7 @@ class RemotePreparedModel(RemoteObject):
         config: ExecutionConfig,
         timeout_after_fence_ns: int | None = None,
     ) -> Fence:
-        carried = carried_to(self.channel, request)
+        carried = copied_for(self.channel, request)
 
         def call(pack: Packer) -> wire.Call:
             return wire.ExecuteFenced(
@@ -238,14 +238,14 @@ class RemotePreparedModel(RemoteObject):
 
         with ExitStack() as undone:
             undone.enter_context(carried)
-            undone.enter_context(telling_copies(carried, request))
+            undone.enter_context(recording_copies(carried, request))
             reply, take = ask(self.channel, call, wire.Fenced)
             try:
                 fence: Fence = take.fence(reply.fence)
             except WireError as error:
                 raise senseless(error) from error
             undone.pop_all()
-        return carried_fence(fence, carried, request)
+        return remote_fence(fence, carried, request)
 
     def configure_burst(self, deadline_ns: int | None = None) -> Burst:
         """A burst with its own ring if the channel shows the process's end and there is room."""
@@ -271,16 +271,16 @@ class RemotePreparedModel(RemoteObject):
         sent = (
             replace(request, outputs=tuple(map(_stand_in, request.outputs))) if copied else request
         )
-        with carried_to(self.channel, sent) as carried:
+        with copied_for(self.channel, sent) as carried:
             copied = copied or not carried.is_plain
 
             def call(pack: Packer) -> wire.Call:
                 return wire.CreateReusableExecution(self.number, pack.request(carried.request))
 
-            with telling_copies(carried, sent):
+            with recording_copies(carried, sent):
                 answer = answer_to(self.channel, call, deadline_ns)
                 made = reply_in(answer, wire.Made)
-            copies = (*carried.copies, *of_arguments(answer.copies, sent))
+            copies = (*carried.copies, *as_argument_copies(answer.copies, sent))
         return RemoteExecution(self.channel, made, self, request if copied else None, copies)
 
 
@@ -306,8 +306,8 @@ class RemoteExecution(RemoteObject):
             result = execute(self._prepared, self._request, config)
             if not before:
                 return result
-            copies = result.copies if isinstance(result, CarriedResult) else ()
-            return CarriedResult(result.output_shapes, result.timing, (*before, *copies))
+            copies = result.copies if isinstance(result, RemoteResult) else ()
+            return RemoteResult(result.output_shapes, result.timing, (*before, *copies))
 
         call = wire.Execute(self.number, None, config)
         return ask(self.channel, lambda _: call, wire.Executed)[0].result
@@ -387,14 +387,14 @@ class RemoteBuffer(RemoteObject):
         return self.channel.copies_arrays and may_shrink(memory)
 
     def copy_to(self, destination: Memory) -> None:
-        with self._twin(destination) as twin:
+        with self._pool_copy(destination) as twin:
             given = destination if twin is None else twin.given
             ask(self.channel, lambda p: wire.CopyTo(self.number, p.memory(given)), wire.Done)
             if twin is not None and twin.writable:
                 twin.empty()
 
     def copy_from(self, source: Memory, dimensions: tuple[int, ...]) -> None:
-        with self._twin(source) as twin:
+        with self._pool_copy(source) as twin:
             given = source
             if twin is not None:
                 twin.fill()
@@ -406,9 +406,9 @@ class RemoteBuffer(RemoteObject):
             ask(self.channel, call, wire.Done)
 
     @contextmanager
-    def _twin(self, memory: Memory) -> Iterator[Twin | None]:
+    def _pool_copy(self, memory: Memory) -> Iterator[PoolCopy | None]:
         """A copy of *memory*, where another process would not map it."""
-        twin = twin_of(memory) if self.channel.copies_arrays else None
+        twin = pool_copy_of(memory) if self.channel.copies_arrays else None
         if twin is None:
             yield None
             return

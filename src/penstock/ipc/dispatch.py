@@ -43,7 +43,7 @@ from penstock.ipc.client_objects import ClientObject, ClientObjects
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_call, failure_of
 from penstock.ipc.device_sharing import QueuedPreparedModel
 from penstock.ipc.quotas import MOST_THREADS, Lease, Preparations, closing_unless_kept, form_bytes
-from penstock.ipc.system import begin_or_do
+from penstock.ipc.system import start_thread_or_run
 from penstock.memory.mapping import ASHMEM
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Dispatcher:
             used.callback(context.lease.close)
             if not fence.wait(0):
                 # If no thread can be started, this one waits: the run still uses everything.
-                begin_or_do(_release_after, fence, used.pop_all())
+                start_thread_or_run(_release_after, fence, used.pop_all())
         return wire.Fenced(context.pack.handle(fence))
 
     def _describe(self, version: int) -> wire.Description:

@@ -18,17 +18,17 @@ from penstock.hal.fence import remaining_seconds
 from penstock.ipc.channel import Session
 from penstock.ipc.crash_records import how_ended, tail
 from penstock.ipc.deadlines import StoppedProcess
-from penstock.ipc.host.heartbeat import Pulse
+from penstock.ipc.host.heartbeat import HeartbeatView
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.starting import Started, connect
 from penstock.ipc.system import (
     LINUX_ONLY,
     PatientThread,
-    begin,
     event,
     is_stopped,
     kill_process,
     signal_event,
+    start_thread,
 )
 from penstock.ipc.transport import close_all
 from penstock.logs import Log, printable
@@ -60,7 +60,7 @@ class HostConnection:
         self._closing = self._reaped = False
         self._condemned = ""
         try:
-            self._pulse = Pulse(self._started.page)
+            self._heartbeat = HeartbeatView(self._started.page)
             self._wake = event()
         except (WireError, OSError) as error:
             self._refuse()
@@ -83,7 +83,7 @@ class HostConnection:
         except RuntimeError as error:
             self._closing = True
             self.session.close(partial(os.close, self._wake))
-            self._pulse.close()
+            self._heartbeat.close()
             self._refuse()
             raise DeviceUnavailable(f"driver {place.name}: {error}") from error
 
@@ -172,8 +172,8 @@ class HostConnection:
     def _release(self) -> None:
         started = self._started
         if started.child:
-            beats = self._pulse.read()
-            if not self._wait_for_end(END_SECONDS) and self._pulse.read() == beats:
+            beats = self._heartbeat.read()
+            if not self._wait_for_end(END_SECONDS) and self._heartbeat.read() == beats:
                 # Nobody else's either: one that has other clients beats on.
                 with contextlib.suppress(OSError):
                     kill_process(started.pidfd)
@@ -183,7 +183,7 @@ class HostConnection:
                 self._reap_later()
         self._drain(last=True)
         self.session.close(partial(os.close, self._wake))
-        self._pulse.close()
+        self._heartbeat.close()
         close_all([started.pidfd, started.page, started.output])
 
     def _watch(self) -> None:
@@ -193,7 +193,7 @@ class HostConnection:
         poll.register(self._wake, select.POLLIN)
         if self._started.pidfd >= 0:
             poll.register(self._started.pidfd, select.POLLIN)
-        beats, silent, before = self._pulse.read(), 0.0, time.monotonic()
+        beats, silent, before = self._heartbeat.read(), 0.0, time.monotonic()
         while True:
             found = {fd for fd, _ in poll.poll(LOOK_SECONDS * 1000)}
             if self._closing:
@@ -211,7 +211,7 @@ class HostConnection:
             # A process that was itself stopped has not watched meanwhile.
             silent += min(now - before, 4 * LOOK_SECONDS)
             before = now
-            if (told := self._pulse.read()) != beats:
+            if (told := self._heartbeat.read()) != beats:
                 beats, silent = told, 0.0
             elif silent > (limit := self._patience()):
                 self._over(self._killed(f"hung: no sign of life for {limit:g} s"))
@@ -267,7 +267,7 @@ class HostConnection:
     def _reap_later(self) -> None:
         """It has other clients, or takes its time: no zombie is left when it ends."""
         with contextlib.suppress(RuntimeError, MemoryError):
-            begin(_reap_at_end, self._started.broker)
+            start_thread(_reap_at_end, self._started.broker)
 
     def _drain(self, *, last: bool = False) -> None:
         """Whatever the host has written since, line by line into the log."""

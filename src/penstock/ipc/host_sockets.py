@@ -66,12 +66,12 @@ def services() -> dict[str, str]:
     return found
 
 
-class Taken(Exception):
+class AddressInUse(Exception):
     """Somebody listens there already, or is about to."""
 
 
 @contextmanager
-def meeting() -> Iterator[Meeting | None]:
+def socket_directory() -> Iterator[SocketDirectory | None]:
     """The directory of this user and machine; None if there is none: a host then has one client."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, LINUX_ONLY)
@@ -86,12 +86,12 @@ def meeting() -> Iterator[Meeting | None]:
         yield None
         return
     try:
-        yield Meeting(fd)
+        yield SocketDirectory(fd)
     finally:
         os.close(fd)
 
 
-class Meeting:
+class SocketDirectory:
     """The open directory *fd*. Names are those of `starting.address_of`."""
 
     def __init__(self, fd: int) -> None:
@@ -118,13 +118,13 @@ class Meeting:
     def listen(self, name: str) -> socket.socket:
         """A socket that listens by that name, in the place of one that nobody listens at any more.
 
-        Raises `Taken` where somebody does, or is being started, and `OSError`.
+        Raises `AddressInUse` where somebody does, or is being started, and `OSError`.
         """
         if sys.platform == "win32":
             raise OSError(errno.ENOSYS, LINUX_ONLY)
         with self._alone():
             if self._is_taken(name):
-                raise Taken
+                raise AddressInUse
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd)
             self._make_room()
@@ -166,7 +166,7 @@ class Meeting:
                     break
                 except BlockingIOError:
                     if time.monotonic() > until:
-                        raise Taken from None
+                        raise AddressInUse from None
                     time.sleep(0.002)
             yield
         finally:

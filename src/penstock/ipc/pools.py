@@ -26,11 +26,11 @@ from penstock.closing import Closing
 from penstock.errors import DriverError, GeneralFailure, ResourceExhaustedTransient, WireError
 from penstock.hal import (
     ArgumentCopy,
-    CarriedResult,
     Fence,
     HostMemory,
     Memory,
     PoolArgument,
+    RemoteResult,
     Request,
     RequestArgument,
 )
@@ -207,7 +207,7 @@ def _is_inside(pool: ConstantPool, place: SealedPlace) -> bool:
 WHOLE: Final = 1 << 62
 
 
-class Twin:
+class PoolCopy:
     """A *memory* that may shrink, and `given`: an empty copy that is passed instead of it."""
 
     def __init__(self, memory: Memory, fd: int) -> None:
@@ -271,12 +271,12 @@ class Twin:
 
 class _Copied(NamedTuple):
     position: int
-    twin: Twin
+    twin: PoolCopy
     start: int
     nbytes: int
 
 
-class Carried(Closing):
+class CopiedRequest(Closing):
     """`request` for a host process: with copies of pools that may shrink, made now. `finish` copies
     outputs back; `copies` lists both. Without *copies* it is *request* itself. Raises
     `GeneralFailure` or `ResourceExhaustedTransient`.
@@ -285,7 +285,7 @@ class Carried(Closing):
     def __init__(self, request: Request, *, copies: bool = True) -> None:
         self.request = request
         self.copies: list[ArgumentCopy] = []
-        self._twins: list[Twin] = []
+        self._pool_copies: list[PoolCopy] = []
         self._written: list[_Copied] = []
         if not copies or not any(map(may_shrink, request.pools)):
             return
@@ -304,20 +304,20 @@ class Carried(Closing):
 
     def close(self) -> None:
         """Gives back the copies; twice is harmless."""
-        for twin in self._twins:
+        for twin in self._pool_copies:
             twin.close()
 
     @property
     def is_plain(self) -> bool:
         """Whether nothing had to be copied."""
-        return not self._twins
+        return not self._pool_copies
 
     def _carry(self, request: Request) -> None:
-        twins: dict[int, Twin] = {}
+        twins: dict[int, PoolCopy] = {}
         pools = list(request.pools)
         for number, memory in enumerate(request.pools):
-            if (twin := twin_of(memory)) is not None:
-                self._twins.append(twin)
+            if (twin := pool_copy_of(memory)) is not None:
+                self._pool_copies.append(twin)
                 twins[number], pools[number] = twin, twin.given
         for out, arguments in ((False, request.inputs), (True, request.outputs)):
             for position, argument in enumerate(arguments):
@@ -329,7 +329,7 @@ class Carried(Closing):
         position: int,
         argument: RequestArgument,
         request: Request,
-        twins: dict[int, Twin],
+        twins: dict[int, PoolCopy],
         *,
         out: bool,
     ) -> None:
@@ -399,35 +399,39 @@ class CopyingFence:
         return self._error if self.wait(0) else None
 
 
-class CarriedFence(CopyingFence):
+class RemoteFence(CopyingFence):
     """The fence of a run of *request* in another process, with what was copied for it by
     *carried*, and by *fence* for its arrays. `incidents` say what else happened, `before` are
     copies for attempts that failed.
     """
 
-    def __init__(self, fence: Fence, request: Request, carried: Carried | None = None) -> None:
-        carried = Carried(request, copies=False) if carried is None else carried
+    def __init__(
+        self, fence: Fence, request: Request, carried: CopiedRequest | None = None
+    ) -> None:
+        carried = CopiedRequest(request, copies=False) if carried is None else carried
         super().__init__(fence, carried.copies, carried.finish, carried.close)
         self._request = request
         self.incidents: tuple[str, ...] = ()
         self.before: tuple[ArgumentCopy, ...] = ()
 
     @property
-    def result(self) -> CarriedResult:
+    def result(self) -> RemoteResult:
         """All copies once the fence has signalled, and the incidents."""
         arrays = self._fence.copies if isinstance(self._fence, CopyingFence) else ()
-        copies = (*self.before, *self._copies, *of_arguments(arrays, self._request))
-        return CarriedResult(copies=copies, incidents=self.incidents)
+        copies = (*self.before, *self._copies, *as_argument_copies(arrays, self._request))
+        return RemoteResult(copies=copies, incidents=self.incidents)
 
 
-def carried_fence(fence: Fence, carried: Carried, request: Request) -> Fence:
+def remote_fence(fence: Fence, carried: CopiedRequest, request: Request) -> Fence:
     """*fence* of a run of *request*; one with a `result` if anything was copied for that run."""
     if carried.is_plain and not isinstance(fence, CopyingFence):
         return fence
-    return CarriedFence(fence, request, carried)
+    return RemoteFence(fence, request, carried)
 
 
-def of_arguments(copies: Iterable[ArgumentCopy], request: Request) -> tuple[ArgumentCopy, ...]:
+def as_argument_copies(
+    copies: Iterable[ArgumentCopy], request: Request
+) -> tuple[ArgumentCopy, ...]:
     """*copies* of the arrays of *request*, by their numbers, as copies of its arguments."""
     arguments = [
         place
@@ -438,7 +442,7 @@ def of_arguments(copies: Iterable[ArgumentCopy], request: Request) -> tuple[Argu
     return tuple(replace(copy, argument=arguments[copy.argument]) for copy in copies)
 
 
-def twin_of(memory: Memory) -> Twin | None:
+def pool_copy_of(memory: Memory) -> PoolCopy | None:
     """What is given in the place of *memory*; None for one that may be given itself."""
     fd = descriptor_in(memory)
-    return None if fd is None or cannot_shrink(fd) else Twin(memory, fd)
+    return None if fd is None or cannot_shrink(fd) else PoolCopy(memory, fd)

@@ -16,16 +16,16 @@ from penstock.errors import (
     WireError,
 )
 from penstock.hal import (
-    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     Memory,
     MemoryPreference,
+    RemoteResult,
     Request,
 )
 from penstock.ipc import wire
 from penstock.ipc.codec import Descriptor, Frame, Packer, Unpacker, decode_reply, error_of
-from penstock.ipc.pools import Carried, of_arguments
+from penstock.ipc.pools import CopiedRequest, as_argument_copies
 from penstock.ipc.ring_client import Pace
 from penstock.ipc.shared_arrays import ALIGNMENT
 from penstock.ipc.system import may_shrink
@@ -156,35 +156,35 @@ class RemoteBurst(RemoteObject):
 
 
 def execute(target: RemoteObject, request: Request, config: ExecutionConfig) -> ExecutionResult:
-    with carried_to(target.channel, request) as carried:
+    with copied_for(target.channel, request) as carried:
 
         def call(pack: Packer) -> wire.Call:
             form = pack.request(carried.request)
             return wire.Execute(target.number, form, config)
 
-        with telling_copies(carried, request):
+        with recording_copies(carried, request):
             answer = answer_to(target.channel, call)
             result = reply_in(answer, wire.Executed).result
             carried.finish()
     if not answer.copies and not carried.copies:
         return result
-    copies = (*carried.copies, *of_arguments(answer.copies, request))
-    return CarriedResult(result.output_shapes, result.timing, copies)
+    copies = (*carried.copies, *as_argument_copies(answer.copies, request))
+    return RemoteResult(result.output_shapes, result.timing, copies)
 
 
 @contextmanager
-def telling_copies(carried: Carried, request: Request) -> Iterator[None]:
+def recording_copies(carried: CopiedRequest, request: Request) -> Iterator[None]:
     """A `DriverError` in the block has what was copied for *request* by then, of its arguments."""
     try:
         yield
     except DriverError as error:
-        error.copies = (*carried.copies, *of_arguments(error.copies, request))
+        error.copies = (*carried.copies, *as_argument_copies(error.copies, request))
         raise
 
 
-def carried_to(channel: Channel, request: Request) -> Carried:
+def copied_for(channel: Channel, request: Request) -> CopiedRequest:
     """*request* as the device's side gets it: another process maps no memory that may shrink."""
-    return Carried(request, copies=channel.copies_arrays)
+    return CopiedRequest(request, copies=channel.copies_arrays)
 
 
 def ask(

@@ -29,12 +29,12 @@ from penstock.hal import (
     BufferRole,
     Burst,
     CacheReport,
-    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     Fence,
     PrepareConfig,
     PreparedModel,
+    RemoteResult,
     Request,
     ReusableExecution,
     Support,
@@ -53,7 +53,7 @@ from penstock.ipc.client import (
 from penstock.ipc.crash_records import Underway
 from penstock.ipc.deadlines import current_deadline, deadline_context, halfway_to, record_restart
 from penstock.ipc.host_connection import HostConnection
-from penstock.ipc.pools import CarriedFence
+from penstock.ipc.pools import RemoteFence
 from penstock.ipc.ring_client import NOT_ANSWERED, NOT_STOPPED
 from penstock.ipc.supervision import QUARANTINE_SECONDS, Supervisor
 from penstock.ir import Model
@@ -308,7 +308,7 @@ class IsolatedPreparedModel:
         )
         if not incidents and not copies:
             return fence
-        carried = fence if isinstance(fence, CarriedFence) else CarriedFence(fence, request)
+        carried = fence if isinstance(fence, RemoteFence) else RemoteFence(fence, request)
         carried.incidents, carried.before = incidents, copies
         return carried
 
@@ -343,9 +343,9 @@ class IsolatedPreparedModel:
         self.device.supervisor.succeeded()
         if not incidents and not copies:
             return result
-        if isinstance(result, CarriedResult):
+        if isinstance(result, RemoteResult):
             copies = (*copies, *result.copies)
-        return CarriedResult(result.output_shapes, result.timing, copies, incidents)
+        return RemoteResult(result.output_shapes, result.timing, copies, incidents)
 
     def _retrying(
         self,

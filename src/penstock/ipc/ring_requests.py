@@ -19,11 +19,11 @@ import numpy as np
 from penstock.errors import DriverError, InvalidArgument, ResourceExhaustedTransient
 from penstock.hal import (
     ArgumentCopy,
-    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
     Memory,
+    RemoteResult,
     Request,
     RequestArgument,
 )
@@ -309,7 +309,7 @@ class Ring:
         for position, view in bound.outgoing:
             array = _array(request.outputs[position])
             copies.append(_copied(position, array, view, out=True))
-        return CarriedResult(result.output_shapes, result.timing, tuple(copies))
+        return RemoteResult(result.output_shapes, result.timing, tuple(copies))
 
     def ping(self) -> None:
         """One empty request and its answer: the way there and back alone."""

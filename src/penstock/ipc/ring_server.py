@@ -30,7 +30,7 @@ from penstock.ipc.codec import encode, failure_of
 from penstock.ipc.quotas import NOTHING, Charge
 from penstock.ipc.ring import ANSWER, REQUEST, Doorbell, Heard, Layout, Listener, Region, Watch
 from penstock.ipc.shared_arrays import Borrower
-from penstock.ipc.system import begin
+from penstock.ipc.system import start_thread
 from penstock.ir import NDArray
 from penstock.memory import HardwareBufferHandle, MappedFd, map_memory
 
@@ -256,7 +256,7 @@ class RingServer:
         self._thread = 0
         self._ended = threading.Event()
         try:
-            begin(self._serve)
+            start_thread(self._serve)
         except BaseException:
             self._release()
             raise

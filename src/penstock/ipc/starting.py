@@ -27,17 +27,17 @@ from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.crash_records import how_ended, tail, wrote_last
 from penstock.ipc.host.broker import PARTING_SECONDS
 from penstock.ipc.host_sockets import (
-    Meeting,
+    AddressInUse,
     Place,
-    Taken,
+    SocketDirectory,
     connect_service,
-    meeting,
     services,
+    socket_directory,
 )
 from penstock.ipc.system import (
     LINUX_ONLY,
-    below,
     command_of,
+    descendants_of,
     is_memory,
     is_stopped,
     kill_process,
@@ -171,18 +171,18 @@ def connect(place: Place) -> Started:
         raise NotAvailable(reason)
     if path := services().get(place.name):
         return _served(place, path)
-    with meeting() as found:
+    with socket_directory() as found:
         return _connected(place, found)
 
 
-def _connected(place: Place, found: Meeting | None) -> Started:
+def _connected(place: Place, found: SocketDirectory | None) -> Started:
     settings = environment()
     name = address_of(place, settings)
     last = ""
     for attempt in range(ATTEMPTS):
         try:
             sock, pid, output = _reach(found, name, place, settings)
-        except Taken:
+        except AddressInUse:
             time.sleep(0.005 * attempt)
             continue
         except OSError as error:
@@ -232,9 +232,9 @@ def _served(place: Place, path: str) -> Started:
 
 
 def _reach(
-    found: Meeting | None, name: str, place: Place, settings: Mapping[str, str]
+    found: SocketDirectory | None, name: str, place: Place, settings: Mapping[str, str]
 ) -> tuple[socket.socket, int | None, int]:
-    """A socket to the host; its process and output if this call started it. `Taken`: try again."""
+    """A socket to the host; its process and output if this call started it. `AddressInUse`: try again."""
     if sys.platform == "win32":
         raise OSError(LINUX_ONLY)
     if found is None:
@@ -242,7 +242,7 @@ def _reach(
     try:
         sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
     except ConnectionResetError:
-        raise Taken from None
+        raise AddressInUse from None
     if sock is not None:
         if peer(sock)[1] != os.geteuid():
             sock.close()
@@ -303,7 +303,7 @@ def _spawn(place: Place, settings: Mapping[str, str], passed: Sequence[int], out
         close_all(high)
 
 
-def _known(started: Started, found: Meeting, name: str, place: Place) -> Started:
+def _known(started: Started, found: SocketDirectory, name: str, place: Place) -> Started:
     """A second connection, by which the kernel tells the host's process; else the first."""
     try:
         sock = found.connect(name, knobs.driver_timeout_ms() / 1000)
@@ -362,7 +362,7 @@ def _greeted(
                     "may take: the knob driver_start_ms sets it"
                 ) from None
             process = peer(sock)[0]
-            stopped = any(map(is_stopped, (process, *below(process))))
+            stopped = any(map(is_stopped, (process, *descendants_of(process))))
             if time.monotonic_ns() >= until or stopped:
                 raise _Silent(process) from None
 

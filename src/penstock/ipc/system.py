@@ -177,7 +177,7 @@ def children_of(process: int) -> list[int]:
     return [int(child) for child in content.split()]
 
 
-def below(process: int) -> list[int]:
+def descendants_of(process: int) -> list[int]:
     """The processes that *process* started, and those that they did, as far as they live."""
     found: list[int] = []
     todo = [process]
@@ -242,28 +242,28 @@ else:
 PATIENCE_SECONDS: Final = 5.0
 """How long a thread may take until it runs."""
 
-_unborn: set[object] = set()
+_unstarted: set[object] = set()
 
 
-def begin(work: Callable[..., object], *arguments: Any) -> None:
+def start_thread(work: Callable[..., object], *arguments: Any) -> None:
     """Has *work* done in a thread of its own, which keeps no process from ending. It may never run:
-    see `unborn`.
+    see `unstarted_threads`.
 
     Raises `RuntimeError` or `MemoryError` where there is no room for a thread.
     """
     birth = object()
-    _unborn.add(birth)
+    _unstarted.add(birth)
     try:
         _thread.start_new_thread(_run, (birth, work, arguments))
     except BaseException:
-        _unborn.discard(birth)
+        _unstarted.discard(birth)
         raise
 
 
-def begin_or_do(work: Callable[..., object], *arguments: Any) -> None:
+def start_thread_or_run(work: Callable[..., object], *arguments: Any) -> None:
     """As `begin`; where there is no room for a thread, *work* is done at once."""
     try:
-        begin(work, *arguments)
+        start_thread(work, *arguments)
     except (RuntimeError, MemoryError):
         work(*arguments)
 
@@ -297,9 +297,9 @@ class _Patient(threading.Event):
         return super().wait(timeout)
 
 
-def unborn() -> set[object]:
+def unstarted_threads() -> set[object]:
     """One object for each thread of this process that was begun, or started, and has not run yet."""
-    return set(_unborn) | {each for each in threading.enumerate() if not _is_alive(each)}
+    return set(_unstarted) | {each for each in threading.enumerate() if not _is_alive(each)}
 
 
 def _is_alive(thread: threading.Thread) -> bool:
@@ -311,7 +311,7 @@ def _is_alive(thread: threading.Thread) -> bool:
 
 
 def _run(birth: object, work: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    _unborn.discard(birth)
+    _unstarted.discard(birth)
     work(*arguments)
 
 
@@ -391,7 +391,7 @@ def accepted(fd: int) -> int:
         _closers.append(fd)
         # If no thread can be started now, the next descriptor starts it.
         try:
-            begin(_close_in_background)
+            start_thread(_close_in_background)
         except (RuntimeError, MemoryError):
             _closers.clear()
     return -1
@@ -442,7 +442,7 @@ def _is_fuse_or_silent(fd: int) -> bool:
             answered.set()
 
     try:
-        begin(ask)
+        start_thread(ask)
     except (RuntimeError, MemoryError):
         slots.release()
         return True

@@ -45,8 +45,8 @@ class LoopbackChannel(Channel):
 
     def call(self, frame: Frame) -> Frame:
         self.flush()
-        reply = self._dispatcher.answer(_carried(frame))
-        return _carried(reply)
+        reply = self._dispatcher.answer(_transferred(frame))
+        return _transferred(reply)
 
     def drop(self, number: wire.ObjectId) -> None:
         """Closes it with the next call: a finalizer may run under the dispatcher's own lock."""
@@ -59,7 +59,7 @@ class LoopbackChannel(Channel):
             self._dispatcher.answer(Packer().frame(wire.Close(number)))
 
 
-def _carried(frame: Frame) -> Frame:
+def _transferred(frame: Frame) -> Frame:
     return Frame(bytes(bytearray(frame.data)), tuple(map(_exchanged, frame.handles)))
 
 
@@ -71,13 +71,13 @@ def _exchanged(handle: object) -> object:
         case np.ndarray():
             return handle.view()
         case _ if hasattr(handle, "error") and hasattr(handle, "wait"):
-            return CarriedFence(handle)
+            return LoopbackFence(handle)
         case _ if callable(handle):
-            return _carried_progress(handle)
+            return _remote_progress(handle)
     return handle
 
 
-class CarriedFence:
+class LoopbackFence:
     """A fence of the other side; its error comes as a message."""
 
     def __init__(self, fence: Fence) -> None:
@@ -97,7 +97,7 @@ class CarriedFence:
         return received if isinstance(received, DriverError) else None
 
 
-def _carried_progress(callback: Callable[[ProgressEvent], None]) -> Callable[[ProgressEvent], None]:
+def _remote_progress(callback: Callable[[ProgressEvent], None]) -> Callable[[ProgressEvent], None]:
     def report(event: ProgressEvent) -> None:
         notice = decode_notice(Packer().frame(wire.Progress(event)).data)
         if isinstance(notice, wire.Progress):

@@ -22,12 +22,12 @@ from penstock.drivers.reference import ReferenceDevice
 from penstock.errors import GeneralFailure
 from penstock.hal import (
     Capabilities,
-    CarriedResult,
     Device,
     EventFence,
     ExecutionConfig,
     HostMemory,
     PrepareConfig,
+    RemoteResult,
     Request,
 )
 from penstock.ipc.channel import Session
@@ -341,7 +341,7 @@ def test_reusable_execution_reports_copies_of_its_creation(copies: Counted) -> N
         told: list[Any] = []
         for _ in range(2):
             result = execution.execute(ExecutionConfig())
-            assert isinstance(result, CarriedResult)
+            assert isinstance(result, RemoteResult)
             told += result.copies
         assert len(told) == len(copies), copies.places
 

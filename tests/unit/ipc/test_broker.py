@@ -49,7 +49,7 @@ def host() -> Iterator[Started]:
     close_all([started.pidfd, started.page, started.output])
 
 
-def below(process: int) -> list[int]:
+def descendants_of(process: int) -> list[int]:
     """The children of *process*, once there are any."""
     end = time.monotonic() + SECONDS
     while not (found := children_of(process)) and time.monotonic() < end:
@@ -59,7 +59,7 @@ def below(process: int) -> list[int]:
 
 def driver_of(broker: int) -> int:
     """The driver's process, which has no child."""
-    found = below(broker)[0]
+    found = descendants_of(broker)[0]
     while more := children_of(found):
         found = more[0]
     return found
@@ -96,8 +96,8 @@ def test_a_driver_whose_last_client_has_left_is_killed_though_it_never_returns()
     client = subprocess.Popen(
         [sys.executable, "-c", CLIENT, "stuck", "tests.support_isolated:stuck_in_native_code"]
     )
-    (broker,) = below(client.pid)
-    below(broker)
+    (broker,) = descendants_of(client.pid)
+    descendants_of(broker)
     time.sleep(1.0)
     processes = [open_process(each) for each in (broker, driver_of(broker))]
     client.kill()

@@ -318,11 +318,11 @@ def test_constants_that_can_be_changed_are_copied(raw: Raw) -> None:
 
 
 def test_another_version_is_refused() -> None:
-    from penstock.ipc.host_sockets import meeting
+    from penstock.ipc.host_sockets import socket_directory
     from penstock.ipc.starting import address_of, environment
     from penstock.ipc.transport import Connection
 
-    with meeting() as found:
+    with socket_directory() as found:
         assert found is not None
         sock = found.connect(address_of(PLACE, environment()), 10)
     assert sock is not None

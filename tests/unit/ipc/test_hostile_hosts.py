@@ -48,7 +48,7 @@ from penstock.ipc.codec import (
 )
 from penstock.ipc.crash_records import tail
 from penstock.ipc.dispatch import Dispatcher
-from penstock.ipc.host.heartbeat import PAGE, Pulse
+from penstock.ipc.host.heartbeat import PAGE, HeartbeatView
 from penstock.ipc.host_connection import HostConnection
 from penstock.ipc.host_sockets import Place
 from penstock.ipc.remote import Channel
@@ -132,10 +132,10 @@ def test_a_page_that_could_shrink_is_not_read() -> None:
     fd = os.memfd_create("page")
     try:
         with pytest.raises(WireError, match="sealed"):
-            Pulse(fd)
+            HeartbeatView(fd)
         os.ftruncate(fd, PAGE)
         with pytest.raises(WireError, match="sealed"):
-            Pulse(fd)
+            HeartbeatView(fd)
     finally:
         os.close(fd)
 

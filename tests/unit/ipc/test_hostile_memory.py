@@ -19,13 +19,13 @@ from penstock.errors import GeneralFailure, InvalidArgument, WireError
 from penstock.hal import (
     BufferDesc,
     BufferRole,
-    CarriedResult,
     ExecutionConfig,
     ExecutionResult,
     HostMemory,
     Memory,
     PoolArgument,
     PrepareConfig,
+    RemoteResult,
     Request,
 )
 from penstock.ipc import system, wire
@@ -207,7 +207,7 @@ def test_pool_in_a_file_is_copied_and_reported(
             assert fence.wait(10**10)
             assert fence.error() is None
         else:
-            assert isinstance(result, CarriedResult)
+            assert isinstance(result, RemoteResult)
             told = [(c.argument, c.out, c.nbytes) for c in result.copies]
             assert told == [(0, False, NBYTES), (0, True, NBYTES)]
         assert (pool.view(np.float32, support.SHAPE, OUT) == 42).all()
@@ -230,7 +230,7 @@ def test_a_view_of_a_pool_in_a_file_is_copied(polite: RemoteDevice, tmp_path: Pa
         for run in (prepared.execute, burst.execute, burst.execute):
             y[...] = 0
             result = run(Request((HostMemory(x),), (HostMemory(y),)), PLAIN)
-            assert isinstance(result, CarriedResult)
+            assert isinstance(result, RemoteResult)
             assert len(result.copies) == 2
             assert (y == 1).all()
 
@@ -241,7 +241,7 @@ def test_memory_that_is_sealed_is_not_copied(polite: RemoteDevice, fd: int) -> N
         pool.view(np.float32, support.SHAPE)[...] = support.order(1)
         for way in ("execute", "reusable", "burst"):
             result = ways(polite)[way](pool.memory)
-            assert not isinstance(result, CarriedResult)
+            assert not isinstance(result, RemoteResult)
             assert (pool.view(np.float32, support.SHAPE, OUT) == 2).all()
 
 

@@ -317,7 +317,7 @@ def test_flood_of_leaving_clients_blocks_no_client() -> None:
     thread.start()
     thread.join(4 * SECONDS)
     assert not thread.is_alive()
-    for fd in (host._wake, host._woken, host._output, host._page, host._heart.fd):
+    for fd in (host._wake, host._woken, host._output, host._page, host._heartbeat.fd):
         os.close(fd)
     given.close()
     guests.close()

@@ -70,8 +70,8 @@ def test_a_thread_that_never_runs_ends_the_host(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PENSTOCK_DRIVER_TIMEOUT_MS", "100")
     monkeypatch.setattr(heartbeat, "end_process", end)
     lost = threading.Event()
-    beating = heartbeat.Heart(trims=False)
-    monkeypatch.setattr(heartbeat, "unborn", lambda: {lost})
+    beating = heartbeat.Heartbeat(trims=False)
+    monkeypatch.setattr(heartbeat, "unstarted_threads", lambda: {lost})
     with pytest.raises(MemoryError):
         beating._beat()
     os.close(beating.fd)
@@ -79,22 +79,22 @@ def test_a_thread_that_never_runs_ends_the_host(monkeypatch: pytest.MonkeyPatch)
         "a thread that was started does not run: no memory is left",
         "no memory is left",
     ]
-    assert beating._beats[0] == heartbeat.BEATS_TO_BE_BORN + 1
+    assert beating._beats[0] == heartbeat.BEATS_TO_START + 1
 
 
 def test_a_thread_is_unborn_until_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-    before = system.unborn()
+    before = system.unstarted_threads()
     monkeypatch.setattr(
         "_thread.start_new_thread", lambda work, arguments: begun.append((work, arguments))
     )
     done: list[int] = []
-    system.begin(done.append, 1)
-    assert len(system.unborn() - before) == 1
+    system.start_thread(done.append, 1)
+    assert len(system.unstarted_threads() - before) == 1
     work, arguments = begun[0]
     work(*arguments)
     assert done == [1]
-    assert not system.unborn() - before
+    assert not system.unstarted_threads() - before
 
 
 @pytest.mark.parametrize("error", [AssertionError, RuntimeError])
@@ -107,7 +107,7 @@ def test_a_thread_of_others_that_is_over_is_not_unborn(
 
     over = Over()
     monkeypatch.setattr(threading, "enumerate", lambda: [over])
-    assert over not in system.unborn()
+    assert over not in system.unstarted_threads()
 
 
 @pytest.mark.parametrize("error", [RuntimeError, MemoryError])
@@ -117,14 +117,14 @@ def test_without_room_for_a_thread_nothing_is_unborn(
     def refuse(*_: object) -> None:
         raise error("no thread")
 
-    before = system.unborn()
+    before = system.unstarted_threads()
     monkeypatch.setattr("_thread.start_new_thread", refuse)
     with pytest.raises(error):
-        system.begin(time.sleep, 0)
+        system.start_thread(time.sleep, 0)
     done: list[int] = []
-    system.begin_or_do(done.append, 1)
+    system.start_thread_or_run(done.append, 1)
     assert done == [1]
-    assert not system.unborn() - before
+    assert not system.unstarted_threads() - before
 
 
 def test_a_guest_that_nobody_serves_is_gone_once_when_it_hangs_up() -> None:

@@ -21,7 +21,7 @@ import pytest
 from penstock.errors import DeviceUnavailable
 from penstock.ipc import host_sockets, starting, wire
 from penstock.ipc.codec import encode
-from penstock.ipc.host_sockets import Place, meeting
+from penstock.ipc.host_sockets import Place, socket_directory
 from penstock.ipc.starting import Started, address_of, connect, environment
 from penstock.ipc.system import command_of, connect_within, is_stopped, memory_file, wait_for_end
 from penstock.ipc.transport import Connection, close_all
@@ -59,7 +59,7 @@ def leave(started: Started) -> None:
 @contextmanager
 def listening(backlog: int) -> Iterator[socket.socket]:
     """This process in the place of a host."""
-    with meeting() as place, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+    with socket_directory() as place, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         assert place is not None
         listener.bind(place._path(address_of(PLACE, environment())))
         listener.listen(backlog)

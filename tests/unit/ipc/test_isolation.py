@@ -27,7 +27,7 @@ from penstock.errors import (
     PlacementError,
     StateError,
 )
-from penstock.hal import CancelToken, CarriedResult, ExecutionConfig, HostMemory, Request
+from penstock.hal import CancelToken, ExecutionConfig, HostMemory, RemoteResult, Request
 from penstock.ipc import supervision
 from penstock.ipc.client import RemoteDevice
 from penstock.ipc.crash_records import last_crash
@@ -264,7 +264,7 @@ def test_run_repeated_on_a_restarted_process_is_noted() -> None:
             return remote.execute(request, ExecutionConfig())
 
         result = prepared.run(call, request, ExecutionConfig())
-        assert isinstance(result, CarriedResult)
+        assert isinstance(result, RemoteResult)
         assert "run repeated" in " ".join(result.incidents)
 
 

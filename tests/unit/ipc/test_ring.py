@@ -27,12 +27,12 @@ from penstock.errors import (
 )
 from penstock.hal import (
     CancelToken,
-    CarriedResult,
     ExecutionConfig,
     HostMemory,
     Memory,
     PoolArgument,
     PrepareConfig,
+    RemoteResult,
     Request,
 )
 from penstock.ipc import ring, ring_client
@@ -131,12 +131,12 @@ def test_arrays_in_a_pool_are_not_copied_and_others_are(slow: ChildChannel) -> N
         x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 4096)
         for value in (0.0, 0.001, 0.002):
             x[...] = value
-            assert not isinstance(burst.execute(host(x, y), PLAIN), CarriedResult)
+            assert not isinstance(burst.execute(host(x, y), PLAIN), RemoteResult)
             np.testing.assert_array_equal(y, x)
     for value in (0.0, 0.001):
         x, y = four(value), four(9.0)
         result = burst.execute(host(x, y), PLAIN)
-        assert isinstance(result, CarriedResult)
+        assert isinstance(result, RemoteResult)
         copies = [(c.argument, c.out, c.nbytes) for c in result.copies]
         assert copies == [(0, False, x.nbytes), (0, True, y.nbytes)]
         np.testing.assert_array_equal(y, x)

@@ -17,11 +17,11 @@ import penstock
 from penstock import knobs
 from penstock.errors import ClosedError, DeadObject, InvalidArgument, MissedDeadlineTransient
 from penstock.hal import (
-    CarriedResult,
     ExecutionConfig,
     HostMemory,
     PoolArgument,
     PrepareConfig,
+    RemoteResult,
     Request,
 )
 from penstock.ipc import dispatch, ring, ring_pool, wire
@@ -90,7 +90,7 @@ def check(prepared: RemotePreparedModel, value: float = 0.0) -> None:
     y = four(9.0)
     result = prepared.execute(host(four(value), y), PLAIN)
     np.testing.assert_array_equal(y, four(value))
-    assert isinstance(result, CarriedResult)
+    assert isinstance(result, RemoteResult)
     assert [(c.argument, c.out, c.nbytes) for c in result.copies] == [(0, False, 16), (0, True, 16)]
 
 
@@ -249,7 +249,7 @@ def test_memory_in_a_pool_is_lent_when_it_comes_again_and_no_longer_than_it_is_t
         x, y = pool.view(np.float32, 4), pool.view(np.float32, 4, 1024)
         for turn, lent in enumerate((1, 2, 2)):
             x[...] = turn / 1000
-            assert not isinstance(prepared.execute(host(x, y), PLAIN), CarriedResult)
+            assert not isinstance(prepared.execute(host(x, y), PLAIN), RemoteResult)
             np.testing.assert_array_equal(y, x)
             assert len(here.dispatcher._lent) == lent
         del x, y
@@ -411,7 +411,7 @@ def test_an_array_in_a_pool_at_an_odd_byte_is_copied(here: Counting) -> None:
             x[...] = turn / 1000
             result = prepared.execute(host(x, y), PLAIN)
             np.testing.assert_array_equal(y, x)
-            assert isinstance(result, CarriedResult)
+            assert isinstance(result, RemoteResult)
             assert len(result.copies) == 2
         del x, y
 

@@ -382,22 +382,22 @@ class Broker:
         """From the first question on a thread answers them. What that takes is not imported before."""
         self._poll.unregister(self._asked)
         from penstock.ipc.host.sealing import Sealer
-        from penstock.ipc.system import begin
+        from penstock.ipc.system import start_thread
 
         sealer = Sealer(self._asked, self._wanted.origin)
         try:
-            begin(sealer.serve)
+            start_thread(sealer.serve)
         except (RuntimeError, MemoryError):
             self._asked.close()
 
     def _list_refusals(self) -> None:
         """In a thread, from what the driver's process gives before it has any code of the driver's."""
         from penstock.ipc.sandbox.seccomp import list_refusals
-        from penstock.ipc.system import begin
+        from penstock.ipc.system import start_thread
 
         self._guests.setblocking(True)
         if (given := taken(self._guests)) is not None:
-            begin(list_refusals, given[0])
+            start_thread(list_refusals, given[0])
         self._guests.setblocking(False)
 
     def _part(self) -> None:

@@ -15,25 +15,25 @@ from penstock.errors import WireError
 from penstock.ipc.system import (
     LINUX_ONLY,
     SHRINK,
-    begin,
     is_sealed,
     map_to_read,
     memory_file,
-    unborn,
+    start_thread,
+    unstarted_threads,
 )
 from penstock.ir import NDArray
 
 BEAT_SECONDS: Final = 1.0
 PAGE: Final = 4096
 
-BEATS_TO_BE_BORN: Final = 5
+BEATS_TO_START: Final = 5
 """Beats within which a thread that was started runs."""
 
 MOST_OUTPUT: Final = 4 << 20
 """Bytes of output that are kept in memory at each beat."""
 
 
-class Heart:
+class Heartbeat:
     """A thread that increments a number in shared memory each second while the interpreter runs
     threads. *fd* is the page, which nobody else can map for writing. Raises `OSError`.
 
@@ -60,7 +60,7 @@ class Heart:
 
     def start(self) -> None:
         """Begins to beat."""
-        begin(self._beat)
+        start_thread(self._beat)
 
     def _beat(self) -> None:
         try:
@@ -73,8 +73,8 @@ class Heart:
                 if self._trims:
                     trim_output()
                 # Beats, not seconds: a process that was stopped has not beaten.
-                waiting = {thread: waiting.get(thread, 0) + 1 for thread in unborn()}
-                if max(waiting.values(), default=0) > BEATS_TO_BE_BORN:
+                waiting = {thread: waiting.get(thread, 0) + 1 for thread in unstarted_threads()}
+                if max(waiting.values(), default=0) > BEATS_TO_START:
                     end_process("a thread that was started does not run: no memory is left")
                 pause.wait(interval)
         except MemoryError:
@@ -102,7 +102,7 @@ def trim_output() -> None:
         return
 
 
-class Pulse:
+class HeartbeatView:
     """A client's view of the page. Raises `WireError` if it is not such a page, or may shrink."""
 
     def __init__(self, fd: int) -> None:

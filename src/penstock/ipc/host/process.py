@@ -27,10 +27,10 @@ from penstock.ipc.codec import decode_to_host, encode
 from penstock.ipc.device_sharing import ClientDevice, SharingDevice
 from penstock.ipc.dispatch import Dispatcher
 from penstock.ipc.host.broker import taken
-from penstock.ipc.host.heartbeat import Heart, end_process
+from penstock.ipc.host.heartbeat import Heartbeat, end_process
 from penstock.ipc.host.serving import Client
 from penstock.ipc.quotas import Account, Accounts
-from penstock.ipc.system import LINUX_ONLY, begin, check_cannot_shrink
+from penstock.ipc.system import LINUX_ONLY, check_cannot_shrink, start_thread
 from penstock.ipc.transport import Connection, close_all
 
 GREETING_NS: Final = 10_000_000_000
@@ -133,10 +133,10 @@ class Host:
         self._guests, self._processes = guests, processes
         guests.setblocking(False)
         # What a service writes is its administrator's.
-        self._heart = Heart(trims=not service)
+        self._heartbeat = Heartbeat(trims=not service)
         shown = os.devnull if service else "/proc/self/fd/2"
         self._output = os.open(shown, os.O_RDONLY)
-        self._page = os.open(f"/proc/self/fd/{self._heart.fd}", os.O_RDONLY)
+        self._page = os.open(f"/proc/self/fd/{self._heartbeat.fd}", os.O_RDONLY)
         self._lock = threading.Lock()
         self._accounts = Accounts(service=service)
         self._clients = 0
@@ -160,7 +160,7 @@ class Host:
             self._refusal = failed_to_load(error)
         else:
             self._devices = [SharingDevice(device) for device in made]
-        self._heart.start()
+        self._heartbeat.start()
         try:
             self._accept()
         except MemoryError:
@@ -203,7 +203,7 @@ class Host:
         try:
             # Its end is told, and nothing else.
             poll.register(fd, select.EPOLLONESHOT)
-            begin(self._greet, guest)
+            start_thread(self._greet, guest)
         except (OSError, RuntimeError, MemoryError):
             guest.refuse()
 
@@ -274,7 +274,7 @@ class Host:
     def _part(self) -> NoReturn:
         """Ends the process, also where a call or a device does not end."""
         try:
-            begin(self._close_devices)
+            start_thread(self._close_devices)
             time.sleep(PARTING_SECONDS)
         finally:
             os._exit(0)

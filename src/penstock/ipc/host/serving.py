@@ -30,7 +30,7 @@ from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host.waiting import ClientFence, Leaving
 from penstock.ipc.pools import mapped
 from penstock.ipc.quotas import LEAST_COUNTED, NOTHING, Account, Charge, Lease
-from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, begin, is_sealed
+from penstock.ipc.system import FUSE_DESCRIPTOR, SHRINK, is_sealed, start_thread
 from penstock.ipc.transport import Connection, Received, close_all
 from penstock.ir import NDArray
 from penstock.memory.mapping import OUT_OF_ROOM
@@ -96,7 +96,7 @@ class Client:
 
     def _begin_thread(self) -> None:
         """Raises `RuntimeError` where there is no room for another."""
-        begin(self._work)
+        start_thread(self._work)
         self._threads += 1
         self._idle += 1
 
@@ -267,7 +267,7 @@ class Client:
         if not self._closing:
             # Without room for a thread the next one that is dropped begins it.
             with suppress(RuntimeError, MemoryError):
-                begin(self._close)
+                start_thread(self._close)
                 self._closing = True
 
     def _close(self) -> None:

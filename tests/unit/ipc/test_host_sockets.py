@@ -17,7 +17,7 @@ if sys.platform != "linux":
     pytest.skip("isolation is Linux's", allow_module_level=True)
 
 from penstock.ipc import host_sockets as places
-from penstock.ipc.host_sockets import Meeting, Place, Taken, meeting
+from penstock.ipc.host_sockets import AddressInUse, Place, SocketDirectory, socket_directory
 from penstock.ipc.starting import connect
 from penstock.ipc.system import is_stopped
 from penstock.ipc.transport import close_all
@@ -40,14 +40,14 @@ def machine(state: Path) -> Path:
 
 
 def test_meeting_folder_is_private(state: Path) -> None:
-    with meeting() as found:
+    with socket_directory() as found:
         assert found is not None
     assert machine(state).stat().st_mode & 0o777 == 0o700
     assert (state / places.NAME).stat().st_mode & 0o777 == 0o700
 
 
 def test_listener_is_found_and_replaced_after_its_end() -> None:
-    with meeting() as found:
+    with socket_directory() as found:
         assert found is not None
         assert found.connect(NAME, 1) is None
         with found.listen(NAME) as listener:
@@ -55,7 +55,7 @@ def test_listener_is_found_and_replaced_after_its_end() -> None:
             assert known is not None
             listener.accept()[0].close()
             known.close()
-            with pytest.raises(Taken):
+            with pytest.raises(AddressInUse):
                 found.listen(NAME)
         assert found.connect(NAME, 1) is None
         with found.listen(NAME):
@@ -67,10 +67,10 @@ def test_one_of_many_starting_processes_listens() -> None:
     go_on = threading.Event()
 
     def start() -> None:
-        with meeting() as found:
+        with socket_directory() as found:
             assert found is not None
             go_on.wait()
-            with suppress(Taken):
+            with suppress(AddressInUse):
                 made.append(found.listen(NAME))
 
     threads = [threading.Thread(target=start) for _ in range(8)]
@@ -87,7 +87,7 @@ def test_sockets_of_those_that_have_ended_are_removed_where_there_are_many(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(places, "MOST_SOCKETS", 3)
-    with meeting() as found:
+    with socket_directory() as found:
         assert found is not None
         with found.listen("f" * 40) as kept:
             for number in range(6):
@@ -104,7 +104,7 @@ def test_directories_of_other_machines_are_removed_once_they_are_old(state: Path
         directory.mkdir(parents=True)
         (directory / "x").touch()
     os.utime(old, (1, 1))
-    with meeting():
+    with socket_directory():
         pass
     assert not old.exists()
     assert (new / "x").exists()
@@ -122,7 +122,7 @@ def test_without_a_directory_each_client_has_a_host_of_its_own(
     else:
         state.mkdir(parents=True)
         (state / places.NAME).touch()
-    with meeting() as found:
+    with socket_directory() as found:
         assert found is None
     started = [connect(PLACE) for _ in range(2)]
     assert all(each.child and each.pidfd >= 0 for each in started)
@@ -150,7 +150,7 @@ def test_foreign_abstract_addresses_block_no_start() -> None:
 
 
 def test_a_name_is_one_of_a_directory() -> None:
-    with meeting() as found:
-        assert isinstance(found, Meeting)
+    with socket_directory() as found:
+        assert isinstance(found, SocketDirectory)
         with pytest.raises(OSError, match="No such file"):
             found.listen("a/b")
