@@ -2,7 +2,7 @@
 
     python -m tests.soak.soak_keeping [--count N] [--seed N]
 
-It answers, or hangs up, and takes no more memory than before. tests/unit/ipc/test_keeping.py draws
+It answers, or hangs up, and takes no more memory than before. tests/unit/ipc/test_sealing.py draws
 a few.
 """
 

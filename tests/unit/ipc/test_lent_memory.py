@@ -36,6 +36,7 @@ from penstock.hal import (
 from penstock.ipc import wire
 from penstock.ipc.channel import Session
 from penstock.ipc.client import RemoteDevice
+from penstock.ipc.client_objects import ClientObjects
 from penstock.ipc.codec import decode_to_client, encode
 from penstock.ipc.dispatch import Dispatcher, refusal
 from penstock.ipc.host import process, serving
@@ -388,11 +389,11 @@ def test_messages_count_while_their_calls_are_under_way() -> None:
     go = threading.Event()
 
     class Slow:
+        objects = ClientObjects()
+
         def answer(self, *_: object) -> Any:
             assert go.wait(PATIENCE)
             return refusal(DeadObject("done"))
-
-        def close(self) -> None: ...
 
     ours, theirs = socket.socketpair()
     serving.Client(Connection(theirs), [Slow()], over.set, account).start()  # type: ignore[list-item]
