@@ -80,7 +80,7 @@ def test_eight_that_are_not_held_compile_once(tmp_path: Path) -> None:
     assert len(compiles(tmp_path)) == 1
 
 
-def test_one_takes_over_from_each_that_is_killed(tmp_path: Path) -> None:
+def test_another_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
     """The first three die in the middle of their compiles."""
     with children(tmp_path, PROCESSES) as started:
         compiler, others = begin(started)

@@ -133,7 +133,7 @@ def test_a_rolled_back_pair_of_the_same_version_may_load_without_a_count(rig: Ri
     assert rig.hits()
 
 
-def test_one_process_sees_a_roll_back_without_a_count(rig: Rig) -> None:
+def test_process_detects_a_roll_back_without_a_count(rig: Rig) -> None:
     assert rig.saved()
     old = snapshot(rig, "old")
     with rig.handles() as (model, data):

@@ -45,22 +45,17 @@ class Bindable(Protocol):
     def bind_argument(
         self, user: object, kind: Kind, index: int, operand: Operand
     ) -> BoundMemory | NDArray:
-        """What stands for it in one run of *user*, a compiled model, as its input or output
-        *index*, which *operand* describes: an array over it, where the host can view it, else a
-        `BoundMemory`.
-
-        Raises `InputError` where it may not be used so, `StateError` for an input without a value,
-        `ClosedError`.
+        """The memory in one run of *user*, a compiled model, as input or output *index*, which
+        *operand* describes: an array if the host can view it, else a `BoundMemory`. Raises
+        `InputError`, `StateError` for an input without a value, `ClosedError`.
         """
         ...
 
 
 class BoundMemory:
-    """One use of memory by one run. What is not overridden says that no device takes it as it is.
-
-    *owner* is what the caller gave, and gets back as the output; *name* is for receipts; *shape* is
-    the value's, None for an output whose shape the run tells. *staged* is how many copies the last
-    `read` or `write` made besides the one.
+    """One use of memory by one run. Defaults are those of memory that no device takes. *owner* is
+    the caller's object, returned as the output; *name* is for receipts; *shape* is None for an
+    output of unknown shape. *staged* counts extra copies of the last `read` or `write`.
     """
 
     __slots__ = ("name", "owner", "shape", "staged")

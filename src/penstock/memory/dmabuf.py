@@ -65,10 +65,7 @@ def allocate(
     nbytes: int, make_memfd: Callable[[int], int], kernel: Kernel = LINUX
 ) -> tuple[int, str]:
     """A descriptor of at least *nbytes* zero bytes, and what holds them: "dma_heap", "udmabuf", or
-    "memfd" where the system gives neither to this process.
-
-    *make_memfd* makes the memory behind the last two, sealed against shrinking. Raises what it
-    raises.
+    a "memfd" as a stand-in. *make_memfd* makes sealed memory for the last two. Raises as that.
     """
     rounded = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     for heap in HEAPS:

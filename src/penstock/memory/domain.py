@@ -56,12 +56,9 @@ class Stored(Struct, eq=False):
 
 
 class MemoryDomain:
-    """The buffers of one device. Thread-safe.
-
-    *interface_of* tells the device's own prepared models. Without *dynamic*, buffers whose size is
-    not known when they are allocated are refused; *capacity* is how many bytes all buffers may have
-    together, None for any number. A driver that lays values out in another way overrides `encode`
-    and `decode`.
+    """The buffers of one device. Thread-safe. *interface_of* knows the device's prepared models.
+    Without *dynamic*, buffers of unknown size are rejected; *capacity* bounds the bytes of all.
+    Drivers with another layout override `encode` and `decode`.
     """
 
     def __init__(
@@ -86,12 +83,9 @@ class MemoryDomain:
         return token, buffer
 
     def claim(self, prepared: object, request: Request) -> Claim:
-        """The buffers of *request* to *prepared*, for the time of a `with` block around the
-        execution.
-
-        Raises `InvalidArgument` for a token of no live buffer, one that has no such role,
-        dimensions at odds with the buffer's, and a buffer that is written and used otherwise;
-        `GeneralFailure` for an input without a value. No buffer changes by that.
+        """The buffers of *request* to *prepared*, during a `with` block around the execution.
+        Raises `InvalidArgument` for a bad token, role, dimensions, or a buffer that is both written
+        and used; `GeneralFailure` for an input without a value. No buffer changes then.
         """
         return Claim(self, prepared, request)
 

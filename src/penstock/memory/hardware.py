@@ -179,11 +179,8 @@ class HardwareBuffer(Closing, DescribedBuffer):
 
     @contextmanager
     def lock(self, *, write: bool = False) -> Iterator[NDArray]:
-        """The bytes of the buffer, of any format, as flat uint8 for the time of the block:
-        read-only unless *write*.
-
-        Raises `InputError` where the memory cannot be mapped so, `ResourceExhaustedTransient`,
-        `ClosedError`.
+        """The bytes as flat uint8 during the block, read-only unless *write*. Raises `InputError`
+        if the memory cannot be mapped so, `ResourceExhaustedTransient`, `ClosedError`.
         """
         if write is not False and write is not True:
             raise InputError(f"write must be true or false, not {write!r}")
@@ -297,12 +294,9 @@ PIXELS: Final[dict[int, tuple[str, int]]] = {
 
 
 def map_image(memory: Memory) -> Mapping:
-    """Maps a `hardware_buffer`: an array of shape (layers, height, width, numbers a pixel), of the
-    format's dtype.
-
-    Its rows may lie apart. The CPU's use of a dma-buf is announced until the mapping is closed.
-    Raises `GeneralFailure` for other memory, a description at odds with the name or with the
-    buffer's size, a format whose pixels are no numbers side by side, and what cannot be mapped.
+    """Maps a `hardware_buffer` as an array (layers, height, width, numbers a pixel), perhaps with
+    gaps between rows, for CPU access until it is closed. Raises `GeneralFailure` for other memory,
+    a wrong description, and formats without plain numbers.
     """
     description: object = None
     match memory.name, memory.handle:

@@ -43,11 +43,9 @@ TOKEN_BYTES: Final = 32
 
 
 class SaveReport(Struct, frozen=True):
-    """What came of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
-
-    *emptied*: it failed after the first byte was written, so that the files are empty and what they
-    held is forgotten. *in_use*: somebody else had the entry's lock, and nothing was done; the same
-    call may succeed later.
+    """The result of a save: the new *entry*'s id, or None and the *reason*, `<Name>: sentence`.
+    *emptied*: it failed after the first write, so the files are empty and their old entry is
+    forgotten. *in_use*: another process holds the entry's lock; nothing was done.
     """
 
     entry: bytes | None = None

@@ -38,13 +38,12 @@ _NONBLOCK: Final[int] = getattr(os, "O_NONBLOCK", 0)
 class FileRegistry:
     """`Registry` in the file *path* (0600, at most 4,096 rows), authenticated by *keys*.
 
-    A change writes the file anew and renames it into place, under the lock `<path>.lock`, for which
-    it waits for at most *wait_seconds*. Readers take no lock. What was authenticated once is kept
-    in memory: a later read looks at the first bytes of the file alone, as long as these stay the
-    same.
+    A change writes a new file and renames it, under the lock `<path>.lock`, within *wait_seconds*.
+    Readers take no lock. Authenticated contents are kept in memory while the first bytes of the
+    file stay the same.
 
-    A file that others can read or write, that is a link, has another name as well, is no file, or
-    is longer than 4,096 rows can be, is `SealBroken`, whatever is in it.
+    A file is `SealBroken` if others can read or write it, if it is a link, has a second name, is no
+    regular file, or is too long.
     """
 
     def __init__(

@@ -240,13 +240,12 @@ SYSTEM_FILES: Final[FileSystem] = SystemFiles()
 def open_cache_file(
     path: StrPath, *, create: bool = False, files: FileSystem = SYSTEM_FILES
 ) -> int:
-    """A read-write descriptor of the cache file at *path*, which is never a symbolic link.
+    """A read-write descriptor of the cache file at *path*, never a symbolic link. Without *create*,
+    a read-only file is opened for reading. With *create* a missing file is made, readable by its
+    owner alone.
 
-    Without *create*, a file that lies on a read-only mount, or whose permissions let it only be
-    read, is opened for reading. With *create* a missing file is made, readable by its owner alone.
-    Raises `NotRegularFile` for a link, a directory, a device or a file with a second name,
-    `FileNotFoundError` when there is none, `ReadOnly` for a file that cannot be made or written
-    because of the mount or its permissions, `Unreadable` otherwise.
+    Raises `NotRegularFile` for a link, directory, device or file with a second name,
+    `FileNotFoundError`, `ReadOnly` if a file cannot be made or written, `Unreadable` otherwise.
     """
     return open_entry_file(path, create=create, files=files)[0]
 

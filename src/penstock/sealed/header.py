@@ -32,13 +32,10 @@ class Kind(enum.IntEnum):
 
 
 class Header(Struct, frozen=True):
-    """What a cache file says of itself.
-
-    *entry* (16 bytes) is one for all files of an entry, *registry* (16 bytes) names the registry
-    that lists it and *sequence* is that registry's count when the entry was sealed. *token*,
-    *binding*, *driver* and *version* are 32 bytes each, the last two digests of the driver's name
-    and version. The file is number *number* of *models* or *datas* files of its *kind*; *root* is
-    `merkle_root` of its *length* bytes of payload.
+    """The header of a cache file. *entry* (16 bytes) is shared by an entry's files; *registry* (16
+    bytes) lists it since its count *sequence*. *token*, *binding* and the digests *driver* and
+    *version* are 32 bytes each. The file is number *number* of the *models* or *datas* files of its
+    *kind*; *root* is `merkle_root` of *length* bytes of payload.
     """
 
     kind: int

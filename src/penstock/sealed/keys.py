@@ -236,10 +236,8 @@ class KeyStore(Protocol):
         ...
 
     def refresh(self) -> bytes:
-        """The key as it is stored now, which `key` gives from then on; one that is gone is stored
-        again.
-
-        Raises `Unreadable`; `key` then stays as it was. A store that is asked once a process gives
+        """The key as it is stored now, which `key` returns from then on; a missing key is stored
+        again. Raises `Unreadable`, and `key` stays the same. A store asked once a process returns
         `key`.
         """
         ...
@@ -276,12 +274,11 @@ class MemoryKeyStore:
 
 
 class FileKeyStore:
-    """A `KeyStore` in one 0600 file, *path*; holds no counts.
+    """A `KeyStore` in one 0600 file, *path*, without counts. Read once, and at each `refresh`.
 
-    Whatever is not a regular file of this user's, of mode 0600 or 0400 and 32 bytes, is not
-    trusted: a new key takes its place, and whatever the old one sealed is refused from then on. An
-    empty directory in its place is removed, one that is not empty is renamed to
-    `<path>.<digits>.aside`. Read once, and at each `refresh`.
+    Anything but a regular file of this user's (0600 or 0400, 32 bytes) is replaced by a new key,
+    which rejects everything sealed before. A directory there is removed, or renamed to
+    `<path>.<digits>.aside` if it is not empty.
     """
 
     name = "file"

@@ -145,12 +145,12 @@ class LateWriter:
     def write(
         self, *, model: Sequence[Payload] = (), data: Sequence[Payload] = (), timeout: float = 0.0
     ) -> SaveReport:
-        """Seals one payload into each file, in place, if the lock is free, or becomes free within
-        *timeout* seconds. Never raises.
+        """Seals one payload into each file, in place, if the lock is free within *timeout* seconds.
+        Never raises.
 
-        The report's reason is `NoEntry` when the files were replaced or removed, `ForeignEntry`
-        when they hold another entry than expected: the write is dropped, and others will be too.
-        After any other failure a later call may succeed; *in_use* says that the lock was not free.
+        The reason is `NoEntry` if the files were replaced or removed, `ForeignEntry` if they hold
+        another entry than expected: later writes fail too. After other failures a later call may
+        succeed; *in_use* if the lock was taken.
         """
         try:
             with self._mutex:
@@ -173,12 +173,9 @@ class LateWriter:
             return SaveReport(reason=reason_of(error))
 
     def load(self, *, timeout: float = 0.0) -> LoadedEntry:
-        """What the files hold now, verified: perhaps another process has written it late. The next
-        `write` replaces that entry.
-
-        Raises as `Seal.load`, `NoEntry` when the files were replaced or removed, `Unreadable` when
-        somebody had the lock to write and did not give it back within *timeout* seconds,
-        `ClosedError` after `close`.
+        """The verified contents, perhaps written late by another process; the next `write` replaces
+        that entry. Raises as `Seal.load`, `NoEntry` if the files were replaced or removed,
+        `Unreadable` if a writer held the lock for *timeout* seconds, `ClosedError` after `close`.
         """
         with self._mutex:
             models, datas = self._usable()

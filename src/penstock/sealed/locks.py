@@ -80,12 +80,9 @@ def lock(
     should_stop: Callable[[], bool] | None = None,
     locks: Locking = SYSTEM_LOCKS,
 ) -> bool:
-    """Locks the file behind *fd*; False if it could not be had within *timeout* seconds or
-    *should_stop*() was true.
-
-    A *timeout* of 0 tries once, None waits without end. *should_stop* is asked at least every 50 ms
-    while the call waits. Who waits is not in a queue: readers that follow each other without a gap
-    can keep a writer out. Raises `Unreadable` where the file cannot be locked at all.
+    """Locks the file behind *fd*; False if that failed within *timeout* seconds (0 tries once, None
+    waits for ever), or *should_stop*(), asked every 50 ms, was true. There is no queue: readers
+    without a gap can keep a writer out. Raises `Unreadable` if the file cannot be locked.
     """
     until = None if timeout is None else time.monotonic() + timeout
     pause = _SHORTEST_PAUSE_SECONDS

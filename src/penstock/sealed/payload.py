@@ -120,11 +120,8 @@ def private_copy(
     files: FileSystem, fd: int, offset: int, length: int, place: str
 ) -> tuple[memoryview, bytes]:
     """*length* bytes of *fd* from *offset* on, read-only, and their `merkle_root`: in a sealed
-    memfd on Linux, in private memory elsewhere.
-
-    The caller has bounded *length*. Each leaf is hashed where nobody else can write, while it is
-    still in the processor's cache. Raises `WrongLength` when the file ends before, `OSError` from
-    reading. The memory lives as long as a view of it.
+    memfd on Linux, else in private memory, alive while a view is. The caller has bounded *length*.
+    Leaves are hashed where nobody else can write. Raises `WrongLength` or `OSError`.
     """
     if not length:
         return memoryview(b""), merkle_root(b"")

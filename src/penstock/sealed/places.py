@@ -64,11 +64,8 @@ def state_directory() -> str:
 
 
 def sealed_directory() -> str:
-    """`seals` in the state directory, made if need be, where nobody else can write, or put another
-    in its place.
-
-    What an earlier version kept in `sealed` there is removed: drivers in the sandbox could read
-    that key. Raises `Unreadable` when the directory cannot be had.
+    """`seals` in the state directory, made if need be, where nobody else can write. Removes the
+    `sealed` of earlier versions: drivers in the sandbox could read that key. Raises `Unreadable`.
     """
     directory = _private(SEALS)
     if os.path.lexists(former := os.path.join(os.path.dirname(directory), "sealed")):

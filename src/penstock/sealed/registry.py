@@ -72,17 +72,15 @@ class Owner:
 
 
 class Registry(Protocol):
-    """The persistent, authenticated table (token, entry id) -> hashes of every file, of one driver
-    version.
+    """The persistent, authenticated table of one driver version: (token, entry id) to hashes of
+    files.
 
-    Publication is: `begin` (both the new row and the replaced one are valid), the files are written
-    or renamed into place, `publish` (the replaced row goes). A process may die between any two of
-    them.
+    Publication is `begin` (old and new row are valid), writing the files, and `publish` (the old
+    row goes). A process may die at any point.
 
-    A reading method raises `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not
-    what this key's holders wrote last, and `Unreadable` when the system fails; all may be called by
-    several threads and processes at once. A row is never changed, and may be dropped at any time: a
-    miss.
+    Reads raise `SealBroken`, `OtherVersion` or `RolledBack` for a registry that is not what this
+    key's holders wrote last, `Unreadable` for errors of the system. Any thread and process may
+    call. A row never changes, but may be dropped: a miss.
     """
 
     def state(self) -> RegistryState | None:
@@ -97,11 +95,8 @@ class Registry(Protocol):
         ...
 
     def begin(self, row: Row) -> None:
-        """Inserts *row*, beside others of its token. A registry that cannot be trusted is emptied
-        first.
-
-        Raises `Unreadable`; the row is then not in it. After returning, the row survives a loss of
-        power.
+        """Inserts *row* durably, beside others of its token. An untrusted registry is emptied
+        first. Raises `Unreadable`, without the row.
         """
         ...
 
@@ -204,12 +199,9 @@ _DOMAIN: Final = b"penstock registry file\x00"
 
 
 class Contents:
-    """A registry of *owner* that *key* authenticated or will authenticate. A change makes new
-    contents.
-
-    *table* has one fixed-size record for each row, the oldest first, and *files* what was recorded
-    of all their files, in the same order. *head* are the first bytes of the file; None until `pack`
-    has made them.
+    """A registry of *owner*, authenticated by *key*. A change makes new contents. *table* has a
+    record for each row, the oldest first, and *files* those of their files in that order. *head* is
+    the start of the file, None before `pack`.
     """
 
     __slots__ = ("files", "head", "key", "owner", "state", "table")

@@ -23,11 +23,9 @@ _WINDOWS_PAUSE_SECONDS: Final = 0.02
 
 
 def replace_file(path: str, content: bytes, files: FileSystem) -> None:
-    """Puts a 0600 file of *content* in the place of whatever is at *path*, durably. Raises
-    `OSError`.
-
-    The caller holds the lock of *path* (`exclusively`). A reader finds the old file or the whole
-    new one. After an error the old one stands, unless the error is that of syncing the directory.
+    """Durably replaces whatever is at *path* by a 0600 file of *content*. Raises `OSError`. The
+    caller holds the lock of *path* (`exclusively`). Readers find the old file or the new one. After
+    an error the old one stays, unless syncing the directory failed.
     """
     directory = os.path.dirname(path)
     _sweep(path, files)
@@ -83,12 +81,9 @@ def move_directory_away(path: str) -> bool:
 
 @contextmanager
 def exclusively(path: str, seconds: float, files: FileSystem) -> Iterator[None]:
-    """Holds the lock of the file at *path* for the block: of all processes and threads, one is
-    inside.
-
-    Raises `Unreadable` if it cannot be had within *seconds*, or not at all. This process does not
-    fork during the block: a child would have the lock too, for as long as it lives, if its parent
-    died.
+    """Holds the lock of the file at *path*, exclusive for all processes and threads, during the
+    block. Raises `Unreadable` after *seconds*. This process does not fork meanwhile, since a child
+    would hold the lock after its parent's death.
     """
     until = time.monotonic() + seconds
     pause = _SHORTEST_PAUSE_SECONDS

@@ -87,11 +87,8 @@ class Seal:
         data: Sequence[Payload] = (),
     ) -> SaveReport:
         """Writes one payload into each file and records their hashes. Never raises: a compile goes
-        on.
-
-        Nothing of the handles' offsets or contents is assumed. The files must not be written by
-        anybody else meanwhile. After a failure they are empty, or as they were. An entry that the
-        files held before, of the same token, is forgotten once the new one stands.
+        on. Offsets and contents do not matter. Nobody else may write the files meanwhile. After a
+        failure they are empty or unchanged. An older entry of the token there is forgotten.
         """
         return self._save(Lent(model_cache, data_cache, token, binding), (model, data))
 
@@ -107,11 +104,9 @@ class Seal:
         model: Sequence[Payload] = (),
         data: Sequence[Payload] = (),
     ) -> SaveReport:
-        """As `save`, only if the files still hold the entry *expected* (None: they are all empty).
-
-        *guard* is entered once the payloads are hashed, and left when files and registry agree
-        again: it keeps readers and other writers out. If entering it raises, nothing is written.
-        `LateWriter` passes the entry's lock.
+        """As `save`, only if the files still hold the entry *expected* (None: they are empty).
+        *guard* is held from the hashing of the payloads until files and registry agree, to keep
+        others out; if entering raises, nothing is written.
         """
         lent = Lent(model_cache, data_cache, token, binding)
         return self._save(lent, (model, data), (expected,), guard)

@@ -323,7 +323,7 @@ def test_flood_of_leaving_clients_blocks_no_client() -> None:
     guests.close()
 
 
-def test_one_memory_is_not_mapped_without_end(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mappings_of_one_memory_are_bounded(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quotas, "MAX_MAPPED", 4)
     mine = Account(1 << 30, "one connection")
     held = [mine.memory(memory, 64) for _ in range(4)]

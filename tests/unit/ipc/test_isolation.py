@@ -268,7 +268,7 @@ def test_run_repeated_on_a_restarted_process_is_noted() -> None:
         assert "run repeated" in " ".join(result.incidents)
 
 
-def test_a_late_burial_leaves_the_process_that_lives() -> None:
+def test_late_notice_of_a_death_leaves_the_restarted_process() -> None:
     with compiled(ALONE) as model:
         check(model(X))
         (supervisor,) = isolation.supervisors()

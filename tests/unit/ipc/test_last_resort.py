@@ -121,7 +121,9 @@ def test_own_process_is_the_last_fallback() -> None:
         assert step.fallback_from == "reference"
 
 
-def test_one_isolated_by_the_knob_goes_on_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_isolated_by_the_knob_falls_back_to_this_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("PENSTOCK_ISOLATE", "misbehaving, reference")
     with penstock.compile(MODEL, devices=["misbehaving"], cache=False) as model:
         kill(supervision.MOST_DEATHS)

@@ -170,7 +170,7 @@ def test_every_call_of_a_registry_goes_to_the_parent(
     assert now.changes > made.changes
 
 
-def test_one_host_seals_for_few_versions(
+def test_broker_bounds_the_versions_it_seals_for(
     started: Callable[[str], ParentKeeper], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sealing, "MOST_OWNERS", 2)

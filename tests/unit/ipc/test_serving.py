@@ -43,6 +43,7 @@ class _Slow:
     """A dispatcher whose objects take their time to close."""
 
     def __init__(self) -> None:
+        self.objects = self
         self.threads: set[int] = set()
         self.count = 0
         self.go, self.all_closed = threading.Event(), threading.Event()

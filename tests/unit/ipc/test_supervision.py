@@ -77,7 +77,7 @@ def test_wait_for_a_start_ends_at_the_deadline_and_a_later_call_finds_the_proces
     supervisor.close()
 
 
-def test_everybody_who_waits_gets_the_one_that_is_started(links: type[_Link]) -> None:
+def test_waiting_calls_share_one_start(links: type[_Link]) -> None:
     supervisor = Supervisor(PLACE)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(supervisor.connection) for _ in range(4)]

@@ -44,7 +44,7 @@ def test_a_file_that_another_user_keeps_to_himself_comes_with_the_remedy(
     assert REMEDY in str(refused.value)
 
 
-def test_one_s_own_file_and_one_that_is_not_there_have_no_such_remedy(tmp_path: Path) -> None:
+def test_remedy_is_not_named_for_own_or_missing_files(tmp_path: Path) -> None:
     path = tmp_path / "entry"
     with pytest.raises(ReadOnly, match=r"Permission denied$"):
         open_cache_file(path, create=True, files=Kept(os.geteuid() + 1))

@@ -180,7 +180,7 @@ def test_a_save_never_raises(tmp_path: Path) -> None:
         assert rig.registry().rows() == ()
 
 
-def test_one_file_given_twice_is_refused_before_it_is_written(tmp_path: Path) -> None:
+def test_save_rejects_one_file_given_twice(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     assert rig.saved()
     with rig.handles() as (model, data):
