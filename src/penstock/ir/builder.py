@@ -53,7 +53,7 @@ ALIGNMENT = 64
 
 
 class SubgraphBuilder:
-    """Collects one subgraph; *builder* owns the constants. Operand indexes are handed out in order."""
+    """Collects one subgraph; *builder* owns the constants. Operands are numbered in order."""
 
     def __init__(self, builder: ModelBuilder, name: str = "") -> None:
         self._model, self._name = builder, name
@@ -147,7 +147,7 @@ class SubgraphBuilder:
         return indexes
 
     def state(self, variable: int, input: int | None = None, output: int | None = None) -> None:
-        """Declares a state port; *input* must have been added with `operand` as a SUBGRAPH_INPUT."""
+        """Declares a state port; *input* was added with `operand` as a SUBGRAPH_INPUT."""
         self._states.append((variable, input, output))
 
     def finish(self, outputs: Sequence[int]) -> Subgraph:

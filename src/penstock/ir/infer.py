@@ -172,7 +172,8 @@ class _Inference:
             target = self.model.subgraphs[subgraph]
             if len(inputs) != len(target.inputs):
                 raise InvalidOperation(
-                    f"gives {len(inputs)} inputs to subgraph {subgraph}, which takes {len(target.inputs)}"
+                    f"gives {len(inputs)} inputs to subgraph {subgraph}, which takes "
+                    f"{len(target.inputs)}"
                 )
             self.known.operations += len(target.operations)
             if self.known.operations > MAX_CALLED_OPERATIONS:

@@ -156,7 +156,8 @@ def show_model(model: ModelParts, digest: str) -> str:
     lines = [f"model {digest}"]
     for index, variable in enumerate(model.variables):
         lines.append(
-            f"  variable {index} {variable.name!r}: {variable.dtype.value}{show_shape(variable.shape)}"
+            f"  variable {index} {variable.name!r}: "
+            f"{variable.dtype.value}{show_shape(variable.shape)}"
             + ("" if variable.assigned else ", unassigned")
         )
     for name, signature in model.signatures.items():

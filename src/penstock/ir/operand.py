@@ -74,7 +74,8 @@ def name_fault(name: object) -> str:
         return f"the name of an extension has {len(name)} characters; {MAX_NAME} are possible"
     if _NAME.fullmatch(name) is None:
         return (
-            f"{name!r} is no extension's name: a reversed domain name in lower-case letters, digits, underscores and dots "
+            f"{name!r} is no extension's name: a reversed domain name in lower-case letters, "
+            "digits, underscores and dots "
             "(com.example.fibonacci)"
         )
     return ""

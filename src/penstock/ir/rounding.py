@@ -14,9 +14,9 @@ from penstock.ir.operation import Operation
 from penstock.ir.subgraph import Subgraph
 
 Sums: TypeAlias = Literal["any", "ordered", "fused"]
-"""How a float layer sums its products. `any`: in the fastest order. `ordered`: as TFLite's reference
-kernels, from zero, each product rounded. `fused`: as XNNPACK, from the bias, each product added
-before it is rounded.
+"""How a float layer sums its products. `any`: in the fastest order. `ordered`: as TFLite's
+reference kernels, from zero, each product rounded. `fused`: as XNNPACK, from the bias, each product
+added before it is rounded.
 """
 
 OPTION: Final = "sums"

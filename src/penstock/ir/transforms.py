@@ -48,7 +48,7 @@ def referenced_by(model: Model, operations: Iterable[Operation]) -> dict[int, in
 
 
 def entered_from(model: Model, index: int) -> list[int]:
-    """The subgraphs that subgraph *index* enters, directly or not, each after all that it enters."""
+    """The subgraphs that *index* enters, directly or not, each after all that it enters."""
     order: list[int] = []
     pending, seen = [(index, False)], set[int]()
     while pending:

@@ -61,7 +61,8 @@ class DType(enum.Enum):
         if isinstance(other, DType) or other is None:
             return False
         try:
-            return self not in _OPAQUE and bool(np.dtype(other) == self.numpy)  # type: ignore[call-overload]  # anything may be asked
+            given: Any = other
+            return self not in _OPAQUE and bool(np.dtype(given) == self.numpy)
         except TypeError:
             return NotImplemented
 
@@ -204,7 +205,8 @@ class Quantization(Struct, frozen=True):
             )
         if not self.scales or len(self.scales) != len(self.zero_points):
             raise InvalidQuantization(
-                f"{len(self.scales)} scales and {len(self.zero_points)} zero points; one of each per channel is needed"
+                f"{len(self.scales)} scales and {len(self.zero_points)} zero points; one of each "
+                "per channel is needed"
             )
         if self.dimension is None and len(self.scales) != 1:
             raise InvalidQuantization(f"{len(self.scales)} scales without a quantised dimension")

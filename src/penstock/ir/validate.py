@@ -128,7 +128,8 @@ class _Checker:
         for index, operand in enumerate(subgraph.operands):
             if (operand.lifetime is Lifetime.SUBGRAPH_INPUT) != (index in inputs):
                 raise InvalidOperand(
-                    f"operand {index} ({operand.name}) has lifetime {operand.lifetime.value} and is "
+                    f"operand {index} ({operand.name}) has lifetime {operand.lifetime.value} and "
+                    "is "
                     f"{'' if index in inputs else 'not '}listed as input",
                     where=where,
                 )
@@ -141,7 +142,8 @@ class _Checker:
                 Lifetime.NO_VALUE,
             ):
                 raise InvalidOperand(
-                    f"operand {index} ({operand.name}) is listed as output, its lifetime is {operand.lifetime.value}",
+                    f"operand {index} ({operand.name}) is listed as output, its lifetime is "
+                    f"{operand.lifetime.value}",
                     where=where,
                 )
 
@@ -269,7 +271,8 @@ def _check_extension(operand: Operand, kind: ExtensionType, where: Place) -> Non
         or not (fits and (kind.is_tensor or rank == 1))
     ):
         raise InvalidOperand(
-            f"an operand of the {'tensor' if kind.is_tensor else 'scalar'} type {kind.name} is uint8 without quantisation "
+            f"an operand of the {'tensor' if kind.is_tensor else 'scalar'} type {kind.name} is "
+            "uint8 without quantisation "
             f"whose last{'' if kind.is_tensor else ' and only'} dimension is {kind.byte_size}, "
             f"not {operand.dtype.value} of shape {shape}",
             where=where,
@@ -315,7 +318,8 @@ def _check_item(model: ModelParts, item: Operand | Variable, where: Place) -> No
     expected = byte_size(item.dtype, item.shape)
     if expected is not None and expected != length:
         raise InvalidOperand(
-            f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has {length}",
+            f"{item.dtype.value} of shape {item.shape} takes {expected} bytes, its value has "
+            f"{length}",
             where=where,
         )
 
@@ -329,7 +333,8 @@ def _check_location(model: ModelParts, place: DataLocation, where: Place) -> Non
         or place.offset + place.length > len(model.pools[place.pool])
     ):
         raise OffsetOutOfBounds(
-            f"[{place.offset}, {place.offset + place.length}) of a pool of {len(model.pools[place.pool])} bytes",
+            f"[{place.offset}, {place.offset + place.length}) of a pool of "
+            f"{len(model.pools[place.pool])} bytes",
             where=where,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 from importlib import import_module
-from typing import BinaryIO, Final, TypeAlias
+from typing import Any, BinaryIO, Final, TypeAlias
 
 from penstock import knobs
 from penstock.errors import InputError, NotAModel
@@ -97,7 +97,8 @@ class _Binary:
         if isinstance(chunk, bytes | bytearray | memoryview):
             return bytes(chunk)
         raise InputError(
-            f"read() gave {type(chunk).__name__}, not bytes: open the file in binary mode, and blocking"
+            f"read() gave {type(chunk).__name__}, not bytes: open the file in binary mode, and "
+            "blocking"
         )
 
 
@@ -115,7 +116,8 @@ def _read(source: Source, map_file: bool) -> sealed_file.SealedFile:
     if hasattr(source, "read"):
         if isinstance(source, io.FileIO | io.BufferedReader | io.BytesIO):
             return sealed_file.read_file(source, _judge)
-        return sealed_file.read_file(_Binary(source), _judge)  # type: ignore[arg-type]  # all that is called is read
+        binary: Any = _Binary(source)
+        return sealed_file.read_file(binary, _judge)
     raise InputError(
         f"a model is loaded from a path, bytes or a binary file, not from {type(source).__name__}"
     )

@@ -269,7 +269,8 @@ class Reader:
         if at + 4 + count * width > self.size:
             raise _Defect(
                 TruncatedModel,
-                f"a vector of {count} elements ends at byte {at + 4 + count * width} of {self.size}",
+                f"a vector of {count} elements ends at byte {at + 4 + count * width} of "
+                f"{self.size}",
                 at,
             )
         return int(count)

@@ -21,8 +21,8 @@ from msgspec import Struct
 from penstock.export.tflite import schema
 
 SCALARS: Final[dict[str, str]] = {
-    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I",
-    "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
+    "bool": "?", "int8": "b", "uint8": "B", "int16": "h", "uint16": "H", "int32": "i",
+    "uint32": "I", "int64": "q", "uint64": "Q", "float32": "f", "float64": "d",
 }  # fmt: skip
 """Scalar types with their `struct` codes."""
 

@@ -30,19 +30,28 @@ UNIONS: Final[dict[str, str]] = {
 }
 
 TABLES: Final[dict[str, str]] = {
-    "AssociatedFile": "name: string; description: string; type: AssociatedFileType; locale: string; version: string",
+    "AssociatedFile": (
+        "name: string; description: string; type: AssociatedFileType; locale: string; version: "
+        "string"
+    ),
     "FeatureProperties": "",
     "ImageSize": "width: uint32; height: uint32",
     "ImageProperties": "color_space: ColorSpaceType; default_size: ImageSize",
-    "BoundingBoxProperties": "index: [uint32]; type: BoundingBoxType; coordinate_type: CoordinateType",
+    "BoundingBoxProperties": (
+        "index: [uint32]; type: BoundingBoxType; coordinate_type: CoordinateType"
+    ),
     "AudioProperties": "sample_rate: uint32; channels: uint32",
     "ValueRange": "min: int32; max: int32",
     "Content": "content_properties: ContentProperties; range: ValueRange",
     "NormalizationOptions": "mean: [float32]; std: [float32]",
-    "ScoreCalibrationOptions": "score_transformation: ScoreTransformationType; default_score: float32",
+    "ScoreCalibrationOptions": (
+        "score_transformation: ScoreTransformationType; default_score: float32"
+    ),
     "ScoreThresholdingOptions": "global_score_threshold: float32",
     "BertTokenizerOptions": "vocab_file: [AssociatedFile]",
-    "SentencePieceTokenizerOptions": "sentence_piece_model: [AssociatedFile]; vocab_file: [AssociatedFile]",
+    "SentencePieceTokenizerOptions": (
+        "sentence_piece_model: [AssociatedFile]; vocab_file: [AssociatedFile]"
+    ),
     "RegexTokenizerOptions": "delim_regex_pattern: string; vocab_file: [AssociatedFile]",
     "ProcessUnit": "options: ProcessUnitOptions",
     "Stats": "max: [float32]; min: [float32]",
@@ -60,8 +69,10 @@ TABLES: Final[dict[str, str]] = {
         "custom_metadata: [CustomMetadata]"
     ),
     "ModelMetadata": (
-        "name: string; description: string; version: string; subgraph_metadata: [SubGraphMetadata]; "
-        "author: string; license: string; associated_files: [AssociatedFile]; min_parser_version: string"
+        "name: string; description: string; version: string; subgraph_metadata: "
+        "[SubGraphMetadata]; "
+        "author: string; license: string; associated_files: [AssociatedFile]; min_parser_version: "
+        "string"
     ),
 }
 

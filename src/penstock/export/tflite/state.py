@@ -48,7 +48,7 @@ BASIC_LSTM_OUTPUTS: Final = 4
 
 
 def state_positions(kind: str, attributes: Mapping[str, AttributeValue]) -> tuple[int, ...]:
-    """Positions of the state inputs of a recurrent operation of type *kind*; empty for every other."""
+    """Positions of the state inputs of a recurrent operation; empty for other types."""
     if kind == "LSTM" and attributes.get("kernel_type") == "BASIC":
         return BASIC_LSTM_STATES
     return STATE_INPUTS.get(kind, ())
@@ -119,18 +119,21 @@ def plan_state(model: Model, index: int, shared: Counter[int]) -> SubgraphState:
     for port in plan.resources:
         if model.variables[port.variable].dtype is DType.STRING:
             raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} holds strings, which TFLite's cannot",
+                f"variable {model.variables[port.variable].name!r} holds strings, which TFLite's "
+                "cannot",
                 where=Place(index),
             )
         if model.variables[port.variable].shape is None:
             raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} has no known rank, which TFLite has no form for",
+                f"variable {model.variables[port.variable].name!r} has no known rank, which "
+                "TFLite has no form for",
                 where=Place(index),
             )
     for port in plan.resources:
         if _starts_unsized(model.variables[port.variable]):
             raise NotExportable(
-                f"variable {model.variables[port.variable].name!r} starts at zeros of unknown size, which TFLite has "
+                f"variable {model.variables[port.variable].name!r} starts at zeros of unknown "
+                "size, which TFLite has "
                 "no form for",
                 where=Place(index),
             )
@@ -215,7 +218,7 @@ def state_pairs(model: Model) -> list[tuple[int, int]]:
 
 
 def with_state(model: Model, inputs: Sequence[NDArray]) -> Model:
-    """*model* with the state of its operations as state ports, from its values among *inputs* on."""
+    """*model* with the state of its operations as state ports; *inputs* has the initial values."""
     entry = model.entry
     pairs = state_pairs(model)
     if not pairs:

@@ -35,7 +35,7 @@ class OperatorCodes:
         self._known: dict[tuple[int, int, str], int] = {}
 
     def index(self, operation: Operation, where: Place) -> int:
-        """The index of the code of *operation*; `NotExportable` when TFLite has no such operator."""
+        """The index of the code of *operation*; `NotExportable` for no operator of TFLite."""
         number = TFLITE.numbers("BuiltinOperator").get(operation.type)
         if number is None:
             raise NotExportable(f"TFLite has no operator {operation.key}", where=where)
@@ -185,7 +185,8 @@ class SubgraphWriter:
         if index not in self.known:
             if operand.extension is not None:
                 raise NotExportable(
-                    f"operand {operand.name!r} has an extension's type, {operand.extension.name}, which TFLite does not have",
+                    f"operand {operand.name!r} has an extension's type, {operand.extension.name}, "
+                    "which TFLite does not have",
                     where=Place(self.index),
                 )
             self.known[index] = len(self.tensors)
@@ -229,7 +230,7 @@ class SubgraphWriter:
         self.operators.append(values)
 
     def scale_by_blocks(self, operation: Operation, position: int, where: Place) -> None:
-        """Refers the weights of *operation* to the scales of their blocks, its input at *position*."""
+        """Refers the weights of *operation* to the scales of blocks, its input at *position*."""
         weights, scales = (operation.inputs[i] for i in (1, position))
         shapes = [self.subgraph.operands[i].shape for i in (weights, scales)]
         depth, blocks = (s[1] if s is not None and len(s) == 2 else None for s in shapes)
@@ -282,7 +283,7 @@ class SubgraphWriter:
         return handle
 
     def lookup(self, operation: Operation, where: Place) -> None:
-        """HASHTABLE_FIND and HASHTABLE_SIZE over constants: the table, imported, then the operator."""
+        """HASHTABLE_FIND or HASHTABLE_SIZE of constants: an imported table, then the operator."""
         find = operation.type == "HASHTABLE_FIND"
         content = operation.inputs[:2] if find else operation.inputs[:1]
         if not all(self.subgraph.operands[i].is_constant for i in content):

@@ -67,9 +67,13 @@ def _signatures(
     tables: list[Values] = []
     for name, signature in model.signatures.items():
         writer = writers[numbers[signature.subgraph]]
+        inputs, outputs = (
+            [{"name": label, "tensor_index": writer.tensor_of(i)} for label, i in named]
+            for named in (signature.inputs, signature.outputs)
+        )
         tables.append({
-            "inputs": [{"name": n, "tensor_index": writer.tensor_of(i)} for n, i in signature.inputs],
-            "outputs": [{"name": n, "tensor_index": writer.tensor_of(i)} for n, i in signature.outputs],
+            "inputs": inputs,
+            "outputs": outputs,
             "signature_key": name,
             "subgraph_index": numbers[signature.subgraph],
         })  # fmt: skip

@@ -437,9 +437,9 @@ class Call:
         if layout == identity(len(layout)):
             return [self.get(v) for v in values], layout
         return [
-            self.get(v if v.rank == 0 else self.emitter.ranked(v, len(layout)), layout if v.rank else None)
+            self.get(self.emitter.ranked(v, len(layout)), layout) if v.rank else self.get(v)
             for v in values
-        ], layout  # fmt: skip
+        ], layout
 
     def pair(self, kind: str, a: Value, b: Value) -> Value:
         """A function of two values (`Tensor.combine`), in the layout that suits them."""

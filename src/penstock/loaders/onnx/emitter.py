@@ -144,11 +144,12 @@ MAX_FOLDED_BYTES: Final = 4096
 
 STORED: Final = frozenset({DType.INT8, DType.UINT8, DType.INT16})
 MOVING: Final = frozenset({
-    "RESHAPE", "EXPAND_DIMS", "SQUEEZE", "TRANSPOSE", "PAD", "PADV2", "MIRROR_PAD", "STRIDED_SLICE", "SLICE",
-    "GATHER", "GATHER_ND", "TILE", "CONCATENATION", "SPLIT", "SPLIT_V", "REVERSE_V2", "BROADCAST_TO", "MAX_POOL_2D",
-    "SELECT_V2", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH", "REVERSE_SEQUENCE", "DYNAMIC_UPDATE_SLICE",
+    "RESHAPE", "EXPAND_DIMS", "SQUEEZE", "TRANSPOSE", "PAD", "PADV2", "MIRROR_PAD", "SLICE",
+    "STRIDED_SLICE", "GATHER", "GATHER_ND", "TILE", "CONCATENATION", "SPLIT", "SPLIT_V",
+    "REVERSE_V2", "BROADCAST_TO", "MAX_POOL_2D", "SELECT_V2", "DEPTH_TO_SPACE", "SPACE_TO_DEPTH",
+    "REVERSE_SEQUENCE", "DYNAMIC_UPDATE_SLICE",
 })  # fmt: skip
-"""Operations whose results are quantised as what they move is."""
+"""Operations that move elements: their results keep the quantisation."""
 
 
 class Shared:
@@ -246,7 +247,7 @@ class Emitter:
         return known
 
     def get(self, value: Value, layout: Layout | None = None) -> int:
-        """The operand of *value* in *layout* (None: as ONNX has it), transposed where it has to be."""
+        """The operand of *value* in *layout* (None: ONNX's), transposed where it is needed."""
         if value.items is not None:
             raise InvalidOperation("a sequence stands where a tensor is needed")
         if value.array is not None:
@@ -328,10 +329,13 @@ class Emitter:
         given = [self.omitted() if i is None else i for i in inputs]
         if quantization is None and kind in MOVING:
             quantization = self._moved(given, outputs)
+        shapes_ = [None] * len(outputs) if declared is None else declared
         made = [
-            o if isinstance(o, Operand) else Operand(o, None if declared is None else declared[i], name=self.label, quantization=quantization)
-            for i, o in enumerate(outputs)
-        ]  # fmt: skip
+            o
+            if isinstance(o, Operand)
+            else Operand(o, s, name=self.label, quantization=quantization)
+            for o, s in zip(outputs, shapes_, strict=True)
+        ]
         indexes = [self.add(o) for o in made]
         operation = Operation(
             kind, tuple(given), tuple(indexes), row.complete(attributes or {}),

@@ -109,7 +109,7 @@ def definition(
             whole.SerializeToString(), [t.SerializeToString() for t in given]
         )
         body = package.FunctionProto.FromString(made)
-    except Exception:  # noqa: BLE001  # whatever the package raises: there is no definition for this node
+    except Exception:  # noqa: BLE001  # the package has no definition for this node
         return None
     return body, defaults
 
@@ -161,7 +161,8 @@ class Budget:
         self.left -= size
         if self.left < 0:
             raise LimitExceeded(
-                f"constants computed of the file take more memory than allowed ({size} bytes here); "
+                f"constants computed of the file take more memory than allowed ({size} bytes "
+                "here); "
                 "the knob densify_limit_mib sets the limit",
                 where=where,
             )
@@ -199,7 +200,8 @@ def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
         raise NotLowerable(
-            f"its data stands in another file ({path[:100]!r}), and nothing beside the model is read: "
+            f"its data stands in another file ({path[:100]!r}), and nothing beside the model is "
+            "read: "
             "save the model with its data inside",
             where=where,
         )

@@ -116,7 +116,7 @@ class Node(Struct):
 
 
 class Graph(Struct):
-    """One graph: its declared inputs, the names of its outputs, constants by name, nodes in order."""
+    """One graph: declared inputs and outputs, constants by name, and nodes in order."""
 
     name: str
     inputs: list[Tensor]

@@ -365,7 +365,7 @@ def first_form(emitter: Emitter, value: Value) -> int:
 
 
 def captured_inputs(inner: Emitter, every: Sequence[Value], outer: Emitter) -> list[int]:
-    """The inputs of *inner* for the captured values *every*, one that it does not use among them."""
+    """The inputs of *inner* for the captured values *every*, unused ones too."""
     found = []
     for value in every:
         known = inner.captured.get(value)
@@ -389,7 +389,8 @@ def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted
         return value
     if not value.dtype.is_float or value.items is not None:
         raise node.refuse(
-            "its branches differ in rank, only one of them fits what follows, and it gives no floats"
+            "its branches differ in rank, only one of them fits what follows, and it gives no "
+            "floats"
         )
     layout = emitter.layout_of([value], value.rank or 0)
     operand, truth = emitter.get(value, layout), emitter.get(condition)

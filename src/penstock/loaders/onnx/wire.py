@@ -32,7 +32,7 @@ GRAPH: Final = 7
 
 NESTED: Final[dict[str, dict[int, str]]] = {
     "model": {7: "graph", 8: "leaf", 14: "leaf", 20: "leaf", 25: "function", 26: "leaf"},
-    "graph": {1: "node", 5: "leaf", 11: "leaf", 12: "leaf", 13: "leaf", 14: "leaf", 15: "leaf", 16: "leaf"},
+    "graph": {1: "node", 5: "leaf", **dict.fromkeys(range(11, 17), "leaf")},
     "function": {7: "node", 9: "leaf", 11: "attribute", 12: "leaf", 14: "leaf"},
     "node": {5: "attribute", 9: "leaf"},
     "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
@@ -172,7 +172,8 @@ def check(content: memoryview) -> None:
                 left -= FIELD_MEMORY if kind == LENGTH else 16
             if left < 0:
                 raise LimitExceeded(
-                    f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: the knob loading_limit_mib "
+                    f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: "
+                    "the knob loading_limit_mib "
                     "allows more",
                     offset=first,
                 )

@@ -42,7 +42,7 @@ from penstock.loaders.tflite.operators import BRANCHES, Key, RawOperator, RawSub
 
 
 class Lowered(Struct):
-    """Lowered subgraphs, their variables, and for each subgraph the operands that replaced tensors."""
+    """Lowered subgraphs, their variables, and for each the operands that replaced tensors."""
 
     subgraphs: list[Subgraph]
     variables: list[Variable]

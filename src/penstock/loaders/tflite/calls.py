@@ -105,7 +105,7 @@ def tensor_state(subgraph: RawSubgraph, tensor: int) -> Key:
 
 
 def table_state(table: Key) -> tuple[Key, Key, Key]:
-    """Keys, values, and whether they are imported, of a table with content known at run time only."""
+    """Keys, values and whether they are imported, of a table with content of run time."""
     return replace(table, kind="keys"), replace(table, kind="values"), replace(table, kind="filled")
 
 

@@ -42,7 +42,7 @@ SIGNATURE_MEMORY: Final = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizationEntry:
-    """Quantisation parameters as the file has them: *scales* float32 [n], *zero_points* int64 [n]."""
+    """Quantisation as the file has it: *scales* float32 [n], *zero_points* int64 [n]."""
 
     scales: NDArray
     zero_points: NDArray
@@ -75,8 +75,8 @@ class SparsityEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorEntry:
-    """One tensor. *signature* is its `shape_signature` (-1: unknown) or None. *data* is the place of
-    its constant value in the file, None for a tensor without one.
+    """One tensor. *signature* is its `shape_signature` (-1: unknown) or None. *data* is the place
+    of its constant value in the file, None for a tensor without one.
     """
 
     name: str
@@ -134,7 +134,7 @@ class SignatureEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Catalog:
-    """A whole file. Signatures are in the file's order, with those that `reader.load` leaves out."""
+    """A whole file. Signatures are in the file's order, with those that `load` leaves out."""
 
     pool: ConstantPool
     subgraphs: tuple[SubgraphEntry, ...]

@@ -14,6 +14,7 @@ from penstock import knobs
 from penstock.errors import InvalidMetadata, LimitExceeded, ModelError
 from penstock.export.tflite.metadata_schema import METADATA
 from penstock.ir.subgraph import NO_METADATA, Metadata, TensorMetadata
+from penstock.ir.types import NDArray
 from penstock.loaders.flatbuffer import Reader, Values
 from penstock.loaders.tflite.tensors import ARCHIVE_END, END_OF_ARCHIVE, File
 
@@ -102,7 +103,7 @@ class _View(io.RawIOBase):
     def tell(self) -> int:
         return self._at
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the only kind it is given
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # zipfile gives this
         part = self._data[self._at : self._at + len(buffer)]
         buffer[: len(part)] = part
         self._at += len(part)
@@ -170,5 +171,5 @@ def _labels(table: Values, files: Mapping[str, bytes]) -> tuple[str, ...] | None
     return None
 
 
-def _floats(vector: object) -> tuple[float, ...]:
-    return () if vector is None else tuple(vector.tolist())  # type: ignore[attr-defined]  # a NumPy vector
+def _floats(vector: NDArray | None) -> tuple[float, ...]:
+    return () if vector is None else tuple(vector.tolist())

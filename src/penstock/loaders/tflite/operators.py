@@ -242,7 +242,8 @@ def _targets(
     names = SUBGRAPH_FIELDS.get(kind, ())
     found = [attributes.get(name) for name in names]
     if kind == "STABLEHLO_CASE":
-        found = list(attributes.get("branch_subgraph_indices") or ())  # type: ignore[arg-type]  # integers of the schema
+        branches = attributes.get("branch_subgraph_indices")
+        found = list(branches) if isinstance(branches, tuple) else []
     targets = tuple(t for t in found if isinstance(t, int))
     for target in targets:
         if not 0 <= target < subgraphs:

@@ -2,9 +2,9 @@
 
 Most kernels of LiteRT set the type of their output from the inputs, so that a wrong declaration
 does not matter (`OVERWRITTEN`). Some keep the declared type and write other values under it
-(`RELABELLED`): the bytes of a float32 sum that is declared int32 are read as int32. Where both types
-have the same width, that is a BITCAST here. Otherwise LiteRT overruns its tensor or leaves a part
-of it unwritten; the declaration stays, and the operation table refuses it.
+(`RELABELLED`): the bytes of a float32 sum that is declared int32 are read as int32. Where both
+types have the same width, that is a BITCAST here. Otherwise LiteRT overruns its tensor or leaves a
+part of it unwritten; the declaration stays, and the operation table refuses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.loaders.tflite.operators import (
 from penstock.loaders.tflite.tensors import OPERAND_MEMORY, File
 
 Rule: TypeAlias = "Callable[[RawOperator, Sequence[DType | None]], DType | None]"
-"""The type of an operator's outputs by the types of its inputs (None: omitted); None for unknown."""
+"""The type of an operator's outputs by those of its inputs (None: omitted); None for unknown."""
 
 
 def _input(position: int) -> Rule:
@@ -65,8 +65,10 @@ def _rows(names: str, rule: Rule) -> dict[str, Rule]:
 
 OVERWRITTEN: Final[dict[str, Rule]] = {
     **_rows(
-        "ADD_N BITWISE_XOR CEIL DYNAMIC_UPDATE_SLICE EXP EXPAND_DIMS FAKE_QUANT FLOOR FLOOR_DIV FLOOR_MOD "
-        "GATHER GATHER_ND MATRIX_DIAG MATRIX_SET_DIAG MAXIMUM MINIMUM NEG POW PRELU RANGE RESIZE_BILINEAR "
+        "ADD_N BITWISE_XOR CEIL DYNAMIC_UPDATE_SLICE EXP EXPAND_DIMS FAKE_QUANT FLOOR FLOOR_DIV "
+        "FLOOR_MOD "
+        "GATHER GATHER_ND MATRIX_DIAG MATRIX_SET_DIAG MAXIMUM MINIMUM NEG POW PRELU RANGE "
+        "RESIZE_BILINEAR "
         "RESIZE_NEAREST_NEIGHBOR RIGHT_SHIFT ROUND SPLIT_V STABLEHLO_SHIFT_LEFT ZEROS_LIKE",
         _input(0),
     ),
@@ -90,8 +92,10 @@ OVERWRITTEN: Final[dict[str, Rule]] = {
 
 RELABELLED: Final[dict[str, Rule]] = {
     **_rows(
-        "CUMSUM MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RESHAPE SEGMENT_SUM SQUEEZE SUM "
-        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM STABLEHLO_MINIMUM STABLEHLO_MULTIPLY "
+        "CUMSUM MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD RESHAPE SEGMENT_SUM "
+        "SQUEEZE SUM "
+        "STABLEHLO_ADD STABLEHLO_AND STABLEHLO_GATHER STABLEHLO_MAXIMUM STABLEHLO_MINIMUM "
+        "STABLEHLO_MULTIPLY "
         "STABLEHLO_SCATTER UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
         "UNSORTED_SEGMENT_SUM CUSTOM:aeq.hadamard_rotation BATCH_MATMUL SVDF",
         _input(0),
@@ -111,8 +115,8 @@ SUPPRESSION_V5: Final = (DType.INT32, DType.FLOAT32, DType.INT32)
 
 
 ENTERING: Final = frozenset({"IF", "WHILE", "STABLEHLO_COMPOSITE", "STABLEHLO_CASE"})
-"""Operators that set the types of the inputs of subgraphs that they enter; the first one does so for
-a subgraph that several enter. Their outputs have the types of the outputs of the last subgraph;
+"""Operators that set the types of the inputs of subgraphs that they enter. The first one does so
+for a subgraph that several enter. Their outputs have the types of the outputs of the last subgraph;
 STABLEHLO_CASE keeps the declared types.
 """
 
@@ -188,7 +192,7 @@ def _infer(
 def _computed(
     operator: RawOperator, operands: Sequence[Operand], subgraphs: Sequence[RawSubgraph]
 ) -> tuple[Sequence[DType | None], bool]:
-    """The types of the outputs (None: as declared), and whether the outputs keep the declared type."""
+    """The types of the outputs (None: as declared), and whether they keep the declared type."""
     kind, count = operator.type, len(operator.outputs)
     code = operator.attributes.get("custom_code")
     if kind == "CUSTOM" and isinstance(code, str):
@@ -209,7 +213,7 @@ def _computed(
 def _bitcast(
     operator: RawOperator, position: int, dtype: DType, operands: list[Operand]
 ) -> RawOperator:
-    """A BITCAST of an output of *operator* to its declared type; the operator writes a new operand."""
+    """A BITCAST of an output to its declared type; *operator* writes a new operand."""
     declared = operator.outputs[position]
     operands.append(replace(operands[declared], dtype=dtype, origin=None))
     outputs = list(operator.outputs)

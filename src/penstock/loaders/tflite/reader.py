@@ -190,7 +190,7 @@ def _subgraph(
 
 
 def _intermediates(operator: RawOperator, operands: list[Operand]) -> Mapping[str, AttributeValue]:
-    """Scales and zero points of the intermediates of an integer LSTM; scale 0 where there is none."""
+    """Scales and zero points of the intermediates of an integer LSTM; scale 0 for none."""
     found = [None if i < 0 else operands[i].quantization for i in operator.intermediates]
     if not any(found):
         return {"intermediate_scales": (), "intermediate_zero_points": ()}
@@ -312,7 +312,8 @@ def _levels(sparsity: Values, shape: tuple[int, ...]) -> tuple[tuple[int, ...], 
         or len(order) != len(levels)
     ):
         raise InvalidSparsity(
-            f"{len(levels)} levels, {len(order)} in traversal order, {len(blocks)} blocks, rank {rank}"
+            f"{len(levels)} levels, {len(order)} in traversal order, {len(blocks)} blocks, rank "
+            f"{rank}"
         )
     if sorted(order) != list(range(len(levels))):
         raise InvalidSparsity(f"traversal order {order} is not a permutation")
@@ -331,7 +332,8 @@ def _expand(
         size = metadata["dense_size"]
         if size <= 0 or nodes * size > limit:
             raise InvalidSparsity(
-                f"a dense level of size {size} under {nodes} nodes needs more values than are stored"
+                f"a dense level of size {size} under {nodes} nodes needs more values than are "
+                "stored"
             )
         _check_room(nodes * size, room)
         return np.repeat(np.arange(nodes), size), np.tile(np.arange(size), nodes)
@@ -389,7 +391,8 @@ def _places(
                 index = index + coordinates[level_of[rank + at]]
         if len(index) and int(index.max()) >= shape[dimension]:
             raise InvalidSparsity(
-                f"index {int(index.max())} of dimension {dimension}, which has size {shape[dimension]}"
+                f"index {int(index.max())} of dimension {dimension}, which has size "
+                f"{shape[dimension]}"
             )
         flat += index * math.prod(shape[dimension + 1 :])
     return flat

@@ -122,7 +122,7 @@ class StateLowering:
         ).any()
 
     def _zeros(self, key: Key, operand: Operand) -> bytes | None:
-        """TFLite resets an int8 variable tensor to its zero point, every other one to zero bytes."""
+        """The zero point of an int8 variable tensor; TFLite resets others to zero bytes."""
         if key.kind != "tensor" or operand.dtype is not DType.INT8 or operand.quantization is None:
             return None
         zero_point = operand.quantization.zero_point % 256
@@ -146,7 +146,8 @@ class StateLowering:
                 for target, role in zip(operator.targets, _roles_of(operator), strict=False):
                     if roles[target] not in ("entry", role) and self.use.touched[target]:
                         raise InvalidOperation(
-                            f"subgraph {target} has network state and is used both as {roles[target]} and as {role}",
+                            f"subgraph {target} has network state and is used both as "
+                            f"{roles[target]} and as {role}",
                             where=operator.place,
                         )
                     roles[target] = role

@@ -54,8 +54,11 @@ class File:
         room = room_for(size)
         if not knobs.loading_limit_mib():
             room = min(room, MEMORY_PER_BYTE * size + MEMORY_ALLOWANCE)
-        told = f"what the file describes would take more than {room // MIB} MiB: the knob loading_limit_mib allows more"
-        self.reader = Reader(self.data, TFLITE, room, text=MAX_NAME, exhausted=told)
+        exhausted = (
+            f"what the file describes would take more than {room // MIB} MiB: "
+            "the knob loading_limit_mib allows more"
+        )
+        self.reader = Reader(self.data, TFLITE, room, text=MAX_NAME, exhausted=exhausted)
         self.root: Values = self.reader.root()
         if self.root["version"] != SCHEMA_VERSION:
             raise NotAModel(
@@ -225,7 +228,7 @@ def read_operand(file: File, subgraph: int, index: int, tensor: Values) -> Opera
 def quantization_fault(
     scales: NDArray, zero_points: NDArray | None, dimension: int, shape: tuple[int, ...]
 ) -> Fault | None:
-    """What is wrong with how many scales and zero points a tensor has, and along which dimension."""
+    """The fault of a tensor's number of scales and zero points, or of their dimension."""
     if zero_points is None:
         return Fault(FaultCode.NO_ZERO_POINTS, scales=len(scales))
     if len(zero_points) != len(scales):
@@ -311,7 +314,7 @@ def _trim(file: File, place: DataLocation, dtype: DType, shape: tuple[int, ...])
 
 
 def check_strings(data: memoryview, count: int) -> None:
-    """Raises `InvalidOperand` unless *data* holds *count* strings in TFLite's string-tensor layout."""
+    """Raises `InvalidOperand` unless *data* holds *count* strings in TFLite's layout."""
     header = np.frombuffer(data[: len(data) // 4 * 4], "<i4")
     if not header.size or header[0] != count or header.size < count + 2:
         found = int(header[0]) if header.size else 0

@@ -182,7 +182,7 @@ REDUCTIONS: Final = {
 
 
 def _scattered(call: Call, x: Tensor, vectors: Tensor, updates: Tensor) -> Value:
-    """*x* with *updates* at index vectors: set, or combined with what is there by a small subgraph."""
+    """*x* with *updates* at index vectors: set, or combined with its elements by a subgraph."""
     reduction = call.node.text("reduction", "none")
     if reduction not in REDUCTIONS:
         raise call.node.invalid(f"the reduction {reduction!r}")

@@ -144,7 +144,7 @@ def running_sum(call: Call) -> Value:
 
 @operator("BatchNormalization")
 def batch_normalization(call: Call) -> Value:
-    """(x - mean) / sqrt(variance + epsilon) * scale + offset, by channel: one product and one sum."""
+    """(x - mean) / sqrt(variance + epsilon) * scale + offset, as one product and one sum."""
     x = call.tensor(0)
     rank = x.rank or 0
     if call.node.integer("training_mode", 0) or (

@@ -35,7 +35,7 @@ RANGES: Final = {
 def parameters(
     call: Call, scale: Value, zero: Value | None, x: Value
 ) -> tuple[Value, Value, int | None]:
-    """(scale, zero point, axis) as they broadcast over *x*: per tensor, per channel, or per block."""
+    """(scale, zero point, axis) as they broadcast over *x*: per tensor, channel, or block."""
     if zero is not None and zero.dtype is not DType.INT32 and zero.dtype not in RANGES:
         raise call.refuse(f"quantisation to {zero.dtype.value}")
     rank = x.rank or 0

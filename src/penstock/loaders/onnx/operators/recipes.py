@@ -62,9 +62,9 @@ def quantized_operand(call: Call, source: Source, layout: Layout | None) -> Tens
 class Layer(Struct, frozen=True, eq=False):
     """A layer with constant weights as an integer operation *kind*.
 
-    *layout* is the layout of the activation. *arrange* orders the weights, whose output channels are
-    dimension *axis* in the file and *channel* in the operation. *prepare* makes the input of the
-    operation from the activation, *finish* the value of the node from its output.
+    *layout* is the layout of the activation. *arrange* orders the weights, whose output channels
+    are dimension *axis* in the file and *channel* in the operation. *prepare* makes the input of
+    the operation from the activation, *finish* the value of the node from its output.
     """
 
     kind: str

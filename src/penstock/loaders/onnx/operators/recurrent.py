@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: as sequence operations of the IR where these compute the same, else as loops."""
+"""LSTM, GRU and RNN: sequence operations of the IR where these compute the same, else loops."""
 
 from __future__ import annotations
 
