@@ -1,8 +1,8 @@
 """Shape inference over a whole model: from the shapes of its inputs to those of every operand.
 
-The rules are the rows' `infer`; values of small shape computations are followed through the rows'
-`fold`, so that a RESHAPE whose target is computed from SHAPE, STRIDED_SLICE and PACK is resolved
-before anything runs. What stays unknown is known at run time only.
+The rules are the `infer` of the operation table. Values of small shape computations are folded, so
+that a RESHAPE whose target is computed by SHAPE, STRIDED_SLICE and PACK has a known shape. Other
+shapes are known at run time only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_FOLDED_BYTES: Final = 4096
 """Values larger than this are not followed: shape computations are small."""
 
 MAX_CALLED_OPERATIONS: Final = 200_000
-"""Operations of referenced subgraphs that one inference looks at, before it gives up."""
+"""Most operations of referenced subgraphs that one inference visits."""
 
 Call: TypeAlias = tuple[int, tuple[Shape, ...]]
 """A subgraph and the shapes of its inputs."""
@@ -59,9 +59,7 @@ def infer_shapes(model: Model, inputs: Mapping[int, Sequence[int]] | None = None
 
 
 class Inferred(Struct):
-    """What was found out about the subgraphs of one model, for whoever infers several of them: each
-    is inferred once for the same input shapes.
-    """
+    """Inferred shapes of subgraphs of one model: each is inferred once for the same inputs."""
 
     shapes: dict[Call, list[Shape]] = field(default_factory=dict)
     operations: int = 0
@@ -249,13 +247,11 @@ class InferenceContext:
 def follow(
     model: Model, subgraph: int, given: Mapping[int, NDArray], wanted: Collection[int]
 ) -> dict[int, NDArray]:
-    """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, from
-    constants and from the values *given* of other operands: what small computations on plain
-    numbers give, by the rows' `fold`.
+    """Values of the operands *wanted* of a subgraph, as far as they follow from shapes, constants
+    and the values *given* of other operands, by the `fold` of the operation table.
 
-    Of the operations only those that the wanted values depend on are looked at. The subgraph's
-    shapes are taken as they stand (`infer_shapes`); where they contradict each other nothing
-    follows.
+    Only operations that the wanted values depend on are evaluated. The subgraph's shapes are used
+    as they are; the result is empty where they contradict each other.
     """
     graph = model.subgraphs[subgraph]
     known = Inferred()
@@ -278,7 +274,7 @@ def follow(
 
 
 def _follow(inference: _Inference, operation: Operation) -> None:
-    """`_Inference.follow`, with what it needs first."""
+    """`_Inference.follow`, after the subgraphs that it needs."""
     while True:
         try:
             return inference.follow(operation)

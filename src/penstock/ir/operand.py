@@ -107,7 +107,7 @@ def extension_key(extension: str, code: int) -> str:
 
 
 def split_key(key: str) -> tuple[str, int] | None:
-    """The extension and the number that `extension_key` was given; None for what is no such key."""
+    """The extension and number of a key of `extension_key`; None for other texts."""
     kind, _, rest = key.partition(":")
     name, _, code = rest.rpartition(":")
     if kind != EXTENSION or name_fault(name) or not code.isascii() or not code.isdecimal():
@@ -121,8 +121,8 @@ MAX_COPIED_VALUE: Final = 128
 
 
 class Lifetime(enum.Enum):
-    """Who writes an operand, and when. A subgraph output may also be an input or a constant: it
-    then keeps that lifetime and merely stands in `outputs` too.
+    """Who writes an operand, and when. A subgraph output that is also an input or a constant keeps
+    that lifetime.
     """
 
     TEMPORARY_VARIABLE = "temporary"

@@ -100,7 +100,7 @@ NO_ATTRIBUTES: Final = Attributes()
 
 class Operation(Struct, frozen=True, eq=False, gc=False):
     """One computation: *type* is a name of the operation table, *inputs* and *outputs* index the
-    operands of the subgraph it stands in. A custom operator has the type CUSTOM and the attributes
+    operands of its subgraph. A custom operator has the type CUSTOM and the attributes
     `custom_code` and `custom_options`, one of a vendor's extension the type EXTENSION and the
     attributes `extension` and `code`. Origins do not count when operations are compared.
     """

@@ -58,7 +58,7 @@ class StatePort(Struct, frozen=True):
     """How one entry subgraph uses one variable.
 
     *input* is the state input's operand index (None: never read), *output* the state output's
-    (None: never changed). Both also stand in the subgraph's `inputs` and `outputs`, after the
+    (None: never changed). Both are also in the subgraph's `inputs` and `outputs`, after the
     ordinary ones, in the order of the ports.
     """
 

@@ -22,17 +22,14 @@ LOADERS: Final = (
     ("TensorFlow Lite", "penstock.loaders.tflite"),
     ("ONNX", "penstock.loaders.onnx"),
 )
-"""Every format: its name, and the package, which is imported when its turn comes. Its `may_begin`
-judges the beginning of a file, before the rest is read; its `recognizes` the whole content, for
-`load`.
+"""Every format: its name, and the package, which is imported when it is tried. `may_begin` checks
+the beginning of a file before the rest is read, `recognizes` the whole content.
 """
 
 MIB: Final = 1 << 20
 MEMORY_PER_BYTE: Final = 16
 LEAST_MEMORY: Final = 64 * MIB
-"""What a file may become unless the knob `loading_limit_mib` says otherwise: networks of weights
-take little more than these.
-"""
+"""Least memory that loading a file may take, unless the knob `loading_limit_mib` sets another."""
 
 MAX_NAME: Final = 1 << 16
 """Bytes of one name or text in a model file. Names are copied into every plan, receipt and
@@ -49,16 +46,16 @@ def room_for(size: int) -> int:
 def load(source: Source, *, map: bool = False) -> Model:  # the public name of the option
     """The model in *source*: a path, the bytes of a file, or a binary file object, read to its end.
 
-    The first bytes are judged before the rest is read: what begins as no model does is `NotAModel`
-    at once, whatever its size. The content is read once, into memory that nobody else can write, so
-    that later changes of the file change nothing here. Of a pipe or a file object, which does not
-    tell its size, no more is read than the knob `stream_limit_mib` says (`LimitExceeded`). With
-    *map* a path is mapped instead: cheaper for a large file, but whoever writes the file changes
-    the model under its users, and truncating it kills them with SIGBUS.
+    The first bytes are checked before the rest is read: content that is no model raises `NotAModel`
+    at once. The content is read once, into memory that no other process can write, so that later
+    changes of the file have no effect. A pipe or a file object, whose size is unknown, is read up
+    to the knob `stream_limit_mib` (`LimitExceeded`). With *map* a path is mapped instead. That is
+    cheaper for a large file, but a program that writes the file changes the model, and one that
+    truncates it kills this process with SIGBUS.
 
     Raises `ModelError` subclasses that name the defect and its place, `OSError` when the file
-    cannot be read, `InputError` for *map* without a path, for what no file can be called and for a
-    source that does not give bytes.
+    cannot be read, `InputError` for *map* without a path, a malformed path, and a source that does
+    not return bytes.
     """
     content = _read(source, map)
     pool = ConstantPool(content.view, content, content.kind)

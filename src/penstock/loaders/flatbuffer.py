@@ -1,7 +1,6 @@
-"""A verifying FlatBuffers reader: bytes nobody vouches for become plain Python values, or a named
-defect.
+"""A verifying FlatBuffers reader: untrusted bytes become plain Python values, or a named defect.
 
-Driven by a `Schema`; every offset, vtable, vector length and string is checked before use, in
+It is driven by a `Schema`. Every offset, vtable, vector length and string is checked before use, in
 integers that cannot overflow. Reference: the FlatBuffers binary format ("Internals" in the
 FlatBuffers documentation).
 """
@@ -29,9 +28,7 @@ from penstock.interrupts import polled
 MAX_DEPTH: Final = 32
 MEMORY_PER_BYTE: Final = 44
 MEMORY_ALLOWANCE: Final = 1 << 20
-"""What the content of a buffer may take in memory unless its reader says otherwise: so much for
-each of its bytes, and so much for any.
-"""
+"""Memory that the content of a buffer may take by default: for each byte, and in addition."""
 
 TABLE_MEMORY: Final = 112
 SLOT_MEMORY: Final = 32
@@ -129,7 +126,7 @@ class Reader:
         """The root table, with everything it refers to.
 
         Raises `NotAModel` for another format, `TruncatedModel` and `OffsetOutOfBounds` for content
-        that lies outside the file, `LimitExceeded`; each with the path of the field and the file
+        outside the file, `LimitExceeded`; each with the path of the field and the file
         offset.
         """
         check_header(self.data[:8], self.size, self.schema)
@@ -156,7 +153,7 @@ class Reader:
             raise _Defect(LimitExceeded, self._exhausted, at)
 
     def _target(self, at: int) -> int:
-        """Follows the offset stored at *at*, which lies inside the file."""
+        """Follows the offset stored at *at*, which is inside the file."""
         (distance,) = _U32.unpack_from(self.data, at)
         target: int = at + distance
         if not distance or target + 4 > self.size:
@@ -281,8 +278,8 @@ class Reader:
         if end >= self.size or self.data[end]:
             raise _Defect(TruncatedModel, f"a string of {length} bytes has no terminator", at)
         if self._most_text is not None and length > self._most_text:
-            told = f"a name or text of {length} bytes; the limit is {self._most_text}"
-            raise _Defect(LimitExceeded, told, at)
+            reason = f"a name or text of {length} bytes; the limit is {self._most_text}"
+            raise _Defect(LimitExceeded, reason, at)
         self._spend(STRING_MEMORY + length, at)
         text = str(self.data[at + 4 : end], "utf-8", "backslashreplace")
         if not text.isascii() or len(text) > length:

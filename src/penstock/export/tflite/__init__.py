@@ -11,7 +11,7 @@ def write(model: Model) -> bytes:
 
     Equal models give equal bytes. Raises `InputError` for what is no model, `NotExportable`, naming
     the operation, for what TFLite has no form for. Constants that do not fit the 2 GiB of a
-    FlatBuffer stand behind it.
+    FlatBuffer are written behind it.
     """
     from penstock.export.tflite import writer
 

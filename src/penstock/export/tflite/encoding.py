@@ -109,9 +109,7 @@ def _numbers(builder: Any, field: Field, value: Any) -> int:
 
 ALIGNMENT: Final = 16
 SMALL: Final = 128
-"""Contents up to this size always stand inside: most are read by tools, and offsets would be as
-large.
-"""
+"""Contents up to this size are always inside: tools read most, and an offset is as large."""
 
 
 class Buffers:
@@ -168,7 +166,7 @@ class Buffers:
         return tables
 
     def tail(self, start: int) -> Iterator[bytes | memoryview]:
-        """What stands behind a FlatBuffer of *start* bytes."""
+        """The bytes behind a FlatBuffer of *start* bytes."""
         for _, at, content in self._placed(start):
             yield bytes(at - start)
             yield content

@@ -268,7 +268,7 @@ class SubgraphWriter:
         )
 
     def handle(self, variable: int) -> int:
-        """A tensor that stands for *variable*."""
+        """A resource tensor that refers to *variable*."""
         kind = TFLITE.unions["BuiltinOptions"].index("VarHandleOptions")
         name = shared_name(self.model, variable)
         tensor = self.add_tensor(Operand(DType.RESOURCE, (), name=name))
@@ -447,9 +447,7 @@ def _zeros(dtype: DType, shape: tuple[int | None, ...] | None) -> bytes:
 
 
 def unasked_values(keys: Operand) -> Operand:
-    """As many values as *keys*, which nobody asks for, of the type that TFLite's tables have beside
-    them: int64 for strings, strings for int64.
-    """
+    """Values for a table of which only *keys* are read: int64 for strings, strings for int64."""
     shape = tuple(d or 0 for d in keys.shape or ())
     count = element_count(shape)
     if keys.dtype is DType.STRING:

@@ -18,7 +18,7 @@ from penstock.ir.validate import reachable
 
 SCHEMA_VERSION: Final = 3
 INLINE_LIMIT: Final = 2**31 - 2**24
-"""FlatBuffers end at 2 GiB; constants that would not fit stand behind."""
+"""FlatBuffers end at 2 GiB; constants that do not fit are written behind."""
 
 ARCHIVE_DATE: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -26,10 +26,10 @@ ARCHIVE_DATE: Final = (1980, 1, 1, 0, 0, 0)
 def write(model: Model, *, inline_limit: int = INLINE_LIMIT, outputs_first: bool = False) -> bytes:
     """The bytes of a `.tflite` file that computes what *model* does; equal models give equal bytes.
 
-    Constants stand in the FlatBuffer as long as they take *inline_limit* bytes at most, else behind
+    Constants of up to *inline_limit* bytes together are in the FlatBuffer. Larger ones are behind
     it, which every reader of schema v3.c and later understands. With *outputs_first* a subgraph's
-    outputs follow its inputs in the list of tensors, before all others, which stand in the order of
-    their use. Raises `NotExportable`, naming the operation, for what has no twin in TFLite.
+    outputs follow its inputs in the list of tensors; the others follow in the order of their use.
+    Raises `NotExportable`, naming the operation, for an operation that TFLite does not have.
     """
     order = reachable(model, [model.main, *(s.subgraph for s in model.signatures.values())])
     numbers = {index: at for at, index in enumerate(order)}

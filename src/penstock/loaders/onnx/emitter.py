@@ -232,7 +232,7 @@ class Emitter:
         if known is None:
             if self.parent is None:
                 raise InvalidOperation(
-                    f"{value.name!r} stands in a graph that is not around this one"
+                    f"{value.name!r} is in a graph that does not enclose this one"
                 )
             outer = self.parent.local(value)
             layout, operand = next(iter(outer.forms.items()))
@@ -249,7 +249,7 @@ class Emitter:
     def get(self, value: Value, layout: Layout | None = None) -> int:
         """The operand of *value* in *layout* (None: ONNX's), transposed where it is needed."""
         if value.items is not None:
-            raise InvalidOperation("a sequence stands where a tensor is needed")
+            raise InvalidOperation("a sequence is given where a tensor is needed")
         if value.array is not None:
             return self._constant_form(value, layout)
         value = self.local(value)
@@ -279,9 +279,7 @@ class Emitter:
         return found
 
     def layout_of(self, values: Sequence[Value], rank: int) -> Layout:
-        """The layout in which most of *values* are there already; ONNX's own where it is all the
-        same.
-        """
+        """The layout that most of *values* have already; ONNX's own at a tie."""
         plain = identity(rank)
         votes: dict[Layout, int] = {}
         for value in values:

@@ -138,7 +138,7 @@ LISTS: Final = {
     "int64_data": {DType.INT64},
     "uint64_data": {DType.UINT32, DType.UINT64},
 }
-"""Typed lists of a tensor and what stands in them; all other types stand in `int32_data`."""
+"""Typed lists of a tensor and their element types; `int32_data` has all other types."""
 
 
 class Budget:
@@ -194,13 +194,13 @@ def shape_of(dims: Any, where: str) -> tuple[int, ...]:
 def read_tensor(proto: Any, where: str, budget: Budget) -> NDArray:
     """The value of a `TensorProto`: a read-only array. Raw data is viewed where its layout allows.
 
-    Raises `NotLowerable` for data that stands in another file, `InvalidOperand` where there are not
+    Raises `NotLowerable` for data in another file, `InvalidOperand` where there are not
     as many elements as the dimensions say.
     """
     if proto.data_location == EXTERNAL or len(proto.external_data):
         path = next((e.value for e in proto.external_data if e.key == "location"), "")
         raise NotLowerable(
-            f"its data stands in another file ({path[:100]!r}), and nothing beside the model is "
+            f"its data is in another file ({path[:100]!r}), and nothing beside the model is "
             "read: "
             "save the model with its data inside",
             where=where,
@@ -253,7 +253,7 @@ def read_sparse(proto: Any, where: str, budget: Budget) -> NDArray:
     else:
         flat, inside = indices, bool(((indices >= 0) & (indices < count)).all())
     if not inside or flat.shape != values.shape:
-        raise InvalidOperand("an index of a sparse tensor lies outside it", where=where)
+        raise InvalidOperand("an index of a sparse tensor is outside it", where=where)
     dense = np.zeros(count, values.dtype)
     dense[flat] = values
     return dense.reshape(shape)

@@ -30,7 +30,7 @@ DOMAINS: Final = {"": AI_ONNX, "ai.onnx": AI_ONNX, "ai.onnx.ml": ML}
 LEAST_OPSET: Final = 6
 
 NEWEST_OPSET: Final = 28
-"""The newest opset of `ai.onnx` that there is; what operators mean in a later one is not known."""
+"""The newest opset of `ai.onnx` that is known."""
 
 MAX_NODES: Final = 200_000
 UNDEFINED: Final = 0
@@ -128,7 +128,7 @@ class Graph(Struct):
 
 
 class Function(Struct, frozen=True):
-    """A function of the model, which a node of its name stands for."""
+    """A function of the model, which nodes of its name call."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -208,7 +208,7 @@ class GraphReader:
         for attribute in proto.attribute:
             if attribute.name in attributes:
                 raise InvalidAttribute(
-                    f"the attribute {attribute.name!r} stands twice", where=where
+                    f"the attribute {attribute.name!r} is given twice", where=where
                 )
             if attribute.ref_attr_name:
                 if attribute.ref_attr_name in given:
@@ -258,7 +258,7 @@ def _guessed(proto: Any) -> int:
 
 
 def _check_names(*named: Iterable[Any]) -> None:
-    """Raises `LimitExceeded` where one of the messages has a name too long to be told."""
+    """Raises `LimitExceeded` for a name that is too long."""
     for proto in chain.from_iterable(named):
         if len(proto.name) > MAX_NAME:
             raise LimitExceeded(

@@ -30,21 +30,21 @@ from penstock.loaders.onnx.operators import OPERATORS
 from penstock.loaders.onnx.values import Value, constant
 
 MAX_TRIALS: Final = 64
-"""How often a branch may be tried, because what it gives decides about all that follows."""
+"""How often a branch may be lowered to learn the ranks of its outputs."""
 
 LOWERED_PER_NODE: Final = 50
 LOWERED_ALLOWANCE: Final = 5_000
-"""How often nodes may be lowered, bodies of loops and functions again and again: so often each on
-average.
+"""How often nodes may be lowered on average, and in addition: bodies and functions are lowered at
+each call.
 """
 
 MAX_CALL_DEPTH: Final = 64
 
 MALFORMED: Final = (ValueError, TypeError, IndexError, KeyError, OverflowError, AttributeError)
-"""What arithmetic on numbers raises that no file of an exporter has."""
+"""What arithmetic on malformed numbers raises."""
 
 DOUBTED: Final = (ShapeMismatch,)
-"""What a branch that cannot be the one taken fails with."""
+"""The error of a branch that the model cannot take, because the rest does not fit its outputs."""
 
 
 class Lowering:
@@ -360,7 +360,7 @@ class Body:
 
 
 def first_form(emitter: Emitter, value: Value) -> int:
-    """The operand that a value stands in first, whatever its layout."""
+    """The first operand of a value, in any layout."""
     return next(iter(emitter.local(value).forms.values()))
 
 
@@ -382,15 +382,14 @@ def _alike(a: Value, b: Value) -> bool:
 
 
 def guarded(emitter: Emitter, node: Node, value: Value, condition: Value, wanted: bool) -> Value:
-    """*value*, where the condition is as *wanted*; else not a number: what the file says of that
-    case is no computation, and nobody shall take for a result what is none.
+    """*value* where the condition is as *wanted*, else NaN: the file defines no result for that
+    case, and a number would look like one.
     """
     if value.array is not None:
         return value
     if not value.dtype.is_float or value.items is not None:
         raise node.refuse(
-            "its branches differ in rank, only one of them fits what follows, and it gives no "
-            "floats"
+            "its branches differ in rank, only one fits what follows, and its outputs are no floats"
         )
     layout = emitter.layout_of([value], value.rank or 0)
     operand, truth = emitter.get(value, layout), emitter.get(condition)

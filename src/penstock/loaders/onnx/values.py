@@ -1,4 +1,4 @@
-"""What a name of a graph stands for while it is lowered, and the constants on their way to a pool.
+"""Values of a graph while it is lowered, and constants before they are laid out in a pool.
 
 A *layout* is an order of dimensions: dimension i of an operand in layout p is dimension p[i] of the
 value. Convolutions of the IR have channels last, those of ONNX second. A value may exist in either

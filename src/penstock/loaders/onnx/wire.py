@@ -1,9 +1,8 @@
-"""A look at the bytes of a protobuf before they are parsed: is it an ONNX model, and how much will
-it become?
+"""Checks the bytes of a protobuf before they are parsed: is it an ONNX model, and how large?
 
-A parser makes an object of every message, of some hundred bytes where the file has two: whatever a
-file would become is charged before, and how deep its graphs are nested is bounded. Reference: the
-Protocol Buffers encoding guide; the messages of onnx.proto.
+A parser makes an object of some hundred bytes of a message that has two bytes in the file. The
+memory of all messages is therefore charged first, and the depth of nested graphs is bounded.
+Reference: the Protocol Buffers encoding guide; the messages of onnx.proto.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from penstock.interrupts import checkpoint
 from penstock.loaders import MAX_NAME, MIB, room_for
 
 MAX_DEPTH: Final = 33
-"""How deep graphs may stand in graphs."""
+"""How deep graphs may be nested."""
 
 MESSAGE_MEMORY: Final = 320
 NODE_MEMORY: Final = 2700
-"""A node's message, and the operation, operand and shapes that become of it."""
+"""A node's message, and the operation, operand and shapes made from it."""
 FIELD_MEMORY: Final = 64
 MAX_VARINT: Final = 10
 VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
@@ -90,7 +89,7 @@ class _Cursor:
         start = self.at
         if size > self.end - start:
             raise TruncatedModel(
-                f"a field of {size} bytes, of which {self.end - start} are there", offset=start
+                f"a field of {size} bytes, of which the file has {self.end - start}", offset=start
             )
         self.at = start + size
         return number, kind, start, self.at

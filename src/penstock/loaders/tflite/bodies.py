@@ -360,7 +360,7 @@ class StateBody(Body):
         second: int,
         operator: RawOperator,
     ) -> None:
-        """Appends an IF that stands for *operator*."""
+        """Appends an IF in place of *operator*."""
         attributes = Attributes(then_subgraph_index=first, else_subgraph_index=second)
         self.append("IF", inputs, outputs, attributes, operator.origin)
 

@@ -81,12 +81,12 @@ def _bind(
     for tensor, key in zip(tensors, keys, strict=False):
         if key is not None and subgraph.handles.setdefault(tensor, key) != key:
             raise InvalidOperation(
-                "a resource tensor stands for two resources", where=operator.place
+                "a resource tensor refers to two resources", where=operator.place
             )
 
 
 def handle_of(subgraph: RawSubgraph, operator: RawOperator) -> Key:
-    """The state that the operator's first input stands for."""
+    """The state that the operator's first input refers to."""
     if not operator.inputs or operator.inputs[0] not in subgraph.handles:
         raise InvalidOperation(
             "its resource is not made by VAR_HANDLE or HASHTABLE", where=operator.place

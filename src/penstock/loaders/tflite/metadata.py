@@ -33,7 +33,7 @@ ENTRY_MEMORY: Final = 160
 
 
 def read_metadata(file: File) -> Metadata:
-    """The metadata of *file*; `InvalidMetadata` when what is there cannot be read."""
+    """The metadata of *file*; `InvalidMetadata` when it cannot be read."""
     entries: dict[str, bytes] = {}
     for index, table in enumerate(file.tables("metadata")):
         where = f"metadata {index} ({table['name'] or ''})"

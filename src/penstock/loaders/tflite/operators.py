@@ -1,6 +1,4 @@
-"""Operators of a file as they stand there: type, operand indexes and attributes, checked against
-the format.
-"""
+"""Operators of a file: type, operand indexes and attributes, checked against the format."""
 
 from __future__ import annotations
 
@@ -80,8 +78,8 @@ class RawOperator(Struct):
 class Key(Struct, frozen=True):
     """A piece of state: a resource variable by *container* and *name*, variable tensor *number* of
     *subgraph*, hash table *number* (its keys, its values, and whether it is filled), whether
-    CALL_ONCE has entered *subgraph*, or where the generator of the random operator *number* of
-    *subgraph* stands.
+    CALL_ONCE has entered *subgraph*, or the position of the generator of random operator *number*
+    of *subgraph*.
     """
 
     kind: Literal["resource", "tensor", "table", "keys", "values", "filled", "once", "random"]
@@ -103,7 +101,7 @@ class RawSubgraph(Struct):
     variables: frozenset[int]
     """Its variable tensors."""
     handles: dict[int, Key] = field(default_factory=dict)
-    """Resource tensors: tensor index to the state each one stands for."""
+    """Resource tensors: tensor index to the state that it refers to."""
 
 
 def read_codes(file: File) -> list[OperatorCode]:
@@ -144,7 +142,7 @@ def read_operator(
     tensors: int,
     subgraphs: int,
 ) -> RawOperator:
-    """One operator. *tensors* and *subgraphs* bound its indexes; -1 stands for an omitted input."""
+    """One operator. *tensors* and *subgraphs* bound its indexes; -1 is an omitted input."""
     place = Place(subgraph, operator=index)
     code = code_of(codes, table["opcode_index"], place)
     place = place._replace(type=code.type)

@@ -82,7 +82,7 @@ def recognizes(content: memoryview) -> bool:
 
 def may_begin(head: memoryview, size: int | None) -> bool:
     """Whether a file of *size* bytes (None: unknown) that begins with *head* is a TFLite file.
-    Raises as `load` for one whose root lies outside.
+    Raises as `load` for one whose root is outside.
     """
     if not recognizes(head):
         return False
@@ -399,7 +399,7 @@ def _places(
 
 
 class Blocks(Struct, frozen=True):
-    """Where the scales of a tensor stand, and how many elements share one."""
+    """The tensor of the scales of a tensor, and how many elements share one."""
 
     scales: int
     size: int

@@ -75,7 +75,7 @@ class File:
         return found
 
     def buffer(self, index: int, user: Place | str) -> DataLocation | None:
-        """Where buffer *index* lies in the file; None for an empty one. *user* names who asks."""
+        """The place of buffer *index* in the file; None for an empty one. *user* is in errors."""
         if not 0 <= index < len(self._places):
             raise IndexOutOfRange(f"refers to buffer {index} of {len(self._places)}", where=user)
         return self._places[index]

@@ -232,7 +232,7 @@ def _cropped(call: Call, windows: list[Window], extra: Sequence[int]) -> list[Wi
             continue
         total = _whole(window, more) - target
         if total < 0:
-            # More is wanted than there is: nothing but the bias reaches what is added behind.
+            # The result is larger than all windows: only the bias reaches its last elements.
             found.append(replace(window, before=0, after=total))
             continue
         small = total // 2

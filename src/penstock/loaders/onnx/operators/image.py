@@ -106,7 +106,7 @@ def _resized(
 
 
 def coordinates(call: Call, own: int, target: int, scale: float, mode: str) -> NDArray:
-    """Where each element of the result stands in the input."""
+    """The coordinate in the input of each element of the result."""
     x = np.arange(target, dtype=np.float64)
     if mode == "half_pixel":
         return (x + 0.5) / scale - 0.5

@@ -88,7 +88,7 @@ def wrapped(call: Call, indices: Value, x: Tensor, axis: int) -> Tensor:
         return call.get(indices)
     if array is not None and size is not None:
         if ((array < -size) | (array >= size)).any():
-            raise call.mismatch(f"an index lies outside a dimension of {size}")
+            raise call.mismatch(f"an index is outside a dimension of {size}")
         return call.literal(np.where(array < 0, array + size, array).astype(array.dtype))
     operand = call.get(indices)
     if size is None:

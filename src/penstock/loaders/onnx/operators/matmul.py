@@ -173,7 +173,7 @@ def einsum(call: Call) -> Value:
 
 
 def _summed_away(call: Call, inputs: list[str], result: str, at: int) -> Term:
-    """Operand *at* without the letters that stand nowhere else."""
+    """Operand *at* without the letters that occur nowhere else."""
     term, other = inputs[at], inputs[1 - at]
     kept = "".join(x for x in term if x in other or x in result)
     return _summed(call, call.tensor(at), term, kept), kept

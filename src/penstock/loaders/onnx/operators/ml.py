@@ -137,7 +137,7 @@ def leaves(x: Tensor, trees: Forest) -> Tensor:
     modes = call.node.strings("nodes_modes")
     kinds = [MODES[m] for m in sorted({m for m in modes if m != LEAF})]
     if width is not None and trees.feature.max(initial=0) >= width:
-        raise call.mismatch(f"a tree looks at feature {trees.feature.max()} of {width}")
+        raise call.mismatch(f"a tree reads feature {trees.feature.max()} of {width}")
     start = call.literal(trees.roots.astype(np.int32)[None])
     rows = x.fn("SHAPE", DType.INT32, out_type="INT32").part([0], [1])
     at = call.emit("TILE", [start, call.concatenate([rows, call.vector([1])], 0)])
@@ -352,7 +352,7 @@ def binarizer(call: Call) -> Value:
 
 @operator("Imputer", domain=ML)
 def imputer(call: Call) -> Value:
-    """What is missing, a value or what is not a number, replaced column by column."""
+    """Missing elements (one value, or NaN) replaced column by column."""
     x, node = call.get(call.tensor(0)), call.node
     name = "imputed_value_floats" if x.dtype.is_float else "imputed_value_int64s"
     filling = call.literal(np.array(node.numbers(name)).astype(x.dtype.numpy))
@@ -404,9 +404,7 @@ def _vector(items: Sequence[object]) -> NDArray:
 
 @operator("LabelEncoder", domain=ML)
 def label_encoder(call: Call) -> Value:
-    """The place of the key that each element equals picks its value; the default stands behind the
-    last.
-    """
+    """Each element picks the value of the key that it equals, or the default behind the last."""
     x = call.tensor(0)
     keys, values, default = _keys(call)
     if len(keys) != len(values) or not len(keys):

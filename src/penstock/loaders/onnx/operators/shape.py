@@ -113,7 +113,7 @@ def flatten(call: Call) -> Value:
     x = call.tensor(0)
     rank, dims = x.rank or 0, x.shape or ()
     axis = call.node.integer("axis", 1)
-    # It stands between dimensions, so that behind the last is a place, too.
+    # The axis is between dimensions, and may be behind the last.
     axis = rank if axis == rank else call.axis(axis, rank)
     outer, inner = dims[:axis], dims[axis:]
     target = [-1 if None in part else math.prod(d or 0 for d in part) for part in (outer, inner)]
