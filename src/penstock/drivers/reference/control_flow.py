@@ -80,7 +80,6 @@ def case(site: Site) -> Kernel:
 
 @kernel("CALL")
 def call(site: Site) -> Kernel:
-    """Runs a subgraph on the inputs."""
     return site.subgraphs(site.attributes.integer("subgraph"))
 
 

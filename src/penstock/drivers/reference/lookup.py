@@ -218,7 +218,6 @@ def _finder(keys: NDArray, strings: bool) -> Finder:
 
 @function("HASHTABLE_SIZE")
 def hashtable_size(site: Site, inputs: Inputs) -> Outputs:
-    """The number of different keys."""
     dtype = site.output().dtype.numpy
     return (np.array([len(set(given(inputs[0]).reshape(-1).tolist()))], dtype),)
 

@@ -39,7 +39,6 @@ ADDED: Final = SUBTRACTED | {DType.FLOAT16}
 
 @kernel("ADD", "SUB")
 def add(site: Site) -> Kernel:
-    """`a + b` or `a - b`."""
     subtract = site.operation.type == "SUB"
     if _is_quantized(site):
         return _quantized_sum(site, subtract)
@@ -49,7 +48,6 @@ def add(site: Site) -> Kernel:
 
 @kernel("MUL")
 def mul(site: Site) -> Kernel:
-    """`a * b`."""
     if site.input(0).dtype is DType.COMPLEX64:
         require(site.attributes.text("fused_activation_function") == "NONE", "complex activations")
         return with_pair(np.multiply)

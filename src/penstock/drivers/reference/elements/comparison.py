@@ -69,13 +69,11 @@ def _scale(operand: Operand, role: str) -> Callable[[NDArray], NDArray]:
 
 @kernel("LOGICAL_AND", "LOGICAL_OR")
 def logical(site: Site) -> Kernel:
-    """Boolean `and`, `or`."""
     return with_pair(np.logical_and if site.operation.type == "LOGICAL_AND" else np.logical_or)
 
 
 @kernel("LOGICAL_NOT")
 def logical_not(site: Site) -> Kernel:
-    """Boolean `not`."""
     require(site.input(0).dtype is DType.BOOL, "LOGICAL_NOT of another type than bool")
     return _logical_not
 
@@ -139,7 +137,6 @@ def _chosen(extreme: np.ufunc, better: np.ufunc, a: NDArray, b: NDArray) -> NDAr
 
 @kernel("SQUARED_DIFFERENCE")
 def squared_difference(site: Site) -> Kernel:
-    """`(a - b) * (a - b)`."""
     if check_types(site, {DType.FLOAT32, DType.INT32, DType.INT8}) is DType.INT8:
         return _quantized_squared_difference(site)
     return with_pair(lambda a, b: np.square(a - b))
@@ -229,7 +226,6 @@ def atan2(site: Site) -> Kernel:
 
 @kernel("BITWISE_XOR")
 def bitwise_xor(site: Site) -> Kernel:
-    """`a` xor `b`, bit by bit."""
     types = {DType.BOOL, DType.INT8, DType.UINT8, DType.INT16, DType.UINT16, DType.INT32}
     check_types(site, types | {DType.UINT32})
     return with_pair(np.bitwise_xor)

@@ -114,7 +114,6 @@ def _float_prelu(inputs: Sequence[NDArray | None]) -> Sequence[NDArray]:
 
 @kernel("HARD_SWISH")
 def hard_swish(site: Site) -> Kernel:
-    """`x * relu6(x + 3) / 6`."""
     if site.input(0).dtype is DType.FLOAT32:
         return elementwise(_hard_swish)
     given, made = _quantizations(site, QUANTIZED_8)

@@ -38,7 +38,6 @@ def neg(site: Site) -> Kernel:
 
 @kernel("ABS")
 def absolute(site: Site) -> Kernel:
-    """|x|."""
     dtype = site.input(0).dtype
     quantized = dtype is DType.INT8 or (dtype is DType.INT16 and site.input(0).quantization)
     if not quantized:
@@ -58,7 +57,6 @@ def absolute(site: Site) -> Kernel:
 
 @kernel("EXP")
 def exp(site: Site) -> Kernel:
-    """The exponential function."""
     return _real(site, np.exp, _in_double(np.exp))
 
 
@@ -131,7 +129,6 @@ def sqrt(site: Site) -> Kernel:
 
 @kernel("SQUARE", "SIN", "COS", "FLOOR", "CEIL", "ROUND")
 def real_function(site: Site) -> Kernel:
-    """Functions of floats."""
     name = site.operation.type
     site.require_types(site.input(0).dtype in FLOATS_OF.get(name, {DType.FLOAT32}))
     return elementwise(_FUNCTIONS[name])
@@ -139,7 +136,6 @@ def real_function(site: Site) -> Kernel:
 
 @kernel("SIGN")
 def sign(site: Site) -> Kernel:
-    """-1, 0 or 1 by the sign of x."""
     site.require_types(site.input(0).dtype in {DType.FLOAT32, DType.FLOAT64, DType.INT32})
     return elementwise(np.sign)
 

@@ -70,7 +70,6 @@ def _check(site: Site, volume: int) -> tuple[Steps, str]:
 
 @kernel("CONV_3D")
 def conv_3d(site: Site) -> Kernel:
-    """Convolution of float volumes."""
     steps, activation = _check(site, 0)
 
     def prepare(filters: NDArray, bias: NDArray | None) -> Layer:

@@ -142,7 +142,6 @@ def lstm(site: Site) -> Kernel:
 
 @kernel("BIDIRECTIONAL_SEQUENCE_LSTM")
 def bidirectional_lstm(site: Site) -> Kernel:
-    """Float and hybrid."""
     check_real(site, 0, *BIDIRECTIONAL_STATES)
     parameters = [*FORWARD.all(), *BACKWARD.all()]
     weighted = site.has(AUXILIARY_WEIGHTS + FORGET)

@@ -108,7 +108,6 @@ class Cell:
 
 @kernel("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN")
 def rnn(site: Site) -> Kernel:
-    """One step, or a sequence."""
     check_real(site, 0, SINGLE.state)
     cell = partial(Cell, site, SINGLE)
     return single_direction(site, "RNN", SINGLE.parameters(), [SINGLE.state], cell)
@@ -116,7 +115,6 @@ def rnn(site: Site) -> Kernel:
 
 @kernel("BIDIRECTIONAL_SEQUENCE_RNN")
 def bidirectional_rnn(site: Site) -> Kernel:
-    """Two cells."""
     states = [FORWARD.state, BACKWARD.state]
     check_real(site, 0, *states)
     parameters = [*FORWARD.parameters(), *BACKWARD.parameters()]

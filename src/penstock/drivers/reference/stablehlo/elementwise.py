@@ -204,7 +204,6 @@ def convert(site: Site) -> Kernel:
 
 @kernel("STABLEHLO_CLAMP")
 def clamp(site: Site) -> Kernel:
-    """min(max(x, minimum), maximum)."""
     dtype = one_type(site, REAL | BOOL)
     return elementwise(dtype, lambda low, x, high: np.minimum(np.maximum(x, low), high))
 

@@ -250,7 +250,6 @@ def _padded_size(x: NDArray, pads: Sequence[int], base: Sequence[int]) -> int:
 
 @kernel("REDUCE_WINDOW")
 def reduce_window(site: Site) -> Kernel:
-    """Windows reduced with one function."""
     name = site.attributes.text("reduce_function")
     logical = {"ALL": "LOGICAL_AND", "ANY": "LOGICAL_OR"}
     combine = COMBINERS.get(logical.get(name, name))

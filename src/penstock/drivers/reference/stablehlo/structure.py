@@ -179,7 +179,6 @@ def padded(
 
 @kernel("STABLEHLO_TRANSPOSE")
 def transpose(site: Site) -> Kernel:
-    """The dimensions in another order."""
     order = site.attributes.integers("permutation")
     require(sorted(order) == list(range(len(order))), f"{order} is not a permutation")
     return lambda inputs: (np.asarray(np.transpose(np.asarray(inputs[0]), order), order="C"),)

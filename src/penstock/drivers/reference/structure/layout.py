@@ -97,7 +97,6 @@ def mirror_pad(site: Site, inputs: Inputs) -> Outputs:
 
 @function("TILE", inputs=2)
 def tile(_: Site, inputs: Inputs) -> Outputs:
-    """Repeated along each dimension."""
     x, repeats = np.asarray(inputs[0]), dimensions(inputs[1])
     if len(repeats) != x.ndim or min(repeats, default=0) < 0:
         raise ShapeMismatch(f"multiples {repeats} of an input of shape {x.shape}")

@@ -106,14 +106,12 @@ def expand_dims(_: Site, inputs: Inputs) -> Outputs:
 
 @kernel("SHAPE")
 def shape_of(site: Site) -> Kernel:
-    """The dimensions as a vector."""
     dtype = site.output().dtype.numpy
     return lambda inputs: (np.array(np.asarray(inputs[0]).shape, dtype),)
 
 
 @kernel("RANK")
 def rank_of(site: Site) -> Kernel:
-    """The number of dimensions."""
     dtype = site.output().dtype.numpy
     return lambda inputs: (np.array(np.asarray(inputs[0]).ndim, dtype),)
 
@@ -241,7 +239,6 @@ def fill(site: Site, inputs: Inputs) -> Outputs:
 
 @kernel("ZEROS_LIKE")
 def zeros_like(site: Site) -> Kernel:
-    """Zeros in the shape of the input."""
     site.require_types(site.output().dtype not in OPAQUE)
     return lambda inputs: (np.zeros_like(np.asarray(inputs[0])),)
 
