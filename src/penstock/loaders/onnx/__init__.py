@@ -1,6 +1,260 @@
-"""ONNX files (opset 6 and later, ai.onnx.ml) to models; the `onnx` package parses them."""
+"""ONNX files (opset 6 and later, ai.onnx.ml) to models.
 
-from penstock.loaders.onnx.reader import load
-from penstock.loaders.onnx.wire import may_begin, recognizes
+The bytes are checked before the `onnx` package parses them: are they a model, and how large?
+A parser makes an object of some hundred bytes of a message that has two bytes in the file. The
+memory of all messages is therefore charged first, and the depth of nested graphs is bounded.
+Reference: the Protocol Buffers encoding guide; the messages of onnx.proto.
+"""
 
-__all__ = ["load", "may_begin", "recognizes"]
+from __future__ import annotations
+
+from typing import Any, Final
+
+from penstock import knobs
+from penstock.errors import (
+    DuplicateWriter,
+    LimitExceeded,
+    NotAModel,
+    NotLowerable,
+    TruncatedModel,
+)
+from penstock.interrupts import checkpoint
+from penstock.ir.model import Model
+from penstock.ir.subgraph import ConstantPool, Metadata
+from penstock.loaders import MAX_NAME, MIB, room_for
+
+MEMORY_PER_BYTE: Final = 4
+MAX_DEPTH: Final = 33
+"""How deep graphs may be nested."""
+
+MESSAGE_MEMORY: Final = 320
+NODE_MEMORY: Final = 2700
+"""A node's message, and the operation, operand and shapes made from it."""
+FIELD_MEMORY: Final = 64
+MAX_VARINT: Final = 10
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+
+MODEL_FIELDS: Final = {
+    1: VARINT, 2: LENGTH, 3: LENGTH, 4: LENGTH, 5: VARINT, 6: LENGTH, 7: LENGTH, 8: LENGTH,
+    14: LENGTH, 20: LENGTH, 25: LENGTH, 26: LENGTH,
+}  # fmt: skip
+GRAPH: Final = 7
+
+NESTED: Final[dict[str, dict[int, str]]] = {
+    "model": {7: "graph", 8: "leaf", 14: "leaf", 20: "leaf", 25: "function", 26: "leaf"},
+    "graph": {1: "node", 5: "leaf", **dict.fromkeys(range(11, 17), "leaf")},
+    "function": {7: "node", 9: "leaf", 11: "attribute", 12: "leaf", 14: "leaf"},
+    "node": {5: "attribute", 9: "leaf"},
+    "attribute": {5: "leaf", 6: "graph", 10: "leaf", 11: "graph", 22: "leaf", 23: "leaf"},
+}  # fmt: skip
+"""Which field of a message is a message of which kind; a leaf's own fields are charged by
+its size.
+"""
+
+NAMES: Final[dict[str, frozenset[int]]] = {
+    "model": frozenset({2, 3, 4}),
+    "graph": frozenset({2}),
+    "function": frozenset({1, 4, 5, 6, 10}),
+    "node": frozenset({1, 2, 3, 4, 7, 8}),
+    "attribute": frozenset({1, 21}),
+    "leaf": frozenset(),
+}
+"""Which fields of a message are names, of `MAX_NAME` bytes at most. Those of leaves are looked at
+once they are parsed.
+"""
+
+LEAF_SHARE: Final = 4
+"""What a leaf takes for each byte beyond raw data, which is copied as it is."""
+
+
+class _Cursor:
+    def __init__(self, data: memoryview, start: int, end: int) -> None:
+        self.data, self.at, self.end = data, start, end
+
+    def varint(self) -> int:
+        value = shift = 0
+        for _ in range(MAX_VARINT):
+            if self.at >= self.end:
+                raise TruncatedModel("the file ends inside a number", offset=self.at)
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise TruncatedModel("a number is longer than ten bytes", offset=self.at)
+
+    def field(self) -> tuple[int, int, int, int]:
+        """(number, wire type, start, end) of the next field's content."""
+        key = self.varint()
+        number, kind = key >> 3, key & 7
+        if kind == VARINT:
+            start = self.at
+            self.varint()
+            return number, kind, start, self.at
+        size = {FIXED64: 8, FIXED32: 4}.get(kind)
+        if size is None:
+            if kind != LENGTH:
+                raise TruncatedModel(f"wire type {kind} is not in the encoding", offset=self.at)
+            size = self.varint()
+        start = self.at
+        if size > self.end - start:
+            raise TruncatedModel(
+                f"a field of {size} bytes, of which the file has {self.end - start}", offset=start
+            )
+        self.at = start + size
+        return number, kind, start, self.at
+
+
+def recognizes(content: memoryview) -> bool:
+    """Whether *content* begins as an ONNX model does: known fields, a version before a graph. A
+    file that ends too early is one too.
+    """
+    if not len(content) or content[0] >> 3 not in MODEL_FIELDS:
+        return False
+    cursor, seen = _Cursor(content, 0, len(content)), set()
+    while cursor.at < cursor.end:
+        begin = cursor.at
+        try:
+            number, kind, _, _ = cursor.field()
+        except TruncatedModel:
+            return 1 in seen and content[begin] >> 3 in MODEL_FIELDS
+        if MODEL_FIELDS.get(number) != kind:
+            return False
+        seen.add(number)
+    return GRAPH in seen
+
+
+def may_begin(head: memoryview, size: int | None) -> bool:
+    """Whether a file of *size* bytes (None: unknown) that begins with *head* may be an ONNX model:
+    the fields that begin there are those of a model.
+    """
+    if size is not None and size <= len(head):
+        return recognizes(head)
+    if not len(head) or head[0] >> 3 not in MODEL_FIELDS:
+        return False
+    cursor = _Cursor(head, 0, len(head))
+    while cursor.at < cursor.end:
+        begin = cursor.at
+        try:
+            number, kind, _, _ = cursor.field()
+        except TruncatedModel:
+            return _is_field(_Cursor(head, begin, len(head)))
+        if MODEL_FIELDS.get(number) != kind:
+            return False
+    return True
+
+
+def _is_field(cursor: _Cursor) -> bool:
+    """Whether the field that begins here, of which the end is not there, may be a model's."""
+    try:
+        key = cursor.varint()
+    except TruncatedModel:
+        return cursor.end - cursor.at < MAX_VARINT
+    return MODEL_FIELDS.get(key >> 3) == key & 7
+
+
+def check(content: memoryview) -> None:
+    """Raises `TruncatedModel`, or `LimitExceeded` where the content would become too much or nests
+    too deeply.
+    """
+    left = limit = room_for(len(content))
+    pending = [("model", 0, len(content), 0)]
+    while pending:
+        message, start, end, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise LimitExceeded(f"graphs are nested more than {MAX_DEPTH} deep", offset=start)
+        cursor, nested, names = _Cursor(content, start, end), NESTED[message], NAMES[message]
+        while cursor.at < cursor.end:
+            checkpoint()
+            number, kind, first, last = cursor.field()
+            target = nested.get(number) if kind == LENGTH else None
+            if target == "leaf":
+                left -= MESSAGE_MEMORY + LEAF_SHARE * (last - first)
+            elif target is not None:
+                left -= NODE_MEMORY if target == "node" else MESSAGE_MEMORY
+                pending.append((target, first, last, depth + (target == "graph")))
+            else:
+                if number in names and kind == LENGTH and last - first > MAX_NAME:
+                    raise LimitExceeded(
+                        f"a name of {last - first} bytes; the limit is {MAX_NAME}", offset=first
+                    )
+                left -= FIELD_MEMORY if kind == LENGTH else 16
+            if left < 0:
+                raise LimitExceeded(
+                    f"the file's nodes and messages would take more than {limit / MIB:.0f} MiB: "
+                    "the knob loading_limit_mib "
+                    "allows more",
+                    offset=first,
+                )
+
+
+def load(pool: ConstantPool) -> Model:
+    """The model in *pool*. Raises the `ModelError` subclass of the first defect, with its node or
+    tensor, and `NotAvailable` where the onnx package is not installed.
+    """
+    from penstock.loaders.onnx.engine import parse
+
+    check(pool.view)
+    return lower(parse(bytes(pool.view)), len(pool.view))
+
+
+def lower(proto: Any, size: int) -> Model:
+    """The model of a parsed file of *size* bytes."""
+    from penstock.loaders.onnx.engine import Budget
+    from penstock.loaders.onnx.graph import (
+        AI_ONNX,
+        DOMAINS,
+        LEAST_OPSET,
+        ML,
+        NEWEST_OPSET,
+        Function,
+        GraphReader,
+    )
+    from penstock.loaders.onnx.lowering import Lowering
+
+    if not proto.HasField("graph"):
+        raise NotAModel("the file holds no graph")
+    opsets = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in proto.opset_import}
+    if not opsets:
+        raise NotAModel("the file names no opset")
+    if AI_ONNX in opsets and opsets[AI_ONNX] < LEAST_OPSET:
+        raise NotLowerable(
+            f"the file is of opset {opsets[AI_ONNX]}; {LEAST_OPSET} is the oldest that is read"
+        )
+    if opsets.get(AI_ONNX, 0) > NEWEST_OPSET:
+        raise NotLowerable(
+            f"the file is of opset {opsets[AI_ONNX]}; {NEWEST_OPSET} is the newest that is read"
+        )
+    opsets.setdefault(ML, 1)
+    budget = Budget(knobs.densify_limit_mib() * MIB + MEMORY_PER_BYTE * size)
+    reader = GraphReader(opsets, budget)
+    functions: dict[tuple[str, str], Function] = {}
+    for function in proto.functions:
+        key = DOMAINS.get(function.domain, function.domain), function.name
+        if key in functions:
+            raise DuplicateWriter(
+                "two functions have this name", where=f"function {function.name!r}"
+            )
+        known = {DOMAINS.get(o.domain, o.domain): int(o.version) for o in function.opset_import}
+        where = f"function {function.name!r}"
+        defaults = {a.name: reader.attribute(a, where) for a in function.attribute_proto}
+        functions[key] = Function(
+            tuple(function.input), tuple(function.output), function, {**opsets, **known}, defaults
+        )
+    graph = reader.graph(proto.graph)
+    lowering = Lowering(reader, functions)
+    main = lowering.main(graph)
+    subgraphs = [main, *(s for s in lowering.shared.subgraphs[1:] if s is not None)]
+    placed, pools = lowering.shared.constants.pool(subgraphs, budget)
+    return Model(tuple(placed), pools, metadata=_metadata(proto))
+
+
+def _metadata(proto: Any) -> Metadata:
+    return Metadata(
+        name=proto.graph.name,
+        description=proto.doc_string,
+        version=str(proto.model_version) if proto.model_version else "",
+        author=proto.producer_name,
+        entries={p.key: p.value.encode() for p in proto.metadata_props},
+    )

@@ -43,10 +43,10 @@ from penstock.loaders.tflite.operators import (
     OperatorCode,
     RawOperator,
     RawSubgraph,
+    infer_types,
     read_codes,
     read_operator,
 )
-from penstock.loaders.tflite.output_types import infer_types
 from penstock.loaders.tflite.tensors import (
     ARCHIVE_END,
     BLOCKWISE,
